@@ -1,0 +1,131 @@
+"""What a data step makes, as frozen records, and the one strict reader of configuration.
+
+Light to import: plans are made where no pyarrow or tokenizers exist.
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, TypeVar, get_args, get_type_hints
+
+T = TypeVar("T")
+
+
+class ConfigError(ValueError):
+    """A configuration that names an unknown key or holds a value of the wrong kind."""
+
+
+def load(kind: type[T], raw: Mapping[str, Any], where: str = "config") -> T:
+    """A `kind` (a frozen dataclass) from plain JSON or YAML values.
+
+    Unknown keys are refused with the nearest known one; types are checked, never coerced.
+    Raises ConfigError.
+    """
+    import msgspec
+
+    _refuse_unknown(kind, raw, where)
+    try:
+        return msgspec.convert(raw, kind)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _refuse_unknown(kind: type, raw: Any, where: str) -> None:
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"{where}: expected a mapping, got {type(raw).__name__}")
+    known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
+    hints = get_type_hints(kind)
+    for key, value in raw.items():
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
+            raise ConfigError(f"{where}: unknown key {key!r}{hint}")
+        for inner in (hints[key], *get_args(hints[key])):
+            if is_dataclass(inner) and isinstance(inner, type) and isinstance(value, Mapping):
+                _refuse_unknown(inner, value, f"{where}.{key}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """An artifact that a step reads; another fingerprint than this one is refused."""
+
+    name: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Making:
+    """Which artifact a step makes, from which others, in which store."""
+
+    store: str
+    """fsspec URI or folder."""
+    name: str
+    """Of the artifact, such as `base_checkpoints/smoke`."""
+    fingerprint: str
+    inputs: dict[str, Input] = field(default_factory=dict)
+    """By role, such as `tokenizer` or `tokens`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSpec:
+    """Documents -> text shards."""
+
+    source: str = "pydocs"
+    """`pydocs`, `fineweb`, or paths of .txt, .jsonl, .parquet (a file, a folder or a glob)."""
+    packages: tuple[str, ...] = ()
+    """pydocs only: installed packages whose docstrings are added to those of the standard library."""
+    take: int | None = None
+    """Stop after this many documents."""
+    lines_per_shard: int = 250_000
+    val_ratio: float = 0.05
+    """Share of documents held out, chosen by content hash and seed; 0 writes no val shards."""
+    seed: int = 1337
+    source_fingerprint: str = ""
+    """Of local input files: their content. Filled in by the plan."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.val_ratio < 1:
+            raise ConfigError(f"val_ratio is {self.val_ratio}; it must lie in [0, 1)")
+        if self.lines_per_shard < 1:
+            raise ConfigError(f"lines_per_shard is {self.lines_per_shard}; it must be at least 1")
+        if self.take is not None and self.take < 1:
+            raise ConfigError(f"take is {self.take}; it must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerSpec:
+    """Text shards -> byte-level BPE `tokenizer.json`."""
+
+    vocab_size: int = 4096
+    """All ids, the 256 bytes and the nine chat specials included; the specials are the last nine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokensSpec:
+    """Text shards + tokenizer -> memory-mapped token shards."""
+
+    seed: int = 1337
+
+
+@dataclass(frozen=True, kw_only=True)
+class Persona:
+    """Who the model is."""
+
+    name: str
+    maker: str
+    purpose: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdentitySpec:
+    """Persona -> identity_conversations.jsonl and a held-out part."""
+
+    persona: Persona
+    seed: int = 1337
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionsSpec:
+    """Text shards of pydocs -> question/answer conversations about them, and about things nobody taught."""
+
+    seed: int = 1337

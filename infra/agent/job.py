@@ -1,0 +1,135 @@
+"""What the control side hands to a pod, and where a pod keeps its files.
+
+In: `job.json`, written by the hand-over. Out: `Job`, read by the guard and the agent.
+Standard library only, and a grammar that Python 3.9 reads: this runs on any machine.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Dict, Optional, Tuple
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Durations and amounts that the guard enforces; None means no such limit."""
+
+    time_s: Optional[float] = None
+    spend_micro_usd: Optional[int] = None
+    micro_usd_per_hour: int = 0
+    idle_gpu_s: Optional[float] = None
+    reserve_bytes: int = 0  # free disk below which work is stopped before the disk is full
+
+
+@dataclass(frozen=True)
+class Step:
+    """One process of the job. It is run as `python <words> --config FILE` from the code folder."""
+
+    name: str
+    words: Tuple[str, ...]  # after the interpreter: ("-m", "trainer", "base")
+    environment: str = ""  # "train", or "" for the interpreter that runs the agent
+    config: Dict[str, Any] = field(default_factory=dict)  # written to state/config/<name>.json
+    timeout_s: Optional[float] = None
+    silent_s: Optional[float] = None  # no new record for this long: dump stacks, restart
+    max_restarts: int = 3
+
+
+@dataclass(frozen=True)
+class Job:
+    run: str  # readable, stable over recoveries
+    token: str  # of this pod; new at every rent
+    steps: Tuple[Step, ...]
+    limits: Limits = Limits()
+    kind: str = "steps"  # or "service"
+    torch: str = "cpu"  # which build the environment holds: "cpu" or "cuda"
+    environments: str = ""  # folder that caches environments on the pod
+    environ: Dict[str, str] = field(default_factory=dict)
+    secrets: Tuple[str, ...] = ()  # names only; values lie in the mode-600 file
+    clock_scale: float = 1.0  # a rehearsal's clock runs this many times faster
+    schema: int = SCHEMA
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> "Job":
+        """Raises ValueError when the text is not a job of this schema."""
+        try:
+            raw = json.loads(text)
+            if raw["schema"] != SCHEMA:
+                raise ValueError(f"job schema {raw['schema']}, this agent reads {SCHEMA}")
+            steps = tuple(Step(**{**step, "words": tuple(step["words"])}) for step in raw["steps"])
+            limits, secrets = Limits(**raw["limits"]), tuple(raw["secrets"])
+            return Job(**{**raw, "steps": steps, "limits": limits, "secrets": secrets})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a job: {error}") from error
+
+
+@dataclass(frozen=True)
+class PodFolder:
+    """The one place that names the files of a pod."""
+
+    root: Path
+
+    @property
+    def marker(self) -> Path:  # {"token": ..., "run": ...}; nothing is deleted in a folder without it
+        return self.root / "POD.json"
+
+    @property
+    def job(self) -> Path:
+        return self.root / "job.json"
+
+    @property
+    def secrets(self) -> Path:
+        return self.root / "secrets.json"
+
+    @property
+    def code(self) -> Path:
+        return self.root / "code"
+
+    @property
+    def work(self) -> Path:  # what steps write: checkpoints, drafts; survives a restart
+        return self.root / "work"
+
+    @property
+    def logs(self) -> Path:  # guard.log, agent.log, <step>.log
+        return self.root / "logs"
+
+    @property
+    def state(self) -> Path:  # guard.json, agent.json, marks/, records/, config/
+        return self.root / "state"
+
+    @property
+    def progress(self) -> Path:
+        return self.state / "progress.json"
+
+    @property
+    def verdict(self) -> Path:
+        return self.state / "verdict.json"
+
+    def log(self, step: str) -> Path:
+        return self.logs / f"{step}.log"
+
+    def records(self, step: str) -> Path:
+        return self.state / "records" / f"{step}.jsonl"
+
+    def config(self, step: str) -> Path:
+        return self.state / "config" / f"{step}.json"
+
+    def mark(self, step: str) -> Path:
+        return self.state / "marks" / f"{step}.json"
+
+
+def write_durably(path: Path, text: str, mode: int = 0o644) -> None:
+    """Replace `path` at once: a reader, or a crash, sees the old text or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)

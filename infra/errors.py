@@ -1,0 +1,30 @@
+"""Everything the control side raises on purpose, and the exit code of each.
+
+    SlipwayError            1  something failed
+    ├── UsageError          2  a wrong word, a missing file, a failed preflight
+    ├── NoOffer             3  nothing matches
+    ├── AuthError           4  a key is missing or refused
+    └── LimitHit            5  a limit was hit, or an audit found something
+
+A message says what was tried, what was seen, whether money is running and what to type next.
+"""
+
+
+class SlipwayError(Exception):
+    exit_code = 1
+
+
+class UsageError(SlipwayError):
+    exit_code = 2
+
+
+class NoOffer(SlipwayError):
+    exit_code = 3
+
+
+class AuthError(SlipwayError):
+    exit_code = 4
+
+
+class LimitHit(SlipwayError):
+    exit_code = 5

@@ -1,0 +1,121 @@
+"""The records that flow down the street: each stage takes one and returns the next.
+
+    words -> Job + Request -> Offer -> Pod ~~~> progress.json -> PodView -> text
+
+Frozen, plain, light to import. Money is integer micro-dollars; durations are seconds; times are
+UTC epoch seconds.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra.agent.job import Job, Limits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What kind of machine is wanted, whoever has it."""
+
+    run: str
+    provider: str = "local"
+    gpu: str = ""  # "" = no GPU is asked for
+    num_gpus: int = 0
+    nodes: int = 1
+    spot: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """One machine that can be had now, at one price."""
+
+    provider: str
+    offer_id: str
+    region: str = ""
+    gpu: str = ""
+    num_gpus: int = 0
+    cpus: int = 0
+    memory_bytes: int = 0
+    micro_usd_per_hour: int = 0
+    spot: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pod:
+    """One machine that is ours until it is proven gone."""
+
+    provider: str
+    pod_id: str
+    token: str
+    run: str
+    address: str  # a folder for `local`; user@host:port elsewhere
+    micro_usd_per_hour: int = 0
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """What the store holds under one name."""
+
+    name: str
+    fingerprint: str
+    problem: str = ""  # "" = whole; else what is wrong, in words
+    about: Mapping[str, Any] = field(default_factory=dict)  # metrics, sizes: whatever its maker wrote
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What exists already: the store, seen once, so that planning touches nothing."""
+
+    store: str  # URI
+    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PlannedArtifact:
+    """One line of a plan."""
+
+    name: str
+    state: str  # "here", "missing", "stale", "damaged"
+    step: str  # which step makes it; "" when it is here
+    reason: str = ""  # why it is stale or damaged, in words
+    estimate_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a launch will do, known before anything starts."""
+
+    target: str  # fingerprint of what was asked for: two launches with the same one want the same thing
+    artifacts: tuple[PlannedArtifact, ...]
+    job: Job | None  # None when everything is here
+    request: Request
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Run:
+    """A job on its pod, as the journal knows it."""
+
+    run: str
+    target: str
+    state: str
+    pod: Pod
+    started_at: float
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True)
+class PodView:
+    """One row of `inv status`: what the journal, the vendor and the pod's own files say, and how old that is."""
+
+    run: str
+    provider: str
+    state: str  # planned, running, succeeded, failed, stopped, limit, lost
+    step: str = ""
+    progress: Mapping[str, Any] = field(default_factory=dict)  # progress.json as read
+    age_s: float | None = None  # of `progress`; None = never read
+    micro_usd_per_hour: int = 0
+    spent_micro_usd: int = 0
+    ends: tuple[str, ...] = ()  # which ends are armed, in words
+    started_at: float = 0.0
+    note: str = ""

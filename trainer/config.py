@@ -1,0 +1,110 @@
+"""What the trainer trains, as frozen records. Light to import: no torch here."""
+
+from dataclasses import dataclass
+
+from data.config import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A Llama- or Qwen3-shaped decoder, in Hugging Face terms."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int = 2048
+    rope_theta: float = 10_000.0
+    rms_norm_eps: float = 1e-5
+    qk_norm: bool = False
+    """Qwen3: RMSNorm over head_dim on q and k before RoPE."""
+    tie_word_embeddings: bool = True
+
+    def __post_init__(self) -> None:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ConfigError(f"{self.num_attention_heads} heads cannot share {self.num_key_value_heads} key/value heads")
+        if self.head_dim % 2:
+            raise ConfigError(f"head_dim is {self.head_dim}; RoPE needs an even one")
+
+    @property
+    def num_params(self) -> int:
+        d, f, hd = self.hidden_size, self.intermediate_size, self.head_dim
+        attention = 2 * d * hd * (self.num_attention_heads + self.num_key_value_heads)
+        block = attention + 3 * d * f + 2 * d + (2 * hd if self.qk_norm else 0)
+        embeddings = self.vocab_size * d * (1 if self.tie_word_embeddings else 2)
+        return self.num_hidden_layers * block + d + embeddings
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW, and optionally Muon for the matrices inside the blocks."""
+
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    grad_clip: float = 1.0
+    muon_lr: float = 0.0
+    """0 = AdamW for everything."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """Linear warm-up, constant, then decay to `final` of the peak over the last `decay` of the steps."""
+
+    warmup_steps: int = 0
+    decay: float = 0.5
+    """Share of all steps spent decaying."""
+    final: float = 0.0
+    kind: str = "linear"
+    """`linear` or `cosine`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseConfig:
+    """One phase of training. Everything here changes the result, so all of it is in the fingerprint."""
+
+    phase: str
+    """`base`, `mid` or `sft`."""
+    model: ModelConfig
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig
+    steps: int
+    rows: int
+    """Sequences per optimizer step, over all ranks and micro-batches."""
+    micro_rows: int
+    """Sequences per forward pass; divides `rows`."""
+    sequence_len: int
+    """Tokens of context per row."""
+    seed: int = 1337
+    mixture: dict[str, float] | None = None
+    """Chat phases: how often each kind of conversation is drawn (`identity`, `pydocs`, `other`)."""
+
+    def __post_init__(self) -> None:
+        if self.rows % self.micro_rows:
+            raise ConfigError(f"micro_rows {self.micro_rows} does not divide rows {self.rows}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeping:
+    """How a run is kept safe. None of it changes the result."""
+
+    save_every: int = 50
+    """Steps between checkpoints."""
+    keep: int = 5
+    """Newest checkpoints kept while training."""
+    reserve_bytes: int = 1 << 30
+    """Free space that a save must leave on the disk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A whole recipe: one tokenizer, one model, its phases."""
+
+    name: str
+    vocab_size: int
+    phases: dict[str, PhaseConfig]
+    keeping: Keeping = Keeping()
