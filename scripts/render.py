@@ -1,0 +1,225 @@
+"""Records into text: tables and bars on a terminal, plain timed lines elsewhere, JSON documents when asked.
+
+In: the records of the street. Out: text on stdout (data) or stderr (talk). Nothing here decides anything.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, is_dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from infra.records import Plan, PodView
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+MARKS = {"waiting": "·", "running": "▸", "done": "✓", "reused": "=", "failed": "✗"}
+
+
+def say(words: str) -> None:
+    """Talk: to stderr, at once."""
+    print(words, file=sys.stderr, flush=True)
+
+
+def document(value: Any) -> None:
+    """Data for programs: one JSON document on stdout."""
+    print(json.dumps(value, indent=1, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return str(value)
+
+
+def iso(at: float | None) -> str | None:
+    """UTC, to the second."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if at else None
+
+
+def usd(micro_usd: int) -> str:
+    """Whole cents at least, and no binary rounding: 33600000 -> `33.60`."""
+    whole, rest = divmod(micro_usd, 1_000_000)
+    digits = f"{rest:06d}".rstrip("0")
+    return f"{whole}.{digits:0<2}"
+
+
+def duration(seconds: float | None) -> str:
+    """`0.4 s`, `48 s`, `3 min 05 s`, `2 h 10 min`, or `?`."""
+    if seconds is None:
+        return "?"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes == 0:
+        return f"{rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def console(stderr: bool = True) -> "Console":
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False)
+
+
+def _table(*headings: str) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
+    for heading in headings:
+        right = heading in ("time", "about", "cost", "age")
+        table.add_column(heading, justify="right" if right else "left", no_wrap=heading != "why")
+    return table
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    estimate = sum(one.estimate_s or 0 for one in plan.artifacts)
+    return {
+        "target": plan.target,
+        "provider": plan.request.provider,
+        "artifacts": [asdict(one) for one in plan.artifacts],
+        "steps": [step.name for step in plan.job.steps] if plan.job else [],
+        "estimate_s": round(estimate, 1),
+        "estimate_usd": usd(0) if plan.request.provider == "local" else None,
+        "notes": list(plan.notes),
+    }
+
+
+def show_plan(plan: Plan, stderr: bool = True) -> None:
+    """Every artifact with its state, every step that is due with an estimate, and the sum."""
+    styles = {"here": "green", "missing": "yellow", "stale": "yellow", "damaged": "red"}
+    table = _table("artifact", "state", "step", "about", "why")
+    for one in plan.artifacts:
+        about = duration(one.estimate_s) if one.step else ""
+        table.add_row(one.name, f"[{styles[one.state]}]{one.state}[/]", one.step, about, one.reason)
+    out = console(stderr)
+    out.print(table)
+    total = sum(one.estimate_s or 0 for one in plan.artifacts)
+    steps = sum(1 for one in plan.artifacts if one.step)
+    for note in plan.notes:
+        out.print(note)
+    if steps:
+        out.print(f"{steps} steps, about {duration(total)} on this machine, 0.00 USD (estimates)")
+
+
+def steps_table(progress: Mapping[str, Any], now: float) -> "RenderableType":
+    """One line per step: a mark, a name, its time, and what it last said."""
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("mark")
+    table.add_column("step", no_wrap=True)
+    table.add_column("time", justify="right", no_wrap=True)
+    table.add_column("bar", no_wrap=True)
+    table.add_column("words")
+    styles = {"running": "bold", "done": "green", "reused": "green", "failed": "red"}
+    for step in progress.get("steps", ()):
+        style = styles.get(step["state"], "dim")
+        record = step.get("record") or {}
+        running = step["state"] == "running"
+        bar: Any = ""
+        if running and record.get("total"):
+            bar = ProgressBar(total=record["total"], completed=record.get("done", 0), width=24)
+        table.add_row(
+            f"[{style}]{MARKS.get(step['state'], '?')}[/]",
+            f"[{style}]{step['name']}[/]",
+            duration(elapsed(step, now)) if step.get("started_at") else "",
+            bar,
+            record_words(step),
+        )
+    return table
+
+
+def elapsed(step: Mapping[str, Any], now: float) -> float:
+    if step.get("ended_at"):
+        return step["ended_at"] - step["started_at"]
+    return max(0.0, now - step["started_at"])
+
+
+def record_words(step: Mapping[str, Any]) -> str:
+    """What a step says of itself: its result when it has ended, its last record while it runs."""
+    ended = step["state"] in ("done", "reused", "failed")
+    record = (step.get("result") if ended else None) or step.get("record") or {}
+    if record.get("text"):
+        return str(record["text"])
+    words = []
+    if record.get("total") and not ended:
+        words.append(f"{100 * record.get('done', 0) / record['total']:.0f} % of {record['total']:,} {record.get('unit', '')}")
+    if record.get("loss") is not None:
+        words.append(f"loss {record['loss']:.3f}")
+    if record.get("bits_per_byte") is not None:
+        words.append(f"{record['bits_per_byte']:.2f} bits per byte")
+        words.extend(f"{name} {record[name]:.2f}" for name in ("gzip", "xz") if record.get(name))
+    if record.get("tokens_per_s"):
+        words.append(f"{record['tokens_per_s']:,.0f} tok/s")
+    if record.get("eta_s") is not None and not ended:
+        words.append(f"{duration(record['eta_s'])} left")
+    if ended:
+        words.extend(f"{record[name]:,} {name}" for name in ("documents", "conversations", "vocab", "tokens") if record.get(name))
+    return ", ".join(words)
+
+
+def step_line(step: Mapping[str, Any], now: float) -> str:
+    """The plain form of one line of `steps_table`."""
+    clock = datetime.fromtimestamp(now).strftime("%H:%M:%S")
+    words = record_words(step)
+    return f"{clock} {MARKS.get(step['state'], '?')} {step['name']} {duration(elapsed(step, now))}{': ' + words if words else ''}"
+
+
+def view_json(view: PodView) -> dict[str, Any]:
+    record = current_record(view.progress)
+    return {
+        "run": view.run,
+        "provider": view.provider,
+        "state": view.state,
+        "step": view.step or None,
+        "steps": list(view.progress.get("steps", ())),
+        "train_step": record.get("step"),
+        "loss": record.get("loss"),
+        "tokens_per_s": record.get("tokens_per_s"),
+        "age_s": None if view.age_s is None else round(view.age_s, 1),
+        "usd_per_hour": usd(view.micro_usd_per_hour),
+        "spent_usd": usd(view.spent_micro_usd),
+        "ends": list(view.ends),
+        "started_at": iso(view.started_at),
+        "note": view.note or None,
+    }
+
+
+def current_record(progress: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The last record of the step that runs, or of the last one that did."""
+    for step in reversed(progress.get("steps", ())):
+        if step.get("record") and step["state"] != "waiting":
+            return step["record"]
+    return {}
+
+
+def status_table(views: Iterable[PodView], now: float | None = None) -> "RenderableType":
+    """One row per run, newest first."""
+    now = time.time() if now is None else now
+    styles = {"running": "bold green", "succeeded": "green", "failed": "red", "lost": "red", "limit": "yellow"}
+    table = _table("run", "provider", "state", "step", "progress", "cost", "time", "age", "ends", "why")
+    for view in views:
+        step = next((one for one in view.progress.get("steps", ()) if one["name"] == view.step), None)
+        words = record_words(step) if step and view.state == "running" else ""
+        style = styles.get(view.state, "")
+        table.add_row(
+            view.run,
+            view.provider,
+            f"[{style}]{view.state}[/]" if style else view.state,
+            view.step,
+            words,
+            usd(view.spent_micro_usd),
+            duration(now - view.started_at) if view.state == "running" and view.started_at else "",
+            duration(view.age_s),
+            ", ".join(view.ends),
+            view.note,
+        )
+    return table

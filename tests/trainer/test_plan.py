@@ -1,0 +1,137 @@
+"""A plan works like Make: what is here stays, what changed makes exactly its dependents stale."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from data.config import Persona
+from infra.errors import UsageError
+from infra.records import Artifact, Inventory, Plan, Request
+from trainer import plan as planning
+from trainer.plan import Wanted, fingerprints, recipe, resolve
+
+ROOT = Path(__file__).parents[2]
+WANTED = Wanted(phases=("sft",), profile="tiny", persona=Persona(name="Ada", maker="us", purpose="to help"))
+EVERYTHING = ["text", "tokenizer", "tokens", "base", "identity", "questions", "mid", "sft"]
+
+
+def everything_made(wanted: Wanted = WANTED, root: Path = ROOT) -> Inventory:
+    """The store as it is after all of `wanted` was made from the code in `root`."""
+    nodes = recipe(wanted)
+    prints = fingerprints(nodes, root)
+    made = {node.artifact: Artifact(node.artifact, prints[name]) for name, node in nodes.items()}
+    return Inventory("somewhere", made)
+
+
+def planned(wanted: Wanted, inventory: Inventory, root: Path = ROOT) -> Plan:
+    return resolve(wanted, inventory, root, run="test-run-1", request=Request(run="test-run-1"))
+
+
+def steps(plan: Plan) -> list[str]:
+    return [step.name for step in plan.job.steps] if plan.job else []
+
+
+def test_with_nothing_there_every_step_is_due_in_order():
+    assert steps(planned(WANTED, Inventory("somewhere"))) == EVERYTHING
+
+
+def test_with_everything_there_nothing_is_due():
+    plan = planned(WANTED, everything_made())
+    assert plan.job is None
+    assert {one.state for one in plan.artifacts} == {"here"}
+
+
+def test_an_earlier_phase_needs_no_later_one():
+    assert steps(planned(replace(WANTED, phases=("base",)), Inventory("somewhere"))) == EVERYTHING[:4]
+
+
+@pytest.mark.parametrize(
+    ("change", "due"),
+    [
+        ({"persona": Persona(name="Grace", maker="us", purpose="to help")}, ["identity", "mid", "sft"]),
+        ({"seed": 7}, ["base", "mid", "sft"]),
+        ({"packages": ("rich",)}, ["text", "tokenizer", "tokens", "base", "questions", "mid", "sft"]),
+        ({"steps": 3}, ["base", "mid", "sft"]),
+    ],
+)
+def test_a_changed_wish_makes_its_dependents_stale(change, due):
+    assert steps(planned(replace(WANTED, **change), everything_made())) == due
+
+
+def test_a_changed_profile_makes_its_dependents_stale():
+    wanted = replace(WANTED, profile="smoke", tag="tiny")
+    assert steps(planned(wanted, everything_made())) == ["tokenizer", "tokens", "base", "mid", "sft"]
+
+
+def test_a_changed_source_file_makes_its_dependents_stale(tmp_path):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("one\n")
+    wanted = replace(WANTED, source=str(corpus))
+    before = everything_made(wanted)
+    assert steps(planned(wanted, before)) == []
+    corpus.write_text("two\n")
+    assert steps(planned(wanted, before)) == [name for name in EVERYTHING if name != "identity"]
+
+
+@pytest.mark.parametrize(
+    ("module", "due"),
+    [
+        ("trainer/model.py", ["base", "mid", "sft"]),
+        ("trainer/phases/sft.py", ["sft"]),
+        ("data/persona.py", ["identity", "mid", "sft"]),
+        ("data/tokens.py", ["tokens", "base", "mid", "sft"]),
+    ],
+)
+def test_changed_code_makes_its_dependents_stale_and_a_comment_does_not(tmp_path, module, due):
+    for folder in ("data", "trainer"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    before = everything_made(root=tmp_path)
+    text = (tmp_path / module).read_text()
+    (tmp_path / module).write_text(text + "\n# a comment\n")
+    planning._read_module.cache_clear()
+    assert steps(planned(WANTED, before, tmp_path)) == []
+    (tmp_path / module).write_text(text + "\nCHANGED = True\n")
+    planning._read_module.cache_clear()
+    plan = planned(WANTED, before, tmp_path)
+    assert steps(plan) == due
+    assert next(one for one in plan.artifacts if one.step == due[0]).reason == "code changed"
+
+
+@pytest.mark.parametrize(
+    ("artifact", "due"),
+    [
+        ("tokenizer", ["tokenizer", "tokens", "base", "mid", "sft"]),
+        ("mid_checkpoints/tiny", ["mid", "sft"]),
+        ("identity_conversations", ["identity", "mid", "sft"]),
+    ],
+)
+def test_a_damaged_artifact_makes_its_dependents_stale(artifact, due):
+    made = everything_made()
+    damaged = {**made.artifacts, artifact: replace(made.artifacts[artifact], problem="model.safetensors: sha256 differs")}
+    plan = planned(WANTED, Inventory("somewhere", damaged))
+    assert steps(plan) == due
+    assert next(one for one in plan.artifacts if one.name == artifact).state == "damaged"
+
+
+def test_each_step_names_its_inputs_by_fingerprint():
+    plan = planned(WANTED, Inventory("somewhere"))
+    made = {step.name: step.config["making"] for step in plan.job.steps}
+    assert made["sft"]["inputs"]["mid"] == {"name": "mid_checkpoints/tiny", "fingerprint": made["mid"]["fingerprint"]}
+
+
+@pytest.mark.parametrize(("words", "phases"), [("sft", ("sft",)), ("mid+base", ("base", "mid")), ("all", ("base", "mid", "sft"))])
+def test_phases_are_a_word_or_a_sum_or_all(words, phases):
+    assert planning.parse_phases(words) == phases
+
+
+@pytest.mark.parametrize(("words", "told"), [("sfx", "did you mean 'sft'"), ("rl", "cannot be trained yet"), ("", "unknown phase")])
+def test_other_words_are_refused_with_the_known_ones(words, told):
+    with pytest.raises(UsageError, match=told):
+        planning.parse_phases(words)
+
+
+def test_a_source_that_does_not_exist_is_refused():
+    with pytest.raises(UsageError, match="no such file"):
+        planned(replace(WANTED, source="nowhere/*.txt"), Inventory("somewhere"))

@@ -1,0 +1,330 @@
+"""Words -> Plan: what exists, what is missing, which steps make it, how long that takes.
+
+In: what was asked for, a profile, and an `Inventory` of what the store holds. Out: a `Plan` with the `Job` that makes the
+missing part. Called by `inv launch` and `inv train`. It works like Make, by fingerprints instead of times: an
+artifact's fingerprint is `<spec>-<code>-<inputs>`, three short hashes, so that a stale one can say which of the three
+changed. Touches no store, imports no torch.
+"""
+
+import ast
+import difflib
+import hashlib
+import io
+import json
+import platform
+import tokenize
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from data.config import IdentitySpec, Input, Making, Persona, QuestionsSpec, TextSpec, TokenizerSpec, TokensSpec, load
+from infra.agent.job import Job, Limits, Step
+from infra.errors import UsageError
+from infra.records import Inventory, Plan, PlannedArtifact, Request
+from trainer import recipes
+from trainer.config import PhaseConfig, Profile
+
+PHASES = ("base", "mid", "sft")
+CHECKPOINTS = {"base": "base_checkpoints", "mid": "mid_checkpoints", "sft": "chatsft_checkpoints"}
+SILENT_S = 30 * 60.0
+
+# Modules whose text does not change what a step makes, only how it is told or kept.
+NEUTRAL = {"store", "data.report", "data.config", "data.anchors", "trainer.config", "trainer.checkpoint"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What the user asked for, as plain values."""
+
+    phases: tuple[str, ...] = ("sft",)
+    profile: str = "smoke"
+    tag: str = ""
+    """Of the checkpoints in the store; the profile's name unless given."""
+    source: str = "pydocs"
+    packages: tuple[str, ...] = ()
+    persona: Persona
+    seed: int | None = None
+    """Of training; the data's split keeps its own."""
+    steps: int | None = None
+    """Optimizer steps of every phase, instead of the profile's."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One step of the recipe and the one artifact that it makes."""
+
+    name: str
+    artifact: str
+    words: tuple[str, ...]
+    entry: str  # file whose imports are the code that matters
+    spec: Any
+    inputs: dict[str, str] = field(default_factory=dict)  # role -> name of the node that makes it
+
+
+def parse_phases(words: str) -> tuple[str, ...]:
+    """`sft`, `base+mid` or `all` as phases in the order in which they run. Raises UsageError."""
+    if words == "all":
+        return PHASES
+    asked = words.split("+")
+    for word in asked:
+        if word == "rl":
+            raise UsageError("phase rl is planned but cannot be trained yet; known today: base, mid, sft, all")
+        if word not in PHASES:
+            near = difflib.get_close_matches(word, (*PHASES, "all"), 1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise UsageError(f"unknown phase {word!r}; {hint}known: {', '.join(PHASES)}, a sum such as mid+sft, or all")
+    return tuple(phase for phase in PHASES if phase in asked)
+
+
+def load_persona(path: Path) -> Persona:
+    """Raises UsageError when the file is missing or is not a persona."""
+    import yaml
+
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"persona {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"persona {path}: not YAML: {' '.join(str(error).split())}") from None
+    return load(Persona, raw, f"persona {path}")
+
+
+def profile_named(name: str) -> Profile:
+    """Raises UsageError with the nearest name."""
+    if name not in recipes.PROFILES:
+        near = difflib.get_close_matches(name, recipes.PROFILES, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UsageError(f"unknown profile {name!r}; {hint}known: {', '.join(recipes.PROFILES)}")
+    return recipes.PROFILES[name]()
+
+
+def recipe(wanted: Wanted) -> dict[str, Node]:
+    """Every step of the profile by name, in an order in which they can run."""
+    profile = profile_named(wanted.profile)
+    tag, slug = wanted.tag or profile.name, source_slug(wanted.source)
+    text = TextSpec(
+        source=wanted.source, packages=wanted.packages, source_fingerprint=source_fingerprint(wanted.source)
+    )
+    data = f"datasets/{slug}"
+    nodes = [
+        Node("text", f"{data}/text", ("-m", "data", "text"), "data/pipeline.py", text),
+        Node(
+            "tokenizer",
+            "tokenizer",
+            ("-m", "data", "tokenizer"),
+            "data/tokenizer.py",
+            TokenizerSpec(vocab_size=profile.vocab_size),
+            {"text": "text"},
+        ),
+        Node(
+            "tokens",
+            f"{data}/tokens",
+            ("-m", "data", "tokens"),
+            "data/tokens.py",
+            TokensSpec(),
+            {"text": "text", "tokenizer": "tokenizer"},
+        ),
+        _phase(profile, "base", tag, wanted, {"text": "text", "tokenizer": "tokenizer", "tokens": "tokens"}),
+        Node(
+            "identity",
+            "identity_conversations",
+            ("-m", "data", "identity"),
+            "data/persona.py",
+            IdentitySpec(persona=wanted.persona),
+        ),
+        Node(
+            "questions",
+            f"{data}/questions",
+            ("-m", "data", "questions"),
+            "data/questions.py",
+            QuestionsSpec(),
+            {"text": "text"},
+        ),
+    ]
+    chat = {"tokenizer": "tokenizer", "identity": "identity", "questions": "questions"}
+    nodes.append(_phase(profile, "mid", tag, wanted, {**chat, "base": "base"}))
+    nodes.append(_phase(profile, "sft", tag, wanted, {**chat, "mid": "mid"}))
+    return {node.name: node for node in nodes}
+
+
+def _phase(profile: Profile, phase: str, tag: str, wanted: Wanted, inputs: dict[str, str]) -> Node:
+    config = profile.phases[phase]
+    if wanted.seed is not None:
+        config = replace(config, seed=wanted.seed)
+    if wanted.steps is not None:
+        config = replace(config, steps=wanted.steps)
+    words, entry = ("-m", "trainer", phase), f"trainer/phases/{phase}.py"
+    return Node(phase, f"{CHECKPOINTS[phase]}/{tag}", words, entry, config, inputs)
+
+
+def resolve(
+    wanted: Wanted,
+    inventory: Inventory,
+    root: Path,
+    *,
+    run: str,
+    request: Request,
+    limits: Limits = Limits(),
+    torch: str = "cpu",
+    environments: str = "",
+) -> Plan:
+    """Compare what is wanted with what is there; the job holds exactly the steps that are due.
+
+    A step is due when its artifact is missing, damaged or of another fingerprint, or when a step that makes one of
+    its inputs is due. `root` is the checkout whose code will run.
+    """
+    nodes = recipe(wanted)
+    needed = _closure(nodes, wanted.phases)
+    prints = fingerprints(nodes, root)
+    profile = profile_named(wanted.profile)
+    artifacts, steps, due = [], [], set[str]()
+    for name, node in nodes.items():
+        if name not in needed:
+            continue
+        state, reason = _state(node, prints, inventory, due)
+        estimate = None if state == "here" else estimate_s(node)
+        artifacts.append(PlannedArtifact(node.artifact, state, name if state != "here" else "", reason, estimate))
+        if state != "here":
+            due.add(name)
+            steps.append(_step(node, nodes, prints, inventory.store, profile))
+    target = _digest([inventory.store, *(prints[phase] for phase in wanted.phases)])
+    job = None
+    if steps:
+        job = Job(run, "", tuple(steps), limits, torch=torch, environments=environments)
+    return Plan(target, tuple(artifacts), job, request)
+
+
+def _closure(nodes: Mapping[str, Node], names: tuple[str, ...]) -> set[str]:
+    needed, todo = set[str](), list(names)
+    while todo:
+        name = todo.pop()
+        if name not in needed:
+            needed.add(name)
+            todo.extend(nodes[name].inputs.values())
+    return needed
+
+
+def _state(node: Node, prints: Mapping[str, str], inventory: Inventory, due: set[str]) -> tuple[str, str]:
+    there = inventory.artifacts.get(node.artifact)
+    if there is None:
+        return "missing", ""
+    if there.problem:
+        return "damaged", there.problem
+    if there.fingerprint != prints[node.name]:
+        return "stale", _why(there.fingerprint, prints[node.name])
+    again = [source for source in node.inputs.values() if source in due]
+    if again:
+        return "stale", f"{', '.join(again)} made again"
+    return "here", ""
+
+
+def _why(old: str, new: str) -> str:
+    parts = zip(("settings", "code", "inputs"), old.split("-"), new.split("-"), strict=False)
+    return f"{' and '.join(name for name, a, b in parts if a != b) or 'fingerprint'} changed"
+
+
+def _step(node: Node, nodes: Mapping[str, Node], prints: Mapping[str, str], store: str, profile: Profile) -> Step:
+    inputs = {
+        role: Input(name=nodes[name].artifact, fingerprint=prints[name]) for role, name in node.inputs.items()
+    }
+    making = Making(store=store, name=node.artifact, fingerprint=prints[node.name], inputs=inputs)
+    config: dict[str, Any] = {"making": asdict(making), "spec": asdict(node.spec)}
+    if isinstance(node.spec, PhaseConfig):
+        config["keeping"] = asdict(profile.keeping)
+    return Step(node.name, node.words, "train", json.loads(json.dumps(config)), silent_s=SILENT_S)
+
+
+def fingerprints(nodes: Mapping[str, Node], root: Path) -> dict[str, str]:
+    """`<spec>-<code>-<inputs>` of every step's artifact; `nodes` in an order in which they can run."""
+    prints: dict[str, str] = {}
+    for name, node in nodes.items():
+        inputs = {role: prints[source] for role, source in node.inputs.items()}
+        prints[name] = "-".join((_digest(asdict(node.spec)), code_digest(root, node.entry), _digest(inputs)))
+    return prints
+
+
+def code_digest(root: Path, entry: str) -> str:
+    """Hash of `entry` and of every module of ours that it imports, directly or not.
+
+    Comments and blank lines do not count, and neither do the modules in NEUTRAL.
+    """
+    seen, todo = dict[str, str](), [entry]
+    while todo:
+        path = todo.pop()
+        if path not in seen:
+            seen[path], imported = _read_module(root, path)
+            todo.extend(imported)
+    return _digest(seen)
+
+
+@cache
+def _read_module(root: Path, path: str) -> tuple[str, tuple[str, ...]]:
+    """Digest of a module's words, and the files of our modules that it imports."""
+    source = (root / path).read_text(encoding="utf-8")
+    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.ENCODING)
+    words = [(one.type, one.string) for one in tokenize.generate_tokens(io.StringIO(source).readline)]
+    names = set[str]()
+    for statement in ast.walk(ast.parse(source)):
+        if isinstance(statement, ast.Import):
+            names.update(alias.name for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+            names.add(statement.module)
+            names.update(f"{statement.module}.{alias.name}" for alias in statement.names)
+    files = []
+    for name in sorted(names):
+        if name.split(".")[0] not in ("data", "trainer") or name in NEUTRAL:
+            continue
+        stem = name.replace(".", "/")
+        files.extend(file for file in (f"{stem}.py", f"{stem}/__init__.py") if (root / file).is_file())
+    return _digest([word for word in words if word[0] not in skipped]), tuple(files)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def source_slug(source: str) -> str:
+    """The name under `datasets/` for a source: `pydocs`, or what a path ends in."""
+    if source in ("pydocs", "fineweb"):
+        return source
+    stem = Path(source.rstrip("/*")).stem or "local"
+    return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in stem).strip(".-") or "local"
+
+
+def source_fingerprint(source: str) -> str:
+    """What the source holds now: for pydocs the Python that is read, for files their content.
+
+    A file over 64 MiB counts by size and modification time, since hashing it would hold up every plan.
+    Raises UsageError when no file matches.
+    """
+    if source == "fineweb":
+        return ""
+    if source == "pydocs":
+        return f"python {platform.python_version()}"
+    path = Path(source).expanduser()
+    files = sorted(path.rglob("*")) if path.is_dir() else sorted(path.parent.glob(path.name))
+    files = [file for file in files if file.is_file()]
+    if not files:
+        raise UsageError(f"source {source}: no such file; known sources: pydocs, fineweb, or a path of .txt, .jsonl, .parquet")
+    parts = []
+    for file in files:
+        stat = file.stat()
+        large = stat.st_size > 64 << 20
+        content = [stat.st_size, stat.st_mtime_ns] if large else hashlib.sha256(file.read_bytes()).hexdigest()
+        parts.append([file.name, content])
+    return _digest(parts)
+
+
+DATA_STEP_S = {"text": 12.0, "tokenizer": 6.0, "tokens": 6.0, "identity": 3.0, "questions": 4.0}
+CPU_FLOPS = 1.2e11  # measured on two cores with bf16 matrix units; an order of magnitude elsewhere
+
+
+def estimate_s(node: Node) -> float:
+    """Seconds that a step takes on this kind of machine: an estimate, and shown as one."""
+    if not isinstance(node.spec, PhaseConfig):
+        return DATA_STEP_S[node.name]
+    config = node.spec
+    tokens = config.steps * config.rows * config.sequence_len
+    return 6.0 * config.model.num_params * tokens / CPU_FLOPS
