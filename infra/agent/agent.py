@@ -38,7 +38,7 @@ from infra.agent.state import (
     write_json,
 )
 
-REVIVE_EVERY_S = 1.0
+REVIVE_EVERY_S = 0.5
 LEFTOVER_GRACE_S = 5.0  # what a process may take to end that its step has left behind
 
 
@@ -110,7 +110,7 @@ class Agent:
             if ending.cut == "stop":
                 self.progress.end(step.name, "waiting")
                 return self.stopped()
-            if ending.cut != "silent" and ending.exit_code != steps.RESUME_ME:
+            if ending.cut == "timeout" or ending.cut == "" and ending.exit_code != steps.RESUME_ME:
                 return self.failed(step, steps.in_words(ending, step), ending.exit_code)
         why = "fell silent" if ending.cut == "silent" else f"ended with exit code {steps.RESUME_ME}"
         return self.failed(step, f"step {step.name} {why} {1 + step.max_restarts} times", ending.exit_code)
@@ -152,7 +152,8 @@ class Agent:
         try:
             self.end_tree()
         except AgentError as error:
-            ending["reason"] = f"{ending['reason']}; {error}".lstrip("; ")
+            if str(error) not in ending["reason"]:
+                ending["reason"] = f"{ending['reason']}; {error}".lstrip("; ")
         ending = self.redact(ending)
         if ending["state"] == "failed":
             self.write_error(ending)

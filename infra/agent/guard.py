@@ -34,7 +34,7 @@ from infra.agent.state import (
     verdict,
 )
 
-TICK_S = 0.2
+TICK_S = 0.1
 REPORT_EVERY_S = 5.0
 LAST_RITES_S = 15.0  # what an agent needs beyond the grace of its step
 CRASH_LOOP = (5, 600.0)  # so many starts in so many seconds of the job's clock

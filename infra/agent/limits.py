@@ -15,6 +15,8 @@ from typing import List, Optional, Tuple
 from infra.agent.job import Limits
 from infra.agent.process import boot_id
 
+ASK_GPU_EVERY_S = 30.0
+
 
 @dataclass(frozen=True)
 class Clocks:
@@ -66,34 +68,51 @@ def full_disk(folder: Path, limits: Limits) -> str:
     return f"disk nearly full: {free} bytes free, {limits.reserve_bytes} needed"
 
 
-def gpu_percents() -> Optional[List[int]]:
-    """Utilisation of every GPU, or None when it is not known."""
-    words = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
-    try:
-        asked = subprocess.run(
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=10, text=True
-        )
-        return [int(line) for line in asked.stdout.split()] if asked.returncode == 0 else None
-    except (OSError, subprocess.TimeoutExpired, ValueError):
-        return None
-
-
 class IdleGpu:
-    """Notices that no GPU has worked for `idle_gpu_s` of the job's clock. What is not known is not idle."""
+    """Notices that no GPU has worked for `idle_gpu_s` of the job's clock. What is not known is not idle.
+
+    nvidia-smi is never waited for: on a broken driver it hangs where no signal reaches it, and the limits
+    must hold there too.
+    """
 
     def __init__(self, limits: Limits, scale: float) -> None:
         self.limit_s = limits.idle_gpu_s
         self.scale = scale
         self.busy_at = self.asked_at = boottime_s()
+        self.asking: Optional[subprocess.Popen[str]] = None
 
     def reason(self) -> str:
         """Why work must stop, or ""."""
-        now = boottime_s()
-        if self.limit_s is None or now - self.asked_at < min(30.0, self.limit_s / self.scale / 4):
+        if self.limit_s is None:
             return ""
-        self.asked_at = now
-        percents = gpu_percents()
-        if not percents or any(percents):
-            self.busy_at = now
-        idle_s = (now - self.busy_at) * self.scale
-        return f"{len(percents or [])} GPUs idle for {idle_s:.0f} s" if idle_s >= self.limit_s else ""
+        now = boottime_s()
+        if self.asking is None:
+            if now - self.asked_at >= min(ASK_GPU_EVERY_S, self.limit_s / self.scale / 4):
+                self.asked_at = now
+                self.asking = _ask_gpus()
+        elif self.asking.poll() is not None:
+            percents = _percents(self.asking)
+            self.asking = None
+            if not percents or any(percents):
+                self.busy_at = now
+            elif (now - self.busy_at) * self.scale >= self.limit_s:
+                return f"{len(percents)} GPUs idle for {(now - self.busy_at) * self.scale:.0f} s"
+        return ""
+
+
+def _ask_gpus() -> Optional["subprocess.Popen[str]"]:
+    """None where there is no nvidia-smi."""
+    words = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+    try:
+        return subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+    except OSError:
+        return None
+
+
+def _percents(asked: "subprocess.Popen[str]") -> List[int]:
+    """Utilisation of every GPU; [] when the answer was none."""
+    with asked:
+        lines = asked.stdout.read().split() if asked.stdout else []
+    return [int(line) for line in lines] if all(line.isdigit() for line in lines) else []

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Dict, Iterable, List, Optional, Set
 
 TOKEN = "SLIPWAY_TOKEN"
-POLL_S = 0.05
+POLL_S = 0.02
 PR_SET_CHILD_SUBREAPER = 36
 PROC = Path("/proc")
+PS_FIELDS = "pid=,ppid=,stat=,lstart="
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def send(identity: Identity, number: int) -> bool:
 def find(token: str) -> List[Identity]:
     """Every living process of the pod with this token."""
     table = _table()
-    inside = {pid for pid in table if _carries(pid, token)}
+    inside = _holders(token, table)
     more = True
     while more:
         young = {row.pid for row in table.values() if row.ppid in inside} - inside
@@ -157,22 +158,25 @@ def _row_of_proc(pid: int) -> Optional[Row]:
     return Row(pid=pid, state=fields[0], ppid=int(fields[1]), started=fields[19])
 
 
-PS_FIELDS = "pid=,ppid=,stat=,lstart="
-
-
 def _parse_ps(line: str) -> Row:
     pid, ppid, state, started = line.split(None, 3)
     return Row(pid=int(pid), ppid=int(ppid), state=state[0], started=started.strip())
 
 
-def _carries(pid: int, token: str) -> bool:
+def _holders(token: str, table: Iterable[int]) -> Set[int]:
+    """Those of these processes whose environment carries the token."""
     wanted = f"{TOKEN}={token}"
     if sys.platform == "darwin":
-        return wanted in _output(["ps", "-Eww", "-o", "command=", "-p", str(pid)]).split()
+        lines = [line.split() for line in _output(["ps", "-axEww", "-o", "pid=,command="]).splitlines()]
+        return {int(words[0]) for words in lines if wanted in words}.intersection(table)
+    return {pid for pid in table if wanted.encode() in _environ_of_proc(pid)}
+
+
+def _environ_of_proc(pid: int) -> List[bytes]:
     try:
-        return wanted.encode() in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        return (PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:  # gone, or another user's: not ours
-        return False
+        return []
 
 
 def _output(words: List[str]) -> str:

@@ -138,7 +138,7 @@ def close(pod: PodFolder, ending: Dict[str, Any]) -> Dict[str, Any]:
         if progress:
             for step in progress["steps"]:
                 if step["state"] == "running":
-                    step.update(state="failed", ended_at=time.time())
+                    step.update(state="failed" if ending["state"] == "failed" else "waiting", ended_at=time.time())
             progress.update(state=ending["state"], updated_at=time.time())
             write_json(pod.progress, progress)
         write_json(pod.verdict, ending)

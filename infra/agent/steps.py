@@ -17,7 +17,7 @@ from infra.agent.process import reap
 from infra.agent.state import grace_s, read_json, say, write_json
 
 RESUME_ME = 75  # exit code of a step that stopped in good order
-POLL_S = 0.1
+POLL_S = 0.05
 DUMP_S = 2.0  # what faulthandler gets to write the stacks of a silent step
 TAIL_BYTES, TAIL_LINES = 8000, 40
 

@@ -24,6 +24,14 @@ def test_the_grammar_is_that_of_3_9_and_imports_are_standard_or_ours(path: Path)
 
 
 def test_nothing_newer_than_3_9_is_used() -> None:
-    words = [sys.executable, "-c", "from vermin import main; main()", "-t=3.9-", "--no-tips", "--violations", *map(str, FILES)]
+    words = [
+        sys.executable,
+        "-c",
+        "from vermin import main; main()",
+        "-t=3.9-",
+        "--no-tips",
+        "--violations",
+        *map(str, FILES),
+    ]
     checked = subprocess.run(words, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout

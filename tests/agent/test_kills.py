@@ -3,12 +3,15 @@
 import random
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from infra.agent.process import send
 from infra.agent.state import living
-from tests.agent.world import World, module, until
+from tests.agent.world import World, module
 
-KILLS = 20
+PODS, KILLS = 4, 5  # of each pod, every time one to three of its processes
+TOTAL = 100
 # The counter's own lock tells whether two of it ever run at once; its file tells what it has done.
 COUNTER = """
 import fcntl, json, os, sys, time
@@ -27,24 +30,32 @@ with open(path, "a") as file:
 """
 
 
-def test_nothing_is_lost_and_nothing_runs_twice_under_random_kills(world: World) -> None:
+def test_nothing_is_lost_and_nothing_runs_twice_under_random_kills(tmp_path: Path) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
+    with ThreadPoolExecutor(PODS) as pool:
+        for done in [pool.submit(_shoot_at, tmp_path / str(number), seed + number) for number in range(PODS)]:
+            done.result()
+
+
+def _shoot_at(root: Path, seed: int) -> None:
+    """A pod that counts while its processes are killed; at the end it has counted everything, once."""
     chance = random.Random(seed)
-    total = 150
-    world.program("counter", COUNTER)
-    world.job(module("counter", config={"total": total}), clock_scale=1e5)  # 600 s of crash loop are 6 ms
-    world.start()
-    for _ in range(KILLS):
-        time.sleep(chance.uniform(0, 0.4))
-        targets = world.members()
-        for target in chance.sample(targets, k=min(len(targets), chance.choice([1, 1, 2, 3]))):
-            send(target, signal.SIGKILL)
-        if not living(world.pod, "guard") and not living(world.pod, "agent") or world.pod.verdict.exists():
-            world.start()
-    until(lambda: world.pod.verdict.exists() or not world.members(), "the end", 60)
-    if not world.pod.verdict.exists() or world.verdict()["state"] != "succeeded":
+    world = World(root)
+    try:
+        world.program("counter", COUNTER)
+        world.job(module("counter", config={"total": TOTAL}), clock_scale=1e5)  # 600 s of crash loop are 6 ms
         world.start()
-        assert world.verdict()["state"] == "succeeded", world.words()
-    assert world.lines("count.txt") == [str(number) for number in range(total)]
-    assert world.lines("overlap.txt") == []
+        for _ in range(KILLS):
+            time.sleep(chance.uniform(0, 0.4))
+            targets = world.members()
+            for target in chance.sample(targets, k=min(len(targets), chance.choice([1, 1, 2, 3]))):
+                send(target, signal.SIGKILL)
+            if world.pod.verdict.exists() or not (living(world.pod, "guard") or living(world.pod, "agent")):
+                world.start()
+        while world.verdict_or_death().get("state") != "succeeded":
+            world.start()
+        assert world.lines("count.txt") == [str(number) for number in range(TOTAL)]
+        assert world.lines("overlap.txt") == []
+    finally:
+        world.end()

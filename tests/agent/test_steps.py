@@ -86,7 +86,9 @@ def test_a_step_killed_from_outside_fails_and_the_next_start_takes_it_up(world: 
 
 
 def test_a_step_that_asks_to_be_resumed_is_run_again_but_not_for_ever(world: World) -> None:
-    world.program("twice", "import os, sys; sys.exit(75 if not os.path.exists('x') and not open('x', 'w').close() else 0)")
+    world.program(
+        "twice", "import os, sys; sys.exit(75 if not os.path.exists('x') and not open('x', 'w').close() else 0)"
+    )
     world.program("never", f"import sys; sys.exit({RESUME_ME})")
     world.job(module("twice"), module("never", max_restarts=2))
     world.start()
@@ -98,23 +100,25 @@ def test_a_step_that_asks_to_be_resumed_is_run_again_but_not_for_ever(world: Wor
 def test_a_silent_step_shows_its_stacks_and_is_restarted_until_it_has_no_restarts_left(world: World) -> None:
     world.program(
         "hang",
-        "import faulthandler, signal, time\n"
-        "faulthandler.register(signal.SIGUSR1)\n"
+        "import faulthandler, os, signal, time\n"
+        "if not os.path.exists('deaf'):\n"
+        "    faulthandler.register(signal.SIGUSR1)\n"
+        "open('deaf', 'w').close()\n"  # the second time the signal ends it
         "def stuck_here():\n    time.sleep(600)\n"
         "stuck_here()\n",
     )
-    world.job(module("hang", silent_s=0.4, max_restarts=1))
+    world.job(module("hang", silent_s=0.5, max_restarts=1))
     world.start()
     verdict = world.verdict()
     assert (verdict["state"], verdict["reason"]) == ("failed", "step hang fell silent 2 times")
-    assert world.pod.log("hang").read_text().count("in stuck_here") == 2
+    assert "in stuck_here" in world.pod.log("hang").read_text()
 
 
 def test_a_step_that_keeps_reporting_is_not_silent(world: World) -> None:
     world.program(
         "talk",
         "import os, time\n"
-        "for _ in range(15):\n"
+        "for _ in range(12):\n"
         "    open(os.environ['SLIPWAY_RECORDS'], 'a').write('{\"kind\": \"progress\"}\\n')\n"
         "    time.sleep(0.1)\n",
     )
@@ -165,7 +169,9 @@ def test_secrets_reach_the_step_and_nothing_that_is_written(world: World) -> Non
     assert world.verdict()["tail"].endswith("with [HF_TOKEN] plain\nHF_TOKEN=[HF_TOKEN] OTHER=None")
     assert world.step("tell")["result"]["said"] == "[HF_TOKEN]"
     assert stat.S_IMODE(world.pod.secrets.stat().st_mode) == 0o600
-    told = {path.name for path in world.pod.root.rglob("*") if path.is_file() and canary in path.read_text(errors="replace")}
+    told = {
+        path.name for path in world.pod.root.rglob("*") if path.is_file() and canary in path.read_text(errors="replace")
+    }
     assert told == {"secrets.json", "tell.log", "tell.jsonl"}  # what the step itself wrote stays as it is
 
 
@@ -193,7 +199,10 @@ def ensure(name, code, cache, torch, say):
 
 def test_step_zero_makes_the_environment_that_the_steps_then_run_in(world: World) -> None:
     (world.pod.code / "infra" / "agent" / "environment.py").write_text(ENVIRONMENT)
-    world.program("where", "import os, shutil; open(os.environ['SLIPWAY_WORK'] + '/where.txt', 'w').write(shutil.which('python') + '\\n')")
+    world.program(
+        "where",
+        "import os, shutil; open(os.environ['SLIPWAY_WORK'] + '/where.txt', 'w').write(shutil.which('python') + '\\n')",
+    )
     cache = world.pod.root / "cache"
     world.job(module("where", environment="train"), environments=str(cache))
     world.start()

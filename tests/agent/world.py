@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from infra.agent.job import Job, Limits, PodFolder, Step
+from infra.agent.job import Job, PodFolder, Step
 from infra.agent.process import Identity, end_all, find, send
 from infra.agent.state import living
 
@@ -44,8 +44,8 @@ class World:
         """A step program, run as `-m <name>`."""
         (self.pod.code / f"{name}.py").write_text(text)
 
-    def job(self, *steps: Step, limits: Limits = Limits(), token: str = "", **more: Any) -> None:
-        job = Job(run="brave-otter-1", token=token or self.token, steps=steps, limits=limits, **more)
+    def job(self, *steps: Step, token: str = "", **more: Any) -> None:
+        job = Job(run="brave-otter-1", token=token or self.token, steps=steps, **more)
         self.pod.job.write_text(job.to_json())
 
     def command(self, verb: str, environ: Mapping[str, str] = {}) -> subprocess.Popen[str]:
@@ -72,6 +72,11 @@ class World:
         until(self.pod.verdict.exists, "a verdict")
         until(lambda: not self.members(), "the end of every process")
         return json.loads(self.pod.verdict.read_text())
+
+    def verdict_or_death(self) -> dict[str, Any]:
+        """The verdict; {} when the last process of the pod was killed before there was one."""
+        until(lambda: not self.members(), "the end of every process")
+        return json.loads(self.pod.verdict.read_text()) if self.pod.verdict.exists() else {}
 
     def progress(self) -> dict[str, Any]:
         return json.loads(self.pod.progress.read_text())
