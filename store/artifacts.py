@@ -14,7 +14,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
@@ -173,9 +173,8 @@ class Store:
             others += [path for path in self._find(self._at(name)) if _is_manifest(path) and not _is_hidden(path)]
             others += [f"{name}{FLAT_MANIFEST}"]
         for other in others:
-            if other != f"{name}/{MANIFEST}" or manifest.flat:
-                if self._fs.exists(self._at(other)):
-                    raise StoreError(f"{name} in {self.uri}: {other} is there, and one would hold the other")
+            if (other != f"{name}/{MANIFEST}" or manifest.flat) and self._fs.exists(self._at(other)):
+                raise StoreError(f"{name} in {self.uri}: {other} is there, and one would hold the other")
 
     def _sweep(self) -> None:
         """End what dead writers left. Of other machines' writers nobody knows whether they are dead."""
@@ -215,7 +214,7 @@ class Store:
         """Artifacts from their manifests' paths; `paths` are the files seen around them."""
         verified = local.Verified(self._root) if self._is_local else None
         with _pool() as pool:
-            waiting = []
+            waiting: list[tuple[Artifact, list[Future[str]]]] = []
             for path in sorted(manifests):
                 name = path.removesuffix(FLAT_MANIFEST).removesuffix(f"/{MANIFEST}")
                 try:
