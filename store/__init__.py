@@ -1,0 +1,6 @@
+"""The artifact store: folders under names, each with a fingerprint and a manifest that is written last."""
+
+from store.artifacts import Store
+from store.manifest import Artifact, StoreError
+
+__all__ = ["Artifact", "Store", "StoreError"]

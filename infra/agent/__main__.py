@@ -1,0 +1,32 @@
+"""python3 -m infra.agent start|stop|status DIR, and guard|run DIR, the two that live on."""
+
+import sys
+from pathlib import Path
+from typing import Sequence
+
+from infra.agent import agent, commands, guard
+from infra.agent.state import AgentError
+
+VERBS = {
+    "start": commands.start,
+    "stop": commands.stop,
+    "status": commands.status,
+    "guard": guard.guard,
+    "run": agent.run,
+}
+
+
+def main(words: Sequence[str]) -> int:
+    """0 ok, 1 failed, 2 not understood."""
+    if len(words) != 2 or words[0] not in VERBS:
+        print(f"usage: python3 -m infra.agent {'|'.join(VERBS)} DIR", file=sys.stderr)
+        return 2
+    try:
+        return VERBS[words[0]](Path(words[1]).absolute())
+    except AgentError as error:
+        print(f"agent: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

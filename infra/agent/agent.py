@@ -1,0 +1,230 @@
+"""The agent: runs the steps of a job in order, and says how they ended.
+
+    end what an earlier agent left -> environment -> each step, unless its mark exists -> last rites -> verdict
+
+In: job.json, secrets.json, code/. Out: progress.json, marks, logs, verdict.json. Every way out leads
+through `finish`; a SIGKILL leads to the guard, which starts another agent.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Dict, Optional, Set
+
+from infra.agent import step_zero, steps
+from infra.agent.job import Job, PodFolder, Step
+from infra.agent.process import TOKEN, become_subreaper, end_all, find, myself, send
+from infra.agent.progress import Progress, Redactor, Tail
+from infra.agent.state import (
+    AgentError,
+    grace_s,
+    hold,
+    is_held,
+    living,
+    lock,
+    read_job,
+    read_json,
+    report,
+    say,
+    spawn,
+    stop_file,
+    tell,
+    verdict,
+    write_json,
+)
+
+REVIVE_EVERY_S = 0.5
+LEFTOVER_GRACE_S = 5.0  # what a process may take to end that its step has left behind
+
+
+def run(root: Path) -> int:
+    """Run the job to its verdict. 0 when it succeeded; 0 at once if it has an agent or a verdict."""
+    pod = PodFolder(root)
+    job = read_job(pod)
+    if hold(lock(pod, "agent")) is None or pod.verdict.exists():
+        return 0
+    become_subreaper()
+    agent = Agent(pod, job, read_json(pod.secrets))
+    signal.signal(signal.SIGTERM, agent.on_term)
+    try:
+        ending = agent.work()
+    except AgentError as error:
+        ending = verdict(job, "failed", str(error), agent.step)
+    except Exception:  # whatever it is, the pod must not be left without a verdict
+        ending = verdict(job, "failed", "the agent failed", agent.step)
+        ending["tail"] = traceback.format_exc()
+    return agent.finish(ending)
+
+
+class Agent:
+    def __init__(self, pod: PodFolder, job: Job, secrets: Dict[str, str]) -> None:
+        self.pod = pod
+        self.job = job
+        self.secrets = secrets
+        self.redact = Redactor(secrets)
+        self.told_to_end = False
+        self.step = ""
+        self.guard: Optional[subprocess.Popen[bytes]] = None
+        self.revived_at = 0.0
+        zero = step_zero.step_of(job, pod.code)
+        self.steps = [zero, *job.steps] if zero.config["names"] else list(job.steps)
+        self.pythons: Dict[str, str] = {"": sys.executable}
+        tell(report(pod, "agent"), {"token": job.token, "identity": asdict(myself())})
+        self.progress = Progress(pod, job, [step.name for step in self.steps], self.redact)
+
+    def work(self) -> Dict[str, Any]:
+        """The verdict."""
+        self.keep_guard()
+        self.end_tree()
+        missing = [name for name in self.job.secrets if name not in self.secrets]
+        if missing:
+            return verdict(self.job, "failed", f"not in {self.pod.secrets.name}: {', '.join(missing)}")
+        for step in self.steps:
+            self.step = step.name
+            if self.stop_request():
+                return self.stopped()
+            ending = self.run_step(step)
+            if ending:
+                return ending
+        self.step = ""
+        return verdict(self.job, "succeeded", exit_code=0)
+
+    def run_step(self, step: Step) -> Optional[Dict[str, Any]]:
+        """None when the step is done; else the verdict."""
+        mark = steps.marked(self.pod, step)
+        if mark:
+            self.progress.end(step.name, "reused", mark["result"])
+            return None
+        write_json(self.pod.config(step.name), step.config)
+        for _ in range(1 + step.max_restarts):
+            ending = self.attempt(step)
+            say(f"{step.name}: exit code {ending.exit_code} {ending.cut}")
+            if ending.exit_code == 0 and ending.cut in ("", "stop"):
+                self.done(step)
+                return None
+            if ending.cut == "stop":
+                self.progress.end(step.name, "waiting")
+                return self.stopped()
+            if ending.cut == "timeout" or ending.cut == "" and ending.exit_code != steps.RESUME_ME:
+                return self.failed(step, steps.in_words(ending, step), ending.exit_code)
+        why = "fell silent" if ending.cut == "silent" else f"ended with exit code {steps.RESUME_ME}"
+        return self.failed(step, f"step {step.name} {why} {1 + step.max_restarts} times", ending.exit_code)
+
+    def attempt(self, step: Step) -> steps.Ending:
+        records = Tail(self.pod.records(step.name))
+        self.progress.begin(step.name)
+
+        def tick() -> bool:
+            fresh = records.read()
+            self.progress.see(step.name, fresh)
+            self.keep_guard()
+            return bool(fresh)
+
+        words = [self.pythons[step.environment], *step.words, "--config", str(self.pod.config(step.name))]
+        watch = steps.Watch(tick, self.stop_grace_s, self.signal_all, self.end_tree)
+        return steps.attempt(self.pod, step, words, self.environ(step), watch)
+
+    def done(self, step: Step) -> None:
+        result = self.progress.steps[step.name]["result"]
+        if step.name == step_zero.NAME:  # it looks again each time whether its environments are whole
+            self.pythons.update(result["pythons"])
+        else:
+            steps.mark(self.pod, step, self.redact(result))
+        self.progress.end(step.name, "done")
+
+    def failed(self, step: Step, reason: str, exit_code: int) -> Dict[str, Any]:
+        self.progress.end(step.name, "failed")
+        ending = verdict(self.job, "failed", reason, step.name, exit_code)
+        ending["tail"] = steps.tail(self.pod, step.name)
+        return ending
+
+    def stopped(self) -> Dict[str, Any]:
+        request = self.stop_request()
+        return verdict(self.job, request["state"], request["reason"], self.step, steps.RESUME_ME)
+
+    def finish(self, ending: Dict[str, Any]) -> int:
+        """The last rites: nothing of the pod is left but its guard; then progress, then the verdict."""
+        try:
+            self.end_tree()
+        except AgentError as error:
+            if str(error) not in ending["reason"]:
+                ending["reason"] = f"{ending['reason']}; {error}".lstrip("; ")
+        ending = self.redact(ending)
+        if ending["state"] == "failed":
+            self.write_error(ending)
+        self.progress.close(ending["state"])
+        say(f"verdict: {ending['state']} {ending['reason']}")
+        write_json(self.pod.verdict, ending)
+        return 0 if ending["state"] == "succeeded" else 1
+
+    def write_error(self, ending: Dict[str, Any]) -> None:
+        when = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        text = f"run {self.job.run}, step {ending['step'] or '-'}: {ending['reason']}\n\n{ending['tail']}\n"
+        try:
+            self.pod.log(f"error-{when}").write_text(text, encoding="utf-8")
+        except OSError as error:
+            say(f"could not write the error log: {error}")
+
+    def environ(self, step: Step) -> Dict[str, str]:
+        pod, python = self.pod, Path(self.pythons[step.environment])
+        environ = {**os.environ, **self.job.environ}
+        if step.name != step_zero.NAME:
+            environ.update({name: self.secrets[name] for name in self.job.secrets})
+        environ.update(
+            {
+                TOKEN: self.job.token,
+                "SLIPWAY_RUN_ID": self.job.run,
+                "SKYPILOT_TASK_ID": self.job.run,
+                "SLIPWAY_WORK": str(pod.work),
+                "SLIPWAY_RECORDS": str(pod.records(step.name)),
+                "PYTHONPATH": str(pod.code),
+                "PYTHONUNBUFFERED": "1",
+                "PATH": os.pathsep.join([str(python.parent), environ.get("PATH", os.defpath)]),
+            }
+        )
+        return environ
+
+    def stop_request(self) -> Dict[str, Any]:
+        """Who asked for the end and why; {} while nobody has."""
+        asked = read_json(stop_file(self.pod))
+        if not asked and self.told_to_end:
+            return {"state": "stopped", "reason": "the agent was told to end (SIGTERM)", "grace_s": grace_s()}
+        return asked
+
+    def stop_grace_s(self) -> Optional[float]:
+        return self.stop_request().get("grace_s")
+
+    def on_term(self, *_: Any) -> None:
+        self.told_to_end = True
+
+    def keep_guard(self) -> None:
+        """Bring the guard back, unless the end has been asked for."""
+        now = time.monotonic()
+        if now - self.revived_at < REVIVE_EVERY_S or is_held(lock(self.pod, "guard")) or self.stop_request():
+            return
+        self.revived_at = now
+        if self.guard is None or self.guard.poll() is not None:
+            say("no guard; starting one")
+            self.guard = spawn(self.pod, self.job, "guard")
+
+    def spared(self) -> Set[int]:
+        guard = living(self.pod, "guard")
+        young = {self.guard.pid} if self.guard else set()
+        return young | ({guard.pid} if guard else set())
+
+    def signal_all(self, number: int) -> None:
+        spared = self.spared() | {os.getpid()}
+        for one in find(self.job.token):
+            if one.pid not in spared:
+                send(one, number)
+
+    def end_tree(self) -> None:
+        """Nothing of the pod is left but guard and agent. Raises AgentError, naming what would not end."""
+        left = end_all(self.job.token, min(LEFTOVER_GRACE_S, grace_s()), self.spared())
+        if left:
+            raise AgentError(f"DIRTY: processes {', '.join(str(one.pid) for one in left)} could not be ended")

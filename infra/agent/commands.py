@@ -1,0 +1,127 @@
+"""start, stop and status: what the control side asks of a pod, each answered with one JSON document.
+
+Start and stop hold one lock, so that they follow each other; both may be repeated.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict
+
+from infra.agent.job import Job, PodFolder
+from infra.agent.process import end_all
+from infra.agent.state import (
+    AgentError,
+    ask_to_stop,
+    close,
+    grace_s,
+    hold,
+    is_held,
+    living,
+    lock,
+    read_job,
+    read_json,
+    report,
+    spawn,
+    stop_file,
+    verdict,
+    write_json,
+)
+
+ARM_S = 30.0
+END_S = 20.0
+POLL_S = 0.05
+
+
+def start(root: Path) -> int:
+    """Arm a guard, which starts the agent; return when it is armed. A pod that runs already is left alone."""
+    pod = PodFolder(root)
+    job = read_job(pod)
+    _take_turn(pod)
+    if pod.verdict.exists() and not _await(lambda: not _anyone(pod), END_S):
+        raise AgentError(f"{root}: an earlier run has its verdict, but its guard does not end; run: stop {root}")
+    for role in ("guard", "agent"):
+        other = read_json(report(pod, role)).get("token", job.token)
+        if other != job.token and is_held(lock(pod, role)):
+            raise AgentError(f"{root}: the {role} of another job runs here ({other}, not {job.token})")
+    if not _anyone(pod):
+        _begin_anew(pod, job)
+    guard = None if is_held(lock(pod, "guard")) else spawn(pod, job, "guard")
+    if not _await(lambda: _armed(pod, job), ARM_S):
+        said = pod.log("guard").read_text(errors="replace").strip().splitlines() or ["nothing"]
+        code = "" if guard is None or guard.poll() is None else f" (exit code {guard.returncode})"
+        raise AgentError(f"{root}: the guard is not armed after {ARM_S:g} s{code}; it said: {said[-1]}")
+    return _print({key: value for key, value in read_json(report(pod, "guard")).items() if key != "clocks"})
+
+
+def stop(root: Path) -> int:
+    """End everything of the pod: 0 when nothing is left, 1 when something could not be ended."""
+    pod = PodFolder(root)
+    job = read_job(pod)
+    _take_turn(pod)
+    patience_s = END_S
+    if not pod.verdict.exists():
+        patience_s += ask_to_stop(pod, "stopped", "asked to stop", grace_s())["grace_s"]
+    _await(lambda: not _anyone(pod), patience_s)
+    survivors = end_all(job.token, 2.0)
+    if survivors:
+        pids = [one.pid for one in survivors]
+        print(f"DIRTY: processes {pids} of {root} could not be ended", file=sys.stderr)
+        return _print({"stopped": False, "survivors": pids, "verdict": read_json(pod.verdict) or None}, 1)
+    ending = close(pod, verdict(job, "stopped", "asked to stop"))
+    return _print({"stopped": True, "survivors": [], "verdict": ending})
+
+
+def status(root: Path) -> int:
+    pod = PodFolder(root)
+    document: Dict[str, Any] = {
+        role: {"alive": living(pod, role) is not None, **read_json(report(pod, role))} for role in ("guard", "agent")
+    }
+    document["progress"] = read_json(pod.progress) or None
+    document["stop"] = read_json(stop_file(pod)) or None
+    document["verdict"] = read_json(pod.verdict) or None
+    return _print(document)
+
+
+def _begin_anew(pod: PodFolder, job: Job) -> None:
+    """Nobody runs here: put the last verdict away and end what its processes left."""
+    before = read_json(report(pod, "guard"))
+    if before:
+        end_all(before["token"], grace_s=2.0)
+        if job.limits.micro_usd_per_hour == 0:
+            # A machine that costs nothing does not use up its limit while it rests; a rented one bills on.
+            write_json(report(pod, "guard"), {**before, "clocks": None})
+    if pod.verdict.exists():
+        number = 1 + len(list(pod.state.glob("verdict-*.json")))
+        pod.verdict.rename(pod.state / f"verdict-{number}.json")
+    stop_file(pod).unlink(missing_ok=True)
+
+
+def _take_turn(pod: PodFolder) -> None:
+    if hold(lock(pod, "command"), wait_s=grace_s() + 2 * END_S) is None:
+        raise AgentError(f"{pod.root}: another start or stop is still at work here")
+
+
+def _anyone(pod: PodFolder) -> bool:
+    return is_held(lock(pod, "guard")) or is_held(lock(pod, "agent"))
+
+
+def _armed(pod: PodFolder, job: Job) -> bool:
+    """A guard lives; or the job was so short that its verdict is there already."""
+    guard = living(pod, "guard") is not None and read_json(report(pod, "guard"))["token"] == job.token
+    return guard or pod.verdict.exists()
+
+
+def _await(truth: Callable[[], bool], within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    while not truth():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def _print(document: Dict[str, Any], code: int = 0) -> int:
+    print(json.dumps(document), flush=True)
+    return code

@@ -1,0 +1,165 @@
+"""The guard: owns the limits of a pod, and keeps its agent alive.
+
+In: job.json, and state/guard.json of the guard before it. Out: state/guard.json (armed limits, time and
+money so far), an agent for as long as there is neither verdict nor a request to stop, and at the end no process
+of the pod but itself. Durations of `Limits` are measured on the job's clock, which runs
+`clock_scale` times faster than this machine's.
+"""
+
+import signal
+import subprocess
+import time
+from collections import deque
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Deque, Dict, Optional
+
+from infra.agent import limits as ends
+from infra.agent.job import Job, PodFolder
+from infra.agent.process import become_subreaper, end_all, myself, reap
+from infra.agent.state import (
+    ask_to_stop,
+    close,
+    grace_s,
+    hold,
+    is_held,
+    lock,
+    read_job,
+    read_json,
+    report,
+    say,
+    spawn,
+    stop_file,
+    tell,
+    verdict,
+)
+
+TICK_S = 0.1
+REPORT_EVERY_S = 5.0
+LAST_RITES_S = 15.0  # what an agent needs beyond the grace of its step
+CRASH_LOOP = (5, 600.0)  # so many starts in so many seconds of the job's clock
+
+
+def guard(root: Path) -> int:
+    """Guard the pod until its verdict. Returns 0, or 1 when processes are left; 0 at once if it has a guard."""
+    pod = PodFolder(root)
+    job = read_job(pod)
+    if hold(lock(pod, "guard")) is None:
+        return 0
+    become_subreaper()
+    return Guard(pod, job).watch()
+
+
+class Guard:
+    def __init__(self, pod: PodFolder, job: Job) -> None:
+        self.pod = pod
+        self.job = job
+        self.limit_s = ends.hard_limit_s(job.limits)
+        self.idle_gpu = ends.IdleGpu(job.limits, job.clock_scale)
+        self.agent: Optional[subprocess.Popen[bytes]] = None
+        self.starts: Deque[float] = deque(maxlen=CRASH_LOOP[0])
+        self.armed_at = ends.boottime_s()
+        self.elapsed_before_s = self._elapsed_before_s()
+        self.reported_at = 0.0
+        self._report()
+        # Only now: an agent that ends what an earlier one left spares the guard that guard.json names.
+        self.told_to_end = False
+        signal.signal(signal.SIGTERM, self._on_term)
+        say(f"guard armed: limit {self.limit_s} s, elapsed {self.elapsed_s:.0f} s")
+
+    @property
+    def elapsed_s(self) -> float:
+        return self.elapsed_before_s + (ends.boottime_s() - self.armed_at) * self.job.clock_scale
+
+    def watch(self) -> int:
+        """Until the end; then nothing of the pod is left but this process."""
+        asked_at = None
+        while not self.pod.verdict.exists():
+            reap(keep=self.agent.pid if self.agent else None)
+            if self.limit_s is not None and self.elapsed_s >= self.limit_s:
+                return self._end("limit", f"the limit of {self.limit_s:.0f} s is reached", patience_s=0.0)
+            request = read_json(stop_file(self.pod)) or self._reason_to_stop()
+            if not request:
+                self._keep_agent()
+            elif asked_at is None:
+                asked_at = time.monotonic()
+                say(f"stopping: {request['reason']}")
+            elif not self._agent_lives() or time.monotonic() > asked_at + request["grace_s"] + LAST_RITES_S:
+                return self._end(request["state"], request["reason"], patience_s=2.0)
+            if time.monotonic() - self.reported_at >= REPORT_EVERY_S:
+                self._report()
+            time.sleep(TICK_S)
+        deadline = time.monotonic() + LAST_RITES_S
+        while self._agent_lives() and time.monotonic() < deadline:
+            time.sleep(TICK_S)
+        return self._end("", "", patience_s=2.0)
+
+    def _reason_to_stop(self) -> Dict[str, Any]:
+        """Asks the agent to stop when there is a reason; {} while there is none."""
+        grace = grace_s()
+        if self.told_to_end:
+            return ask_to_stop(self.pod, "stopped", "the guard was told to end (SIGTERM)", grace)
+        if self.limit_s is not None:
+            save_s, upload_s = ends.leads_s(self.limit_s)
+            left_s = self.limit_s - self.elapsed_s
+            if left_s <= save_s:
+                grace = max(0.0, left_s - upload_s) / self.job.clock_scale
+                return ask_to_stop(self.pod, "limit", f"the limit of {self.limit_s:.0f} s is near", grace)
+        full = ends.full_disk(self.pod.root, self.job.limits)
+        if full:
+            return ask_to_stop(self.pod, "failed", full, grace)
+        idle = self.idle_gpu.reason()
+        return ask_to_stop(self.pod, "limit", idle, grace) if idle else {}
+
+    def _agent_lives(self) -> bool:
+        young = self.agent is not None and self.agent.poll() is None
+        return young or is_held(lock(self.pod, "agent"))
+
+    def _keep_agent(self) -> None:
+        if self._agent_lives():
+            return
+        if self.agent is not None:
+            say(f"the agent ended without a verdict (exit code {self.agent.returncode})")
+        most, within_s = CRASH_LOOP
+        if len(self.starts) == most and self.elapsed_s - self.starts[0] < within_s:
+            reason = f"the agent ended {most} times in {within_s:.0f} s without a verdict; see logs/agent.log"
+            ask_to_stop(self.pod, "failed", reason, 0.0)
+            return
+        self.starts.append(self.elapsed_s)
+        self.agent = spawn(self.pod, self.job, "run")
+
+    def _end(self, state: str, reason: str, patience_s: float) -> int:
+        """Ends every process of the pod, then writes the verdict if the agent could not."""
+        survivors = end_all(self.job.token, patience_s)
+        ending = close(self.pod, verdict(self.job, state, reason))
+        self._report()
+        say(f"guard ends: {ending['state']} {ending['reason']}; left: {survivors or 'nothing'}")
+        return 1 if survivors else 0
+
+    def _elapsed_before_s(self) -> float:
+        """What earlier guards of this pod counted, and the time since then when nobody looked."""
+        before = read_json(report(self.pod, "guard"))
+        if before.get("token") != self.job.token:
+            return 0.0
+        clocks = before["clocks"]
+        gap = ends.gap_s(ends.Clocks(**clocks), ends.read_clocks()) if clocks else 0.0
+        return before["elapsed_s"] + gap * self.job.clock_scale
+
+    def _report(self) -> None:
+        self.reported_at = time.monotonic()
+        elapsed_s = self.elapsed_s
+        said = {
+            "run": self.job.run,
+            "token": self.job.token,
+            "identity": asdict(myself()),
+            "armed": True,
+            "limits": asdict(self.job.limits),
+            "limit_s": self.limit_s,
+            "elapsed_s": elapsed_s,
+            "spent_micro_usd": ends.spent_micro_usd(elapsed_s, self.job.limits),
+            "clocks": asdict(ends.read_clocks()),
+        }
+        tell(report(self.pod, "guard"), said)
+
+    def _on_term(self, *_: Any) -> None:
+        self.told_to_end = True

@@ -1,0 +1,118 @@
+"""How long a pod may live, how long it has lived, and what else ends it.
+
+Limits are durations. Time is CLOCK_BOOTTIME, which counts while the machine sleeps; the wall clock is
+asked only about the gap between two guards, where the larger of both counts: errors may only over-estimate.
+"""
+
+import math
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import List, Optional, Tuple
+
+from infra.agent.job import Limits
+from infra.agent.process import boot_id
+
+ASK_GPU_EVERY_S = 30.0
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """One reading of both clocks; saved with what had elapsed by then."""
+
+    boot_id: str
+    boot_s: float
+    wall_s: float
+
+
+def read_clocks() -> Clocks:
+    return Clocks(boot_id(), boottime_s(), time.time())
+
+
+def boottime_s() -> float:
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
+
+
+def gap_s(before: Clocks, now: Clocks) -> float:
+    """Seconds between two readings, perhaps with a reboot between them; never negative."""
+    since_boot = now.boot_s - before.boot_s if now.boot_id == before.boot_id else now.boot_s
+    return max(since_boot, now.wall_s - before.wall_s, 0.0)
+
+
+def hard_limit_s(limits: Limits) -> Optional[float]:
+    """The earlier of the time limit and the time that the money lasts; None when neither is set."""
+    ends = [] if limits.time_s is None else [limits.time_s]
+    if limits.spend_micro_usd is not None and limits.micro_usd_per_hour > 0:
+        ends.append(limits.spend_micro_usd * 3600 / limits.micro_usd_per_hour)
+    return min(ends) if ends else None
+
+
+def leads_s(limit_s: float) -> Tuple[float, float]:
+    """How long before the limit the step is asked to save, and how long before it only uploads go on."""
+    return (900.0, 300.0) if limit_s >= 7200 else (0.12 * limit_s, 0.04 * limit_s)
+
+
+def spent_micro_usd(elapsed_s: float, limits: Limits) -> int:
+    return math.ceil(elapsed_s * limits.micro_usd_per_hour / 3600)
+
+
+def full_disk(folder: Path, limits: Limits) -> str:
+    """Why work must stop, or "" while more than the reserve is free."""
+    free = shutil.disk_usage(folder).free
+    if free >= limits.reserve_bytes:
+        return ""
+    return f"disk nearly full: {free} bytes free, {limits.reserve_bytes} needed"
+
+
+class IdleGpu:
+    """Notices that no GPU has worked for `idle_gpu_s` of the job's clock. What is not known is not idle.
+
+    nvidia-smi is never waited for: on a broken driver it hangs where no signal reaches it, and the limits
+    must hold there too.
+    """
+
+    def __init__(self, limits: Limits, scale: float) -> None:
+        self.limit_s = limits.idle_gpu_s
+        self.scale = scale
+        self.busy_at = self.asked_at = boottime_s()
+        self.asking: Optional[subprocess.Popen[str]] = None
+
+    def reason(self) -> str:
+        """Why work must stop, or ""."""
+        if self.limit_s is None:
+            return ""
+        now = boottime_s()
+        if self.asking is None:
+            if now - self.asked_at >= min(ASK_GPU_EVERY_S, self.limit_s / self.scale / 4):
+                self.asked_at = now
+                self.asking = _ask_gpus()
+        elif self.asking.poll() is not None:
+            percents = _percents(self.asking)
+            self.asking = None
+            if not percents or any(percents):
+                self.busy_at = now
+            elif (now - self.busy_at) * self.scale >= self.limit_s:
+                return f"{len(percents)} GPUs idle for {(now - self.busy_at) * self.scale:.0f} s"
+        return ""
+
+
+def _ask_gpus() -> Optional["subprocess.Popen[str]"]:
+    """None where there is no nvidia-smi."""
+    words = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+    try:
+        return subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+    except OSError:
+        return None
+
+
+def _percents(asked: "subprocess.Popen[str]") -> List[int]:
+    """Utilisation of every GPU; [] when the answer was none."""
+    with asked:
+        lines = asked.stdout.read().split() if asked.stdout else []
+    return [int(line) for line in lines] if all(line.isdigit() for line in lines) else []

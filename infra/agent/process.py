@@ -1,0 +1,184 @@
+"""Who a process is, which processes belong to a pod, and how all of them are ended.
+
+A process is known by (boot id, pid, start time), never by its name. It belongs to a pod when its
+environment carries the pod's token, or when an ancestor's does: so a grandchild that forked twice
+into its own session is found, and so is a child that cleared its environment.
+Linux reads /proc; macOS asks ps.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, Iterable, List, Optional, Set
+
+TOKEN = "SLIPWAY_TOKEN"
+POLL_S = 0.02
+PR_SET_CHILD_SUBREAPER = 36
+PROC = Path("/proc")
+PS_FIELDS = "pid=,ppid=,stat=,lstart="
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One process: a pid may be used again, these three together are not."""
+
+    boot_id: str
+    pid: int
+    started: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the machine's process table."""
+
+    pid: int
+    ppid: int
+    state: str
+    started: str
+
+
+def boot_id() -> str:
+    """What changes at every boot of this machine."""
+    if sys.platform == "darwin":
+        return _output(["sysctl", "-n", "kern.bootsessionuuid"]).strip()
+    return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def identify(pid: int) -> Optional[Identity]:
+    """None when no such process lives; a zombie does not."""
+    row = _row(pid)
+    return Identity(boot_id(), pid, row.started) if row else None
+
+
+def myself() -> Identity:
+    me = identify(os.getpid())
+    assert me is not None
+    return me
+
+
+def is_alive(identity: Identity) -> bool:
+    return identify(identity.pid) == identity
+
+
+def send(identity: Identity, number: int) -> bool:
+    """Signal exactly this process; False when it is gone."""
+    if not is_alive(identity):
+        return False
+    try:
+        os.kill(identity.pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def find(token: str) -> List[Identity]:
+    """Every living process of the pod with this token."""
+    table = _table()
+    inside = _holders(token, table)
+    more = True
+    while more:
+        young = {row.pid for row in table.values() if row.ppid in inside} - inside
+        inside |= young
+        more = bool(young)
+    boot = boot_id()
+    return [Identity(boot, pid, table[pid].started) for pid in sorted(inside) if table[pid].state != "Z"]
+
+
+def end_all(token: str, grace_s: float, spare: Iterable[int] = (), kill_s: float = 10.0) -> List[Identity]:
+    """End every process of the pod but the caller and the pids in `spare`.
+
+    TERM, up to `grace_s` of patience, then KILL until none is left or `kill_s` is over.
+    Returns those that could not be ended.
+    """
+    untouched = {os.getpid(), *spare}
+    asked: Set[Identity] = set()
+    kill_at = time.monotonic() + grace_s
+    empty_scans = 0
+    while True:
+        members = [one for one in find(token) if one.pid not in untouched]
+        # One empty scan may have missed a child whose parent forked and ended while we read the table.
+        empty_scans = 0 if members else empty_scans + 1
+        now = time.monotonic()
+        if empty_scans == 2 or now >= kill_at + kill_s:
+            return members
+        for one in members:
+            if now >= kill_at:
+                send(one, signal.SIGKILL)
+            elif one not in asked:
+                asked.add(one)
+                send(one, signal.SIGTERM)
+        time.sleep(POLL_S)
+
+
+def become_subreaper() -> None:
+    """Orphans below us become our children instead of init's, where the system can do that."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap(keep: Optional[int] = None) -> None:
+    """Collect the dead children that a subreaper inherits; `keep` is left to its own Popen."""
+    while hasattr(os, "waitid"):
+        try:
+            dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if dead is None or dead.si_pid == keep:
+            return
+        os.waitpid(dead.si_pid, 0)
+
+
+def _table() -> Dict[int, Row]:
+    if sys.platform == "darwin":
+        return {row.pid: row for row in map(_parse_ps, _output(["ps", "-axo", PS_FIELDS]).splitlines())}
+    rows = (_row_of_proc(int(name)) for name in os.listdir(PROC) if name.isdigit())
+    return {row.pid: row for row in rows if row}
+
+
+def _row(pid: int) -> Optional[Row]:
+    if sys.platform == "darwin":
+        text = _output(["ps", "-o", PS_FIELDS, "-p", str(pid)]).strip()
+        row = _parse_ps(text) if text else None
+    else:
+        row = _row_of_proc(pid)
+    return row if row and row.state != "Z" else None
+
+
+def _row_of_proc(pid: int) -> Optional[Row]:
+    try:
+        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:  # it ended since it was listed
+        return None
+    fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold spaces and brackets
+    return Row(pid=pid, state=fields[0], ppid=int(fields[1]), started=fields[19])
+
+
+def _parse_ps(line: str) -> Row:
+    pid, ppid, state, started = line.split(None, 3)
+    return Row(pid=int(pid), ppid=int(ppid), state=state[0], started=started.strip())
+
+
+def _holders(token: str, table: Iterable[int]) -> Set[int]:
+    """Those of these processes whose environment carries the token."""
+    wanted = f"{TOKEN}={token}"
+    if sys.platform == "darwin":
+        lines = [line.split() for line in _output(["ps", "-axEww", "-o", "pid=,command="]).splitlines()]
+        return {int(words[0]) for words in lines if wanted in words}.intersection(table)
+    return {pid for pid in table if wanted.encode() in _environ_of_proc(pid)}
+
+
+def _environ_of_proc(pid: int) -> List[bytes]:
+    try:
+        return (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:  # gone, or another user's: not ours
+        return []
+
+
+def _output(words: List[str]) -> str:
+    """ps answers 1 when nothing matches, which is an answer."""
+    return subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout

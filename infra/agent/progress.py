@@ -1,0 +1,121 @@
+"""What is happening on the pod, as one small file that is replaced whole.
+
+In: what the agent does, and the records that steps append. Out: state/progress.json. The agent is its
+one writer. Values of secrets are struck out of everything written here.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterable, List, Mapping
+
+from infra.agent.job import SCHEMA, Job, PodFolder
+from infra.agent.state import tell
+
+WRITE_EVERY_S = 0.5
+
+
+class Redactor:
+    """Strikes the values of secrets out of anything that JSON can hold."""
+
+    def __init__(self, secrets: Mapping[str, str]) -> None:
+        # Longest first: one value may be a part of another.
+        self.secrets = sorted(((value, name) for name, value in secrets.items() if value), key=lambda one: -len(one[0]))
+
+    def __call__(self, value: Any) -> Any:
+        if isinstance(value, str):
+            for secret, name in self.secrets:
+                value = value.replace(secret, f"[{name}]")
+        elif isinstance(value, dict):
+            return {self(key): self(one) for key, one in value.items()}
+        elif isinstance(value, list):
+            return [self(one) for one in value]
+        return value
+
+
+class Tail:
+    """The records that were appended to a file since one looked last."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self.rest = b""
+        with open(path, "ab") as file:
+            self.offset = file.tell()
+
+    def read(self) -> List[Dict[str, Any]]:
+        """Whole lines only. What is no record is passed over: a killed writer may have left half a line."""
+        with open(self.path, "rb") as file:
+            file.seek(self.offset)
+            fresh = file.read(1 << 20)
+        self.offset += len(fresh)
+        *lines, self.rest = (self.rest + fresh).split(b"\n")
+        return [record for record in map(_parse, lines) if record]
+
+
+def _parse(line: bytes) -> Dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+class Progress:
+    def __init__(self, pod: PodFolder, job: Job, names: Iterable[str], redact: Redactor) -> None:
+        self.path = pod.progress
+        self.redact = redact
+        self.steps = {name: _waiting(name) for name in names}
+        self.whole = {"schema": SCHEMA, "run": job.run, "token": job.token, "state": "starting", "step": ""}
+        self.written_at = 0.0
+        self.write()
+
+    def begin(self, name: str) -> None:
+        """An attempt at a step starts."""
+        step = self.steps[name]
+        step.update(state="running", attempts=step["attempts"] + 1, record=None, result=None, ended_at=None)
+        step["started_at"] = step["started_at"] or time.time()
+        self.whole.update(state="running", step=name)
+        self.write()
+
+    def see(self, name: str, records: List[Dict[str, Any]]) -> None:
+        """The running step said something, or time has passed."""
+        step = self.steps[name]
+        for record in records:
+            step["record"] = record
+            if record.get("kind") == "result":
+                step["result"] = record
+        if time.monotonic() - self.written_at >= WRITE_EVERY_S:
+            self.write()
+
+    def end(self, name: str, state: str, result: Any = None) -> None:
+        """A step is done, reused or failed; a reused one brings its result along."""
+        step = self.steps[name]
+        step.update(state=state, ended_at=time.time(), result=step["result"] or result)
+        self.write()
+
+    def close(self, state: str) -> None:
+        """The run is over."""
+        self.whole["state"] = state
+        self.write()
+
+    def write(self) -> None:
+        now = time.time()
+        self.written_at = time.monotonic()
+        for step in self.steps.values():
+            if step["started_at"]:
+                step["elapsed_s"] = (step["ended_at"] or now) - step["started_at"]
+        tell(self.path, self.redact({**self.whole, "steps": list(self.steps.values()), "updated_at": now}))
+
+
+def _waiting(name: str) -> Dict[str, Any]:
+    return {
+        "name": name,
+        "state": "waiting",
+        "attempts": 0,
+        "started_at": None,
+        "ended_at": None,
+        "elapsed_s": 0.0,
+        "record": None,
+        "result": None,
+    }

@@ -1,0 +1,169 @@
+"""The small files by which guard, agent and commands of one pod agree.
+
+`state/guard.lock` and `state/agent.lock` are held by flock for as long as their process lives, so a
+lock says who lives and no crash leaves one behind. `state/stop.json` asks for the end: from then on nobody
+is revived. `state/verdict.json` is the end.
+"""
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, Optional
+
+from infra.agent.job import Job, PodFolder, write_durably
+from infra.agent.process import TOKEN, Identity, is_alive
+
+CODE = Path(__file__).resolve().parents[2]
+
+
+class AgentError(Exception):
+    """One line that says what is wrong with this pod."""
+
+
+def read_job(pod: PodFolder) -> Job:
+    """Raises AgentError when the folder holds no job that this agent reads."""
+    try:
+        return Job.from_json(pod.job.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise AgentError(f"{pod.job}: {error}") from error
+
+
+def read_json(path: Path) -> Dict[str, Any]:
+    """{} when there is no such file."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return {}
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_durably(path, json.dumps(value, indent=1) + "\n")
+
+
+def tell(path: Path, value: Any) -> None:
+    """Like write_json, for what is written again soon: a full disk costs the reader news, not the pod its work."""
+    try:
+        write_json(path, value)
+    except OSError as error:
+        say(f"could not write {path.name}: {error}")
+
+
+def hold(path: Path, wait_s: float = 2.0) -> Optional[int]:
+    """Take the lock for the rest of this process, or until the descriptor is closed; None when another holds it.
+
+    The wait is there because somebody who only looks holds it for a moment.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                os.close(descriptor)
+                return None
+            time.sleep(0.02)
+
+
+def is_held(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def lock(pod: PodFolder, role: str) -> Path:
+    """Of `guard`, `agent`, or `command` (start and stop, one at a time)."""
+    return pod.state / f"{role}.lock"
+
+
+def stop_file(pod: PodFolder) -> Path:
+    return pod.state / "stop.json"
+
+
+def report(pod: PodFolder, role: str) -> Path:
+    """What guard or agent says of itself: identity, token and more."""
+    return pod.state / f"{role}.json"
+
+
+def living(pod: PodFolder, role: str) -> Optional[Identity]:
+    """Who holds this role now; None also while a new one is still on its way to saying so."""
+    said = read_json(report(pod, role)).get("identity")
+    identity = Identity(**said) if said else None
+    return identity if identity and is_held(lock(pod, role)) and is_alive(identity) else None
+
+
+def ask_to_stop(pod: PodFolder, state: str, reason: str, grace_s: float) -> Dict[str, Any]:
+    """The first request counts. `state` is what the verdict will say: stopped, limit or failed."""
+    if not stop_file(pod).exists():
+        write_json(stop_file(pod), {"state": state, "reason": reason, "grace_s": grace_s, "at": time.time()})
+    return read_json(stop_file(pod))
+
+
+def grace_s() -> float:
+    """How long a step may take to stop in good order."""
+    return float(os.environ.get("SLIPWAY_GRACE_S", "60"))
+
+
+def verdict(job: Job, state: str, reason: str = "", step: str = "", exit_code: Optional[int] = None) -> Dict[str, Any]:
+    return {
+        "run": job.run,
+        "token": job.token,
+        "state": state,
+        "step": step,
+        "exit_code": exit_code,
+        "reason": reason,
+        "tail": "",
+        "at": time.time(),
+    }
+
+
+def close(pod: PodFolder, ending: Dict[str, Any]) -> Dict[str, Any]:
+    """Write the verdict for an agent that could not, and let its progress agree. Returns the verdict that holds."""
+    if not pod.verdict.exists():
+        progress = read_json(pod.progress)
+        if progress:
+            for step in progress["steps"]:
+                if step["state"] == "running":
+                    step.update(state="failed" if ending["state"] == "failed" else "waiting", ended_at=time.time())
+            progress.update(state=ending["state"], updated_at=time.time())
+            write_json(pod.progress, progress)
+        write_json(pod.verdict, ending)
+    return read_json(pod.verdict)
+
+
+def spawn(pod: PodFolder, job: Job, role: str) -> "subprocess.Popen[bytes]":
+    """Start `guard` or `run` (the agent) in a session of its own, with its words in a log."""
+    name = {"run": "agent"}.get(role, role)
+    pod.logs.mkdir(parents=True, exist_ok=True)
+    with open(pod.log(name), "ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "infra.agent", role, str(pod.root)],
+            cwd=pod.root,
+            env={**os.environ, TOKEN: job.token, "PYTHONPATH": str(CODE)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def say(text: str) -> None:
+    """One timed line into this process's log."""
+    try:
+        print(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}", flush=True)
+    except OSError:
+        pass  # the disk of the log is full; the work must not end for that

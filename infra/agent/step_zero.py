@@ -1,0 +1,52 @@
+"""Step 0: the environments that the steps of a job name.
+
+In: `--config FILE` holding {names, code, cache, torch}. Out: a record per thing done, and a result that
+maps each name to its interpreter. Exit 1 with one line when an environment cannot be made.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, Sequence
+
+from infra.agent.job import Job, Step
+
+NAME = "environment"
+
+
+def step_of(job: Job, code: Path) -> Step:
+    names = sorted({step.environment for step in job.steps if step.environment})
+    config = {"names": names, "code": str(code), "cache": job.environments, "torch": job.torch}
+    return Step(name=NAME, words=("-m", "infra.agent.step_zero"), config=config)
+
+
+def main(words: Sequence[str]) -> int:
+    from infra.agent import environment
+
+    flag, path = words
+    assert flag == "--config"
+    config = json.loads(Path(path).read_text(encoding="utf-8"))
+    code, cache = Path(config["code"]), Path(config["cache"])
+    try:
+        pythons = {name: str(environment.ensure(name, code, cache, config["torch"], _say)) for name in config["names"]}
+    except environment.EnvironmentFailed as error:
+        print(error, flush=True)
+        return 1
+    _emit("result", pythons=pythons)
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+    _emit("note", text=text)
+
+
+def _emit(kind: str, **values: Any) -> None:
+    with open(os.environ["SLIPWAY_RECORDS"], "a", encoding="utf-8") as file:
+        file.write(json.dumps({"kind": kind, "at": time.time(), **values}) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,122 @@
+"""One attempt at one step: a process in a session of its own, watched until it and its tree are gone.
+
+In: the words to run and their environment. Out: how it ended. Real work runs at real speed, so `timeout_s` and
+`silent_s` are measured on this machine's clock whatever the job's clock_scale.
+"""
+
+import hashlib
+import json
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional
+
+from infra.agent.job import PodFolder, Step
+from infra.agent.process import reap
+from infra.agent.state import grace_s, read_json, say, write_json
+
+RESUME_ME = 75  # exit code of a step that stopped in good order
+POLL_S = 0.05
+DUMP_S = 2.0  # what faulthandler gets to write the stacks of a silent step
+TAIL_BYTES, TAIL_LINES = 8000, 40
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an attempt ended; `cut` says why the agent ended it: stop, timeout, silent, or "" when it did not."""
+
+    exit_code: int
+    cut: str = ""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What the agent wants to know and to decide while a step runs."""
+
+    tick: Callable[[], bool]  # called at every look; true when the step has appended a record
+    stop_grace_s: Callable[[], Optional[float]]  # None, or how long the step may take to stop now
+    signal_all: Callable[[int], None]  # to every process of the step's tree
+    end_tree: Callable[[], None]  # raises when a process cannot be ended
+
+
+def attempt(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str], watch: Watch) -> Ending:
+    """Run the step once. Afterwards no process of it is left."""
+    pod.logs.mkdir(parents=True, exist_ok=True)
+    with open(pod.log(step.name), "ab") as log:
+        process = subprocess.Popen(
+            words,
+            cwd=pod.code,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    cut = _watch(process, step, watch)
+    watch.end_tree()
+    return Ending(process.wait(), cut)
+
+
+def _watch(process: "subprocess.Popen[bytes]", step: Step, watch: Watch) -> str:
+    """Until the process has ended or has used up its patience; returns why it was cut short."""
+    cut, kill_at = "", 0.0
+    started = spoke = time.monotonic()
+    while process.poll() is None:
+        reap(keep=process.pid)
+        now = time.monotonic()
+        if watch.tick():
+            spoke = now
+        patience_s = watch.stop_grace_s()
+        if cut:
+            if now >= kill_at:
+                break
+        elif patience_s is not None:
+            cut, kill_at = "stop", now + patience_s
+            process.send_signal(signal.SIGTERM)
+        elif step.timeout_s is not None and now - started >= step.timeout_s:
+            cut, kill_at = "timeout", now + grace_s()
+            process.send_signal(signal.SIGTERM)
+        elif step.silent_s is not None and now - spoke >= step.silent_s:
+            cut, kill_at = "silent", now + DUMP_S
+            say(f"{step.name}: no record for {step.silent_s:g} s; dumping its stacks")
+            watch.signal_all(signal.SIGUSR1)
+        time.sleep(POLL_S)
+    watch.tick()
+    return cut
+
+
+def digest(step: Step) -> str:
+    """What a mark must carry to stand for this step: its words and its config."""
+    return hashlib.sha256(json.dumps([step.words, step.config], sort_keys=True).encode()).hexdigest()
+
+
+def marked(pod: PodFolder, step: Step) -> Optional[Dict[str, Any]]:
+    """The mark of this very step, with its result, or None."""
+    mark = read_json(pod.mark(step.name))
+    return mark if mark.get("digest") == digest(step) else None
+
+
+def mark(pod: PodFolder, step: Step, result: Any) -> None:
+    write_json(pod.mark(step.name), {"digest": digest(step), "result": result, "at": time.time()})
+
+
+def tail(pod: PodFolder, step: str) -> str:
+    """The last lines of a step's log."""
+    try:
+        with open(pod.log(step), "rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+    return "\n".join(text.splitlines()[-TAIL_LINES:])
+
+
+def in_words(ending: Ending, step: Step) -> str:
+    """Why a step failed, for people."""
+    if ending.cut == "timeout":
+        return f"step {step.name} ran into its limit of {step.timeout_s:g} s"
+    if ending.exit_code < 0:
+        return f"step {step.name} was killed by {signal.Signals(-ending.exit_code).name}"
+    return f"step {step.name} failed with exit code {ending.exit_code}"

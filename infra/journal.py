@@ -1,0 +1,250 @@
+"""What we rented and owe: intents, written before their effects, and what became of them.
+
+In: events about pods. Out: rows. One journal per installation, in the user's state directory.
+The protocol: `plan` commits the intent, `advance` moves a row along the table of `infra.states`. A write names the
+row as its writer last saw it (its epoch); when somebody else moved it meanwhile, nothing is written and Fenced is
+raised: look again. A pod whose row is live, or UNKNOWN, may be billing.
+"""
+
+import contextlib
+import json
+import os
+import sqlite3
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from infra import journal_file
+from infra.agent.process import Identity, boot_id, is_alive, myself
+from infra.errors import UsageError
+from infra.journal_file import JournalError
+from infra.states import ENDED, PLANNED, after
+
+_STAMPS = {"sending": "sent_at", "created": "last_seen_at", "found": "last_seen_at", "armed": "last_seen_at",
+           "reachable": "last_seen_at", "end": "del_requested_at"}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Op:
+    """One billable thing, as last read. Money is micro-USD, rates per hour; times are UTC epoch seconds."""
+
+    token: str
+    run: str
+    slot: int = 0
+    role: str = "train"
+    vendor: str
+    account_fp: str = ""
+    spec_hash: str = ""
+    target: str = ""  # what it makes, and where: one live op for each pair
+    store: str = ""
+    job: str = ""  # JSON, as it is handed over
+    state: str = PLANNED
+    epoch: int = 1
+    remote_id: str | None = None
+    address: str | None = None
+    rate: int = 0
+    storage_rate: int = 0
+    ttl_s: float | None = None
+    hard_deadline: int | None = None
+    cap: int | None = None
+    intent_at: int = 0
+    sent_at: int | None = None
+    last_seen_at: int | None = None
+    first_absent_at: int | None = None
+    absent_n: int = 0
+    del_requested_at: int | None = None
+    reason: str = ""
+
+    @property
+    def is_live(self) -> bool:
+        return self.state not in ENDED
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to change one thing, held by one process until it dies, releases it or hands it on."""
+
+    name: str
+    epoch: int
+
+
+_COLUMNS = tuple(one.name for one in fields(Op))
+_SELECT = f"SELECT {', '.join(_COLUMNS)} FROM ops"
+_LIVE = "state NOT IN ('TERMINATED', 'FAILED')"
+
+
+class Taken(UsageError):
+    """The same thing is live already; `op` is its row."""
+
+    def __init__(self, op: Op) -> None:
+        self.op = op
+        super().__init__(
+            f"{op.run} is at it already ({op.state} on {op.vendor}); run: inv status, or inv down {op.run}"
+        )
+
+
+class Held(UsageError):
+    """A living process holds that lease."""
+
+
+class Fenced(JournalError):
+    """Somebody else changed the row since it was read."""
+
+
+class Journal:
+    """Open with `Journal.open`; use as a context manager, or close it."""
+
+    def __init__(self, path: Path, opened: journal_file.Opened) -> None:
+        self.path, self._db = path, opened.db
+        self.installation, self.problem, self.is_replacement = (
+            opened.installation, opened.problem, opened.is_replacement)  # fmt: skip
+        self.close = weakref.finalize(self, _close, opened.db, path, bool(opened.problem))
+
+    @staticmethod
+    def open(path: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> "Journal":
+        """The journal at `path`, else this user's. A damaged one is read-only, and its `problem` says so.
+
+        Raises JournalError when it cannot or must not be used at all.
+        """
+        place = Path(path).absolute() if path else journal_file.default_path(environ)
+        return Journal(place, journal_file.open_file(place, environ))
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Pods.
+
+    def plan(self, *, token: str, run: str, vendor: str, **facts: Any) -> Op:
+        """Commit the intent to rent. Raises Taken when its (run, slot), or its target in its store, is live."""
+        op = Op(token=token, run=run, vendor=vendor, intent_at=int(time.time()), **facts)
+        with self._writing():
+            rivals = f"{_LIVE} AND ((run = ? AND slot = ?) OR (target = ? AND store = ? AND target != ''))"
+            live = self._ops(f"WHERE {rivals}", op.run, op.slot, op.target, op.store)
+            if live:
+                raise Taken(live[0])
+            marks = ", ".join("?" * len(_COLUMNS))
+            values = [getattr(op, column) for column in _COLUMNS]
+            self._db.execute(f"INSERT INTO ops ({', '.join(_COLUMNS)}) VALUES ({marks})", values)
+            self._event(op, "plan", {})
+        return op
+
+    def advance(self, op: Op, event: str, **facts: Any) -> Op:
+        """Move a row along the table, writing down `facts` (columns). Raises Fenced, or SlipwayError for no such move."""
+        state = after(op.state, event)
+        if event in _STAMPS:
+            facts.setdefault(_STAMPS[event], int(time.time()))
+        return self._change(op, event, {"state": state, **facts})
+
+    def note(self, op: Op, **facts: Any) -> Op:
+        """Write down `facts` (columns) about a row that stays in its state. Raises Fenced."""
+        return self._change(op, "note", facts)
+
+    def op(self, token: str) -> Op:
+        """Raises JournalError when no row has this token."""
+        found = self._ops("WHERE token = ?", token)
+        if not found:
+            raise JournalError(f"journal {self.path}: nothing has the token {token}")
+        return found[0]
+
+    def ops(self, live: bool | None = None, run: str | None = None) -> list[Op]:
+        """Rows, oldest first; all, or only the live or the ended ones, or only those of a run."""
+        found = self._ops("WHERE run = ? ORDER BY rowid", run) if run else self._ops("ORDER BY rowid")
+        return [op for op in found if live is None or op.is_live is live]
+
+    def runs(self) -> list[str]:
+        """Names of runs, the one that was rented for last at the end."""
+        return list(dict.fromkeys(op.run for op in reversed(self.ops())))[::-1]
+
+    # Leases.
+
+    def take(self, name: str) -> Lease:
+        """Raises Held while the process that has it lives."""
+        with self._writing():
+            row = self._db.execute("SELECT epoch, boot_id, pid, pid_starttime FROM leases WHERE name = ?", (name,))
+            epoch, *holder = row.fetchone() or (0, None, None, None)
+            if holder[1] is not None and is_alive(Identity(*holder)):
+                raise Held(f"{name} is held by process {holder[1]}")
+            me = myself()
+            values = (name, epoch + 1, me.boot_id, me.pid, me.started)
+            self._db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?)", values)
+        return Lease(name, epoch + 1)
+
+    def renew(self, lease: Lease) -> Lease:
+        """The same lease, held by this process from now on; what `lease` named before is void. Raises Fenced."""
+        me = myself()
+        return self._hold(lease, me.boot_id, me.pid, me.started)
+
+    def release(self, lease: Lease) -> None:
+        """Raises Fenced when it was no longer ours."""
+        self._hold(lease, None, None, None)
+
+    # Within.
+
+    def _hold(self, lease: Lease, *holder: str | int | None) -> Lease:
+        with self._writing():
+            sql = "UPDATE leases SET epoch = ?, boot_id = ?, pid = ?, pid_starttime = ? WHERE name = ? AND epoch = ?"
+            done = self._db.execute(sql, (lease.epoch + 1, *holder, lease.name, lease.epoch))
+            if done.rowcount != 1:
+                raise Fenced(f"{lease.name}: another process has taken over")
+        return Lease(lease.name, lease.epoch + 1)
+
+    def _change(self, op: Op, event: str, facts: dict[str, Any]) -> Op:
+        assert facts.keys() <= set(_COLUMNS), facts
+        with self._writing():
+            sets = ", ".join(f"{column} = ?" for column in facts)
+            sql = f"UPDATE ops SET epoch = epoch + 1, {sets} WHERE token = ? AND epoch = ? AND state = ?"
+            done = self._db.execute(sql, (*facts.values(), op.token, op.epoch, op.state))
+            if done.rowcount != 1:
+                raise Fenced(f"{op.run}: another process changed {op.token} meanwhile; run: inv status")
+            changed = self.op(op.token)
+            self._event(changed, event, facts)
+        return changed
+
+    def _event(self, op: Op, event: str, facts: Mapping[str, Any]) -> None:
+        clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+        sql = (
+            "INSERT INTO events (token, event, state, epoch, facts, at, boot_id, boottime_ms) VALUES (?,?,?,?,?,?,?,?)"
+        )
+        now = (int(time.time()), boot_id(), time.clock_gettime_ns(clock) // 1_000_000)
+        self._db.execute(sql, (op.token, event, op.state, op.epoch, json.dumps(facts), *now))
+
+    def _ops(self, where: str, *values: Any) -> list[Op]:
+        try:
+            rows = self._db.execute(f"{_SELECT} {where}", values).fetchall()
+        except sqlite3.DatabaseError as error:
+            raise JournalError(self.problem or f"journal {self.path}: {error}") from error
+        return [Op(**dict(zip(_COLUMNS, row, strict=True))) for row in rows]
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One transaction, under the lock."""
+        if self.problem:
+            raise JournalError(self.problem)
+        with journal_file.locked(self.path):
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                try:
+                    yield
+                    self._db.execute("COMMIT")
+                except BaseException:
+                    if self._db.in_transaction:
+                        self._db.execute("ROLLBACK")
+                    raise
+                journal_file.checkpoint_if_long(self._db, self.path)
+            except sqlite3.Error as error:
+                raise JournalError(f"journal {self.path}: {error}") from error
+
+
+def _close(db: sqlite3.Connection, path: Path, is_read_only: bool) -> None:
+    """The last one to close makes a checkpoint, so that this too wants the lock."""
+    if is_read_only:
+        db.close()
+    else:
+        with journal_file.locked(path):
+            db.close()

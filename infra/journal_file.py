@@ -1,0 +1,214 @@
+"""The file of the journal: where it lies, its lock, its tables, and how it is opened.
+
+SQLite in WAL mode, synced in full. Every write and every checkpoint happens under an exclusive flock of a sibling
+file: SQLite before 3.51.3 can corrupt a WAL when a write races a checkpoint. The lock belongs to a process, never to
+a time. A damaged file is opened for reading only, and never replaced by an empty one.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from infra import names
+from infra.agent.job import write_durably
+from infra.errors import SlipwayError
+
+PRAGMAS = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 10_000, "wal_autocheckpoint": 0}
+CHECKPOINT_BYTES = 1 << 20
+NETWORK_FILE_SYSTEMS = frozenset(
+    "nfs nfs4 cifs smb2 smb3 smbfs ncpfs 9p afs ceph lustre gpfs beegfs glusterfs ocfs2 gfs2 pvfs2 davfs "
+    "fuse.sshfs fuse.glusterfs fuse.s3fs fuse.gcsfuse fuse.rclone fuse.ceph fuse.juicefs fuse.davfs".split()
+)
+
+# One entry per schema version. Money is micro-USD (rates per hour), times are UTC epoch seconds; every change of an
+# op is also an event, which carries the boot's own clock.
+MIGRATIONS = (
+    (
+        """CREATE TABLE ops (
+            token TEXT PRIMARY KEY, run TEXT NOT NULL, slot INTEGER NOT NULL, role TEXT NOT NULL, vendor TEXT NOT NULL,
+            account_fp TEXT NOT NULL, spec_hash TEXT NOT NULL, target TEXT NOT NULL, store TEXT NOT NULL,
+            job TEXT NOT NULL, state TEXT NOT NULL, epoch INTEGER NOT NULL, remote_id TEXT, address TEXT,
+            rate INTEGER NOT NULL, storage_rate INTEGER NOT NULL, ttl_s REAL, hard_deadline INTEGER, cap INTEGER,
+            intent_at INTEGER NOT NULL, sent_at INTEGER, last_seen_at INTEGER, first_absent_at INTEGER,
+            absent_n INTEGER NOT NULL, del_requested_at INTEGER, reason TEXT NOT NULL)""",
+        "CREATE UNIQUE INDEX one_live_per_slot ON ops (run, slot) WHERE state NOT IN ('TERMINATED', 'FAILED')",
+        """CREATE UNIQUE INDEX one_live_per_target ON ops (target, store)
+            WHERE target != '' AND state NOT IN ('TERMINATED', 'FAILED')""",
+        """CREATE TABLE events (
+            id INTEGER PRIMARY KEY, token TEXT NOT NULL REFERENCES ops, event TEXT NOT NULL, state TEXT NOT NULL,
+            epoch INTEGER NOT NULL, facts TEXT NOT NULL, at INTEGER NOT NULL, boot_id TEXT NOT NULL,
+            boottime_ms INTEGER NOT NULL)""",
+        "CREATE TRIGGER events_stay BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'events only grow'); END",
+        "CREATE TRIGGER events_are_fixed BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'events only grow'); END",
+        """CREATE TABLE leases (
+            name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, boot_id TEXT, pid INTEGER, pid_starttime TEXT)""",
+        """CREATE TABLE spend (
+            token TEXT NOT NULL REFERENCES ops, at INTEGER NOT NULL, source TEXT NOT NULL, amount INTEGER NOT NULL)""",
+        "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    ),
+)
+
+
+class JournalError(SlipwayError):
+    """The journal cannot be used, or not for writing."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    db: sqlite3.Connection
+    installation: str  # eight letters and digits; "" when nobody knows it any more
+    problem: str = ""  # why it is read-only, in words; "" = it is whole
+    is_replacement: bool = False  # new, though this installation had a journal before
+
+
+def default_path(environ: Mapping[str, str]) -> Path:
+    return _folder(environ, "XDG_STATE_HOME", ".local/state") / "journal.sqlite"
+
+
+def installation_file(path: Path, environ: Mapping[str, str]) -> Path:
+    """Where the id of that journal's installation is kept besides: a separate journal is a separate installation."""
+    path = path.absolute()
+    suffix = "" if path == default_path(environ) else f"-{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}"
+    return _folder(environ, "XDG_CONFIG_HOME", ".config") / f"installation_id{suffix}"
+
+
+@contextlib.contextmanager
+def locked(path: Path, wait_s: float = 30.0) -> Iterator[None]:
+    """Hold the lock of the journal at `path`. Raises JournalError when another process keeps it for `wait_s`."""
+    descriptor = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    deadline = time.monotonic() + wait_s
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise JournalError(f"journal {path}: another process has been writing for {wait_s:g} s") from None
+                time.sleep(0.002)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def open_file(path: Path, environ: Mapping[str, str]) -> Opened:
+    """Raises JournalError: on a network file system, of a newer schema, of another installation, not openable."""
+    kept = installation_file(path, environ)
+    try:
+        _make_folder(path.parent, is_ours=path == default_path(environ))
+        kind = file_system_of(path.parent)
+        if kind in NETWORK_FILE_SYSTEMS:
+            raise JournalError(f"journal {path}: it cannot lie on {kind}; give a local --state-file or XDG_STATE_HOME")
+        with locked(path):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+            path.chmod(0o600)
+            return _open_locked(path, kept)
+    except (OSError, sqlite3.OperationalError) as error:
+        raise JournalError(f"journal {path}: {error}") from error
+
+
+def _open_locked(path: Path, kept: Path) -> Opened:
+    remembered = kept.read_text().strip() if kept.exists() else ""
+    # Any thread may come to close it: the garbage collector chooses.
+    db = sqlite3.connect(path, isolation_level=None, timeout=10, check_same_thread=False)
+    try:
+        for name, value in PRAGMAS.items():
+            db.execute(f"PRAGMA {name}={value}")
+            if db.execute(f"PRAGMA {name}").fetchone() != (value,):
+                raise JournalError(f"journal {path}: SQLite does not take {name}={value} here")
+        found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
+        is_new = _migrate(db, path, remembered)
+        row = db.execute("SELECT value FROM meta WHERE key = 'installation'").fetchone()
+        if row is None:
+            raise sqlite3.DatabaseError("it does not say whose it is")
+        installation = row[0]
+    except sqlite3.OperationalError:
+        db.close()
+        raise
+    except sqlite3.DatabaseError as error:
+        db.close()
+        return Opened(_read_only(path), remembered, f"journal {path} is damaged ({error}); it is only read from now on")
+    except JournalError:
+        db.close()
+        raise
+    if not remembered:
+        _make_folder(kept.parent, is_ours=True)
+        write_durably(kept, installation + "\n", 0o600)
+    elif remembered != installation:
+        db.close()
+        raise JournalError(
+            f"journal {path} is that of installation {installation}, {kept} says {remembered}; move one of them away"
+        )
+    return Opened(db, installation, is_replacement=is_new and bool(remembered))
+
+
+def _migrate(db: sqlite3.Connection, path: Path, remembered: str) -> bool:
+    """Bring the tables up to date in one transaction; True when they were made just now."""
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version > len(MIGRATIONS):
+        raise JournalError(
+            f"journal {path} has schema {version}, this Slipway knows {len(MIGRATIONS)}: it was written by a newer one"
+        )
+    if version == len(MIGRATIONS):
+        return False
+    db.execute("BEGIN IMMEDIATE")
+    for statements in MIGRATIONS[version:]:
+        for statement in statements:
+            db.execute(statement)
+    if version == 0:
+        installation = remembered if re.fullmatch("[a-z0-9]{8}", remembered) else names.random_word(8)
+        db.execute("INSERT INTO meta VALUES ('installation', ?)", (installation,))
+    db.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
+    db.execute("COMMIT")
+    return version == 0
+
+
+def _read_only(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, isolation_level=None, timeout=10)
+
+
+def checkpoint_if_long(db: sqlite3.Connection, path: Path) -> None:
+    """Fold a long WAL into the file. The lock is held."""
+    wal = path.with_name(path.name + "-wal")
+    if wal.exists() and wal.stat().st_size > CHECKPOINT_BYTES:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def file_system_of(path: Path, mounts: str | None = None) -> str:
+    """The type of the file system that holds `path`, "" where the system does not say.
+
+    mounts: text as in /proc/self/mountinfo, which is the default.
+    """
+    table = Path("/proc/self/mountinfo")
+    if mounts is None:
+        mounts = table.read_text() if table.exists() else ""
+    place, best, kind = str(path.resolve()), "", ""
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        point = before.split()[4].replace("\\040", " ")
+        if (place == point or place.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
+            best, kind = point, after.split()[0]
+    return kind
+
+
+def _folder(environ: Mapping[str, str], variable: str, otherwise: str) -> Path:
+    base = environ.get(variable, "")
+    return Path(base if os.path.isabs(base) else Path.home() / otherwise) / "slipway"
+
+
+def _make_folder(folder: Path, is_ours: bool) -> None:
+    """A folder of ours is for its owner only; one that was there, and is somebody's choice, stays as it is."""
+    if not folder.exists():
+        folder.mkdir(mode=0o700, parents=True)
+    elif is_ours:
+        folder.chmod(0o700)

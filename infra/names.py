@@ -1,0 +1,67 @@
+"""Names: readable ones for runs, random ones for what a vendor bills."""
+
+import difflib
+import re
+import secrets
+import string
+from collections.abc import Collection, Iterable
+
+from infra.errors import UsageError
+
+ADJECTIVES = (
+    "able agile amber ample azure bold brave breezy bright brisk calm clear clever cosy crisp daring deft eager early "
+    "easy fair fast fine fleet fond free fresh frank gentle glad golden good grand happy hardy hearty honest jolly keen "
+    "kind lively loyal lucky mellow merry mighty mild modest neat nimble noble patient plain proud quick quiet ready "
+    "rosy round salty sharp silver sleek smart snug solid spry steady still stout strong sunny sure swift tidy tough "
+    "true trusty upbeat vivid warm wise witty young zesty"
+).split()
+ANIMALS = (
+    "albatross auk avocet badger bear beaver bison bittern boar camel cod cormorant crab crane curlew deer dipper dolphin "
+    "dove duck dunlin eagle eel egret eider elk falcon finch fox frog gannet gecko goose grebe grouse gull hare heron "
+    "herring horse ibis jackdaw jay kestrel kite koala lark lemur lion llama lobster loon lynx mackerel magpie marten "
+    "moose newt osprey otter owl oyster panda pelican perch petrel pike plover porpoise puffin puma quail raven robin "
+    "salmon seal shrew skua sparrow squid stork swan swift tern thrush tiger toad trout tuna turtle vole walrus weasel "
+    "whale wolf wren yak zebra"
+).split()
+_NAME = re.compile(r"(?![.-])[A-Za-z0-9._-]{1,128}")
+_LETTERS = string.ascii_lowercase + string.digits
+
+
+def run_name(taken: Collection[str] = ()) -> str:
+    """A new readable run id such as `brave-otter-3`; the number is one more than the largest in `taken`."""
+    numbers = (name.rpartition("-")[2] for name in taken)
+    number = 1 + max((int(one) for one in numbers if one.isascii() and one.isdigit()), default=0)
+    return f"{secrets.choice(ADJECTIVES)}-{secrets.choice(ANIMALS)}-{number}"
+
+
+def check_name(name: str) -> str:
+    """`name` itself, safe as a file name and a word. Raises UsageError."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} is no name: 1 to 128 of letters, digits, '.', '_' and '-', not beginning with '.' or '-'"
+        )
+    return name
+
+
+def match(prefix: str, names: Iterable[str]) -> str:
+    """The name that `prefix` is or uniquely begins. Raises UsageError listing what there is."""
+    known = sorted(set(names))
+    found = [name for name in known if name.startswith(prefix)]
+    if prefix in known or len(found) == 1:
+        return prefix if prefix in known else found[0]
+    if found:
+        raise UsageError(f"{prefix!r} is the beginning of several: {', '.join(found)}")
+    near = difflib.get_close_matches(prefix, known, 3) or known[-10:]
+    raise UsageError(
+        f"nothing is called {prefix!r}; " + (f"there is: {', '.join(near)}" if near else "there is nothing yet")
+    )
+
+
+def random_word(length: int) -> str:
+    """Lowercase letters and digits."""
+    return "".join(secrets.choice(_LETTERS) for _ in range(length))
+
+
+def new_token(installation: str) -> str:
+    """`sw1-<installation>-<random>`: the key of one billable thing, 29 characters, never used again."""
+    return f"sw1-{installation}-{random_word(16)}"

@@ -1,0 +1,90 @@
+"""What only a store in a local folder has: locks, fsync, and a memory of files already verified."""
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator
+
+LOCK = ".lock"
+VERIFIED = ".verified.json"
+SETTLED_NS = 2_000_000_000  # a younger file could change again without its time stamps showing it
+
+
+@contextlib.contextmanager
+def locked(root: str, exclusive: bool) -> Iterator[None]:
+    """Hold the store's lock: writers swap artifacts under the exclusive one, readers verify under the shared one."""
+    path = os.path.join(root, LOCK)
+    if exclusive:
+        os.makedirs(root, exist_ok=True)
+    elif not os.path.exists(path):  # nobody has ever published here
+        yield
+        return
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT if exclusive else os.O_RDONLY, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def claim(folder: str) -> int | None:
+    """A descriptor that marks `folder` as in use until it is closed or this process dies; None = somebody else's."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Verified:
+    """The sha256 of files as they were last read, good for as long as size, times and inode stay the same."""
+
+    def __init__(self, root: str) -> None:
+        self._root, self._changed = root, False
+        try:
+            with open(os.path.join(root, VERIFIED), encoding="utf-8") as file:
+                self._known = dict(json.load(file))
+        except (OSError, ValueError, TypeError):  # absent or damaged: everything is read again
+            self._known = {}
+
+    def get(self, path: str, stat: os.stat_result) -> str | None:
+        *seen, digest = self._known.get(path) or [None]
+        return digest if seen == _stamp(stat) else None
+
+    def put(self, path: str, before: os.stat_result, after: os.stat_result, digest: str) -> None:
+        settled = time.time_ns() - max(before.st_mtime_ns, before.st_ctime_ns) > SETTLED_NS
+        if settled and _stamp(before) == _stamp(after):
+            self._known[path] = [*_stamp(before), digest]
+            self._changed = True
+
+    def save(self) -> None:
+        if not self._changed:
+            return
+        draft = os.path.join(self._root, f"{VERIFIED}.{uuid.uuid4().hex}")
+        try:
+            known = {
+                path: seen for path, seen in self._known.items() if os.path.lexists(os.path.join(self._root, path))
+            }
+            with open(draft, "w", encoding="utf-8") as file:
+                json.dump(known, file)
+            os.replace(draft, os.path.join(self._root, VERIFIED))
+        except OSError:  # a read-only or full disk: the next reader hashes again
+            with contextlib.suppress(OSError):
+                os.remove(draft)
+
+
+def _stamp(stat: os.stat_result) -> list[int]:
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]

@@ -1,0 +1,76 @@
+"""What the store writes down about an artifact, and what it may be called."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SCHEMA = 1
+MANIFEST = "ARTIFACT.json"  # in the artifact's folder
+FLAT_MANIFEST = ".artifact.json"  # after the name, at the store's root
+_PART = re.compile(r"(?![.-])[A-Za-z0-9._-]{1,128}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class StoreError(Exception):
+    """What was wanted of the store, and what was found instead."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """What the store holds under one name."""
+
+    name: str
+    fingerprint: str
+    problem: str = ""  # "" = whole; else what is wrong, in words
+    about: Mapping[str, Any] = field(default_factory=dict)  # whatever its maker wrote
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    path: str  # under the artifact's folder, with "/"
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    name: str
+    fingerprint: str
+    about: Mapping[str, Any]
+    files: tuple[FileEntry, ...]
+    published_at: float  # UTC epoch seconds
+    flat: bool = False
+
+    def to_json(self) -> str:
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, sort_keys=True) + "\n"
+
+    @staticmethod
+    def from_json(text: bytes) -> "Manifest":
+        """Raises ValueError, in words, when this is not a manifest of this schema with harmless paths."""
+        try:
+            raw = json.loads(text)
+            schema = raw.pop("schema")
+            if schema != SCHEMA:
+                raise ValueError(f"schema {schema}, known is {SCHEMA}")
+            files = tuple(FileEntry(**entry) for entry in raw.pop("files"))
+            manifest = Manifest(**raw, files=files)
+            check_name(manifest.name)
+            for entry in files:
+                if not _is_harmless(entry.path) or not _SHA256.fullmatch(entry.sha256) or type(entry.size) is not int:
+                    raise ValueError(f"entry {entry.path!r}")
+        except (KeyError, TypeError, AttributeError, ValueError, StoreError) as error:
+            raise ValueError(f"its manifest cannot be used ({error})") from None
+        return manifest
+
+
+def check_name(name: str) -> str:
+    """`name` itself. Raises StoreError unless it is parts of `[A-Za-z0-9._-]` joined by "/"."""
+    if not all(_PART.fullmatch(part) for part in name.split("/")):
+        raise StoreError(f"{name!r} cannot name an artifact: letters, digits, '.', '_' and '-', in parts joined by '/'")
+    return name
+
+
+def _is_harmless(path: str) -> bool:
+    return "\0" not in path and "\\" not in path and all(part not in ("", ".", "..") for part in path.split("/"))

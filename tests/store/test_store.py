@@ -1,0 +1,279 @@
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from store import Artifact, Store, StoreError
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def folder_of(place: Path, files: dict[str, bytes]) -> Path:
+    for path, content in files.items():
+        (place / path).parent.mkdir(parents=True, exist_ok=True)
+        (place / path).write_bytes(content)
+    return place
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "artifacts"
+
+
+@pytest.fixture
+def store(root):
+    return Store(root)
+
+
+@pytest.fixture
+def made(tmp_path):
+    return folder_of(tmp_path / "made", {"train/a.txt": b"alpha", "train/b.txt": b"beta", "notes.json": b"{}"})
+
+
+def child(script: str, *words: str) -> subprocess.Popen:
+    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    return subprocess.Popen([sys.executable, "-c", script, *words], env=environ, stdout=subprocess.PIPE)
+
+
+def test_what_is_published_is_found_whole_and_read_from_its_path(store, made, root):
+    store.publish(made, "datasets/pydocs/text", "f1", {"lines": 2})
+    assert store.artifacts() == [Artifact("datasets/pydocs/text", "f1", "", {"lines": 2})]
+    place = store.path("datasets/pydocs/text", "f1")
+    assert place == root / "datasets/pydocs/text"
+    assert (place / "train/b.txt").read_bytes() == b"beta"
+    manifest = json.loads((place / "ARTIFACT.json").read_text())
+    listed = {entry["path"]: (entry["size"], entry["sha256"]) for entry in manifest["files"]}
+    assert listed["train/a.txt"] == (5, hashlib.sha256(b"alpha").hexdigest())
+    assert set(listed) == {"train/a.txt", "train/b.txt", "notes.json"}
+
+
+def test_a_new_store_is_empty_and_says_what_is_missing(store, root):
+    assert store.artifacts() == []
+    assert store.check("tokenizer").problem == "it is missing"
+    with pytest.raises(StoreError, match="tokenizer in .*: it is missing"):
+        store.path("tokenizer", "f1")
+    assert not root.exists()
+
+
+def test_another_fingerprint_is_refused_naming_both(store, made):
+    store.publish(made, "tokenizer", "f1", {})
+    with pytest.raises(StoreError, match="its fingerprint is f1, wanted is f2"):
+        store.path("tokenizer", "f2")
+
+
+def test_publishing_again_replaces_and_leaves_nothing_of_the_old(store, made, tmp_path, root):
+    store.publish(made, "tokenizer", "f1", {})
+    store.publish(folder_of(tmp_path / "new", {"tokenizer.json": b"new"}), "tokenizer", "f2", {})
+    assert store.artifacts() == [Artifact("tokenizer", "f2")]
+    assert sorted(path.name for path in (root / "tokenizer").iterdir()) == ["ARTIFACT.json", "tokenizer.json"]
+    assert [path.name for path in root.iterdir() if path.name.startswith((".tmp", ".trash"))] == []
+
+
+def test_flat_files_lie_at_the_root_beside_their_manifest(store, tmp_path, root):
+    files = {"identity.jsonl": b"[]\n", "identity.heldout.jsonl": b"[]\n"}
+    store.publish(folder_of(tmp_path / "one", files), "identity", "f1", {"n": 1}, flat=True)
+    assert store.path("identity", "f1") == root
+    assert (root / "identity.artifact.json").is_file()
+    store.publish(folder_of(tmp_path / "two", {"identity.jsonl": b"[1]\n"}), "identity", "f2", {}, flat=True)
+    assert store.artifacts() == [Artifact("identity", "f2")]
+    assert (root / "identity.jsonl").read_bytes() == b"[1]\n"
+    assert not (root / "identity.heldout.jsonl").exists()
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (flip, "not what was published"),
+        (lambda path: path.write_bytes(b"a"), "has 1 bytes, its manifest says 5"),
+        (Path.unlink, "is missing"),
+        (lambda path: (path.rename(path.parents[3] / "moved"), path.symlink_to(path.parents[3] / "moved")), "symbolic"),
+        (lambda path: (path.parent / "c.txt").write_text("c"), "is not in its manifest"),
+        (lambda path: (path.parents[1] / "ARTIFACT.json").write_text("{"), "manifest cannot be used"),
+    ],
+)
+def test_damage_is_named(store, made, root, damage, words):
+    store.publish(made, "data/text", "f1", {})
+    victim = root / "data/text/train/a.txt"
+    assert store.artifacts()[0].problem == ""
+    damage(victim)
+    assert words in store.artifacts()[0].problem
+    assert words in store.check("data/text").problem
+    with pytest.raises(StoreError, match=words):
+        store.path("data/text", "f1")
+
+
+def test_a_verified_file_is_not_read_again_until_its_stat_changes(store, made, root):
+    store.publish(made, "text", "f1", {})
+    remembered = root / ".verified.json"
+    assert store.artifacts()[0].problem == "" and not remembered.exists()  # too young to be trusted
+    known, deadline = {}, time.monotonic() + 20
+    while len(known) < 3 and time.monotonic() < deadline:
+        assert store.artifacts()[0].problem == ""
+        known = json.loads(remembered.read_text()) if remembered.exists() else {}
+    assert set(known) == {"text/train/a.txt", "text/train/b.txt", "text/notes.json"}
+    known["text/notes.json"][-1] = "0" * 64  # what is remembered is what is believed
+    remembered.write_text(json.dumps(known))
+    assert "not what was published" in store.check("text").problem
+    (root / "text/notes.json").write_bytes(b"{}")
+    assert store.check("text").problem == ""
+    flip(root / "text/train/a.txt")
+    assert "a.txt is not what was published" in store.check("text").problem
+
+
+@pytest.mark.parametrize("name", ["", "/etc", "../x", "a/../b", "a//b", ".hidden", "-flag", "a b", "a\n", "a/"])
+def test_names_that_could_leave_the_store_are_refused(store, made, name):
+    with pytest.raises(StoreError, match="cannot name an artifact"):
+        store.publish(made, name, "f1", {})
+    with pytest.raises(StoreError, match="cannot name an artifact"):
+        store.path(name, "f1")
+
+
+def test_a_manifest_that_names_files_outside_is_damage(store, made, root):
+    store.publish(made, "text", "f1", {})
+    manifest = json.loads((root / "text/ARTIFACT.json").read_text())
+    manifest["files"][0]["path"] = "../../secret"
+    (root / "text/ARTIFACT.json").write_text(json.dumps(manifest))
+    assert "entry '../../secret'" in store.artifacts()[0].problem
+
+
+def test_links_are_neither_published_nor_followed_out(store, made, root, tmp_path):
+    (made / "link").symlink_to("/etc/passwd")
+    with pytest.raises(StoreError, match="link is neither a file nor a folder"):
+        store.publish(made, "text", "f1", {})
+    (made / "link").unlink()
+    root.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (root / "datasets").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match="leads out of the store"):
+        store.publish(made, "datasets/text", "f1", {})
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_nothing_and_nested_things_are_not_published(store, made, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StoreError, match="holds no file"):
+        store.publish(tmp_path / "empty", "text", "f1", {})
+    with pytest.raises(StoreError, match="No such file"):
+        store.publish(tmp_path / "absent", "text", "f1", {})
+    store.publish(made, "data/text", "f1", {})
+    for inner_or_outer in ("data", "data/text/more"):
+        with pytest.raises(StoreError, match="one would hold the other"):
+            store.publish(made, inner_or_outer, "f1", {})
+    with pytest.raises(StoreError, match="cannot lie at the store's root"):
+        store.publish(made, "flat", "f1", {}, flat=True)
+    assert [one.name for one in store.artifacts()] == ["data/text"]
+
+
+def test_files_that_are_not_ours_are_kept_aside(store, made, root):
+    folder_of(root / "text", {"mine.txt": b"precious"})
+    store.publish(made, "text", "f1", {})
+    assert [path.read_bytes() for path in root.glob(".aside-*/mine.txt")] == [b"precious"]
+    assert store.artifacts() == [Artifact("text", "f1")]
+
+
+def test_a_failed_publish_keeps_the_old_artifact_and_leaves_no_draft(store, made, root):
+    store.publish(made, "text", "f1", {})
+    with pytest.raises(TypeError):
+        store.publish(made, "text", "f2", {"about": object()})
+    assert store.artifacts() == [Artifact("text", "f1")]
+    assert not list(root.glob(".tmp-*"))
+
+
+PUBLISH = """
+import sys
+from store import Store
+folder, root, flat = sys.argv[1], sys.argv[2], sys.argv[3] == "flat"
+store = Store(root)
+print("up", flush=True)
+for number in range(10**9 if sys.argv[4] == "forever" else int(sys.argv[4])):
+    store.publish(folder, "thing", "f-" + folder[-1], {}, flat=flat)
+"""
+
+
+@pytest.mark.parametrize("form", ["folder", "flat"])
+def test_two_publishers_at_once_leave_one_whole_artifact(store, tmp_path, root, form):
+    writers = []
+    for letter in "ab":
+        content = {f"{number}.txt": letter.encode() * 1000 for number in range(8)}
+        folder = folder_of(tmp_path / letter, content)
+        writers.append(child(PUBLISH, str(folder), str(root), form, "8"))
+    try:
+        while any(writer.poll() is None for writer in writers):
+            assert [one.problem for one in store.artifacts()] in ([], [""])
+        assert [writer.wait() for writer in writers] == [0, 0]
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.communicate()
+    (artifact,) = store.artifacts()
+    place = store.path("thing", artifact.fingerprint)
+    assert {path.read_bytes()[:1].decode() for path in place.glob("*.txt")} == {artifact.fingerprint[-1]}
+
+
+@pytest.mark.parametrize("form", ["folder", "flat"])
+def test_a_writer_killed_at_any_moment_leaves_a_whole_artifact_and_its_leftovers_are_swept(tmp_path, root, form):
+    content = {f"{number}.txt": b"a" * 1000 for number in range(20)}
+    folder = folder_of(tmp_path / "a", content)
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    chance = random.Random(seed)
+    Store(root).publish(folder, "thing", "f-a", {}, flat=form == "flat")
+    for _ in range(8):
+        writer = child(PUBLISH, str(folder), str(root), form, "forever")
+        try:
+            assert writer.stdout.readline() == b"up\n"
+            with pytest.raises(subprocess.TimeoutExpired):
+                writer.wait(chance.uniform(0, 0.1))
+        finally:
+            writer.send_signal(signal.SIGKILL)
+            writer.communicate()
+        assert Store(root).artifacts() == [Artifact("thing", "f-a")]
+        assert not list(root.glob(".tmp-*")) + list(root.glob(".trash-*"))
+
+
+def test_the_draft_of_a_living_writer_is_left_alone(store, made, root):
+    store.publish(made, "text", "f1", {})
+    draft = root / f".tmp-{uuid.uuid4().hex}"
+    draft.mkdir()
+    holder = child(
+        "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), 2); print(1, flush=True); input()", str(draft)
+    )
+    try:
+        assert holder.stdout.readline() == b"1\n"
+        store.artifacts()
+        assert draft.is_dir()
+    finally:
+        holder.kill()
+        holder.communicate()
+    store.artifacts()
+    assert not draft.exists()
+
+
+def test_a_store_that_is_no_local_folder_works_the_same(made, tmp_path):
+    store = Store(f"memory://{uuid.uuid4().hex}")
+    store.publish(made, "datasets/text", "f1", {"n": 1})
+    store.publish(folder_of(tmp_path / "new", {"train/a.txt": b"new"}), "datasets/text", "f2", {})
+    store.publish(folder_of(tmp_path / "flat", {"flat.jsonl": b"[]"}), "flat", "f3", {}, flat=True)
+    assert store.artifacts() == [Artifact("datasets/text", "f2"), Artifact("flat", "f3")]
+    assert store.check("datasets/text").problem == ""
+    with pytest.raises(StoreError, match="not in a folder of this machine"):
+        store.path("datasets/text", "f2")
+
+
+def test_a_uri_that_nothing_speaks_is_refused_in_words():
+    with pytest.raises(StoreError, match="store nonsense://x"):
+        Store("nonsense://x")
