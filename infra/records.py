@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from infra.agent.job import Job, Limits
+from infra.agent.job import Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,22 +86,11 @@ class Plan:
     """What a launch will do, known before anything starts."""
 
     target: str  # fingerprint of what was asked for: two launches with the same one want the same thing
+    store: str  # URI of the store that it goes to
     artifacts: tuple[PlannedArtifact, ...]
     job: Job | None  # None when everything is here
     request: Request
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Run:
-    """A job on its pod, as the journal knows it."""
-
-    run: str
-    target: str
-    state: str
-    pod: Pod
-    started_at: float
-    limits: Limits = Limits()
 
 
 @dataclass(frozen=True)

@@ -223,3 +223,20 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
             view.note,
         )
     return table
+
+
+def watch_screen(views: list[PodView], every_s: float) -> "RenderableType":
+    """The table and, under it, the steps of the newest run that is at work."""
+    from rich.console import Group
+
+    clock = datetime.now().strftime("%H:%M:%S")
+    parts: list[Any] = [f"{clock}, every {duration(every_s)}; Ctrl-C ends the watching, not the runs", status_table(views)]
+    running = next((view for view in views if view.state == "running"), None)
+    if running:
+        parts.extend(["", running.run, steps_table(running.progress, time.time())])
+    return Group(*parts)
+
+
+def line(value: Any) -> None:
+    """Data for programs that read on: one JSON document per line."""
+    print(json.dumps(value, default=_plain), flush=True)

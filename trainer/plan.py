@@ -189,11 +189,11 @@ def resolve(
         if state != "here":
             due.add(name)
             steps.append(_step(node, nodes, prints, inventory.store, profile))
-    target = _digest([inventory.store, *(prints[phase] for phase in wanted.phases)])
+    target = _digest([prints[phase] for phase in wanted.phases])
     job = None
     if steps:
         job = Job(run, "", tuple(steps), limits, torch=torch, environments=environments)
-    return Plan(target, tuple(artifacts), job, request)
+    return Plan(target, inventory.store, tuple(artifacts), job, request)
 
 
 def _closure(nodes: Mapping[str, Node], names: tuple[str, ...]) -> set[str]:

@@ -1,0 +1,57 @@
+"""Following one run to its end: a pod's files read again and again, yielded as they change.
+
+In: a journal row. Out: (progress, verdict) pairs, the last one with a verdict. It only reads: whoever stops following stops nothing.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from infra.agent.job import PodFolder
+from infra.errors import SlipwayError
+from infra.journal import Journal, Op
+from infra.transport import Transport
+from infra.watch import is_alive
+
+POLL_S = 0.25
+DOUBT_AFTER_S = 5.0  # an agent at work writes its progress twice a second
+
+Seen = tuple[dict[str, Any], dict[str, Any]]
+
+
+def follow(op: Op, journal: Journal, transport: Transport) -> Iterator[Seen]:
+    """Yields at every look, about four times a second, until the run has its verdict.
+
+    SlipwayError: neither its guard nor its agent lives, or its pod was ended by somebody else.
+    """
+    doubted_at = time.monotonic()
+    while True:
+        progress, verdict = look(op, transport)
+        yield progress, verdict
+        if verdict:
+            return
+        if time.time() - progress.get("updated_at", 0.0) < DOUBT_AFTER_S:
+            doubted_at = time.monotonic()
+        elif time.monotonic() - doubted_at > DOUBT_AFTER_S:
+            if not journal.op(op.token).is_live:
+                raise SlipwayError(f"{op.run} was ended meanwhile; run: inv status")
+            if not is_alive(op, transport) and not look(op, transport)[1]:
+                raise SlipwayError(f"{op.run}: neither its guard nor its agent lives; go on with: inv resume {op.run}")
+            doubted_at = time.monotonic()
+        time.sleep(POLL_S)
+
+
+def look(op: Op, transport: Transport) -> Seen:
+    """Progress and verdict of this pod as they are now, {} where there is none yet."""
+    pod = PodFolder(Path(op.address or ""))
+    return _read(transport, pod.progress, op.token), _read(transport, pod.verdict, op.token)
+
+
+def _read(transport: Transport, path: Path, token: str) -> dict[str, Any]:
+    try:
+        found = json.loads(transport.get(path))
+    except FileNotFoundError:
+        return {}
+    return found if found.get("token") == token else {}

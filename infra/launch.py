@@ -1,0 +1,97 @@
+"""The street itself: rent, push, hand over; then the laptop's part is done.
+
+    Plan -> Offer -> Op (journal: renting, rented) -> code + job.json -> an armed guard (journal: ready)
+
+In: a plan. Out: the journal's row of a pod at work. `resume` walks the same street for a run that stopped.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from infra import pods
+from infra.agent.job import Job, PodFolder
+from infra.errors import NoOffer, SlipwayError, UsageError
+from infra.journal import Journal, Op
+from infra.providers import Provider
+from infra.records import Offer, Plan, Request
+from infra.states import LOST, READY
+from infra.transport import Transport, reach
+
+ARM_S = 60.0
+
+Say = Callable[[str], None]
+
+
+def start(plan: Plan, provider: Provider, journal: Journal, root: Path, secrets: Mapping[str, str], say: Say) -> Op:
+    """Rent a pod for the plan's job, send it the code of `root`, hand over. Raises Taken when it runs already."""
+    assert plan.job is not None
+    offer = choose(provider, plan.request)
+    op = pods.rent(provider, plan.request, offer, plan.job, journal, target=plan.target, store=plan.store)
+    try:
+        transport = reach(op.vendor)
+        pod = PodFolder(Path(op.address or ""))
+        pushed = transport.push(root, pod.code, op.token)
+        for refusal in pushed.refused:
+            say(f"not sent: {refusal}")
+        return hand_over(op, transport, journal, secrets)
+    except BaseException as error:  # also Ctrl-C: a pod without its job must not stay
+        pods.end(provider, op, journal, f"hand-over failed: {error}")
+        raise
+
+
+def resume(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, str]) -> Op:
+    """Go on with a run that has stopped, on the code that it was started with.
+
+    Raises UsageError when it is at work, or has nothing left to go on with.
+    """
+    transport = reach(op.vendor)
+    if op.is_live:
+        if op.state not in (READY, LOST):
+            raise UsageError(f"{op.run} is {op.state}; run: inv status")
+        return hand_over(op, transport, journal, secrets)
+    job = Job.from_json(op.job)
+    pod = PodFolder(Path(op.address or ""))
+    if not op.address or not pod.code.is_dir():
+        raise UsageError(f"{op.run} left nothing to go on with in {op.address or 'any folder'}; run: inv launch")
+    request = Request(run=op.run, provider=op.vendor)
+    new = pods.rent(provider, request, choose(provider, request), job, journal, target=op.target, store=op.store)
+    try:
+        return hand_over(new, transport, journal, secrets)
+    except BaseException as error:
+        pods.end(provider, new, journal, f"hand-over failed: {error}")
+        raise
+
+
+def choose(provider: Provider, request: Request) -> Offer:
+    """The cheapest machine that satisfies the request. Raises NoOffer."""
+    offers = provider.offers(request)
+    if not offers:
+        wanted = f"{request.num_gpus or ''} {request.gpu or 'GPU'}".strip()
+        raise NoOffer(f"{provider.name} has no machine with {wanted} on {request.nodes} node(s); ask for less, or run: inv doctor")
+    return min(offers, key=lambda offer: offer.micro_usd_per_hour)
+
+
+def hand_over(op: Op, transport: Transport, journal: Journal, secrets: Mapping[str, str]) -> Op:
+    """Put job and secrets in place and arm the guard; the row is READY then. May be repeated."""
+    pod = PodFolder(Path(op.address or ""))
+    job = Job.from_json(op.job)
+    chosen = {name: secrets[name] for name in job.secrets if name in secrets}
+    transport.put(json.dumps(chosen).encode(), pod.secrets, 0o600)
+    transport.put(op.job.encode(), pod.job)
+    words = [_python(), "-m", "infra.agent", "start", str(pod.root)]
+    done = transport.run(words, timeout_s=ARM_S, cwd=pod.code, env={"PYTHONPATH": str(pod.code)})
+    if done.exited != 0:
+        raise SlipwayError(f"{op.run}: its guard did not start: {(done.stderr or done.stdout).strip()}")
+    if json.loads(done.stdout)["token"] != op.token:
+        raise SlipwayError(f"{op.run}: another pod's guard answered in {pod.root}; run: inv status")
+    if op.state == READY:
+        return op
+    return journal.advance(op, "reachable" if op.state == LOST else "armed")
+
+
+def _python() -> str:
+    """The interpreter below the control environment, which may be rebuilt while the agent runs."""
+    return getattr(sys, "_base_executable", sys.executable)

@@ -1,0 +1,323 @@
+"""Runs: launch them, watch them, read them, stop them, go on with them."""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from invoke import Exit, task
+
+from infra import launch as street
+from infra import pods, watch
+from infra.agent.job import Limits, PodFolder
+from infra.errors import SlipwayError, UsageError
+from infra.follow import follow
+from infra.journal import Journal, Op, Taken
+from infra.names import check_name, match, run_name
+from infra.providers import Provider
+from infra.records import Plan, Request
+from infra.settings import Settings
+from infra.transport import reach
+from scripts import render, words
+from scripts.planning import ROOT, plan_for
+
+DETACHED = 130
+
+
+@task(
+    help={
+        "phase": "base, mid, sft, a sum such as mid+sft, or all",
+        "profile": "recipe of model and training (smoke, tiny)",
+        "provider": "where: local, or what .env says",
+        "source": "pydocs, fineweb, or a path of .txt, .jsonl, .parquet",
+        "packages": "pydocs: installed packages to read too, comma-separated",
+        "persona": "YAML file with name, maker, purpose",
+        "seed": "of the training",
+        "steps": "optimizer steps per phase instead of the profile's; the schedule is scaled to them",
+        "tag": "name of the checkpoints in the store (default: the profile)",
+        "store": "where artifacts go (default var/artifacts)",
+        "gpu": "kind of GPU",
+        "num-gpus": "GPUs in the one pod",
+        "ttl": "end the run after this long: 90s, 30m, 2h",
+        "run-name": "name of the run instead of a generated one",
+        "detach": "hand over and return",
+        "dry-run": "show the plan and stop",
+        "yes": "ask nothing",
+        "json": "one JSON document on stdout",
+    }
+)
+def launch(
+    c, phase="sft", profile="", provider="", source="", packages="", persona="", seed=0, steps=0, tag="", store="",
+    gpu="", num_gpus=0, ttl="", run_name="", detach=False, dry_run=False, yes=False, json=False,
+):  # fmt: skip
+    """Train one or more phases, from nothing if need be, and follow them to the end."""
+    settings = words.settings(provider=provider, profile=profile, source=source, store=store)
+    name = check_name(run_name) if run_name else ""
+    with Journal.open(settings.path("state_file")) as journal:
+        vendor = words.provider(settings)
+        settle(journal, settings)
+        request = Request(run=name or "new", provider=vendor.name, gpu=gpu, num_gpus=num_gpus)
+        plan = plan_for(
+            settings, request, phase=phase, packages=packages, persona=persona, seed=seed or None, steps=steps or None,
+            tag=tag, limits=Limits(time_s=words.seconds(ttl), reserve_bytes=settings.number("reserve_bytes")),
+        )  # fmt: skip
+        if not json:
+            render.say(f"provider {vendor.name} ({settings.source('provider')})")
+            render.show_plan(plan)
+        if dry_run or plan.job is None:
+            report_plan(plan, journal, json, dry_run)
+            return
+        op = begin(plan, vendor, journal, settings, name)
+        if detach:
+            say_how(op, json)
+            return
+        conclude(op, journal, settings, json)
+
+
+def report_plan(plan: Plan, journal: Journal, as_json: bool, dry_run: bool) -> None:
+    last = next((op for op in reversed(journal.ops()) if (op.target, op.store) == (plan.target, plan.store)), None)
+    if as_json:
+        state = "planned" if plan.job else "succeeded"
+        render.document({"run": last.run if last else None, "state": state, "ran": [], **render.plan_json(plan)})
+    elif plan.job is None:
+        render.say("everything is here; nothing to do. Talk to it: ./inv chat")
+    elif dry_run:
+        render.say("dry run: nothing was started")
+
+
+def begin(plan: Plan, vendor: Provider, journal: Journal, settings: Settings, name: str) -> Op:
+    """The run at work on this plan: one that is at it already, the one that was cut off, or a new one."""
+    from dataclasses import replace
+
+    same = [op for op in journal.ops() if (op.target, op.store) == (plan.target, plan.store)]
+    before = same[-1] if same else None
+    if before and before.is_live:
+        return attach(before, vendor, journal, settings)
+    taken = [op.run for op in journal.ops()]
+    if before and not name and pods.verdict_of(before, reach(before.vendor)).get("state") != "succeeded":
+        name = before.run
+        render.say(f"going on with {name}")
+    name = name or run_name(taken)
+    plan = replace(plan, request=replace(plan.request, run=name))
+    try:
+        return street.start(plan, vendor, journal, ROOT, settings.secrets(), render.say)
+    except Taken as taken_by:
+        if (taken_by.op.target, taken_by.op.store) != (plan.target, plan.store):
+            raise
+        return attach(taken_by.op, vendor, journal, settings)
+
+
+def attach(op: Op, vendor: Provider, journal: Journal, settings: Settings) -> Op:
+    """Join a run that another launch began; bring it back when it is lost."""
+    deadline = time.monotonic() + street.ARM_S
+    while op.state in ("PLANNED", "CREATING", "BOOTING") and time.monotonic() < deadline:
+        time.sleep(0.1)
+        op = journal.op(op.token)
+    if watch.is_alive(op, reach(op.vendor)):
+        render.say(f"{op.run} is at it already; following it")
+        return op
+    render.say(f"going on with {op.run}")
+    return street.resume(op, vendor, journal, settings.secrets())
+
+
+def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> None:
+    """Follow to the verdict, settle the row, tell the result. Ctrl-C leaves the run at work."""
+    try:
+        progress, verdict = show_progress(op, journal, quiet=as_json)
+    except KeyboardInterrupt:
+        render.say(f"\ndetached; {op.run} goes on.")
+        say_how(op, False)
+        raise Exit(code=DETACHED) from None
+    settle(journal, settings)
+    succeeded = verdict["state"] == "succeeded"
+    if as_json:
+        render.document(
+            {
+                "run": op.run,
+                "state": verdict["state"],
+                "ran": [step["name"] for step in progress["steps"] if step["state"] == "done"],
+                "steps": progress["steps"],
+                "reason": verdict["reason"] or None,
+            }
+        )
+    elif succeeded:
+        total = sum(step["elapsed_s"] for step in progress["steps"])
+        render.say(f"{op.run} succeeded in {render.duration(total)}. Talk to it: ./inv chat")
+    if not succeeded:
+        logs = f"./inv logs {op.run}{' --errors' if verdict['state'] == 'failed' else ''}"
+        if verdict.get("tail") and not as_json:
+            render.say(verdict["tail"])
+        reason = f": {verdict['reason']}" if verdict["reason"] else ""
+        code = 5 if verdict["state"] == "limit" else 1
+        raise Exit(f"{op.run} {verdict['state']}{reason}; see {logs}; go on with ./inv resume {op.run}", code=code)
+
+
+def say_how(op: Op, as_json: bool) -> None:
+    if as_json:
+        render.document({"run": op.run, "state": "running"})
+    render.say(f"follow: ./inv logs {op.run} --follow   watch: ./inv status --watch   stop: ./inv down {op.run}")
+
+
+def show_progress(op: Op, journal: Journal, quiet: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Bars on a terminal, a line per step elsewhere; returns the last progress and the verdict."""
+    seen = follow(op, journal, reach(op.vendor))
+    if not quiet:
+        render.say(f"run {op.run} in {op.address}")
+    if quiet:
+        return _last(seen)
+    if not sys.stderr.isatty():
+        return _last(_lines(seen))
+    from rich.live import Live
+
+    with Live(console=render.console(), refresh_per_second=8) as live:
+        return _last(_redraw(seen, live))
+
+
+def _last(seen: Iterator[Any]) -> Any:
+    last = None
+    for last in seen:
+        pass
+    return last
+
+
+def _redraw(seen: Iterator[Any], live: Any) -> Iterator[Any]:
+    for progress, verdict in seen:
+        live.update(render.steps_table(progress, time.time()))
+        yield progress, verdict
+
+
+def _lines(seen: Iterator[Any], every_s: float = 15.0) -> Iterator[Any]:
+    """A line when a step begins and ends, and now and then between."""
+    told: dict[str, tuple[str, float]] = {}
+    for progress, verdict in seen:
+        for step in progress.get("steps", ()):
+            state, at = told.get(step["name"], ("waiting", 0.0))
+            due = step["state"] == "running" and time.monotonic() - at > every_s
+            if step["state"] != state or due:
+                told[step["name"]] = (step["state"], time.monotonic())
+                render.say(render.step_line(step, time.time()))
+        yield progress, verdict
+
+
+def settle(journal: Journal, settings: Settings) -> None:
+    """Look after what nobody follows any more: rows whose work has ended are ended."""
+    for op in journal.ops(live=True):
+        pods.settle(words.provider(settings, op.vendor), op, journal, reach(op.vendor))
+
+
+def find_run(journal: Journal, run: str) -> Op:
+    """The newest row of a run, by a prefix of its name; the last run by default. Raises UsageError."""
+    runs = journal.runs()
+    if not runs:
+        raise UsageError("there are no runs yet; begin with: ./inv launch --phase sft")
+    return journal.ops(run=match(run, runs) if run else runs[-1])[-1]
+
+
+@task(help={"watch": "redraw every N seconds (60)", "json": "one JSON document on stdout"}, optional=["watch"])
+def status(c, run="", watch=None, json=False):
+    """Every run: its state, its step, its cost, and how old each figure is."""
+    settings = words.settings()
+    every_s = words.watch_seconds(watch)
+    with Journal.open(settings.path("state_file")) as journal:
+        if every_s is None:
+            views = snapshot(journal, settings, run)
+            if json:
+                render.document([render.view_json(view) for view in views])
+            elif views:
+                render.console(stderr=False).print(render.status_table(views))
+            else:
+                render.say("no runs yet; begin with: ./inv launch --phase sft")
+            return
+        redraw(journal, settings, run, every_s, json)
+
+
+def snapshot(journal: Journal, settings: Settings, run: str) -> list[Any]:
+    settle(journal, settings)
+    vendors = {op.vendor: words.provider(settings, op.vendor) for op in journal.ops()}
+    views = watch.snapshot(journal, vendors)[::-1]
+    if run:
+        name = match(run, [view.run for view in views])
+        views = [view for view in views if view.run == name]
+    return views
+
+
+def redraw(journal: Journal, settings: Settings, run: str, every_s: float, as_json: bool) -> None:
+    """Until Ctrl-C. On a terminal one table that changes in place; elsewhere a table, or a JSON line, per look."""
+    out = render.console(stderr=False)
+    with screen(out) as show:
+        while True:
+            views = snapshot(journal, settings, run)
+            if as_json:
+                render.line([render.view_json(view) for view in views])
+            else:
+                show(render.watch_screen(views, every_s))
+            time.sleep(every_s)
+
+
+@contextmanager
+def screen(out: Any) -> Iterator[Any]:
+    if not out.is_terminal:
+        yield out.print
+        return
+    from rich.live import Live
+
+    with Live(console=out, screen=True, auto_refresh=False) as live:
+        yield lambda what: live.update(what, refresh=True)
+
+
+@task(
+    help={
+        "follow": "go on until the run ends, and exit with its code",
+        "tail": "only the last N lines",
+        "file": "log of one step, or guard, agent, environment",
+        "errors": "only the error logs",
+    }
+)
+def logs(c, run="", follow=False, tail=0, file="", errors=False):
+    """What a run has written, step by step."""
+    from scripts.logs import show
+
+    settings = words.settings()
+    with Journal.open(settings.path("state_file")) as journal:
+        show(find_run(journal, run), journal, follow=follow, tail=tail, file=file, errors=errors)
+
+
+@task(help={"all": "every live run", "json": "one JSON document on stdout"})
+def down(c, run="", all=False, json=False):
+    """End a run: its work is saved, its processes are gone, nothing bills; says so only when it is proven."""
+    settings = words.settings()
+    with Journal.open(settings.path("state_file")) as journal:
+        live = journal.ops(live=True) if all else [find_run(journal, run)]
+        ended = []
+        for op in live:
+            was_live = op.is_live
+            pods.end(words.provider(settings, op.vendor), op, journal)
+            ended.append(op.run)
+            render.say(f"{op.run}: {'ended, nothing of it runs' if was_live else 'had ended already'}")
+        if json:
+            render.document({"ended": ended})
+        elif not live:
+            render.say("nothing is running")
+
+
+@task(help={"detach": "hand over and return", "json": "one JSON document on stdout"})
+def resume(c, run="", detach=False, json=False):
+    """Go on with a run that was stopped, killed or failed, from its newest whole checkpoint."""
+    settings = words.settings()
+    with Journal.open(settings.path("state_file")) as journal:
+        settle(journal, settings)
+        op = find_run(journal, run)
+        transport = reach(op.vendor)
+        verdict = pods.verdict_of(op, transport)
+        if verdict.get("state") == "succeeded":
+            raise UsageError(f"{op.run} has succeeded; there is nothing to go on with")
+        if op.is_live and watch.is_alive(op, transport):
+            render.say(f"{op.run} is at work; following it")
+        else:
+            op = street.resume(op, words.provider(settings, op.vendor), journal, settings.secrets())
+        if detach:
+            say_how(op, json)
+        else:
+            conclude(op, journal, settings, json)

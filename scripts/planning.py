@@ -1,0 +1,49 @@
+"""Flags and the store as they are now -> a plan. Shared by `launch` and `train`."""
+
+from pathlib import Path
+
+from infra.agent import environment
+from infra.agent.job import Limits
+from infra.errors import UsageError
+from infra.records import Artifact, Inventory, Plan, Request
+from infra.settings import Settings
+from store import Store
+from trainer import plan as planning
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def plan_for(
+    settings: Settings, request: Request, *, phase: str, packages: str = "", persona: str = "", seed: int | None = None,
+    steps: int | None = None, tag: str = "", limits: Limits = Limits(),
+) -> Plan:  # fmt: skip
+    """Raises UsageError for words that mean nothing."""
+    if steps is not None and steps < 1:
+        raise UsageError(f"--steps is {steps}; it must be at least 1")
+    wanted = planning.Wanted(
+        phases=planning.parse_phases(phase),
+        profile=settings["profile"],
+        tag=tag,
+        source=settings["source"],
+        packages=tuple(filter(None, packages.split(","))),
+        persona=planning.load_persona(Path(persona) if persona else ROOT / "data" / "persona.yaml"),
+        seed=seed,
+        steps=steps,
+    )
+    return planning.resolve(
+        wanted, inventory(settings["store"]), ROOT, run=request.run, request=request, limits=limits, torch=torch_build(),
+        environments=str(environment.default_cache()),
+    )  # fmt: skip
+
+
+def inventory(uri: str) -> Inventory:
+    """What the store holds now, every file verified."""
+    found = Store(uri).artifacts()
+    return Inventory(uri, {one.name: Artifact(one.name, one.fingerprint, one.problem, one.about) for one in found})
+
+
+def torch_build() -> str:
+    """`cuda` where a GPU answers, else `cpu`: no machine without one pulls CUDA wheels."""
+    from infra.providers.local import gpus
+
+    return "cuda" if gpus() else "cpu"

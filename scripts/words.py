@@ -1,0 +1,47 @@
+"""What the user typed, as values: settings, providers, durations. Shared by the tasks."""
+
+import re
+from typing import Any
+
+from infra.errors import UsageError
+from infra.providers import Provider
+from infra.settings import Settings
+from scripts.planning import ROOT
+
+_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def settings(**flags: str) -> Settings:
+    """From flags (those that were given), environment, .env and slipway.yaml."""
+    return Settings.load({name: value for name, value in flags.items() if value}, root=ROOT)
+
+
+def provider(settings: Settings, name: str = "") -> Provider:
+    """Raises UsageError for one that cannot be used yet."""
+    name = name or settings["provider"]
+    if name != "local":
+        raise UsageError(f"provider {name!r} cannot be used yet; known: local")
+    from infra.providers.local import Local
+
+    return Local(settings.path("pods"))
+
+
+def seconds(text: str) -> float | None:
+    """`90s`, `30m`, `2h`, `1.5d` or bare seconds; None for an empty text. Raises UsageError."""
+    if not text:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    if not found or float(found[1]) == 0:
+        raise UsageError(f"{text!r} is no duration; write 90s, 30m, 2h or 1d")
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+def watch_seconds(value: Any) -> float | None:
+    """None: not asked for. A bare `--watch` means every 60 s."""
+    if value in (None, False):
+        return None
+    if value is True:
+        return 60.0
+    found = seconds(str(value))
+    assert found is not None
+    return found
