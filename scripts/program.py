@@ -85,13 +85,13 @@ class Polite(Program):
     def parse_tasks(self) -> None:
         self.parser = self._make_parser()
         words = Words(self.core.unparsed, self.parser.contexts, self.collection)
-        with manners():
+        with manners(self.logs):
             self.tasks = ParseResult(words.read())
         if words.help_for:
             self.core[0].args["help"].value = words.help_for
 
     def parse_cleanup(self) -> None:
-        with manners():
+        with manners(self.logs):
             try:
                 super().parse_cleanup()
             except ParseError:
@@ -102,15 +102,19 @@ class Polite(Program):
                     raise Exit(f"inv: {leaving.message}", code=2) from None
                 raise
 
+    @property
+    def logs(self) -> Path:
+        return Path(self.collection.loaded_from or ".") / "var" / "logs"
+
     def execute(self) -> None:
         """One by one: each task runs as often as it is named, and a failure names the task that failed."""
         for one in self.tasks:
-            with manners(one.name or ""):
+            with manners(self.logs, one.name or ""):
                 Executor(self.collection, self.config, self.core).execute(one)
 
 
 @contextlib.contextmanager
-def manners(name: str = "") -> Iterator[None]:
+def manners(logs: Path, name: str = "") -> Iterator[None]:
     """Turn whatever happens inside into an Exit with few words and the right code."""
     try:
         try:
@@ -127,7 +131,7 @@ def manners(name: str = "") -> Iterator[None]:
         if isinstance(error, BrokenPipeError) and is_closed(1):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more at its end
             raise Exit(code=141) from None
-        where = write_down(error)
+        where = write_down(error, logs)
         said = f"inv {name}: unexpected {type(error).__name__}: {error}"
         raise Exit(f"{said}\n  this is a fault of inv itself; the full traceback: {where}", code=1) from None
 
@@ -139,9 +143,8 @@ def is_closed(descriptor: int) -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-def write_down(error: BaseException) -> Path:
-    """The file under var/logs that holds the traceback."""
-    logs = Path(__file__).resolve().parent.parent / "var" / "logs"
+def write_down(error: BaseException, logs: Path) -> Path:
+    """The new file under `logs` that holds the traceback."""
     logs.mkdir(parents=True, exist_ok=True)
     path = logs / time.strftime(f"inv-%Y%m%d-%H%M%S-{os.getpid()}.txt")
     path.write_text(f"{sys.argv}\n" + "".join(traceback.format_exception(error)), encoding="utf-8")

@@ -39,11 +39,16 @@ KNOWN = (  # what a tool prints, what it means
         r"dns error|error sending request|failed to establish|name resolution|timed out|connection refused|unreachable",
         "no package index answers (check the network and `pip config list`)",
     ),
+    (r"ResolutionImpossible|no matching distribution", "the pinned versions are not where pip is told to look"),
 )
 
 
 class EnvironmentFailed(Exception):
-    """One line: what was tried, what was seen, what to do next."""
+    """One line: what was tried, what was seen, what to do next. `seen` alone is the middle of it."""
+
+    def __init__(self, message: str, seen: str = "") -> None:
+        super().__init__(message)
+        self.seen = seen or message
 
 
 @dataclass(frozen=True)
@@ -195,12 +200,13 @@ def _build(target: Path, spec: Spec, cache: Path, say: Say, lock: int) -> None:
     log = target.with_name(f"{target.name}.log")
     log.write_text("", encoding="utf-8")
     work = _Work(log, lock, say)
-    tools, uv, problems = _tools(spec), Path(), []
+    tools, uv = _tools(spec), Path()
+    problems: List[Tuple[str, str]] = []
     if "uv" in tools:
         try:
             uv = _find_uv(spec, cache, say)
         except EnvironmentFailed as error:
-            problems.append(str(error))
+            problems.append(("uv", error.seen))
             tools.remove("uv")
     for tool, requirements, flags in _ways(spec, tools):
         say(f"making the {spec.name} environment with {tool}: {target}")
@@ -220,14 +226,15 @@ def _build(target: Path, spec: Spec, cache: Path, say: Say, lock: int) -> None:
             if spec.torch:
                 _check_torch(work.run([python, "-c", TELL_TORCH], environ), spec.torch)
         except EnvironmentFailed as error:
-            problems.append(f"{tool}: {error}")
+            problems.append((" ".join([tool, *flags]), error.seen))
             continue
         draft = target / f"{MARKER}.draft"
         draft.write_text(_mark(target, spec.key), encoding="utf-8")
         os.replace(draft, target / MARKER)
         return
-    seen = "; ".join(dict.fromkeys(problems))
-    raise EnvironmentFailed(f"the {spec.name} environment could not be made: {seen} (all of it: {log})")
+    same = len({seen for _, seen in problems}) == 1
+    seen = problems[0][1] if same else "; ".join(f"{tried}: {seen}" for tried, seen in problems)
+    raise EnvironmentFailed(f"the {spec.name} environment could not be made: {seen}; all of it: {log}", seen)
 
 
 def _remove(target: Path) -> None:
@@ -379,6 +386,6 @@ def _reason(output: str) -> str:
     for pattern, words in KNOWN:
         if re.search(pattern, output, re.I):
             return words
-    said = [line.strip(" \t\u00d7\u2570\u2500\u25b6\u2502") for line in output.splitlines() if not TELLING.match(line)]
-    errors = [line for line in said if line.lower().startswith("error")] or [line for line in said if line]
-    return " ".join(errors)[:400]
+    lines = [line.strip() for line in output.splitlines() if line.strip() and not TELLING.match(line)]
+    start = next((at for at, line in enumerate(lines) if line.lower().startswith("error")), 0)
+    return " ".join(lines[start : start + 2])[:300]  # uv: what failed, then its cause
