@@ -1,0 +1,391 @@
+"""Environments: virtual environments keyed by what they hold, made once and then reused.
+
+In: a group of `[dependency-groups]` in pyproject.toml, its pins in constraints/<group>.txt, and which build of
+torch. Out: the interpreter of an environment that holds exactly that. It is built in place, since a virtual
+environment does not survive a rename, and counts only once its marker is written, which happens last.
+uv does the work where it can be had, else pip; both under pip's configuration.
+
+Used by `./inv` (control), by the agent (step 0 of a job) and by the commands that run code elsewhere than in
+the control environment. Standard library only, and a grammar that Python 3.9 reads.
+"""
+
+import ast
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+
+Say = Callable[[str], None]
+
+OLDEST = (3, 10)  # what our requirements run on
+MARKER = "slipway-environment"
+TELL_TORCH = "import torch; print('cuda' if torch.version.cuda else 'cpu')"
+TELLING = re.compile(r"\s*(Resolved|Downloading|Building|Installed|Successfully installed) ")
+KNOWN = (  # what a tool prints, what it means
+    (
+        r"ensurepip|no module named venv",
+        "this Python cannot make environments (on Debian or Ubuntu: apt install python3-venv)",
+    ),
+    (r"no space left|os error 28", "the disk is full"),
+    (
+        r"dns error|error sending request|failed to establish|name resolution|timed out|connection refused|unreachable",
+        "no package index answers (check the network and `pip config list`)",
+    ),
+    (r"ResolutionImpossible|no matching distribution", "the pinned versions are not where pip is told to look"),
+)
+
+
+class EnvironmentFailed(Exception):
+    """One line: what was tried, what was seen, what to do next. `seen` alone is the middle of it."""
+
+    def __init__(self, message: str, seen: str = "") -> None:
+        super().__init__(message)
+        self.seen = seen or message
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What an environment holds. Two specs with the same key may share one."""
+
+    name: str
+    requirements: Tuple[str, ...]
+    constraints: Optional[Path]
+    torch: str  # "cpu", "cuda", or "" when torch is not among the requirements
+    python: str  # the interpreter it is made from
+    key: str
+
+
+def ensure(name: str, code: Path, cache: Path, torch: str, say: Say) -> Path:
+    """The interpreter of environment `name` of the checkout `code`, built under `cache` if it is not there.
+
+    `torch` is "cpu" or "cuda". `say` hears what is being done; nothing is said when all is there.
+    Raises EnvironmentFailed.
+    """
+    spec = read_spec(name, code, torch)
+    return ensure_at(cache / f"{name}-{spec.key[:12]}", spec, cache, say)
+
+
+def find(name: str, code: Path, cache: Path, torch: str) -> Optional[Path]:
+    """The interpreter that ensure() would return at once, or None. Raises EnvironmentFailed."""
+    spec = read_spec(name, code, torch)
+    target = cache / f"{name}-{spec.key[:12]}"
+    return _interpreter(target) if _is_whole(target, spec.key) else None
+
+
+def ensure_at(target: Path, spec: Spec, cache: Path, say: Say) -> Path:
+    """As ensure(), in the folder `target`; `cache` is where uv is kept. Raises EnvironmentFailed."""
+    if not _is_whole(target, spec.key):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(target, say) as lock:
+                if not _is_whole(target, spec.key):  # another process may have built it meanwhile
+                    _build(target, spec, cache, say, lock)
+        except OSError as error:
+            hint = "SLIPWAY_ENVIRONMENTS names another folder"
+            raise EnvironmentFailed(f"the {spec.name} environment cannot be made: {error} ({hint})") from error
+    return _interpreter(target)
+
+
+def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder that all checkouts of this user share."""
+    if environ.get("SLIPWAY_ENVIRONMENTS"):
+        return Path(environ["SLIPWAY_ENVIRONMENTS"]).expanduser().absolute()
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slipway" / "environments"
+
+
+def torch_build() -> str:
+    """The build of torch that this machine can use: "cuda" or "cpu"."""
+    return "cuda" if shutil.which("nvidia-smi") else "cpu"
+
+
+def read_spec(name: str, code: Path, torch: str) -> Spec:
+    """What environment `name` of the checkout `code` holds. Raises EnvironmentFailed."""
+    constraints = code / "constraints" / f"{name}.txt"
+    try:
+        requirements = read_group((code / "pyproject.toml").read_text(encoding="utf-8"), name)
+        pins = constraints.read_text(encoding="utf-8")
+    except OSError as error:
+        raise EnvironmentFailed(f"the {name} environment is not described: {error}") from error
+    except (KeyError, ValueError, SyntaxError) as error:
+        raise EnvironmentFailed(f"pyproject.toml: [dependency-groups]: {name}: {error}") from error
+    if not any(_project(one) == "torch" for one in requirements):
+        torch = ""
+    return _spec(name, requirements, constraints, pins, torch)
+
+
+def _spec(name: str, requirements: Tuple[str, ...], constraints: Optional[Path], pins: str, torch: str) -> Spec:
+    python, about = _base_python()
+    said = "\n".join([*requirements, pins, torch, about])
+    return Spec(name, requirements, constraints, torch, python, hashlib.sha256(said.encode()).hexdigest())
+
+
+def read_group(pyproject: str, name: str) -> Tuple[str, ...]:
+    """The requirements of one dependency group (PEP 735), groups that it includes among them.
+
+    Python 3.10 has no TOML reader, so this one knows only what our file uses: an array with one entry per line.
+    Raises KeyError when there is no such group, ValueError or SyntaxError when it is written otherwise.
+    """
+    _, _, table = pyproject.partition("\n[dependency-groups]\n")
+    table = re.split(r"^\[", table, maxsplit=1, flags=re.M)[0]
+    found = re.search(rf"^{re.escape(name)} = (\[\n.*?^\])$", table, re.M | re.S)
+    if not found:
+        raise KeyError("no such group")
+    entries = ast.literal_eval(re.sub(r"\{include-group = (\"[^\"]+\")\}", r"(\1,)", found[1]))
+    requirements: List[str] = []
+    for entry in entries:
+        requirements.extend(read_group(pyproject, entry[0]) if isinstance(entry, tuple) else [entry])
+    return tuple(dict.fromkeys(requirements))
+
+
+def _project(requirement: str) -> str:
+    return re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0].lower()
+
+
+def _base_python() -> Tuple[str, str]:
+    """An interpreter that is new enough, outside any virtual environment, and what it is."""
+    if sys.version_info >= OLDEST:
+        about = f"{sys.implementation.cache_tag} {sys.version.split()[0]} {sysconfig.get_platform()}"
+        return os.path.realpath(getattr(sys, "_base_executable", sys.executable)), about
+    tell = (
+        "import sys, sysconfig; print(sys.implementation.cache_tag, sys.version.split()[0], sysconfig.get_platform())"
+    )
+    for minor in range(14, OLDEST[1] - 1, -1):
+        path = shutil.which(f"python3.{minor}")
+        done = path and subprocess.run([path, "-c", tell], capture_output=True, text=True)
+        if path and done and done.returncode == 0:  # a launcher on PATH may stand for a Python that is not there
+            return os.path.realpath(path), done.stdout.strip()
+    raise EnvironmentFailed(
+        f"Python {sys.version.split()[0]} is too old and no python3.10 or newer is on PATH; install one"
+    )
+
+
+def _interpreter(target: Path) -> Path:
+    return target / "bin" / "python"
+
+
+def _is_whole(target: Path, key: str) -> bool:
+    try:
+        text = (target / MARKER).read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return text == _mark(target, key) and _interpreter(target).exists()
+
+
+def _mark(target: Path, key: str) -> str:
+    return f"{key}\n{target.absolute()}\n"  # with its place, since a moved environment does not work
+
+
+@contextlib.contextmanager
+def _locked(target: Path, say: Say) -> Iterator[int]:
+    """Hold the lock of `target`; yields its descriptor, which children inherit so that it outlives a killed parent."""
+    with open(target.with_name(f"{target.name}.lock"), "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for another process that is making {target}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock.fileno()
+
+
+def _build(target: Path, spec: Spec, cache: Path, say: Say, lock: int) -> None:
+    """Try each way to make the environment until one gives what was asked for."""
+    log = target.with_name(f"{target.name}.log")
+    log.write_text("", encoding="utf-8")
+    work = _Work(log, lock, say)
+    tools, uv = _tools(spec), Path()
+    problems: List[Tuple[str, str]] = []
+    if "uv" in tools:
+        try:
+            uv = _find_uv(spec, cache, say)
+        except EnvironmentFailed as error:
+            problems.append(("uv", error.seen))
+            tools.remove("uv")
+    for tool, requirements, flags in _ways(spec, tools):
+        say(f"making the {spec.name} environment with {tool}: {target}")
+        try:
+            _remove(target)
+            python = _interpreter(target)
+            if tool == "uv":
+                environ = uv_environ(pip_settings([Path(spec.python), _interpreter(uv.parent.parent)]))
+                work.run([uv, "venv", "--python", spec.python, target], environ)
+                install = [str(uv), "pip", "install", "--python", str(python)]
+            else:
+                environ = pip_environ()
+                work.run([spec.python, "-m", "venv", target], environ)
+                install = [str(python), "-m", "pip", "install"]
+            pins = ["-c", str(spec.constraints)] if spec.constraints else []
+            work.run([*install, *flags, *pins, *requirements], environ)
+            if spec.torch:
+                _check_torch(work.run([python, "-c", TELL_TORCH], environ), spec.torch)
+        except EnvironmentFailed as error:
+            problems.append((" ".join([tool, *flags]), error.seen))
+            continue
+        draft = target / f"{MARKER}.draft"
+        draft.write_text(_mark(target, spec.key), encoding="utf-8")
+        os.replace(draft, target / MARKER)
+        return
+    same = len({seen for _, seen in problems}) == 1
+    seen = problems[0][1] if same else "; ".join(f"{tried}: {seen}" for tried, seen in problems)
+    raise EnvironmentFailed(f"the {spec.name} environment could not be made: {seen}; all of it: {log}", seen)
+
+
+def _remove(target: Path) -> None:
+    """The marker goes first, so that a removal cut short leaves nothing that looks finished."""
+    if target.is_symlink():
+        target.unlink()
+    elif target.exists():
+        (target / MARKER).unlink(missing_ok=True)
+        shutil.rmtree(target)
+
+
+def _tools(spec: Spec) -> List[str]:
+    forced = os.environ.get("SLIPWAY_INSTALLER", "")
+    if forced not in ("", "uv", "pip"):
+        raise EnvironmentFailed(f"SLIPWAY_INSTALLER is {forced!r}; it can be uv or pip")
+    if spec.name == "uv":
+        return ["pip"]
+    return [forced] if forced else ["uv", "pip"]
+
+
+def _ways(spec: Spec, tools: List[str]) -> Iterator[Tuple[str, List[str], List[str]]]:
+    """What to try, in order: the tool, its requirements, its flags."""
+    linux = sys.platform == "linux"
+    for tool in tools:
+        yield tool, [_with_build(one, spec.torch) if linux else one for one in spec.requirements], []
+        if tool == "uv" and spec.torch and linux:  # uv knows where PyTorch keeps its own wheels
+            yield tool, list(spec.requirements), ["--torch-backend", "cpu" if spec.torch == "cpu" else "auto"]
+
+
+def _with_build(requirement: str, torch: str) -> str:
+    """Name the build of torch: on Linux a plain `torch==X` is the CUDA one on the usual index, any in a folder."""
+    name, _, version = requirement.partition("==")
+    if name != "torch" or not torch:
+        return requirement
+    return f"torch=={version}+cpu" if torch == "cpu" else f"torch=={version},!={version}+cpu"
+
+
+def _check_torch(output: str, torch: str) -> None:
+    got = output.split()[-1]
+    if got != torch and sys.platform == "linux":
+        raise EnvironmentFailed(f"the {got} build of torch came where the {torch} build was asked for")
+
+
+def _find_uv(spec: Spec, cache: Path, say: Say) -> Path:
+    """uv from beside this interpreter, from PATH, or from its wheel in an environment of its own."""
+    beside = Path(sys.prefix) / "bin" / "uv"
+    if beside.exists():
+        return beside
+    on_path = shutil.which("uv")
+    if on_path:
+        return Path(on_path)
+    pins = spec.constraints and spec.constraints.with_name("control.txt")
+    pin = pins and pins.exists() and re.search(r"^uv==\S+$", pins.read_text(encoding="utf-8"), re.M)
+    own = _spec("uv", (pin[0] if pin else "uv",), None, "", "")
+    return ensure_at(cache / f"uv-{own.key[:12]}", own, cache, say).parent / "uv"
+
+
+def pip_settings(pythons: List[Path], environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
+    """pip's configuration, by option name: its files as the first of `pythons` that has pip reads them, then PIP_*."""
+    listed = ""
+    for python in pythons:
+        done = subprocess.run(
+            [python, "-m", "pip", "config", "list"], capture_output=True, text=True, env=dict(environ)
+        )
+        if done.returncode == 0:
+            listed = done.stdout
+            break
+    settings: Dict[str, str] = {}
+    for section in ("global", "install"):  # what is set for `pip install` outweighs what is set for all of pip
+        for name, value in re.findall(rf"^{section}\.([\w-]+)=(.+)$", listed, re.M):
+            settings[name] = ast.literal_eval(value)
+    for name, value in environ.items():
+        if name.startswith("PIP_") and value:
+            settings[name[4:].lower().replace("_", "-")] = value
+    return settings
+
+
+def uv_environ(settings: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
+    """The environment under which uv looks where pip would. What is said to uv itself (UV_*) stands."""
+
+    def several(option: str) -> List[str]:
+        return settings.get(option, "").split()
+
+    links = [link for link in several("find-links") if "://" in link or os.path.exists(os.path.expanduser(link))]
+    timeout_s = settings.get("timeout") or settings.get("default-timeout", "")
+    said = {
+        "UV_DEFAULT_INDEX": settings.get("index-url", ""),
+        "UV_INDEX": " ".join(several("extra-index-url")),
+        "UV_INDEX_STRATEGY": "unsafe-best-match",  # pip's own: the best version of all indexes
+        "UV_FIND_LINKS": ",".join(os.path.expanduser(link) for link in links),
+        "UV_NO_INDEX": "1" if settings.get("no-index", "").lower() in ("1", "true", "yes", "on") else "",
+        "UV_INSECURE_HOST": " ".join(several("trusted-host")),
+        "UV_HTTP_TIMEOUT": timeout_s.partition(".")[0],
+        "SSL_CERT_FILE": settings.get("cert", ""),
+        "SSL_CLIENT_CERT": settings.get("client-cert", ""),
+        "ALL_PROXY": settings.get("proxy", ""),
+    }
+    return {**{name: value for name, value in said.items() if value}, **_plain(environ)}
+
+
+def pip_environ(environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
+    """The environment under which pip installs into the environment that it lies in, and nowhere else."""
+    plain = _plain(environ)
+    for name in ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_REQUIRE_VIRTUALENV"):
+        plain.pop(name, None)
+    return {"PIP_RETRIES": "2", **plain, "PIP_USER": "0", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+
+def _plain(environ: Mapping[str, str]) -> Dict[str, str]:
+    return {name: value for name, value in environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Runs the programs that build one environment."""
+
+    log: Path
+    lock: int
+    say: Say
+
+    def run(self, words: Sequence[Union[str, Path]], environ: Dict[str, str]) -> str:
+        """The output of one program; the lines that matter to people are said. Raises EnvironmentFailed."""
+        lines: List[str] = []
+        with self.log.open("a", encoding="utf-8") as log:
+            # The program inherits the lock: if we are killed, nobody builds here while it is still writing.
+            process = subprocess.Popen(
+                [str(word) for word in words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=environ,
+                text=True,
+                errors="replace",
+                pass_fds=(self.lock,),
+            )
+            with process:
+                for line in process.stdout or ():
+                    log.write(line)
+                    lines.append(line)
+                    if TELLING.match(line):
+                        self.say(line.strip())
+        if process.returncode:
+            raise EnvironmentFailed(_reason("".join(lines)) or f"exit code {process.returncode}")
+        return "".join(lines)
+
+
+def _reason(output: str) -> str:
+    """What went wrong, in one line, from what a tool printed."""
+    for pattern, words in KNOWN:
+        if re.search(pattern, output, re.I):
+            return words
+    lines = [line.strip() for line in output.splitlines() if line.strip() and not TELLING.match(line)]
+    start = next((at for at, line in enumerate(lines) if line.lower().startswith("error")), 0)
+    return " ".join(lines[start : start + 2])[:300]  # uv: what failed, then its cause

@@ -1,0 +1,135 @@
+"""Runs `python -m data|trainer ...` in the environment that has torch, for a control side that has not.
+
+In: the words after the interpreter and, for a step, its configuration. Out: the step's records, live. What the
+step prints goes to our stderr, so that stdout stays free for data.
+"""
+
+import collections
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from infra.agent import environment
+from infra.errors import SlipwayError, UsageError
+
+POLL_S = 0.05
+GRACE_S = 30.0  # what a step gets to save and leave before it is killed
+RESUMABLE = 75
+
+
+def interpreter(root: Path, cache: Path, say: Callable[[str], None], name: str = "train") -> Path:
+    """The Python of environment `name` for the checkout `root`. Raises SlipwayError."""
+    try:
+        return environment.ensure(name, root, cache, environment.torch_build(), say)
+    except environment.EnvironmentFailed as error:
+        raise SlipwayError(str(error)) from error
+
+
+def run(
+    words: Sequence[str],
+    config: Mapping[str, Any] | None,
+    *,
+    root: Path,
+    python: Path,
+    environ: Mapping[str, str] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Run `python *words [--config FILE]` in `root` and yield its records (`data/report.py`) as they come.
+
+    `config` is JSON-like, None for words that take none. `environ` is added to ours. Ctrl-C reaches the child from
+    the terminal itself; it is waited for, then KeyboardInterrupt goes on. A caller that stops reading ends the child.
+    Raises UsageError when the child leaves with code 2, SlipwayError with its last words for any other failure.
+    """
+    with tempfile.TemporaryDirectory(prefix="slipway-") as private:
+        records = Path(private, "records.jsonl")
+        records.touch()
+        words = [str(python), *words]
+        if config is not None:
+            Path(private, "config.json").write_text(json.dumps(config), encoding="utf-8")
+            words += ["--config", str(Path(private, "config.json"))]
+        process = subprocess.Popen(
+            words,
+            cwd=root,
+            env={**_environ(root), **(environ or {}), "SLIPWAY_RECORDS": str(records)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        last: collections.deque[str] = collections.deque(maxlen=1)
+        relay = threading.Thread(target=_relay, args=(process.stdout, last), daemon=True)
+        relay.start()
+        try:
+            with records.open(encoding="utf-8") as file:
+                yield from _follow(process, file)
+        except KeyboardInterrupt:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)  # the terminal has told the child as well
+            raise
+        finally:
+            _end(process)
+            relay.join(GRACE_S)
+    if process.returncode:
+        name = " ".join(words[1:3] if words[1] != "-m" else words[2:4])
+        raise _failure(name, process.returncode, last[0] if last else "it said nothing")
+
+
+def exec_interactive(words: Sequence[str], *, root: Path, python: Path) -> NoReturn:
+    """Become `python *words` in `root`, on this very terminal. Does not return."""
+    sys.stdout.flush()
+    os.chdir(root)
+    os.execve(python, [str(python), *words], _environ(root))
+
+
+def _environ(root: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(root)}
+
+
+def _relay(stream: IO[str], last: "collections.deque[str]") -> None:
+    """Through sys.stderr and not by inheritance: a live display may stand there, which prints above itself."""
+    for line in stream or ():
+        sys.stderr.write(line)
+        sys.stderr.flush()
+        if line.strip():
+            last.append(line.strip())
+
+
+def _follow(process: "subprocess.Popen[str]", file: IO[str]) -> Iterator[dict[str, Any]]:
+    part = ""
+    ended = False
+    while not ended:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(POLL_S)
+            ended = True  # what was written before the end is read once more below
+        for line in file:
+            part += line
+            if part.endswith("\n"):
+                yield json.loads(part)
+                part = ""
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    """End a child that is still there: nobody reads its records any more."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(GRACE_S)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            process.kill()
+            process.wait()
+
+
+def _failure(name: str, code: int, last: str) -> SlipwayError:
+    if code == 2:
+        return UsageError(last)
+    if code == RESUMABLE:
+        return SlipwayError(f"{name} stopped in good order; the same command resumes it")
+    how = f"was ended by signal {-code}" if code < 0 else f"failed with exit code {code}"
+    return SlipwayError(f"{name} {how}: {last}")

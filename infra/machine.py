@@ -1,0 +1,98 @@
+"""What this machine has of what we need: facts for `inv doctor`, changing nothing."""
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.agent import environment
+from infra.settings import VENDORS, Settings
+
+TRAIN_BYTES = 3 << 30  # the train environment, what is downloaded for it, and a first run
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of `inv doctor`."""
+
+    name: str
+    state: str  # "ok", "off" (not there, and local runs without it), "bad" (local cannot run)
+    detail: str
+
+
+def findings(root: Path, settings: Settings) -> list[Finding]:
+    """Everything that decides what can run from the checkout `root`."""
+    tools = [
+        _tool("git", ("--version",), "bad", "finds the files that are sent to a pod"),
+        _tool("rsync", ("--version",), "off", "sends code to remote pods"),
+        _tool("sshd", ("-V",), "off", "tests need it (apt install openssh-server)"),
+    ]
+    providers = [Finding("local", "ok", "this machine"), *(_vendor(name, settings) for name in VENDORS)]
+    return [_python(), *_installers(), *tools, _disk(root, settings), _gpu(), _train(root, settings), *providers]
+
+
+def _python() -> Finding:
+    return Finding("python", "ok", f"{platform.python_version()} at {sys.executable}, {platform.platform()}")
+
+
+def _installers() -> list[Finding]:
+    uv = Path(sys.prefix, "bin", "uv")
+    found = str(uv) if uv.exists() else shutil.which("uv")
+    venv = importlib.util.find_spec("ensurepip") is not None
+    base = Path(getattr(sys, "_base_executable", sys.executable))
+    honoured = sorted(environment.pip_settings([base]))  # the names only: an address may hold a password
+    return [
+        Finding("uv", "ok" if found else "off", found or "fetched from its wheel when it is needed"),
+        Finding(
+            "venv",
+            "ok" if venv else "off" if found else "bad",
+            "with ensurepip" if venv else "apt install python3-venv",
+        ),
+        Finding(
+            "pip", "ok", f"its settings are honoured: {', '.join(honoured)}" if honoured else "nothing is configured"
+        ),
+    ]
+
+
+def _tool(name: str, version: tuple[str, ...], absent: str, purpose: str) -> Finding:
+    path = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+    if not path:
+        return Finding(name, absent, f"not found; {purpose}")
+    done = subprocess.run([path, *version], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    said = (done.stdout or done.stderr).strip().splitlines()
+    return Finding(name, "ok", f"{path}{': ' + said[0] if said else ''}")
+
+
+def _disk(root: Path, settings: Settings) -> Finding:
+    free = shutil.disk_usage(root).free
+    need = settings.reserve_bytes + (0 if _made(root, settings) else TRAIN_BYTES)
+    state = "ok" if free >= need else "bad"
+    return Finding("disk", state, f"{free / 1e9:.1f} GB free in {root}; {need / 1e9:.1f} GB are needed")
+
+
+def _gpu() -> Finding:
+    path = shutil.which("nvidia-smi")
+    done = path and subprocess.run([path, "-L"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if not done or done.returncode:
+        return Finding("gpu", "off", "no NVIDIA GPU is visible; torch comes as its CPU build")
+    return Finding("gpu", "ok", "; ".join(line.partition(" (UUID")[0] for line in done.stdout.splitlines()))
+
+
+def _train(root: Path, settings: Settings) -> Finding:
+    made = _made(root, settings)
+    return Finding("environment", "ok" if made else "off", str(made) if made else "train: made when it is first needed")
+
+
+def _made(root: Path, settings: Settings) -> Path | None:
+    return environment.find("train", root, settings.environments, environment.torch_build())
+
+
+def _vendor(name: str, settings: Settings) -> Finding:
+    key = VENDORS[name]
+    if getattr(settings, key):
+        return Finding(name, "ok", f"enabled: {key.upper()} from {settings.sources[key]}")
+    return Finding(name, "off", f"disabled: {key.upper()} is not set")

@@ -1,0 +1,191 @@
+"""Every setting there is: its variable, its default, what it is for, and where its value came from.
+
+A flag outweighs `-e KEY=V`, that the shell, that `.env`, that `slipway.yaml`, that the default.
+"""
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from infra.agent.environment import default_cache
+from infra.errors import UsageError
+
+VENDORS = {"runpod": "runpod_api_key", "lium": "lium_api_key", "shadeform": "shadeform_api_key"}
+
+
+def row(variable: str, about: str, default: str = "", secret: bool = False) -> Any:
+    return field(metadata={"variable": variable, "about": about, "default": default, "secret": secret})
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One line of `inv config`. A secret is shown as "set" or "not set"."""
+
+    name: str
+    variable: str
+    value: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The table: one field per setting, with its variable, what it is for, its default."""
+
+    provider: str = row("SLIPWAY_PROVIDER", "where pods come from; without it: a vendor whose key is set, else local")
+    profile: str = row("SLIPWAY_PROFILE", "which recipe is trained", "smoke")
+    source: str = row("SLIPWAY_SOURCE", "which text is trained on: pydocs, fineweb or paths", "pydocs")
+    store: str = row("SLIPWAY_STORE", "where artifacts are kept: a folder, hf://, s3:// or gs://", "var/artifacts")
+    pods: Path = row("SLIPWAY_PODS", "where the pods of this machine are kept", "var/pods")
+    environments: Path = row("SLIPWAY_ENVIRONMENTS", "where environments are kept, shared by all checkouts")
+    installer: str = row("SLIPWAY_INSTALLER", "what installs environments, uv or pip (read from the shell only)")
+    state_file: Path = row("SLIPWAY_STATE_FILE", "the journal of what was rented, one per installation")
+    reserve_bytes: int = row("SLIPWAY_RESERVE_BYTES", "free disk below which work stops", str(1 << 30))
+    runpod_api_key: str = row("RUNPOD_API_KEY", "RunPod: the account's key", secret=True)
+    lium_api_key: str = row("LIUM_API_KEY", "Lium: the account's key", secret=True)
+    shadeform_api_key: str = row("SHADEFORM_API_KEY", "Shadeform: the account's key", secret=True)
+    huggingfacehub_api_token: str = row("HUGGINGFACEHUB_API_TOKEN", "Hugging Face: preferred token", secret=True)
+    hf_token: str = row("HF_TOKEN", "Hugging Face: token used when the one above is not set", secret=True)
+    sources: Mapping[str, str] = field(repr=False)
+
+    @staticmethod
+    def load(
+        root: Path,
+        flags: Mapping[str, Any] | None = None,
+        overrides: Sequence[str] = (),
+        environ: Mapping[str, str] = os.environ,
+    ) -> "Settings":
+        """The settings of the checkout `root`.
+
+        `flags`: by setting name, None or "" where not given. `overrides`: the `KEY=V` words of `-e`; a bare KEY takes
+        the shell's value. Relative paths start at the current folder when typed or exported, else at `root`.
+        Raises UsageError.
+        """
+        typed = {name: str(value) for name, value in (flags or {}).items() if value not in (None, "")}
+        layers: list[tuple[str, Mapping[str, str]]] = [  # the last is read by setting name, the others by variable
+            ("-e", read_overrides(overrides, environ)),
+            ("shell", environ),
+            (".env", _read_dotenv(root / ".env")),
+        ]
+        written = _read_yaml(root / "slipway.yaml")
+        hints = get_type_hints(Settings)
+        values: dict[str, Any] = {}
+        sources: dict[str, str] = {}
+        for one in table():
+            variable = one.metadata["variable"]
+            found = [("--" + one.name.replace("_", "-"), typed.get(one.name, ""))]
+            found += [(where, layer.get(variable) or "") for where, layer in layers]
+            found += [("slipway.yaml", written.get(one.name, "")), ("default", _default(one, environ))]
+            source, text = next(((where, text) for where, text in found if text), ("default", ""))
+            base = root if source in (".env", "slipway.yaml", "default") else Path.cwd()
+            values[one.name], sources[one.name] = _convert(text, hints[one.name], one, base, source), source
+        if not values["provider"]:
+            values["provider"], sources["provider"] = _default_provider(values)
+        return Settings(**values, sources=sources)
+
+    def shown(self) -> list[Shown]:
+        """Every setting, secrets hidden, in the table's order."""
+        lines = []
+        for one in table():
+            value = getattr(self, one.name)
+            text = ("set" if value else "not set") if one.metadata["secret"] else str(value)
+            source = self.sources[one.name] if value else ""
+            lines.append(Shown(one.name, one.metadata["variable"], text, source))
+        return lines
+
+
+def table() -> list[Field]:
+    return [one for one in fields(Settings) if one.metadata]
+
+
+def example() -> str:
+    """The text of `.env.example`."""
+    lines = [
+        "# Copy to .env, which git ignores, and remove the # before what you set. `inv config` shows what is in force."
+    ]
+    for one in table():
+        lines += ["", f"# {one.metadata['about']}", f"# {one.metadata['variable']}={one.metadata['default']}"]
+    return "\n".join(lines) + "\n"
+
+
+def read_overrides(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """`KEY=V` and `KEY` (taken from the shell) by name. Raises UsageError for what is neither, or is not set."""
+    read = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name.isidentifier():
+            raise UsageError(f"-e {word}: expected KEY=VALUE")
+        if not equals and name not in environ:
+            raise UsageError(f"-e {name}: it is not set in the shell; write -e {name}=VALUE")
+        read[name] = value if equals else environ[name]
+    _refuse_unknown(read, "-e")
+    return read
+
+
+def _read_dotenv(path: Path) -> dict[str, str]:
+    if not path.exists():
+        return {}
+    from dotenv import dotenv_values
+
+    read = {name: value for name, value in dotenv_values(path).items() if value}
+    _refuse_unknown(read, ".env")
+    return read
+
+
+def _refuse_unknown(read: Mapping[str, str], where: str) -> None:
+    """Other programs' variables may stand beside ours; one that bears our name must be in the table."""
+    known = [one.metadata["variable"] for one in table()]
+    for name in read:
+        if name.startswith("SLIPWAY_") and name not in known:
+            near = difflib.get_close_matches(name, known, 1) or ["inv config lists all"]
+            raise UsageError(f"{where}: unknown setting {name}; did you mean {near[0]}?")
+
+
+def _read_yaml(path: Path) -> dict[str, str]:
+    if not path.exists():
+        return {}
+    import yaml
+
+    try:
+        read = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise UsageError(f"slipway.yaml: {' '.join(str(error).split())}") from error
+    if not isinstance(read, dict):
+        raise UsageError("slipway.yaml: expected lines of the form `name: value`")
+    known = [one.name for one in table() if not one.metadata["secret"]]
+    for name, value in read.items():
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)} (keys belong into .env)"
+            raise UsageError(f"slipway.yaml: unknown setting {name!r}; {hint}")
+        if not isinstance(value, (str, int)):
+            raise UsageError(f"slipway.yaml: {name}: expected one word or number")
+    return {name: str(value) for name, value in read.items()}
+
+
+def _default(one: Field, environ: Mapping[str, str]) -> str:
+    if one.name == "environments":
+        return str(default_cache(environ))
+    if one.name == "state_file":
+        state = environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        return str(Path(state) / "slipway" / "journal.db")
+    return one.metadata["default"]
+
+
+def _default_provider(values: Mapping[str, Any]) -> tuple[str, str]:
+    for vendor, key in VENDORS.items():
+        if values[key]:
+            return vendor, f"default: {key.upper()} is set"
+    return "local", "default: no vendor key is set"
+
+
+def _convert(text: str, kind: type, one: Field, base: Path, source: str) -> Any:
+    if kind is int:
+        if not text.isdecimal():
+            raise UsageError(f"{source}: {one.metadata['variable']} is {text!r}, which is not a whole number")
+        return int(text)
+    if kind is Path or (one.name == "store" and "://" not in text):
+        return kind(base / Path(text).expanduser())
+    return text

@@ -1,0 +1,233 @@
+"""Mends invoke 2.2 for whoever types: exit codes, near matches, bare RUN words, no tracebacks.
+
+`tasks.py` calls mend() while the running program loads it, so that plain `inv` has all of it. Our tasks are made by
+@command; from the stages of invoke's Program two are replaced, the parsing of task words and the execution.
+What happens before `tasks.py` is loaded (a wrong core flag, such as `inv --list-depth x`) is still invoke's own.
+"""
+
+import contextlib
+import difflib
+import inspect
+import json
+import os
+import select
+import sys
+import time
+import traceback
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from invoke import Executor, Exit, ParseError, Program, Task, task
+from invoke.parser.parser import ParseResult
+
+from data.config import ConfigError
+from infra.errors import SlipwayError
+
+KINDS = {int: "a whole number", float: "a number"}
+
+
+class Command(Task):
+    """A task that may take one bare word, and whose flags have the types of its annotations."""
+
+    def __init__(self, body: Callable[..., Any], word: str = "", **options: Any) -> None:
+        self.word = word
+        super().__init__(body, auto_shortflags=False, positional=[], **options)
+
+    def arg_opts(self, name: str, default: Any, taken_names: Any) -> dict[str, Any]:
+        """invoke takes a flag's type from its default only; `take: int | None = None` says more."""
+        options = super().arg_opts(name, default, taken_names)
+        if default is None and "kind" not in options:
+            hint = inspect.signature(self.body).parameters[name].annotation
+            options["kind"] = next((kind for kind in KINDS if kind in (hint, *typing.get_args(hint))), str)
+        if name == self.word:
+            options["help"] = f"{options.get('help', '')} (also as a bare word)".strip()
+        return options
+
+
+def command(**options: Any) -> Callable[[Callable[..., Any]], Command]:
+    """A task. `word` names the parameter that may be given without its flag: `inv logs brave-otter-3`.
+
+    A parameter named in both `word` and `iterable` takes any number of bare words.
+    """
+    return task(klass=Command, **options)
+
+
+def mend() -> None:
+    """Give the program that is loading tasks.py our manners. Without such a program, nothing happens."""
+    running = sys.modules.get("invoke.main")
+    if running is not None:
+        running.program.__class__ = Polite
+
+
+def words_after_dashes() -> list[str]:
+    """What follows `--` on the command line, as it was quoted (invoke joins it into one string)."""
+    return sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on stdout. Dataclasses become objects; paths, times and amounts become strings."""
+
+    def plain(value: Any) -> Any:
+        if is_dataclass(value) and not isinstance(value, type):
+            return asdict(value)
+        return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+    print(json.dumps(document, default=plain, indent=1))
+
+
+class Polite(Program):
+    """invoke's program with exit codes as in design: 2 for wrong words, 130 when interrupted, no tracebacks."""
+
+    def parse_tasks(self) -> None:
+        self.parser = self._make_parser()
+        words = Words(self.core.unparsed, self.parser.contexts, self.collection)
+        with manners(self.logs):
+            self.tasks = ParseResult(words.read())
+        if words.help_for:
+            self.core[0].args["help"].value = words.help_for
+
+    def parse_cleanup(self) -> None:
+        with manners(self.logs):
+            try:
+                super().parse_cleanup()
+            except ParseError:
+                name = self.args.help.value
+                raise wrong(f"no task {name!r}", name, self.parser.contexts) from None
+            except Exit as leaving:
+                if leaving.message:  # `--list nowhere`, for which invoke leaves with code 0
+                    raise Exit(f"inv: {leaving.message}", code=2) from None
+                raise
+
+    @property
+    def logs(self) -> Path:
+        return Path(self.collection.loaded_from or ".") / "var" / "logs"
+
+    def execute(self) -> None:
+        """One by one: each task runs as often as it is named, and a failure names the task that failed."""
+        for one in self.tasks:
+            with manners(self.logs, one.name or ""):
+                Executor(self.collection, self.config, self.core).execute(one)
+
+
+@contextlib.contextmanager
+def manners(logs: Path, name: str = "") -> Iterator[None]:
+    """Turn whatever happens inside into an Exit with few words and the right code."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # here, where a closed pipe can still be answered
+    except (Exit, SystemExit):
+        raise
+    except KeyboardInterrupt:
+        raise Exit(code=130) from None
+    except (SlipwayError, ConfigError) as error:
+        raise Exit(f"inv {name}: {error}", code=getattr(error, "exit_code", 2)) from None
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and is_closed(1):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more at its end
+            raise Exit(code=141) from None
+        where = write_down(error, logs)
+        said = f"inv {name}: unexpected {type(error).__name__}: {error}"
+        raise Exit(f"{said}\n  this is a fault of inv itself; the full traceback: {where}", code=1) from None
+
+
+def is_closed(descriptor: int) -> bool:
+    """Whether nobody reads at the other end of this pipe."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def write_down(error: BaseException, logs: Path) -> Path:
+    """The new file under `logs` that holds the traceback."""
+    logs.mkdir(parents=True, exist_ok=True)
+    path = logs / time.strftime(f"inv-%Y%m%d-%H%M%S-{os.getpid()}.txt")
+    path.write_text(f"{sys.argv}\n" + "".join(traceback.format_exception(error)), encoding="utf-8")
+    return path
+
+
+def wrong(said: str, word: str, known: Iterable[str], task_name: str = "") -> Exit:
+    """An Exit with code 2 that names the nearest word that would have been right."""
+    near = difflib.get_close_matches(word, list(known), 1)
+    hint = f"did you mean {near[0]}?" if near else f"see: inv {'--help ' + task_name if task_name else '--list'}"
+    return Exit(f"inv{' ' + task_name if task_name else ''}: {said}; {hint}", code=2)
+
+
+class Words:
+    """Reads `task --flag value RUN task ...` into invoke's contexts, one per task named."""
+
+    def __init__(self, words: Sequence[str], contexts: Any, collection: Any) -> None:
+        self.words = list(words)
+        self.contexts = contexts
+        self.collection = collection
+        self.help_for = ""
+        self.read_so_far: list[Any] = []
+
+    def read(self) -> list[Any]:
+        """Raises Exit with code 2 for a word that fits nowhere."""
+        while self.words:
+            word = self.words.pop(0)
+            if word.startswith("-") and len(word) > 1:
+                self.read_flag(*word.partition("="))
+            elif word in self.contexts:
+                self.read_so_far.append(deepcopy(self.contexts[word]))
+            else:
+                self.read_bare(word)
+        return self.read_so_far
+
+    def read_bare(self, word: str) -> None:
+        here = self.read_so_far[-1] if self.read_so_far else None
+        taken = getattr(self.collection[here.name], "word", "") if here else ""
+        if not here or not taken:
+            raise wrong(f"no task {word!r}", word, self.contexts)
+        argument = here.args[taken]
+        if argument.raw_value is not None and argument.kind is not list:
+            raise wrong(f"one {taken} is enough, and {word!r} is no task", word, self.contexts, here.name)
+        self.give(here, argument, taken.upper(), word)
+
+    def read_flag(self, flag: str, equals: str, value: str) -> None:
+        if not self.read_so_far:
+            raise wrong(f"no flag {flag}", flag, ["--list", "--help", "--version", "--search-root"])
+        here = self.read_so_far[-1]
+        if flag in here.inverse_flags and not equals:
+            here.flags[here.inverse_flags[flag]].set_value(False, cast=False)
+        elif flag in here.flags:
+            argument = here.flags[flag]
+            if not argument.takes_value:
+                if equals:
+                    raise Exit(f"inv {here.name}: {flag} takes no value", code=2)
+                argument.value = True
+            elif equals or self.has_value(here, argument):
+                self.give(here, argument, flag, value if equals else self.words.pop(0))
+            elif argument.optional:
+                argument.set_value(True, cast=False)
+            else:
+                raise Exit(f"inv {here.name}: {flag} wants a value", code=2)
+        elif flag in ("-h", "--help"):
+            self.help_for = here.name
+        else:
+            raise wrong(f"no flag {flag}", flag, [*here.flags, *here.inverse_flags], here.name)
+
+    def has_value(self, here: Any, argument: Any) -> bool:
+        """Whether the next word is the value of `argument`. Where a value may be left out, only if it fits."""
+        if not self.words or self.words[0].startswith("--") or self.words[0] in here.flags:
+            return False
+        if not argument.optional:
+            return True
+        try:
+            argument.kind(self.words[0])
+        except ValueError:
+            return False
+        return self.words[0] not in self.contexts
+
+    def give(self, here: Any, argument: Any, called: str, value: str) -> None:
+        try:
+            argument.value = value
+        except ValueError:
+            kind = KINDS.get(argument.kind, argument.kind.__name__)
+            raise Exit(f"inv {here.name}: {called} {value!r} is not {kind}", code=2) from None

@@ -1,0 +1,99 @@
+"""Commands about the checkout itself: its settings, what the machine has, tests and checks."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from invoke import Exit
+
+from infra import inside, machine
+from infra.settings import Settings
+from scripts.program import command, print_json
+
+ROOT = Path(__file__).resolve().parent.parent
+TYPED = ("infra", "data", "store", "scripts")
+
+
+@command(help={"json": "one JSON document"})
+def config(c, json=False):
+    """Show every setting, its value and where that came from."""
+    shown = Settings.load(ROOT).shown()
+    if json:
+        print_json({one.name: one for one in shown})
+    else:
+        print(columns([(one.name, one.value, one.source) for one in shown]))
+
+
+@command(help={"json": "one JSON document"})
+def doctor(c, json=False):
+    """Say what this machine has and lacks; exit 0 when everything runs on it."""
+    found = machine.findings(ROOT, Settings.load(ROOT))
+    if json:
+        print_json(found)
+    else:
+        print(columns([(one.name, one.state, one.detail) for one in found]))
+    if any(one.state == "bad" for one in found):
+        raise Exit("inv doctor: this machine cannot run the street yet: see the lines marked bad", code=1)
+
+
+@command(
+    word="paths",
+    iterable=["paths"],
+    help={
+        "paths": "files or folders, all tests without",
+        "k": "only tests whose names match",
+        "nightly": "slow ones too",
+    },
+)
+def test(c, paths=None, k="", nightly=False):
+    """Run the tests, in an environment of their own."""
+    words = ["-m", "pytest", *paths]
+    words += ["-k", k] if k else []
+    words += ["-m", "not gpu and not account"] if nightly else []
+    code = run_in_dev(words, Path.cwd() if paths else ROOT)
+    if code:
+        raise Exit(code=code)
+
+
+@command()
+def check(c):
+    """Format, lint, types, import floors and tests: all that a change must pass."""
+    failed = []
+    for name, words in (
+        ("format", ["-m", "ruff", "format", "--check", "."]),
+        ("lint", ["-m", "ruff", "check", "."]),
+        ("types", ["-m", "mypy", *TYPED]),
+        ("tests", ["-m", "pytest"]),  # tests/test_floors.py among them
+    ):
+        say(name)
+        if run_in_dev(words, ROOT):
+            failed.append(name)
+    if failed:
+        raise Exit(f"inv check: failed: {', '.join(failed)}", code=1)
+
+
+def run_in_dev(words: Sequence[str], cwd: Path) -> int:
+    """Run `python *words` in the dev environment on this terminal; returns its exit code."""
+    python = inside.interpreter(ROOT, Settings.load(ROOT).environments, say, "dev")
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([str(python), *words], cwd=cwd, env=environ, stdin=subprocess.DEVNULL)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.wait()  # the terminal has told it as well; it has its own last words
+        raise
+    finally:
+        process.kill()
+
+
+def say(text: str) -> None:
+    print(f"inv: {text}", file=sys.stderr, flush=True)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as aligned text."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,120 @@
+"""Imports go down: the table of the house, held against every file."""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FLOORS = ("infra", "data", "trainer", "serve", "store", "scripts", "tests", "bench", "tasks")
+HEAVY = {"torch", "fabric", "httpx", "rich", "msgspec", "tokenizers", "pyarrow", "yaml", "dotenv"}
+PLAN = ("trainer.config", "trainer.recipes", "trainer.sweeps")
+PLAN += ("data.config", "infra.records", "infra.errors", "infra.agent.job")
+# From the most special to the most general: whose files, what they may import of the house.
+TABLE = (
+    ("infra.agent", ("infra.agent",)),
+    ("store", ("store",)),
+    ("infra", ("infra", "store")),
+    ("data", ("data", "store")),
+    ("trainer.plan", PLAN),
+    ("trainer", ("trainer", "data", "store")),
+    ("serve", ("serve", "infra", "store")),
+    ("scripts", ("scripts", "infra", "data", "trainer", "serve", "store")),
+    ("tasks", ("scripts",)),
+)
+
+
+def sources() -> list[Path]:
+    found = [ROOT / "tasks.py"]
+    for floor in FLOORS:
+        found += sorted((ROOT / floor).rglob("*.py"))
+    return found
+
+
+def imports(module: str, text: str, is_package: bool = False) -> Iterator[str]:
+    """Dotted names that `text` imports, anywhere in it; `from a import b` gives `a.b`."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = module.split(".")[: -node.level + is_package or None] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (f"{base}.{one.name}" for one in node.names)
+
+
+def lies_in(name: str, floor: str) -> bool:
+    return name == floor or name.startswith(floor + ".")
+
+
+def complaints(module: str, text: str, is_package: bool = False) -> list[str]:
+    """What a module imports although its floor may not."""
+    allowed = next((names for floor, names in TABLE if lies_in(module, floor)), FLOORS)
+    bad = []
+    for name in imports(module, text, is_package):
+        ours = name.split(".")[0] in FLOORS
+        wrong = ours and not any(lies_in(name, one) for one in allowed)
+        wrong |= lies_in(module, "trainer") and lies_in(name, "trainer.plan")
+        wrong |= not ours and lies_in(module, "infra.agent") and name.split(".")[0] not in sys.stdlib_module_names
+        bad += [f"{module} imports {name}"] if wrong else []
+    return bad
+
+
+def test_every_file_imports_only_what_its_floor_may():
+    bad = []
+    for path in sources():
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        bad += complaints(module, path.read_text(encoding="utf-8"), path.name == "__init__.py")
+    assert not bad
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("infra.agent.guard", "from infra import records"),
+        ("infra.agent.guard", "def f():\n    import httpx"),
+        ("infra.agent.guard", "from .. import records"),
+        ("infra.launch", "import data.config"),
+        ("infra.launch", "from scripts import render"),
+        ("data.text", "from infra.errors import SlipwayError"),
+        ("store.local", "from data import config"),
+        ("trainer.plan", "from infra import journal"),
+        ("trainer.plan", "from trainer import model"),
+        ("trainer.loop", "from trainer.plan import resolve"),
+        ("trainer.loop", "from . import plan"),
+        ("trainer.loop", "import infra.records"),
+        ("scripts.run", "import tasks"),
+    ],
+)
+def test_an_import_that_goes_up_is_seen(module, text):
+    assert complaints(module, text)
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("infra.agent.guard", "import os\nfrom infra.agent.job import Job"),
+        ("trainer.plan", "from infra.records import Plan\nfrom data.config import load\nfrom trainer import config"),
+        ("scripts.run", "from trainer import plan\nimport httpx"),
+        ("tests.test_x", "from scripts import render"),
+    ],
+)
+def test_an_import_that_goes_down_is_let_through(module, text):
+    assert not complaints(module, text)
+
+
+def test_the_agent_is_written_for_python_3_9():
+    for path in sorted((ROOT / "infra" / "agent").rglob("*.py")):
+        ast.parse(path.read_text(encoding="utf-8"), str(path), feature_version=(3, 9))
+    words = ["-m", "vermin", "--target=3.9-", "--violations", "--no-tips", "--eval-annotations", "infra/agent"]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_listing_the_commands_imports_nothing_heavy():
+    probe = "import json, sys, tasks; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert HEAVY.isdisjoint(json.loads(done.stdout))
