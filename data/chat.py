@@ -1,0 +1,168 @@
+"""Conversations as ids: how they are written, which ids are learnt, and batches of them.
+
+Source: nanochat's conversation format and mask.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.errors import InputError
+from data.tokenizer import BOS, END, Tokenizer
+
+Message = Mapping[str, Any]
+PAD_TO = 16
+CHUNK_STEPS = 8  # so many steps are drawn together and sorted by length
+
+
+def read_conversations(path: Path) -> Iterator[list[dict[str, Any]]]:
+    """The conversations of a .jsonl file: `{"messages": [...]}` or a bare list on each line. Raises InputError."""
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise InputError(f"{path}:{number}: not JSON: {error}") from None
+            messages = row.get("messages") if isinstance(row, dict) else row
+            if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
+                raise InputError(f"{path}:{number}: no list of messages")
+            yield messages
+
+
+def render(
+    messages: Sequence[Message], tokenizer: Tokenizer, max_len: int | None = None
+) -> tuple[list[int], list[int]]:
+    """(ids, mask) of a conversation, cut to `max_len`; mask is 1 where the assistant's own words stand.
+
+    A leading system message goes in front of the first user message. An assistant's content may be a list of
+    parts of type text, python (learnt) or python_output (not learnt). Raises InputError unless user and
+    assistant alternate.
+    """
+    special = tokenizer.special
+    ids, mask = [special(BOS)], [0]
+
+    def add(new: Sequence[int], learnt: int) -> None:
+        ids.extend(new)
+        mask.extend([learnt] * len(new))
+
+    for turn, message in enumerate(_merged(messages)):
+        role = ("user", "assistant")[turn % 2]
+        if message.get("role") != role:
+            raise InputError(f"message {turn} is by {message.get('role')!r} where {role!r} must speak")
+        content = message["content"]
+        if role == "user":
+            words = content if isinstance(content, str) else "".join(part["text"] for part in content)
+            add([special("<|user_start|>"), *tokenizer.encode(words), special("<|user_end|>")], 0)
+            continue
+        add([special("<|assistant_start|>")], 0)
+        for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+            words = tokenizer.encode(part["text"])
+            if part["type"] == "text":
+                add(words, 1)
+            elif part["type"] == "python":
+                add([special("<|python_start|>"), *words, special("<|python_end|>")], 1)
+            elif part["type"] == "python_output":
+                add([special("<|output_start|>"), *words, special("<|output_end|>")], 0)
+            else:
+                raise InputError(f"message {turn} has a part of type {part['type']!r}")
+        add([special(END)], 1)
+    return ids[:max_len], mask[:max_len]
+
+
+def prompt(messages: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
+    """The ids that ask for the next answer; an assistant's answer at the end is left out."""
+    if messages and messages[-1].get("role") == "assistant":
+        messages = messages[:-1]
+    return [*render(messages, tokenizer)[0], tokenizer.special("<|assistant_start|>")]
+
+
+def targets(ids: Sequence[int], mask: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """(inputs, targets), both int64 (len(ids) - 1,): the next id, or -1 where it is not learnt."""
+    after = np.array(ids[1:], np.int64)
+    return np.array(ids[:-1], np.int64), np.where(np.array(mask[1:], bool), after, -1)
+
+
+def _merged(messages: Sequence[Message]) -> list[Message]:
+    if not messages or messages[0].get("role") != "system":
+        return list(messages)
+    if len(messages) < 2 or messages[1].get("role") != "user":
+        raise InputError("a system message must be followed by a user's")
+    first = {**messages[1], "content": f"{messages[0]['content']}\n\n{messages[1]['content']}"}
+    return [first, *messages[2:]]
+
+
+class Conversations:
+    """Batches of several kinds of conversation, drawn by weight; a pure function of what it is made of and the step.
+
+    Each kind is gone through once, in a seeded order, before any of it comes again.
+    """
+
+    def __init__(
+        self,
+        files: Mapping[str, Sequence[Path]],
+        mixture: Mapping[str, float],
+        tokenizer: Tokenizer,
+        max_len: int,
+        seed: int,
+    ):
+        """Raises InputError for a kind without files or conversations, and for files without a weight above 0."""
+        if set(files) != set(mixture) or not mixture or min(mixture.values()) <= 0:
+            raise InputError(f"the mixture names {sorted(mixture)}, there are files for {sorted(files)}; weights are > 0")
+        self.kinds = sorted(mixture, key=lambda kind: (mixture[kind], kind))
+        self.weights = [mixture[kind] / sum(mixture.values()) for kind in self.kinds]
+        self.pad, self.seed = tokenizer.special(END), seed
+        self.rows: list[list[tuple[np.ndarray, np.ndarray]]] = []
+        for kind in self.kinds:
+            found = (one for path in files[kind] for one in read_conversations(Path(path)))
+            rows = [targets(*render(one, tokenizer, max_len + 1)) for one in found]
+            if not rows:
+                raise InputError(f"no conversations of kind {kind!r}")
+            self.rows.append(rows)
+        self._chunk = lru_cache(maxsize=2)(self._draw)
+        self._epoch = lru_cache(maxsize=4 * len(self.kinds))(self._order)
+
+    def batch(self, step: int, rows: int, rank: int = 0, world: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        """(ids, targets) of one step for one rank, int64 (rows, longest of all ranks rounded up to 16).
+
+        Rows are filled up with <|assistant_end|> and the target -1.
+        """
+        chunk, place = divmod(step, CHUNK_STEPS)
+        chosen = self._chunk(chunk, rows * world)[place]
+        longest = max(len(self.rows[kind][number][0]) for kind, number in chosen)
+        width = longest + -longest % PAD_TO
+        ids = np.full((rows, width), self.pad, np.int64)
+        wanted = np.full((rows, width), -1, np.int64)
+        for row, (kind, number) in enumerate(chosen[rank::world]):
+            inputs, after = self.rows[kind][number]
+            ids[row, : len(inputs)], wanted[row, : len(after)] = inputs, after
+        return ids, wanted
+
+    def _draw(self, chunk: int, rows: int) -> list[list[tuple[int, int]]]:
+        """The (kind, number) pairs of the steps of one chunk; steps hold rows of similar length."""
+        size = CHUNK_STEPS * rows
+        before, after = self._drawn(chunk * size), self._drawn((chunk + 1) * size)
+        chosen = [
+            (kind, self._pick(kind, draw))
+            for kind in range(len(self.kinds))
+            for draw in range(before[kind], after[kind])
+        ]
+        chosen.sort(key=lambda one: len(self.rows[one[0]][one[1]][0]))
+        steps = [chosen[start : start + rows] for start in range(0, size, rows)]
+        order = np.random.default_rng([self.seed, chunk]).permutation(CHUNK_STEPS)
+        return [steps[place] for place in order]
+
+    def _drawn(self, total: int) -> list[int]:
+        """How many of each kind are among the first `total`; the heaviest, which is last, takes what rounding leaves."""
+        counts = [int(total * weight) for weight in self.weights[:-1]]
+        return [*counts, total - sum(counts)]
+
+    def _pick(self, kind: int, draw: int) -> int:
+        epoch, place = divmod(draw, len(self.rows[kind]))
+        return int(self._epoch(kind, epoch)[place])
+
+    def _order(self, kind: int, epoch: int) -> np.ndarray:
+        return np.random.default_rng([self.seed, kind, epoch]).permutation(len(self.rows[kind]))
