@@ -130,12 +130,11 @@ class Checkpoints:
             if not problem:
                 return Checkpoint(folder, _read_manifest(folder))
             problems.append(f"{self._set_aside(folder).name} ({problem})")
-        earlier = [
-            path.name for path in sorted(self.folder.glob(".bad-*")) if not any(path.name in p for p in problems)
-        ]
-        if problems or earlier:
+        if not problems:  # met by an earlier start, which set them aside
+            problems = sorted((path.name for path in self.folder.glob(".bad-*")), reverse=True)
+        if problems:
             raise CheckpointError(
-                f"no checkpoint in {self.folder} is whole: {', '.join(problems + earlier)}; "
+                f"no checkpoint in {self.folder} is whole: {', '.join(problems)}; "
                 f"put a good copy back as step-<9 digits>, or remove the folder to begin again"
             )
         return None
