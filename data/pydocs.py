@@ -5,6 +5,7 @@ time, and because only the import tells under which public name a thing is used 
 Modules that act when imported, want a screen, or differ between machines are left out.
 """
 
+import builtins
 import importlib
 import inspect
 import io
@@ -39,7 +40,7 @@ def documents(packages: tuple[str, ...] = ()) -> Iterator[Document]:
     name. Raises InputError for a package that cannot be imported.
     """
     found: dict[str, tuple[str, str]] = {}  # by words: name, document
-    for name, head, words in sorted([*_library(packages), *_topics()], key=lambda one: (one[0].count("."), one)):
+    for name, head, words in sorted([*_library(packages), *_topics()], key=lambda one: (one[0].count("."), len(one[0]), one)):
         if _is_useful(words):
             found.setdefault(words, (name, f"{head}\n\n{words}" if head else words))
     version = "%d.%d" % sys.version_info[:2]
@@ -111,7 +112,7 @@ def _is_at_home(thing: Any, module: ModuleType, public: Any) -> bool:
     if not (inspect.isclass(thing) or inspect.isroutine(thing)):
         return False
     home = getattr(thing, "__module__", None) or ""
-    return public is not None or home == module.__name__ or home.startswith("_")
+    return public is not None or module is builtins or home == module.__name__ or home.startswith("_")
 
 
 def _describe(name: str, thing: Any) -> Iterator[tuple[str, str, str]]:

@@ -1,0 +1,167 @@
+"""`python -m data STEP --config FILE`: make one artifact of text, tokens or conversations.
+
+STEP is text, tokenizer, tokens, identity or questions. FILE is JSON, either of
+
+    {"making": {...}, "spec": {...}}                            take the inputs from the store, publish the result
+    {"out": DIR, "inputs": {"text": DIR}, "spec": {...}}        take and leave plain folders
+
+Drafts lie under $SLIPWAY_WORK. Exit 0: made; 2: something asked for is wrong; 1: something failed; 130: interrupted.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from data.config import ConfigError, IdentitySpec, Making, QuestionsSpec, TextSpec, TokenizerSpec, TokensSpec, load
+from data.errors import DataError, InputError
+from data.report import emit
+
+Inputs = Mapping[str, Path]
+
+
+def text(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
+    from data import pipeline
+
+    if plain:  # nothing is held out unless asked for, and then the shards lie straight in the folder
+        raw = {"val_ratio": 0.0, **raw}
+    spec = load(TextSpec, raw, "spec")
+    return pipeline.shard(spec, folder, split=not plain or spec.val_ratio > 0)
+
+
+def tokenizer(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
+    from data import tokenizer as maker
+
+    return maker.make(load(TokenizerSpec, raw, "spec"), inputs["text"], folder)
+
+
+def tokens(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
+    from data import tokens as maker
+
+    load(TokensSpec, raw, "spec")
+    return maker.make(inputs["text"], inputs["tokenizer"], folder)
+
+
+def identity(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
+    from data import persona
+
+    return persona.make(load(IdentitySpec, raw, "spec"), folder)
+
+
+def questions(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
+    from data import questions as maker
+
+    return maker.make(load(QuestionsSpec, raw, "spec"), inputs["text"], folder)
+
+
+STEPS: dict[str, tuple[Callable[[dict[str, Any], Inputs, Path, bool], dict[str, Any]], tuple[str, ...]]] = {
+    "text": (text, ()),
+    "tokenizer": (tokenizer, ("text",)),
+    "tokens": (tokens, ("text", "tokenizer")),
+    "identity": (identity, ()),
+    "questions": (questions, ("text",)),
+}
+"""What makes an artifact, and the roles of the inputs it needs."""
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run one step; its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m data", description=__doc__.splitlines()[0])
+    parser.add_argument("step", choices=STEPS)
+    parser.add_argument("--config", required=True, type=Path, metavar="FILE")
+    asked = parser.parse_args(words)
+    try:
+        emit("result", step=asked.step, **_run(asked.step, _read(asked.config)))
+        return 0
+    except (ConfigError, InputError) as error:
+        return _say(asked.step, error, 2)
+    except DataError as error:
+        return _say(asked.step, error, error.exit_code)
+    except OSError as error:  # a full disk, a folder that may not be written
+        return _say(asked.step, error, 1)
+    except KeyboardInterrupt:
+        return _say(asked.step, "interrupted; nothing was published", 130)
+
+
+def _run(step: str, config: dict[str, Any]) -> dict[str, Any]:
+    unknown = set(config) - {"making", "out", "inputs", "spec"}
+    if unknown or ("making" in config) == ("out" in config):
+        raise ConfigError(f"config: keys are spec, and making or else out and inputs; there is: {', '.join(config)}")
+    make, roles = STEPS[step]
+    spec = config.get("spec", {})
+    if "out" in config:
+        given = {role: Path(folder) for role, folder in config.get("inputs", {}).items()}
+        _check_roles(given, roles)
+        for role in roles:
+            if not given[role].is_dir():
+                raise InputError(f"{role}: no folder {given[role]}")
+        out = Path(config["out"])
+        out.mkdir(parents=True, exist_ok=True)
+        return {**make(spec, given, out, True), "out": str(out)}
+    return _publish(load(Making, config["making"], "making"), make, roles, spec)
+
+
+def _publish(making: Making, make: Callable[..., dict[str, Any]], roles: tuple[str, ...], spec: Any) -> dict[str, Any]:
+    from store import Store, StoreError
+
+    _check_roles(making.inputs, roles)
+    try:
+        store = Store(making.store)
+        inputs = {role: store.path(making.inputs[role].name, making.inputs[role].fingerprint) for role in roles}
+        with _draft(making) as folder:
+            about = make(spec, inputs, folder, False)
+            flat = making.name == "identity_conversations"  # users look for this file at the root of the store
+            store.publish(folder, making.name, making.fingerprint, about, flat=flat)
+    except StoreError as error:
+        raise DataError(str(error)) from error
+    return {**about, "name": making.name}
+
+
+def _check_roles(given: Mapping[str, Any], roles: tuple[str, ...]) -> None:
+    missing = [role for role in roles if role not in given]
+    if missing:
+        raise ConfigError(f"inputs: {', '.join(missing)} missing")
+
+
+@contextmanager
+def _draft(making: Making) -> Iterator[Path]:
+    """An empty folder for what is not yet published, gone afterwards; one that a killed run left is cleared."""
+    work = os.environ.get("SLIPWAY_WORK")
+    if not work:
+        with tempfile.TemporaryDirectory(prefix="slipway-") as folder:
+            yield Path(folder)
+        return
+    draft = Path(work) / "drafts" / f"{making.name.replace('/', '-')}-{making.fingerprint[:12]}"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"--config {path}: no such file") from None
+    except (ValueError, OSError) as error:
+        raise InputError(f"--config {path}: {error}") from None
+    if not isinstance(config, dict):
+        raise InputError(f"--config {path}: a JSON object is wanted")
+    return config
+
+
+def _say(step: str, error: object, code: int) -> int:
+    print(f"data {step}: {error}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""What the model is asked after it has read: about Python's library, and about everything else.
+
+A small model cannot learn five thousand functions in a minute, and one that must guess makes things up. So the
+well-known names are taught with the first sentence of their documentation, and for every other name the answer is
+that it is not known.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import dropwhile, takewhile
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from data import smalltalk
+from data.config import QuestionsSpec
+from data.documents import documents
+from data.errors import InputError
+from data.phrasing import fill, talk, vary, write_lines
+from data.shards import read, read_manifest, shard_paths
+
+DOES_NOT_KNOW = "do not know"
+"""In every answer that says so, and in no other."""
+WELL_KNOWN = {
+    "": 45, "str": 22, "list": 10, "dict": 10, "set": 6, "os": 16, "os.path": 16, "json": 4, "re": 9, "math": 18,
+    "random": 9, "time": 7, "sys": 8, "itertools": 9, "functools": 6, "collections": 5, "shutil": 7, "subprocess": 4,
+    "copy": 2, "glob": 2, "pathlib": 2, "statistics": 5, "textwrap": 3, "tempfile": 3, "heapq": 4, "bisect": 2,
+    "hashlib": 2, "base64": 4, "string": 2, "csv": 3, "datetime": 4, "asyncio": 5, "threading": 3, "pickle": 3,
+    "urllib.parse": 4, "inspect": 3, "logging": 5, "operator": 6, "socket": 3, "struct": 3, "pprint": 2, "zlib": 2,
+}  # fmt: skip
+"""How many names of each module are taught: the famous ones, then those of the shortest spelling."""
+FAMOUS = frozenset(
+    "range open int str list set tuple bool map filter min max os.getcwd os.listdir os.remove os.mkdir "
+    "os.makedirs os.rename os.getenv os.rmdir os.getpid os.path.splitext json.loads json.dumps "
+    "json.load json.dump re.sub re.fullmatch math.sqrt math.floor math.log math.hypot "
+    "random.gauss time.sleep time.time time.perf_counter time.strftime itertools.chain itertools.product "
+    "itertools.combinations itertools.permutations itertools.islice itertools.repeat functools.partial functools.reduce "
+    "functools.lru_cache collections.Counter collections.deque collections.defaultdict collections.OrderedDict "
+    "shutil.copytree shutil.disk_usage subprocess.Popen subprocess.check_output pathlib.Path pathlib.PurePath "
+    "datetime.time datetime.datetime base64.b64encode base64.b64decode "
+    "string.Template string.capwords tempfile.mkdtemp tempfile.mkstemp hashlib.sha256 pickle.loads list.append "
+    "dict.items dict.keys dict.values str.replace str.format str.startswith str.endswith "
+    "set.union threading.Thread threading.Lock logging.warning logging.getLogger urllib.parse.quote "
+    "struct.pack inspect.signature pprint.pprint zlib.compress zlib.decompress operator.itemgetter".split()
+)
+"""Names that come first in their module, whatever their length."""
+CALL = re.compile(r"\s*[\w.]+\(.*(?:\)|->.*)\s*")
+LONGEST = 160  # characters of a taught sentence
+UNKNOWN_TRAINED, UNKNOWN_HELDOUT, PHRASINGS = 700, 120, 8
+
+ASKED = (
+    "What does {name} do?", "What does {name} do?", "What is {name}?", "Explain {name}.", "What is {name} for?",
+    "Tell me about {name}.", "How does {name} work?", "Describe {name}.", "What is the use of {name}?",
+    "What does the function {name} do?", "What does {name}() do?", "{name}?", "Tell me what {name} does.",
+    "In Python, what does {name} do?", "What does {name} do in Python?", "I saw {name} in a program, what does it do?",
+    "Do you know {name}?", "Define {name}.", "What does Python's {name} do?", "Say what {name} is.",
+    "What is the purpose of {name}?", "What is {name}() for?", "Explain the function {name}.", "What is {name} used for?",
+)  # fmt: skip
+HELDOUT = (
+    "What happens when I call {name}?", "Explain what {name} does.", "What would {name} do?", "What can {name} do?",
+    "I do not understand {name}, what does it do?", "Why would I use {name}?", "Give me the meaning of {name}.",
+)  # fmt: skip
+UNKNOWN = ("I do not know what {name} does.", "I do not know {name}.", "I do not know what {name} is.")
+INVENTED = {
+    "module": ("foo", "bar", "spam", "eggs", "os", "os.path", "json", "math", "re", "random", "quux", "mylib", "utils",
+               "sys", "time", "requests", "pandas", "app.models", "widget", "list", "str", "helper", "core"),
+    "verb": ("get", "frob", "make", "load", "do", "find", "bar", "merge", "send", "check", "run", "zap", "twist", "foo"),
+    "noun": ("baz", "thing", "user", "all", "widget", "page", "_it", "data", "blob", "name", "2", "table", "spam", "x"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A name of the library and what its documentation says first."""
+
+    name: str
+    sentence: str
+
+
+def entries(texts: Iterable[str]) -> list[Entry]:
+    """The functions and classes among documents of pydocs whose first sentence is one, by name."""
+    found = {}
+    for text in texts:
+        head, _, words = text.partition("\n\n")
+        name = re.fullmatch(r"(?:class )?([A-Za-z_][\w.]*)(?:\(.*\))?", head)
+        sentence = first_sentence(words)
+        if name and sentence:
+            found[name[1]] = Entry(name[1], sentence)
+    return sorted(found.values(), key=lambda one: one.name)
+
+
+def first_sentence(words: str) -> str:
+    """The first sentence of a docstring on one line, or "" when it does not begin with a short plain one."""
+    lines = dropwhile(lambda line: not line.strip() or CALL.fullmatch(line), words.split("\n"))
+    paragraph = " ".join(" ".join(takewhile(str.strip, lines)).split()).replace("`", "")
+    paragraph = re.sub(r"^[\w.]+\([^)]*\) -+>? ", "", paragraph)  # some begin with the call and a dash
+    paragraph = paragraph[:1].upper() + paragraph[1:]
+    sentence = re.split(r"(?<=\w\w[.!?])\s", paragraph)[0].rstrip(".:;, ")
+    is_plain = re.match(r"[A-Z][a-z-]*,? [\w'\"(\[]", sentence) and not re.search(r"->|>>>|\*\*|:\w+:|::|\w\(.*=", sentence)
+    return sentence + "." if is_plain and 3 <= len(sentence.split()) and len(sentence) < LONGEST else ""
+
+
+def taught(known: Iterable[Entry]) -> list[Entry]:
+    """The well-known ones."""
+    by_module: dict[str, list[Entry]] = {module: [] for module in WELL_KNOWN}
+    for one in known:
+        module, _, name = one.name.rpartition(".")
+        if module in by_module and (one.name in FAMOUS or not name[0].isupper()):
+            by_module[module].append(one)
+    return [
+        one
+        for module, count in WELL_KNOWN.items()
+        for one in sorted(by_module[module], key=lambda one: (one.name not in FAMOUS, len(one.name), one.name))[:count]
+    ]
+
+
+def make(spec: QuestionsSpec, text: Path, folder: Path) -> dict[str, Any]:
+    """Write pydocs.train, pydocs.heldout, other.train and other.heldout (.jsonl) into `folder`; how many of each.
+
+    Names come from `text` when its source is pydocs, else from the Python that runs this, so that every model can
+    answer something. Both parts of the text are read: held-out documents measure how well a model predicts text
+    it has not seen, and that is measured before any question is asked.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    pydocs_train, pydocs_heldout, num_taught = _about_python(entries(_texts(text)), Random(f"pydocs {spec.seed}"))
+    other_train, other_heldout = smalltalk.conversations(spec.seed)
+    files: dict[str, list[dict[str, Any]]] = {
+        "pydocs.train": [{"messages": one} for one in pydocs_train],
+        "pydocs.heldout": pydocs_heldout,
+        "other.train": [{"messages": one} for one in other_train],
+        "other.heldout": [{"messages": one, "expected": one[-1]["content"]} for one in other_heldout],
+    }
+    counts = {name: write_lines(folder / f"{name}.jsonl", rows) for name, rows in files.items()}
+    return {"taught": num_taught, **counts}
+
+
+def _texts(text: Path) -> Iterable[str]:
+    paths = [path for part in ("train", "val") for path in shard_paths(text, part)]
+    if paths and read_manifest(paths[0].parent)["source"] == "pydocs":
+        return read(paths)
+    return (document.text for document in documents("pydocs"))
+
+
+def _about_python(
+    known: list[Entry], chance: Random
+) -> tuple[list[list[dict[str, str]]], list[dict[str, Any]], int]:
+    """(trained on, held out with what is expected, how many names are taught)."""
+    core = taught(known)
+    if not core:
+        raise InputError("none of Python's well-known functions are in this text: it was cut too short to teach from")
+    names = {one.name for one in core}
+    rest = [one for one in known if one.name not in names]
+    chance.shuffle(rest)
+    strangers, unseen = rest[:UNKNOWN_TRAINED], rest[UNKNOWN_TRAINED:][:UNKNOWN_HELDOUT]
+    invented = [fill("{module}.{verb}_{noun}", INVENTED, chance) for _ in range(UNKNOWN_TRAINED // 2)]
+
+    def ask(templates: tuple[str, ...], name: str, answer: str) -> list[dict[str, str]]:
+        return talk(fill(vary(chance.choice(templates), chance), {"name": [name]}, chance), answer)
+
+    pairs = [(one.name, one.sentence) for one in core for _ in range(PHRASINGS)]
+    pairs += [
+        (name, fill(chance.choice(UNKNOWN), {"name": [name]}, chance))
+        for name in (*(one.name for one in strangers), *invented)
+        for _ in range(2)
+    ]
+    trained = [talk(f"What does {one.name} do?", one.sentence) for one in core]
+    trained += [ask(ASKED, name, answer) for name, answer in pairs]
+    chance.shuffle(trained)
+    heldout = [
+        {"messages": ask(templates, one.name, one.sentence), "expected": one.sentence}
+        for templates, part in ((HELDOUT, core[::2]), (ASKED, unseen))
+        for one in part
+    ]
+    return trained, heldout, len(core)
