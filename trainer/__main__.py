@@ -75,7 +75,8 @@ def train(flags: argparse.Namespace) -> None:
     from trainer.run import once
 
     raw = read_config(flags.config, {"making", "spec", "keeping"})
-    making, config = load(Making, raw.get("making", {}), "making"), load(PhaseConfig, raw.get("spec", {}), "spec")
+    making = load(Making, raw.get("making", {}), "making")
+    config = load(PhaseConfig, raw.get("spec", {}), "spec")
     keeping = load(Keeping, raw.get("keeping", {}), "keeping")
     if config.phase != flags.command:
         raise Refused(f"{flags.config} configures the phase {config.phase!r}")
