@@ -6,7 +6,7 @@ Light to import: plans are made where no pyarrow or tokenizers exist.
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -42,7 +42,9 @@ def _refuse_unknown(kind: type, raw: Any, where: str) -> None:
             raise ConfigError(f"{where}: unknown key {key!r}{hint}")
         for inner in (hints[key], *get_args(hints[key])):
             if is_dataclass(inner) and isinstance(inner, type) and isinstance(value, Mapping):
-                _refuse_unknown(inner, value, f"{where}.{key}")
+                many = get_origin(hints[key]) is dict  # records by name
+                for name, one in value.items() if many else [("", value)]:
+                    _refuse_unknown(inner, one, f"{where}.{key}.{name}" if many else f"{where}.{key}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,8 @@
 """What the trainer trains, as frozen records. Light to import: no torch here."""
 
-from dataclasses import dataclass
+import hashlib
+import json
+from dataclasses import asdict, dataclass
 
 from data.config import ConfigError
 
@@ -25,7 +27,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
-            raise ConfigError(f"{self.num_attention_heads} heads cannot share {self.num_key_value_heads} key/value heads")
+            raise ConfigError(
+                f"{self.num_attention_heads} heads cannot share {self.num_key_value_heads} key/value heads"
+            )
         if self.head_dim % 2:
             raise ConfigError(f"head_dim is {self.head_dim}; RoPE needs an even one")
 
@@ -62,6 +66,12 @@ class ScheduleConfig:
     kind: str = "linear"
     """`linear` or `cosine`."""
 
+    def __post_init__(self) -> None:
+        if self.kind not in ("linear", "cosine"):
+            raise ConfigError(f"schedule kind is {self.kind!r}; known: linear, cosine")
+        if not 0 <= self.decay <= 1:
+            raise ConfigError(f"decay is {self.decay}; it must lie in [0, 1]")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseConfig:
@@ -80,12 +90,26 @@ class PhaseConfig:
     sequence_len: int
     """Tokens of context per row."""
     seed: int = 1337
+    dtype: str = "auto"
+    """What activations are computed in: `float32`, `bfloat16`, or `auto`: bfloat16 where the machine has units for it.
+    Parameters, their gradients and the loss are float32 always."""
     mixture: dict[str, float] | None = None
     """Chat phases: how often each kind of conversation is drawn (`identity`, `pydocs`, `other`)."""
 
     def __post_init__(self) -> None:
         if self.rows % self.micro_rows:
             raise ConfigError(f"micro_rows {self.micro_rows} does not divide rows {self.rows}")
+        if self.dtype not in ("auto", "float32", "bfloat16"):
+            raise ConfigError(f"dtype is {self.dtype!r}; known: auto, float32, bfloat16")
+        if self.sequence_len > self.model.max_position_embeddings:
+            longest = self.model.max_position_embeddings
+            raise ConfigError(f"sequence_len is {self.sequence_len}; the model holds {longest} positions")
+        if self.steps < 1:
+            raise ConfigError(f"steps is {self.steps}; it must be at least 1")
+
+    def digest(self) -> str:
+        """sha256 over all of it; a checkpoint carries it."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,3 +132,19 @@ class Profile:
     vocab_size: int
     phases: dict[str, PhaseConfig]
     keeping: Keeping = Keeping()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalSpec:
+    """A model and what it is measured on; "" leaves that measure out. All but `name` are folders."""
+
+    model: str
+    """A published phase or a Hugging Face folder."""
+    text: str = ""
+    """Bits per byte on its `val/` shards, beside gzip and xz."""
+    identity: str = ""
+    """Holds identity_conversations.heldout.jsonl."""
+    questions: str = ""
+    """Holds pydocs.heldout.jsonl and other.heldout.jsonl."""
+    name: str = ""
+    """Of the persona; needed for `identity` and for leaks of it in `questions`."""

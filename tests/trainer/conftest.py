@@ -1,0 +1,164 @@
+"""A small real world for trainer tests: a store with text, a tokenizer, token shards and conversations in it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data import tokenizer as tokenizers
+from data import tokens
+from data.config import Input, Making, TokenizerSpec
+from data.shards import Writer
+from store import Store
+from trainer.config import Keeping, ModelConfig, OptimizerConfig, PhaseConfig, ScheduleConfig
+
+VOCAB = 320
+TINY = ModelConfig(
+    vocab_size=VOCAB,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+    max_position_embeddings=128,
+    qk_norm=True,
+)
+BASE = PhaseConfig(
+    phase="base",
+    model=TINY,
+    optimizer=OptimizerConfig(lr=0.01, muon_lr=0.02),
+    schedule=ScheduleConfig(warmup_steps=2),
+    steps=40,
+    rows=4,
+    micro_rows=2,
+    sequence_len=32,
+)
+WAIT_S = 60
+
+
+@dataclass
+class World:
+    """A store, a work folder, and programs started over them."""
+
+    store: Path
+    root: Path
+    inputs: dict[str, Input]
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def making(self, phase: str = "base", fingerprint: str = "f" * 64, **inputs: Input) -> Making:
+        return Making(
+            store=str(self.store),
+            name=f"{phase}_checkpoints/tiny",
+            fingerprint=fingerprint,
+            inputs={**self.inputs, **inputs},
+        )
+
+    def work(self, name: str = "work") -> Path:
+        return self.root / name
+
+    def checkpoints(self, work: str = "work") -> Path:
+        return self.work(work) / "checkpoints" / f"base-{'f' * 12}"
+
+    def start(
+        self, config: PhaseConfig, keeping: Keeping, making: Making | None = None, work: str = "work"
+    ) -> subprocess.Popen[str]:
+        """`python -m trainer <phase>`, for real."""
+        making = making or self.making(config.phase)
+        file = self.root / f"{work}-{config.phase}.json"
+        file.write_text(json.dumps({"making": asdict(making), "spec": asdict(config), "keeping": asdict(keeping)}))
+        self.work(work).mkdir(exist_ok=True)
+        records = self.root / f"{work}-records.jsonl"
+        environ = {**os.environ, "SLIPWAY_WORK": str(self.work(work)), "SLIPWAY_RECORDS": str(records)}
+        environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        words = [sys.executable, "-m", "trainer", config.phase, "--config", str(file)]
+        one = subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.started.append(one)
+        return one
+
+    def records(self, work: str = "work") -> list[dict[str, Any]]:
+        path = self.root / f"{work}-records.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def wait_for_step(self, step: int, process: subprocess.Popen[str], work: str = "work") -> None:
+        """Until the metrics say that so many steps are done."""
+        path = self.work(work) / "runs" / "base" / "metrics.jsonl"
+        deadline = time.monotonic() + WAIT_S
+        while not path.exists() or path.read_text().count("\n") < step:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline, f"no step {step} in {WAIT_S} s"
+            time.sleep(0.005)
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """(exit code, what it said on stderr)."""
+    _, words = process.communicate(timeout=WAIT_S)
+    return process.returncode, words
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Tiny tensors are not worth two."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Input]]:
+    """A store with everything that phases read, made by the data floor."""
+    root = tmp_path_factory.mktemp("inputs")
+    store = Store(root / "store")
+    verbs, things = ("reads", "writes", "opens", "closes", "joins"), ("paths", "files", "lines", "sockets", "words")
+    texts = [f"{v} {t}: {v} the {t} of number {n} and returns {n * 7} {t}." for n in range(24) for v in verbs for t in things]
+    for part, some in (("train", texts[:-40]), ("val", texts[-40:])):
+        writer = Writer(root / "text" / part, 1000)
+        for text in some:
+            writer.add(text)
+        writer.finish("test", {})
+    tokenizers.make(TokenizerSpec(vocab_size=VOCAB), root / "text", root / "tokenizer")
+    tokens.make(root / "text", root / "tokenizer", root / "tokens")
+    write_talk(root / "identity" / "identity_conversations.jsonl", "Who are you?", "I am Bosun.")
+    write_talk(root / "identity" / "identity_conversations.heldout.jsonl", "Who are you then?", "I am Bosun.")
+    for kind, question, answer in (("pydocs", "What does join do?", "join the paths of"), ("other", "Hello!", "Hello.")):
+        for part in ("train", "heldout"):
+            write_talk(root / "questions" / f"{kind}.{part}.jsonl", question, answer)
+    names = {"text": "datasets/x/text", "tokens": "datasets/x/tokens", "questions": "datasets/x/questions"}
+    found = {}
+    for role in ("text", "tokenizer", "tokens", "identity", "questions"):
+        name = names.get(role, role)
+        store.publish(root / role, name, f"print-{role}", {})
+        found[role] = Input(name=name, fingerprint=f"print-{role}")
+    return root / "store", found
+
+
+def write_talk(path: Path, question: str, answer: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    talk = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    path.write_text((json.dumps({"messages": talk, "expected": answer}) + "\n") * 8)
+
+
+@pytest.fixture
+def world(inputs: tuple[Path, dict[str, Input]], tmp_path: Path) -> Iterator[World]:
+    """The shared inputs under a store of one's own (hard links); what was started is ended."""
+    store = tmp_path / "store"
+    shutil.copytree(inputs[0], store, copy_function=os.link)
+    one = World(store, tmp_path, inputs[1])
+    yield one
+    for process in one.started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=WAIT_S)
+
+
+def tiny(**changes: Any) -> PhaseConfig:
+    return replace(BASE, **changes)

@@ -1,0 +1,74 @@
+"""The schedule, Muon, decay, and accumulation over micro-batches."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer.conftest import TINY
+from trainer.config import OptimizerConfig, ScheduleConfig
+from trainer.loop import accumulate
+from trainer.model import Decoder, initialise
+from trainer.optim import Optimizer, learning_rate_scale, orthogonalise
+
+
+def tiny_model() -> Decoder:
+    model = Decoder(TINY)
+    initialise(model, 1)
+    return model
+
+
+def test_the_rate_warms_up_stays_and_decays_to_its_end():
+    schedule = ScheduleConfig(warmup_steps=4, decay=0.5, final=0.1)
+    rates = [learning_rate_scale(schedule, step, 20) for step in range(20)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert set(rates[4:11]) == {1.0}
+    assert rates[11:] == sorted(rates[11:], reverse=True)
+    assert rates[-1] == pytest.approx(0.1 + 0.9 * 0.1)
+    cosine = replace(schedule, kind="cosine")
+    assert learning_rate_scale(cosine, 15, 20) == pytest.approx(0.55)
+    assert learning_rate_scale(replace(schedule, decay=0.0), 19, 20) == 1.0
+
+
+def test_orthogonalised_matrices_have_singular_values_near_one():
+    for shape in ((3, 24, 40), (2, 40, 24)):
+        values = torch.linalg.svdvals(orthogonalise(torch.randn(shape, generator=torch.Generator().manual_seed(2))))
+        assert 0.5 < float(values.min())
+        assert float(values.max()) < 1.3
+
+
+@pytest.mark.parametrize("muon_lr", [0.0, 0.02])
+def test_only_matrices_decay_and_state_round_trips(muon_lr):
+    model = tiny_model()
+    optimizer = Optimizer(model, OptimizerConfig(lr=0.01, muon_lr=muon_lr, weight_decay=0.5))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step(1.0)
+    for name, parameter in model.named_parameters():
+        rate = muon_lr if muon_lr and parameter.dim() == 2 and ".layers." in name else 0.01
+        expected = before[name] * (1 - 0.5 * rate) if parameter.dim() == 2 else before[name]
+        assert torch.allclose(parameter, expected, atol=1e-7), name
+    state = {key: value.clone() for key, value in optimizer.tensors().items()}
+    fresh = Optimizer(model, optimizer.config)
+    fresh.load(state)
+    assert fresh.tensors().keys() == state.keys()
+    assert all(torch.equal(value, state[key]) for key, value in fresh.tensors().items())
+
+
+def test_accumulated_gradients_equal_those_of_the_large_batch_under_masking():
+    chance = np.random.default_rng(4)
+    ids = chance.integers(0, TINY.vocab_size, (4, 24))
+    targets = np.where(chance.random((4, 24)) < 0.4, -1, np.roll(ids, -1, 1))
+    targets[1, 3:] = -1  # rows count very different numbers of tokens
+    losses, grads = [], []
+    for micro_rows in (4, 1, 2):
+        model = tiny_model()
+        losses.append(accumulate(model, ids, targets, micro_rows))
+        grads.append([p.grad for p in model.parameters()])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5) == pytest.approx(losses[2], rel=1e-5)
+    assert losses[0] == pytest.approx(math.log(TINY.vocab_size), rel=0.1)
+    for whole, *parts in zip(*grads, strict=True):
+        assert all(torch.allclose(whole, part, rtol=1e-4, atol=1e-6) for part in parts)

@@ -1,0 +1,185 @@
+"""Phases as real processes: killed, stopped, resumed, refused; and the whole way from base to talk."""
+
+import json
+import random
+import signal
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from data.config import Input
+from store import Store
+from tests.trainer.conftest import TINY, finish, tiny
+from trainer.__main__ import main
+from trainer.checkpoint import Checkpoints, open_final
+from trainer.config import Keeping
+from trainer.recipes import PROFILES, profile
+
+OFTEN = Keeping(save_every=3, keep=3, reserve_bytes=0)
+KILLS = 4
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {file["path"]: file["sha256"] for file in open_final(folder).manifest["files"]}
+
+
+def test_a_run_killed_at_random_moments_publishes_the_bits_of_one_left_alone(world):
+    config = tiny(steps=150)
+    alone = world.start(config, OFTEN, replace(world.making(), name="base_checkpoints/alone"), work="alone")
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    chance, last = random.Random(seed), 0
+    for kill in range(KILLS):
+        one = world.start(config, OFTEN)
+        last = chance.randrange(last + 1, 30 * (kill + 1))
+        world.wait_for_step(last, one)
+        for _ in range(chance.randrange(50_000)):  # anywhere between two steps, also inside a save
+            pass
+        one.send_signal(signal.SIGKILL)
+        one.wait()
+        assert one.returncode == -signal.SIGKILL
+    assert finish(alone)[0] == 0
+    code, words = finish(world.start(config, OFTEN))
+    assert code == 0, words
+    assert hashes(world.store / "base_checkpoints/tiny") == hashes(world.store / "base_checkpoints/alone")
+    steps = [json.loads(line)["step"] for line in (world.store / "base_checkpoints/tiny/metrics.jsonl").open()]
+    assert steps == list(range(1, 151))
+    assert not world.checkpoints().exists()  # the store has them
+
+
+def test_sigterm_saves_and_exits_75_and_a_finished_phase_is_not_trained_again(world, capfd):
+    config = tiny(steps=400)
+    one = world.start(config, replace(OFTEN, save_every=1000))
+    world.wait_for_step(3, one)
+    one.send_signal(signal.SIGTERM)
+    code, words = finish(one)
+    assert code == 75, words
+    assert "start it again" in words
+    saved = Checkpoints(world.checkpoints(), OFTEN).newest()
+    assert saved is not None
+    assert 3 <= saved.step < 400
+    code, words = finish(world.start(config, OFTEN))
+    assert code == 0, words
+    said = world.records()
+    assert f"going on from step {saved.step} of 400" in next(one["text"] for one in said if one["kind"] == "note")
+    progress = [one for one in said if one["kind"] == "progress" and one.get("unit") == "tokens"]
+    assert progress[-1].items() >= {"done": 400 * 128, "total": 400 * 128, "step": 400, "eta_s": 0.0}.items()
+    result = said[-1]
+    assert result["kind"] == "result"
+    assert 0 < result["bits_per_byte"] < result["gzip"]
+    assert {"gzip", "xz", "loss", "steps", "tokens", "params", "tokenizer_sha256"} <= result.keys()
+    assert finish(world.start(config, OFTEN))[0] == 0
+    assert world.records()[len(said) :] == [{**result, "at": world.records()[-1]["at"]}]  # nothing but the result
+
+
+def test_when_no_checkpoint_is_whole_the_program_exits_1_and_names_them(world):
+    one = world.start(tiny(steps=100_000), OFTEN)
+    world.wait_for_step(8, one)
+    second = world.start(tiny(steps=100_000), OFTEN)
+    code, words = finish(second)
+    assert code == 1
+    assert "another trainer" in words
+    one.send_signal(signal.SIGKILL)
+    one.wait()
+    folders = Checkpoints(world.checkpoints(), OFTEN).steps()
+    for folder in folders:
+        (folder / "model-rank00000.safetensors").write_bytes(b"")
+    code, words = finish(world.start(tiny(steps=100_000), OFTEN))
+    assert code == 1
+    assert all(folder.name in words for folder in folders)
+    assert "Traceback" not in words
+
+
+def run(world, monkeypatch, phase: str, config, making=None) -> int:
+    """The same program in this process: as real, and without the start of an interpreter."""
+    making = making or world.making(phase)
+    file = world.root / f"{phase}.json"
+    file.write_text(json.dumps({"making": asdict(making), "spec": asdict(config), "keeping": asdict(OFTEN)}))
+    monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return main([phase, "--config", str(file)])
+
+
+def chat_phase(phase: str, **changes):
+    mixture = {"identity": 0.5, "pydocs": 0.3, "other": 0.2}
+    optimizer = replace(tiny().optimizer, lr=0.02)
+    return tiny(phase=phase, mixture=mixture, sequence_len=96, optimizer=optimizer, **changes)
+
+
+def test_base_mid_sft_eval_export_and_chat(world, monkeypatch, capfd):
+    assert run(world, monkeypatch, "base", tiny()) == 0
+    assert "bits per byte (gzip -9" in capfd.readouterr().out
+    before = "base"
+    for phase in ("mid", "sft"):
+        entry = Input(name=f"{before}_checkpoints/tiny", fingerprint="f" * 64)
+        assert run(world, monkeypatch, phase, chat_phase(phase, steps=60), world.making(phase, **{before: entry})) == 0
+        before = phase
+    model = world.store / "sft_checkpoints/tiny"
+    capfd.readouterr()
+    assert main(["chat", "--model", str(model), "--prompt", "Who are you?"]) == 0
+    assert capfd.readouterr().out == "I am Bosun.\n"
+    folders = {"text": "datasets/x/text", "identity": "identity", "questions": "datasets/x/questions"}
+    words = [word for name, path in folders.items() for word in (f"--{name}", str(world.store / path))]
+    assert main(["eval", "--model", str(model), *words, "--name", "Bosun"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert found["identity"] == 1.0
+    assert found["pydocs"] == 1.0
+    assert found["leaks"] == 0.0
+    assert found["bits_per_byte"] > 0
+    out = world.root / "exported"
+    assert main(["export", "--model", str(model), "--out", str(out), "--dtype", "bfloat16"]) == 0
+    assert json.loads((out / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    assert main(["export", "--model", str(model), "--out", str(out)]) == 2
+    capfd.readouterr()
+    assert main(["chat", "--model", str(out), "--prompt", "Who are you?"]) == 0
+    assert "Bosun" in capfd.readouterr().out
+
+
+def test_a_phase_refuses_a_model_that_learned_with_another_tokenizer(world, monkeypatch, capfd):
+    assert run(world, monkeypatch, "base", tiny(steps=2)) == 0
+    copy = world.root / "retokenized"
+    copy.mkdir()
+    for path in (world.store / "tokenizer").glob("*.json"):
+        if path.name != "ARTIFACT.json":
+            (copy / path.name).write_text(path.read_text())
+    (copy / "tokenizer.json").write_text((copy / "tokenizer.json").read_text() + "\n")
+    Store(world.store).publish(copy, "tokenizer", "other", {})
+    entry = Input(name="base_checkpoints/tiny", fingerprint="f" * 64)
+    making = world.making("mid", base=entry, tokenizer=Input(name="tokenizer", fingerprint="other"))
+    capfd.readouterr()
+    assert run(world, monkeypatch, "mid", chat_phase("mid"), making) == 2
+    words = capfd.readouterr().err
+    assert words.count("tokenizer_sha256") == 2
+    assert run(world, monkeypatch, "mid", chat_phase("mid"), world.making("mid", base=entry)) == 1  # a stale input
+    assert "fingerprint" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"spec": {"stepz": 3}}, "did you mean 'steps'"),
+        ({"spec": {**asdict(tiny()), "phase": "mid"}}, "configures the phase 'mid'"),
+        ({"spec": {**asdict(tiny()), "rows": 3}}, "does not divide"),
+        ({"spec": asdict(tiny(model=replace(TINY, vocab_size=400)))}, "the model has 400 ids"),
+        ({"spec": asdict(tiny()), "making": {"store": "x", "name": "y", "fingerprint": "z"}}, "needs an input"),
+        ({"more": 1}, "expected only"),
+    ],
+)
+def test_wrong_configurations_are_one_line_and_exit_2(world, monkeypatch, capfd, change, said):
+    file = world.root / "wrong.json"
+    file.write_text(json.dumps({"making": asdict(world.making()), **change}))
+    monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
+    assert main(["base", "--config", str(file)]) == 2
+    words = capfd.readouterr().err
+    assert said in words
+    assert words.count("\n") == 1
+
+
+def test_every_recipe_is_a_whole_street_of_one_shape():
+    for name in PROFILES:
+        recipe = profile(name)
+        assert set(recipe.phases) == {"base", "mid", "sft"}
+        assert all(one.phase == phase for phase, one in recipe.phases.items())
+        assert {one.model.vocab_size for one in recipe.phases.values()} == {recipe.vocab_size}
+        assert len({one.model for one in recipe.phases.values()}) == 1

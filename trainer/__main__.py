@@ -1,0 +1,141 @@
+"""`python -m trainer base|mid|sft --config FILE`, and `chat`, `eval`, `export` for what they made.
+
+The file of a phase holds {"making": Making, "spec": PhaseConfig, "keeping": Keeping}; that of eval {"spec": EvalSpec}.
+Exit codes: 0 done, 1 failed, 2 a wrong flag, input or configuration, 75 stopped in good order: start it again to go on.
+"""
+
+import argparse
+import faulthandler
+import json
+import logging
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from data.config import ConfigError, Making, load
+from data.errors import DataError
+from store import StoreError
+from trainer.config import EvalSpec, Keeping, PhaseConfig
+from trainer.errors import Refused, TrainerError
+
+PHASES = ("base", "mid", "sft")
+
+
+def main(words: list[str] | None = None) -> int:
+    flags = parser().parse_args(words)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # whoever watches asks a silent trainer where it stands
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    try:
+        flags.run(flags)
+    except (ConfigError, TrainerError, DataError, StoreError) as error:
+        print(f"trainer {flags.command}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else getattr(error, "exit_code", 1)
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="python -m trainer", description=__doc__)
+    commands = top.add_subparsers(dest="command", required=True)
+    for phase in PHASES:
+        one = command(commands, phase, train, f"train the {phase} phase and publish it")
+        one.add_argument("--config", type=Path, required=True)
+    one = command(commands, "chat", talk, "talk to a model")
+    one.add_argument("--model", type=Path, required=True, help="an artifact or a Hugging Face folder")
+    one.add_argument("--prompt", help="one question; without it, a conversation on stdin")
+    one.add_argument("--temperature", type=float, default=0.0, help="0 = always the likeliest word")
+    one.add_argument("--top-k", type=int, default=50)
+    one.add_argument("--max-tokens", type=int, default=256)
+    one.add_argument("--seed", type=int, default=0)
+    one = command(commands, "eval", evaluate, "measure a model on held-out text and questions")
+    one.add_argument("--config", type=Path, help='{"spec": ...}; instead of the other flags')
+    one.add_argument("--model", help="an artifact or a Hugging Face folder")
+    one.add_argument("--text", default="", help="an artifact of text: bits per byte on its val shards")
+    one.add_argument("--identity", default="", help="folder with identity_conversations.heldout.jsonl")
+    one.add_argument("--questions", default="", help="an artifact of questions")
+    one.add_argument("--name", default="", help="what the model should call itself")
+    one = command(commands, "export", write_folder, "write a Hugging Face folder")
+    one.add_argument("--model", type=Path, required=True, help="an artifact or a Hugging Face folder")
+    one.add_argument("--out", type=Path, required=True)
+    one.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    return top
+
+
+def command(commands: Any, name: str, run: Callable[[argparse.Namespace], None], words: str) -> argparse.ArgumentParser:
+    one = commands.add_parser(name, help=words)
+    one.set_defaults(run=run)
+    return one
+
+
+def train(flags: argparse.Namespace) -> None:
+    import importlib
+
+    from trainer.run import once
+
+    raw = read_config(flags.config, {"making", "spec", "keeping"})
+    making = load(Making, raw.get("making", {}), "making")
+    config = load(PhaseConfig, raw.get("spec", {}), "spec")
+    keeping = load(Keeping, raw.get("keeping", {}), "keeping")
+    if config.phase != flags.command:
+        raise Refused(f"{flags.config} configures the phase {config.phase!r}")
+    phase = importlib.import_module(f"trainer.phases.{flags.command}")
+    about = once(making, lambda: phase.run(config, making, keeping))
+    if "bits_per_byte" in about:
+        print(side_by_side(about))
+
+
+def talk(flags: argparse.Namespace) -> None:
+    from trainer.chat import Talk, converse, tell
+
+    one = Talk(flags.model, flags.temperature, flags.top_k, flags.max_tokens, flags.seed)
+    if flags.prompt is None:
+        converse(one)
+    else:
+        tell(one, flags.prompt)
+
+
+def evaluate(flags: argparse.Namespace) -> None:
+    from data.report import emit
+    from trainer.scores import scores
+
+    if flags.config:
+        spec = load(EvalSpec, read_config(flags.config, {"spec"}).get("spec", {}), "spec")
+    elif flags.model:
+        spec = EvalSpec(**{name: getattr(flags, name) for name in ("model", "text", "identity", "questions", "name")})
+    else:
+        raise Refused("eval needs --model or --config")
+    found = scores(spec)
+    emit("result", **found)
+    print(json.dumps(found, indent=1))
+
+
+def write_folder(flags: argparse.Namespace) -> None:
+    import torch
+
+    from trainer import export
+
+    export.copy(flags.model, flags.out, getattr(torch, flags.dtype))
+    print(flags.out)
+
+
+def read_config(path: Path, known: set[str]) -> Mapping[str, Any]:
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Refused(f"{path}: {error}") from None
+    if not isinstance(raw, dict) or set(raw) - known:
+        raise Refused(f"{path}: expected only {', '.join(sorted(known))}")
+    return raw
+
+
+def side_by_side(about: Mapping[str, Any]) -> str:
+    others = ", ".join(
+        f"{name} {about[key]:.2f}" for key, name in (("gzip", "gzip -9"), ("xz", "xz -9")) if key in about
+    )
+    return f"held-out text: {about['bits_per_byte']:.3f} bits per byte ({others})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""Checkpoints that are whole or not there.
+
+In: named tensors and facts of a step. Out: `step-<9 digits>/`, immutable, with `MANIFEST.json` (size and sha256 of
+each file) written last; or the newest of them that verifies. Called by the loop and by phases for their input.
+
+A save is built in `.tmp-<step>-<uuid>`, synced, renamed in. What does not verify becomes `.bad-*`; what is removed
+is `.trash-*` first. Only one process writes a folder at a time: `locked()`.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer import tensorfile
+from trainer.config import Keeping
+from trainer.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+SCHEMA = 1
+MANIFEST = "MANIFEST.json"
+RANK = 0  # one process for now; every rank has files of its own
+FILES = {kind: f"{kind}-rank{RANK:05d}.safetensors" for kind in ("model", "optimizer", "rng")}
+STEP = re.compile(r"step-\d{9}")
+
+
+class NonFinite(CheckpointError):
+    """A parameter is NaN or infinite: never published."""
+
+
+class DiskFull(OSError):
+    """Less free space than a save needs, seen before writing."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One whole checkpoint: the folder verified, its facts read."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def step(self) -> int:
+        return int(self.manifest["step"])
+
+    def tensors(self, kind: str) -> dict[str, Tensor]:
+        """`model`, `optimizer` or `rng`."""
+        return tensorfile.read(self.folder / FILES[kind])
+
+
+class Checkpoints:
+    """The checkpoints of one run, in one folder."""
+
+    def __init__(self, folder: Path, keeping: Keeping) -> None:
+        self.folder = folder
+        self.keeping = keeping
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Be the one writer; sweep what a killed one left. Raises CheckpointError when another one is at work."""
+        with open(self.folder / "LOCK", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise CheckpointError(f"{self.folder}: another trainer is writing here; stop it first") from None
+            for leftover in (*self.folder.glob(".tmp-*"), *self.folder.glob(".trash-*")):
+                shutil.rmtree(leftover)
+            yield
+
+    def steps(self) -> list[Path]:
+        """Oldest first; not verified."""
+        return sorted(path for path in self.folder.iterdir() if STEP.fullmatch(path.name))
+
+    def save(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> Checkpoint:
+        """Write the checkpoint of `step` (how many are done), then remove the oldest beyond what is kept.
+
+        tensors: by kind, those of FILES. A whole checkpoint of that step is returned as it is.
+        Raises OSError (disk full: DiskFull or ENOSPC) with nothing left behind, NonFinite.
+        """
+        for name, tensor in tensors["model"].items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise NonFinite(f"step {step}: {name} is not finite; this checkpoint is not written")
+        target = self.folder / f"step-{step:09d}"
+        if target.exists():
+            if not problem_of(target):
+                return Checkpoint(target, _read_manifest(target))
+            self._set_aside(target)
+        self._require_space(sum(t.nbytes for kind in tensors.values() for t in kind.values()))
+        draft = self.folder / f".tmp-{step:09d}-{uuid.uuid4().hex[:8]}"
+        draft.mkdir()
+        try:
+            files = [asdict(tensorfile.write(draft / FILES[kind], named)) for kind, named in tensors.items()]
+            manifest = {**facts, "schema": SCHEMA, "step": step, "world": 1, "finite": True, "files": files}
+            with open(draft / MANIFEST, "x", encoding="utf-8") as file:
+                json.dump(manifest, file, indent=1, sort_keys=True)
+                file.flush()
+                os.fsync(file.fileno())
+            _sync_folder(draft)
+            draft.rename(target)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)  # the first error is the one to report
+            raise
+        _sync_folder(self.folder)
+        self._point_at(target)
+        for old in self.steps()[: -max(2, self.keeping.keep)]:
+            remove(old)
+        return Checkpoint(target, manifest)
+
+    def newest(self) -> Checkpoint | None:
+        """The newest that verifies; bad ones met on the way are set aside. None: nothing was ever saved.
+
+        Raises CheckpointError, naming them, when some exist and none is whole: a lost run must not start afresh.
+        """
+        problems = []
+        for folder in reversed(self.steps()):
+            problem = problem_of(folder)
+            if not problem:
+                return Checkpoint(folder, _read_manifest(folder))
+            problems.append(f"{self._set_aside(folder).name} ({problem})")
+        if not problems:  # met by an earlier start, which set them aside
+            problems = sorted((path.name for path in self.folder.glob(".bad-*")), reverse=True)
+        if problems:
+            raise CheckpointError(
+                f"no checkpoint in {self.folder} is whole: {', '.join(problems)}; "
+                f"put a good copy back as step-<9 digits>, or remove the folder to begin again"
+            )
+        return None
+
+    def _set_aside(self, folder: Path) -> Path:
+        return folder.rename(folder.with_name(f".bad-{folder.name}-{uuid.uuid4().hex[:8]}"))
+
+    def _require_space(self, size: int) -> None:
+        """A reserve of 0 asks for nothing, so that tests meet a full disk while writing."""
+        reserve = self.keeping.reserve_bytes
+        free = shutil.disk_usage(self.folder).free
+        if reserve and free < 1.2 * size + reserve:
+            raise DiskFull(f"{free} bytes free; a save of {size} must leave {reserve}")
+
+    def _point_at(self, target: Path) -> None:
+        """LATEST is a hint for people; what counts is the manifest, so a full disk here is no failed save."""
+        draft = self.folder / ".LATEST.draft"
+        try:
+            draft.write_text(target.name + "\n", encoding="utf-8")
+            draft.replace(self.folder / "LATEST")
+        except OSError as error:
+            log.warning("%s: LATEST not updated: %s", self.folder, error)
+
+
+def problem_of(folder: Path) -> str:
+    """What is wrong with a checkpoint, in words; "" when every byte is as its manifest says."""
+    try:
+        manifest = _read_manifest(folder)
+        if manifest["schema"] != SCHEMA:
+            return f"schema {manifest['schema']}, this trainer reads {SCHEMA}"
+        if f"step-{manifest['step']:09d}" != folder.name:
+            return f"its manifest is of step {manifest['step']}"
+        for file in manifest["files"]:
+            path = folder / file["path"]
+            if not path.is_file():
+                return f"{file['path']} is missing"
+            if path.stat().st_size != file["size"]:
+                return f"{file['path']} has {path.stat().st_size} bytes instead of {file['size']}"
+            if tensorfile.sha256(path) != file["sha256"]:
+                return f"{file['path']} has other content than was written"
+    except FileNotFoundError:
+        return "no manifest"
+    except (ValueError, KeyError, TypeError) as error:
+        return f"its manifest cannot be read: {error!r}"
+    return ""
+
+
+def open_final(folder: Path) -> Checkpoint:
+    """The one checkpoint inside a published artifact. Raises CheckpointError."""
+    found = [path for path in folder.iterdir() if STEP.fullmatch(path.name)]
+    if len(found) != 1:
+        raise CheckpointError(f"{folder}: expected one step-<9 digits> folder, found {len(found)}")
+    if problem := problem_of(found[0]):
+        raise CheckpointError(f"{found[0]}: {problem}")
+    return Checkpoint(found[0], _read_manifest(found[0]))
+
+
+def remove(folder: Path) -> None:
+    """Out of sight first, so that a kill half-way never leaves half a checkpoint under its name."""
+    trash = folder.rename(folder.with_name(f".trash-{uuid.uuid4().hex}"))
+    shutil.rmtree(trash)
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

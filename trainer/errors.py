@@ -1,0 +1,28 @@
+"""What the trainer raises on purpose, and the exit code of each.
+
+TrainerError             1  something failed
+├── Refused              2  an input, a flag or a configuration that cannot work
+├── CheckpointError      1  checkpoints exist and none is whole, or one cannot be used
+├── Diverged             1  the loss stayed non-finite after a roll-back
+└── Preempted           75  stopped in good order after a save: start again to go on
+"""
+
+
+class TrainerError(Exception):
+    exit_code = 1
+
+
+class Refused(TrainerError):
+    exit_code = 2
+
+
+class CheckpointError(TrainerError):
+    pass
+
+
+class Diverged(TrainerError):
+    pass
+
+
+class Preempted(TrainerError):
+    exit_code = 75

@@ -1,0 +1,37 @@
+"""The machine in front of us: where tensors live, which dtype is fast there, how many threads.
+
+Out: `Machine`, chosen from what the hardware says. Called once by each program, before the first tensor.
+"""
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from trainer.config import PhaseConfig
+
+
+@dataclass(frozen=True)
+class Machine:
+    device: torch.device
+    fast: torch.dtype  # of activations
+    threads: int
+
+    def dtype(self, config: PhaseConfig) -> torch.dtype:
+        return self.fast if config.dtype == "auto" else getattr(torch, config.dtype)
+
+
+def prepare() -> Machine:
+    """Choose, and set PyTorch up so that equal inputs give equal bits.
+
+    bfloat16 on a CPU only where it multiplies matrices in hardware (AVX512_BF16, AMX); elsewhere it is emulated and slow.
+    """
+    threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(threads)
+    if torch.cuda.is_available():
+        fast = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+        return Machine(torch.device("cuda"), fast, threads)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a guard for debugging that costs 6 % of a step
+    has_units = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return Machine(torch.device("cpu"), torch.bfloat16 if has_units else torch.float32, threads)

@@ -1,0 +1,238 @@
+"""One decoder with Llama and Qwen3 shapes, in plain PyTorch, under Hugging Face's parameter names.
+
+In: token ids. Out: hidden states, logits or a summed loss. Weights stay fp32; they are cast where they are
+used to `compute_dtype`, so gradients and their accumulation are fp32 too.
+Source: the transformers definitions of LlamaForCausalLM and Qwen3ForCausalLM; RoPE: Su et al., arXiv 2104.09864.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainer.config import ModelConfig
+
+LOSS_ROWS = 1024  # tokens whose logits exist at one time: they fit in the cache of a core
+IGNORED = -1
+
+
+@dataclass
+class Cache:
+    """Keys and values of every layer; rows may begin later than 0 because prompts are padded on the left."""
+
+    keys: Tensor  # (L, B, KV, S, D)
+    values: Tensor  # (L, B, KV, S, D)
+    starts: Tensor  # (B,) index of the first real token of each row
+    length: int = 0
+
+    @staticmethod
+    def empty(config: ModelConfig, starts: Tensor, capacity: int, dtype: torch.dtype = torch.float32) -> "Cache":
+        shape = (config.num_hidden_layers, len(starts), config.num_key_value_heads, capacity, config.head_dim)
+        zeros = torch.zeros(shape, dtype=dtype, device=starts.device)
+        return Cache(zeros, torch.zeros_like(zeros), starts)
+
+
+class Linear(nn.Linear):
+    """Without bias; computes in the dtype of its input."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x), computed in fp32, times a gain."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
+@dataclass(frozen=True)
+class Positions:
+    """What attention needs to know of where its tokens stand."""
+
+    cos: Tensor  # (B or 1, 1, T, D)
+    sin: Tensor
+    mask: Tensor | None = None  # bool (B, 1, T, S); None = causal over T
+
+
+def rotate(x: Tensor, at: Positions) -> Tensor:
+    """RoPE on halves: x * cos + (-x2, x1) * sin."""
+    first, second = x.chunk(2, dim=-1)
+    return x * at.cos + torch.cat((-second, first), dim=-1) * at.sin
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        d, self.head_dim = config.hidden_size, config.head_dim
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.q_proj = Linear(d, self.heads * self.head_dim)
+        self.k_proj = Linear(d, self.kv_heads * self.head_dim)
+        self.v_proj = Linear(d, self.kv_heads * self.head_dim)
+        self.o_proj = Linear(self.heads * self.head_dim, d)
+        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+
+    def forward(self, x: Tensor, at: Positions, cache: Cache | None, layer: int) -> Tensor:
+        rows, length, _ = x.shape
+        q = self.q_norm(self.q_proj(x).view(rows, length, self.heads, self.head_dim)).transpose(1, 2)
+        k = self.k_norm(self.k_proj(x).view(rows, length, self.kv_heads, self.head_dim)).transpose(1, 2)
+        v = self.v_proj(x).view(rows, length, self.kv_heads, self.head_dim).transpose(1, 2)
+        q, k = rotate(q, at), rotate(k, at)  # (B, H, T, D), (B, KV, T, D)
+        if cache is not None:
+            end = cache.length + length
+            cache.keys[layer, :, :, cache.length : end] = k
+            cache.values[layer, :, :, cache.length : end] = v
+            k, v = cache.keys[layer, :, :, :end], cache.values[layer, :, :, :end]
+        grouped = self.heads != self.kv_heads
+        y = F.scaled_dot_product_attention(q, k, v, at.mask, is_causal=at.mask is None, enable_gqa=grouped)
+        return self.o_proj(y.transpose(1, 2).reshape(rows, length, -1))
+
+
+class MLP(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, at: Positions, cache: Cache | None, layer: int) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), at, cache, layer)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Trunk(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class Decoder(nn.Module):
+    """The whole model. `compute_dtype` is that of activations; parameters are fp32."""
+
+    def __init__(self, config: ModelConfig, compute_dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.config = config
+        self.compute_dtype = compute_dtype
+        self.model = Trunk(config)
+        if not config.tie_word_embeddings:
+            self.lm_head = Linear(config.hidden_size, config.vocab_size)
+
+    @property
+    def head(self) -> Tensor:
+        """(V, d): what turns hidden states into logits."""
+        return self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
+
+    def hidden(self, ids: Tensor, cache: Cache | None = None) -> Tensor:
+        """(B, T, d) in `compute_dtype` for ids (B, T); with a cache they follow what it holds, and are added to it."""
+        at = self._positions(ids, cache)
+        x = self.model.embed_tokens(ids).to(self.compute_dtype)
+        for layer, block in enumerate(self.model.layers):
+            x = block(x, at, cache, layer)
+        if cache is not None:
+            cache.length += ids.shape[1]
+        return self.model.norm(x)
+
+    def forward(self, ids: Tensor, cache: Cache | None = None, last_only: bool = False) -> Tensor:
+        """fp32 logits (B, T, V), or (B, 1, V) of the last position only."""
+        hidden = self.hidden(ids, cache)
+        if last_only:
+            hidden = hidden[:, -1:]
+        return F.linear(hidden, self.head.to(hidden.dtype)).float()
+
+    def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
+        """Summed cross entropy in nats, fp32 scalar; targets (B, T) of -1 do not count."""
+        hidden = self.hidden(ids).flatten(0, 1)
+        return _SummedCrossEntropy.apply(hidden, self.head, targets.flatten())
+
+    def _positions(self, ids: Tensor, cache: Cache | None) -> Positions:
+        length, past = ids.shape[1], cache.length if cache is not None else 0
+        if past + length > self.config.max_position_embeddings:
+            raise ValueError(f"{past + length} tokens; the model holds {self.config.max_position_embeddings}")
+        index = torch.arange(past, past + length, device=ids.device)[None, :]  # (1, T)
+        mask = None
+        if cache is not None:
+            seen = torch.arange(past + length, device=ids.device)  # (S,)
+            real = seen[None, None, :] >= cache.starts[:, None, None]
+            causal = seen[None, None, :] <= index[:, :, None]
+            itself = seen[None, None, :] == index[:, :, None]  # padding sees itself, else its softmax is empty
+            mask = ((real & causal) | itself)[:, None]  # (B, 1, T, S)
+            index = (index - cache.starts[:, None]).clamp(min=0)
+        half = torch.arange(0, self.config.head_dim, 2, dtype=torch.float32, device=ids.device)
+        angles = index[:, None, :, None].float() * self.config.rope_theta ** (-half / self.config.head_dim)
+        angles = torch.cat((angles, angles), dim=-1)  # (B or 1, 1, T, D)
+        return Positions(angles.cos().to(self.compute_dtype), angles.sin().to(self.compute_dtype), mask)
+
+
+class _SummedCrossEntropy(torch.autograd.Function):
+    """Linear head and cross entropy together, a slice of tokens at a time.
+
+    The gradient is made while the logits of a slice are at hand, so that they are never kept: memory is
+    LOSS_ROWS x V instead of tokens x V several times over.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
+        weight = head.to(hidden.dtype)
+        total = hidden.new_zeros((), dtype=torch.float32)
+        grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        hidden_grad = torch.empty_like(hidden) if grad else None
+        head_grad = torch.zeros_like(head) if grad else None
+        for start in range(0, len(hidden), LOSS_ROWS):
+            part = slice(start, start + LOSS_ROWS)
+            wanted = targets[part]
+            counted = (wanted != IGNORED).unsqueeze(1)  # (t, 1)
+            index = wanted.clamp(min=0).unsqueeze(1)
+            logits = F.linear(hidden[part], weight).float()  # (t, V)
+            norm = logits.logsumexp(dim=1, keepdim=True)
+            total += torch.where(counted, norm - logits.gather(1, index), 0.0).sum()
+            if grad:
+                slope = logits.sub_(norm).exp_()
+                slope.scatter_add_(1, index, torch.full_like(index, -1, dtype=slope.dtype))
+                slope = slope.mul_(counted).to(hidden.dtype)
+                hidden_grad[part] = slope @ weight
+                head_grad += slope.t() @ hidden[part]
+        ctx.save_for_backward(*((hidden_grad, head_grad) if grad else ()))
+        return total
+
+    @staticmethod
+    def backward(ctx, slope: Tensor) -> tuple[Tensor, Tensor, None]:
+        hidden_grad, head_grad = ctx.saved_tensors
+        return hidden_grad * slope, head_grad * slope, None
+
+
+def initialise(model: Decoder, seed: int) -> None:
+    """Fill the parameters from `seed`: matrices that write to the residual stream begin at zero, gains at one."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() < 2:
+            nn.init.ones_(parameter)
+        elif name.endswith(("o_proj.weight", "down_proj.weight")):
+            nn.init.zeros_(parameter)
+        elif name.endswith("embed_tokens.weight"):
+            nn.init.normal_(parameter, std=0.02, generator=generator)
+        else:
+            nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5, generator=generator)

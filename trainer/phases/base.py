@@ -1,0 +1,32 @@
+"""base: next-token training on documents, measured in bits per byte beside gzip and xz."""
+
+from typing import Any
+
+import numpy as np
+
+from data.anchors import anchors
+from data.config import Making
+from data.loader import Windows, heldout
+from trainer.config import Keeping, PhaseConfig
+from trainer.evaluate import bits_per_byte
+from trainer.run import phase_run
+
+
+def run(config: PhaseConfig, making: Making, keeping: Keeping) -> dict[str, Any]:
+    """Train, measure on the held-out documents, publish; all that is known of the result."""
+    with phase_run(config, making, keeping) as phase:
+        tokens, text = phase.input("tokens"), phase.input("text")
+        train = sorted(tokens.glob("train-*.bin"))
+        windows = Windows(train, config.sequence_len, config.seed, phase.tokenizer.sha256)
+
+        def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
+            rows = windows.batch(step, config.rows)  # (rows, T + 1)
+            return rows[:, :-1], rows[:, 1:]
+
+        model = phase.new_model()
+        final = phase.train(model, batch)
+        about: dict[str, Any] = {"tokens": config.steps * config.rows * config.sequence_len}
+        if val := sorted(tokens.glob("val-*.bin")):
+            about |= bits_per_byte(model, heldout(val, phase.tokenizer_folder, config.sequence_len))
+            about |= anchors(sorted((text / "val").glob("*.txt")))
+        return phase.publish(model, final, about)

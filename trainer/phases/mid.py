@@ -1,0 +1,12 @@
+"""mid: the base model meets conversations: who it is, and what the documents taught it."""
+
+from typing import Any
+
+from data.config import Making
+from trainer.config import Keeping, PhaseConfig
+from trainer.phases import chat
+
+
+def run(config: PhaseConfig, making: Making, keeping: Keeping) -> dict[str, Any]:
+    """See `chat.run`."""
+    return chat.run(config, making, keeping, before="base")

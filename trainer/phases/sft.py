@@ -1,0 +1,12 @@
+"""sft: the same conversations at a falling rate, until answers are steady."""
+
+from typing import Any
+
+from data.config import Making
+from trainer.config import Keeping, PhaseConfig
+from trainer.phases import chat
+
+
+def run(config: PhaseConfig, making: Making, keeping: Keeping) -> dict[str, Any]:
+    """See `chat.run`."""
+    return chat.run(config, making, keeping, before="mid")

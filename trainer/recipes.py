@@ -1,0 +1,62 @@
+"""Whole runs as functions: what `--profile NAME` means. Light to import.
+
+The numbers behind each choice stand in dev/LOG.md.
+"""
+
+from trainer.config import Keeping, ModelConfig, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig
+
+
+def smoke() -> Profile:
+    """A 4M-parameter Qwen3 shape that is trained and chats after minutes on two cores."""
+    model = ModelConfig(
+        vocab_size=4096,
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=128,
+        max_position_embeddings=1024,
+        qk_norm=True,
+    )
+    base = PhaseConfig(
+        phase="base",
+        model=model,
+        optimizer=OptimizerConfig(lr=0.006, muon_lr=0.02, weight_decay=0.0),
+        schedule=ScheduleConfig(warmup_steps=10, decay=0.7),
+        steps=160,
+        rows=16,
+        micro_rows=8,
+        sequence_len=256,
+    )
+    mid = PhaseConfig(
+        phase="mid",
+        model=model,
+        optimizer=OptimizerConfig(lr=0.004, muon_lr=0.012, weight_decay=0.0),
+        schedule=ScheduleConfig(decay=0.3, final=0.3),
+        steps=200,
+        rows=32,
+        micro_rows=32,
+        sequence_len=256,
+        mixture={"identity": 0.4, "pydocs": 0.4, "other": 0.2},
+    )
+    sft = PhaseConfig(
+        phase="sft",
+        model=model,
+        optimizer=OptimizerConfig(lr=0.001, muon_lr=0.004, weight_decay=0.0),
+        schedule=ScheduleConfig(decay=1.0),
+        steps=120,
+        rows=32,
+        micro_rows=32,
+        sequence_len=256,
+        mixture={"identity": 0.3, "pydocs": 0.4, "other": 0.3},
+    )
+    return Profile(name="smoke", vocab_size=4096, phases={"base": base, "mid": mid, "sft": sft}, keeping=Keeping())
+
+
+PROFILES = {"smoke": smoke}
+
+
+def profile(name: str) -> Profile:
+    """Raises KeyError for a name that no recipe has."""
+    return PROFILES[name]()

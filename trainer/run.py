@@ -1,0 +1,133 @@
+"""What every phase does around its training: inputs out of the store, one locked run folder, one published artifact.
+
+In: a `Making` and the records of a phase. Out: `<work>/checkpoints/<phase>-<12>/` while it trains (`metrics.jsonl` in
+`<work>/runs/<phase>/`), then the artifact: `step-<9 digits>/`, `hf/`, `metrics.jsonl`.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from data import tokenizer as tokenizers
+from data.config import Making
+from data.report import emit
+from store import Store
+from trainer import export
+from trainer.checkpoint import Checkpoint, Checkpoints, open_final, remove
+from trainer.config import Keeping, PhaseConfig
+from trainer.errors import Refused
+from trainer.loop import Batch, Training
+from trainer.machine import Machine, prepare
+from trainer.model import Decoder, initialise
+
+
+@dataclass
+class PhaseRun:
+    """One phase at work. Made by `phase_run`, which holds the lock."""
+
+    config: PhaseConfig
+    making: Making
+    machine: Machine
+    checkpoints: Checkpoints
+    tokenizer_folder: Path
+    tokenizer: tokenizers.Tokenizer
+    metrics: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.metrics = work_folder() / "runs" / self.config.phase
+
+    def input(self, role: str) -> Path:
+        return open_input(self.making, role)
+
+    def new_model(self) -> Decoder:
+        """With first weights from the seed."""
+        model = Decoder(self.config.model, self.machine.dtype(self.config))
+        initialise(model, self.config.seed)
+        return model.to(self.machine.device)
+
+    def model_from(self, role: str) -> Decoder:
+        """With the weights at the end of the phase before. Raises Refused when it learned another vocabulary."""
+        before = open_final(self.input(role))
+        ours = {"tokenizer_sha256": self.tokenizer.sha256, "vocab": self.tokenizer.vocab_size}
+        theirs = {name: before.manifest.get(name) for name in ours}
+        if theirs != ours:
+            name = self.making.inputs[role].name
+            raise Refused(f"{self.config.phase} cannot go on from {name}: it has {theirs}, this run has {ours}")
+        model = Decoder(self.config.model, self.machine.dtype(self.config))
+        try:
+            model.load_state_dict(before.tensors("model"))
+        except RuntimeError as error:
+            raise Refused(f"{self.config.phase} cannot go on from {self.making.inputs[role].name}: {error}") from None
+        return model.to(self.machine.device)
+
+    def train(self, model: Decoder, batch: Batch) -> Checkpoint:
+        """See `Training.run`."""
+        facts = {
+            "run": os.environ.get("SLIPWAY_RUN_ID", ""),
+            "phase": self.config.phase,
+            "tokenizer_sha256": self.tokenizer.sha256,
+            "vocab": self.tokenizer.vocab_size,
+        }
+        return Training(model, self.config, batch, self.checkpoints, facts, self.metrics).run()
+
+    def publish(self, model: Decoder, final: Checkpoint, about: dict[str, Any]) -> dict[str, Any]:
+        """Put the artifact into the store, then drop this run's checkpoints; all that is known of it."""
+        about = {
+            **about,
+            "phase": self.config.phase,
+            "steps": self.config.steps,
+            "params": self.config.model.num_params,
+            "tokenizer_sha256": self.tokenizer.sha256,
+            "vocab": self.tokenizer.vocab_size,
+        }
+        draft = self.checkpoints.folder / ".draft"
+        shutil.rmtree(draft, ignore_errors=True)
+        shutil.copytree(final.folder, draft / final.folder.name, copy_function=os.link)
+        shutil.copyfile(self.metrics / "metrics.jsonl", draft / "metrics.jsonl")
+        export.write(draft / "hf", self.config.model, model.state_dict(), self.tokenizer_folder)
+        Store(self.making.store).publish(draft, self.making.name, self.making.fingerprint, about)
+        remove(self.checkpoints.folder)  # the store has read its copy back
+        return about
+
+
+@contextmanager
+def phase_run(config: PhaseConfig, making: Making, keeping: Keeping) -> Iterator[PhaseRun]:
+    """The run folder locked, the tokenizer read and compared with the model. Raises Refused, StoreError, DataError."""
+    machine = prepare()
+    folder = open_input(making, "tokenizer")
+    tokenizer = tokenizers.load(folder)
+    if tokenizer.vocab_size != config.model.vocab_size:
+        ours, theirs = config.model.vocab_size, tokenizer.vocab_size
+        raise Refused(
+            f"{config.phase}: the model has {ours} ids, the tokenizer {making.inputs['tokenizer'].name} {theirs}"
+        )
+    name = f"{config.phase}-{making.fingerprint[:12]}"
+    checkpoints = Checkpoints(work_folder() / "checkpoints" / name, keeping)
+    with checkpoints.locked():
+        for leftover in checkpoints.folder.parent.glob(".trash-*"):
+            shutil.rmtree(leftover, ignore_errors=True)  # a finished run of another phase may be removing it just now
+        yield PhaseRun(config, making, machine, checkpoints, folder, tokenizer)
+
+
+def once(making: Making, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What is known of the artifact: published before (a kill can come between publishing and saying so), or made now."""
+    found = Store(making.store).check(making.name)
+    about = make() if found.problem or found.fingerprint != making.fingerprint else dict(found.about)
+    emit("result", name=making.name, fingerprint=making.fingerprint, **about)
+    return about
+
+
+def open_input(making: Making, role: str) -> Path:
+    """The verified folder of an input. Raises Refused, StoreError."""
+    if role not in making.inputs:
+        raise Refused(f"{making.name} needs an input {role!r}; given: {', '.join(sorted(making.inputs)) or 'none'}")
+    one = making.inputs[role]
+    return Store(making.store).path(one.name, one.fingerprint)
+
+
+def work_folder() -> Path:
+    return Path(os.environ.get("SLIPWAY_WORK") or "var/work")
