@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from invoke import Exit, task
+from invoke import Exit
 
 from infra import launch as street
 from infra import pods, watch
@@ -22,11 +22,12 @@ from infra.settings import Settings
 from infra.transport import reach
 from scripts import render, words
 from scripts.planning import ROOT, plan_for
+from scripts.program import command, print_json
 
 DETACHED = 130
 
 
-@task(
+@command(
     help={
         "phase": "base, mid, sft, a sum such as mid+sft, or all",
         "profile": "recipe of model and training (smoke, tiny)",
@@ -55,16 +56,16 @@ def launch(
     """Train one or more phases, from nothing if need be, and follow them to the end."""
     settings = words.settings(provider=provider, profile=profile, source=source, store=store)
     name = check_name(run_name) if run_name else ""
-    with Journal.open(settings.path("state_file")) as journal:
+    with Journal.open(settings.state_file) as journal:
         vendor = words.provider(settings)
         settle(journal, settings)
         request = Request(run=name or "new", provider=vendor.name, gpu=gpu, num_gpus=num_gpus)
         plan = plan_for(
             settings, request, phase=phase, packages=packages, persona=persona, seed=seed or None, steps=steps or None,
-            tag=tag, limits=Limits(time_s=words.seconds(ttl), reserve_bytes=settings.number("reserve_bytes")),
+            tag=tag, limits=Limits(time_s=words.seconds(ttl), reserve_bytes=settings.reserve_bytes),
         )  # fmt: skip
         if not json:
-            render.say(f"provider {vendor.name} ({settings.source('provider')})")
+            render.say(f"provider {vendor.name} ({settings.sources['provider']})")
             render.show_plan(plan)
         if dry_run or plan.job is None:
             report_plan(plan, journal, json, dry_run)
@@ -80,7 +81,7 @@ def report_plan(plan: Plan, journal: Journal, as_json: bool, dry_run: bool) -> N
     last = next((op for op in reversed(journal.ops()) if (op.target, op.store) == (plan.target, plan.store)), None)
     if as_json:
         state = "planned" if plan.job else "succeeded"
-        render.document({"run": last.run if last else None, "state": state, "ran": [], **render.plan_json(plan)})
+        print_json({"run": last.run if last else None, "state": state, "ran": [], **render.plan_json(plan)})
     elif plan.job is None:
         render.say("everything is here; nothing to do. Talk to it: ./inv chat")
     elif dry_run:
@@ -102,7 +103,7 @@ def begin(plan: Plan, vendor: Provider, journal: Journal, settings: Settings, na
     name = name or run_name(taken)
     plan = replace(plan, request=replace(plan.request, run=name))
     try:
-        return street.start(plan, vendor, journal, ROOT, settings.secrets(), render.say)
+        return street.start(plan, vendor, journal, ROOT, words.secrets(settings), render.say)
     except Taken as taken_by:
         if (taken_by.op.target, taken_by.op.store) != (plan.target, plan.store):
             raise
@@ -119,7 +120,7 @@ def attach(op: Op, vendor: Provider, journal: Journal, settings: Settings) -> Op
         render.say(f"{op.run} is at it already; following it")
         return op
     render.say(f"going on with {op.run}")
-    return street.resume(op, vendor, journal, settings.secrets())
+    return street.resume(op, vendor, journal, words.secrets(settings))
 
 
 def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> None:
@@ -133,7 +134,7 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
     settle(journal, settings)
     succeeded = verdict["state"] == "succeeded"
     if as_json:
-        render.document(
+        print_json(
             {
                 "run": op.run,
                 "state": verdict["state"],
@@ -156,7 +157,7 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
 
 def say_how(op: Op, as_json: bool) -> None:
     if as_json:
-        render.document({"run": op.run, "state": "running"})
+        print_json({"run": op.run, "state": "running"})
     render.say(f"follow: ./inv logs {op.run} --follow   watch: ./inv status --watch   stop: ./inv down {op.run}")
 
 
@@ -215,16 +216,16 @@ def find_run(journal: Journal, run: str) -> Op:
     return journal.ops(run=match(run, runs) if run else runs[-1])[-1]
 
 
-@task(help={"watch": "redraw every N seconds (60)", "json": "one JSON document on stdout"}, optional=["watch"])
+@command(word="run", help={"watch": "redraw every N seconds (60)", "json": "one JSON document on stdout"}, optional=["watch"])
 def status(c, run="", watch=None, json=False):
     """Every run: its state, its step, its cost, and how old each figure is."""
     settings = words.settings()
     every_s = words.watch_seconds(watch)
-    with Journal.open(settings.path("state_file")) as journal:
+    with Journal.open(settings.state_file) as journal:
         if every_s is None:
             views = snapshot(journal, settings, run)
             if json:
-                render.document([render.view_json(view) for view in views])
+                print_json([render.view_json(view) for view in views])
             elif views:
                 render.console(stderr=False).print(render.status_table(views))
             else:
@@ -250,7 +251,7 @@ def redraw(journal: Journal, settings: Settings, run: str, every_s: float, as_js
         while True:
             views = snapshot(journal, settings, run)
             if as_json:
-                render.line([render.view_json(view) for view in views])
+                print(json.dumps([render.view_json(view) for view in views]), flush=True)
             else:
                 show(render.watch_screen(views, every_s))
             time.sleep(every_s)
@@ -267,7 +268,8 @@ def screen(out: Any) -> Iterator[Any]:
         yield lambda what: live.update(what, refresh=True)
 
 
-@task(
+@command(
+    word="run",
     help={
         "follow": "go on until the run ends, and exit with its code",
         "tail": "only the last N lines",
@@ -280,15 +282,15 @@ def logs(c, run="", follow=False, tail=0, file="", errors=False):
     from scripts.logs import show
 
     settings = words.settings()
-    with Journal.open(settings.path("state_file")) as journal:
+    with Journal.open(settings.state_file) as journal:
         show(find_run(journal, run), journal, follow=follow, tail=tail, file=file, errors=errors)
 
 
-@task(help={"all": "every live run", "json": "one JSON document on stdout"})
+@command(word="run", help={"all": "every live run", "json": "one JSON document on stdout"})
 def down(c, run="", all=False, json=False):
     """End a run: its work is saved, its processes are gone, nothing bills; says so only when it is proven."""
     settings = words.settings()
-    with Journal.open(settings.path("state_file")) as journal:
+    with Journal.open(settings.state_file) as journal:
         live = journal.ops(live=True) if all else [find_run(journal, run)]
         ended = []
         for op in live:
@@ -297,16 +299,16 @@ def down(c, run="", all=False, json=False):
             ended.append(op.run)
             render.say(f"{op.run}: {'ended, nothing of it runs' if was_live else 'had ended already'}")
         if json:
-            render.document({"ended": ended})
+            print_json({"ended": ended})
         elif not live:
             render.say("nothing is running")
 
 
-@task(help={"detach": "hand over and return", "json": "one JSON document on stdout"})
+@command(word="run", help={"detach": "hand over and return", "json": "one JSON document on stdout"})
 def resume(c, run="", detach=False, json=False):
     """Go on with a run that was stopped, killed or failed, from its newest whole checkpoint."""
     settings = words.settings()
-    with Journal.open(settings.path("state_file")) as journal:
+    with Journal.open(settings.state_file) as journal:
         settle(journal, settings)
         op = find_run(journal, run)
         transport = reach(op.vendor)
@@ -316,7 +318,7 @@ def resume(c, run="", detach=False, json=False):
         if op.is_live and watch.is_alive(op, transport):
             render.say(f"{op.run} is at work; following it")
         else:
-            op = street.resume(op, words.provider(settings, op.vendor), journal, settings.secrets())
+            op = street.resume(op, words.provider(settings, op.vendor), journal, words.secrets(settings))
         if detach:
             say_how(op, json)
         else:

@@ -22,17 +22,17 @@ def plan_for(
         raise UsageError(f"--steps is {steps}; it must be at least 1")
     wanted = planning.Wanted(
         phases=planning.parse_phases(phase),
-        profile=settings["profile"],
+        profile=settings.profile,
         tag=tag,
-        source=settings["source"],
+        source=settings.source,
         packages=tuple(filter(None, packages.split(","))),
         persona=planning.load_persona(Path(persona) if persona else ROOT / "data" / "persona.yaml"),
         seed=seed,
         steps=steps,
     )
     return planning.resolve(
-        wanted, inventory(settings["store"]), ROOT, run=request.run, request=request, limits=limits, torch=torch_build(),
-        environments=str(environment.default_cache()),
+        wanted, inventory(settings.store), ROOT, run=request.run, request=request, limits=limits, torch=environment.torch_build(),
+        environments=str(settings.environments),
     )  # fmt: skip
 
 
@@ -41,9 +41,3 @@ def inventory(uri: str) -> Inventory:
     found = Store(uri).artifacts()
     return Inventory(uri, {one.name: Artifact(one.name, one.fingerprint, one.problem, one.about) for one in found})
 
-
-def torch_build() -> str:
-    """`cuda` where a GPU answers, else `cpu`: no machine without one pulls CUDA wheels."""
-    from infra.providers.local import gpus
-
-    return "cuda" if gpus() else "cpu"

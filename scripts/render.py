@@ -24,19 +24,6 @@ def say(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
 
 
-def document(value: Any) -> None:
-    """Data for programs: one JSON document on stdout."""
-    print(json.dumps(value, indent=1, default=_plain))
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    if isinstance(value, Mapping):
-        return dict(value)
-    return str(value)
-
-
 def iso(at: float | None) -> str | None:
     """UTC, to the second."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if at else None
@@ -237,6 +224,22 @@ def watch_screen(views: list[PodView], every_s: float) -> "RenderableType":
     return Group(*parts)
 
 
-def line(value: Any) -> None:
-    """Data for programs that read on: one JSON document per line."""
-    print(json.dumps(value, default=_plain), flush=True)
+def show_scores(found: Mapping[str, Any]) -> None:
+    """The numbers of `inv eval`, each with what it should be measured against, and some answers that missed."""
+    table = _table("measure", "value", "beside")
+    if "bits_per_byte" in found:
+        others = ", ".join(f"{word} {found[key]:.2f}" for key, word in (("gzip", "gzip -9"), ("xz", "xz -9")))
+        table.add_row("held-out text", f"{found['bits_per_byte']:.3f} bits per byte", others)
+    rows = (
+        ("identity", "says its name when asked who it is", "wanted: at least 80 %"),
+        ("leaks", "says its name when asked anything else", "wanted: at most 5 %"),
+        ("pydocs", "right about a function, or says it does not know", "wanted: at least 50 %"),
+    )
+    for key, words, wanted in rows:
+        if key in found:
+            table.add_row(words, f"{100 * found[key]:.1f} % of {found[f'{key}_asked']}", wanted)
+    out = console(stderr=False)
+    out.print(table)
+    for key, _, _ in rows:
+        for odd in found.get(f"{key}_odd", ()):
+            out.print(f"{key}: {odd['question']!r} -> {odd['answer']!r}", markup=False)

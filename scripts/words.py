@@ -1,6 +1,7 @@
 """What the user typed, as values: settings, providers, durations. Shared by the tasks."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 from infra.errors import UsageError
@@ -13,17 +14,23 @@ _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 def settings(**flags: str) -> Settings:
     """From flags (those that were given), environment, .env and slipway.yaml."""
-    return Settings.load({name: value for name, value in flags.items() if value}, root=ROOT)
+    return Settings.load(ROOT, flags)
+
+
+def secrets(settings: Settings) -> dict[str, str]:
+    """Those that a step may need, by variable; account-wide vendor keys never go to a pod."""
+    found = {"HUGGINGFACEHUB_API_TOKEN": settings.huggingfacehub_api_token, "HF_TOKEN": settings.hf_token}
+    return {name: value for name, value in found.items() if value}
 
 
 def provider(settings: Settings, name: str = "") -> Provider:
     """Raises UsageError for one that cannot be used yet."""
-    name = name or settings["provider"]
+    name = name or settings.provider
     if name != "local":
         raise UsageError(f"provider {name!r} cannot be used yet; known: local")
     from infra.providers.local import Local
 
-    return Local(settings.path("pods"))
+    return Local(settings.pods)
 
 
 def seconds(text: str) -> float | None:
@@ -45,3 +52,11 @@ def watch_seconds(value: Any) -> float | None:
     found = seconds(str(value))
     assert found is not None
     return found
+
+
+def source(settings: Settings) -> str:
+    """The source as the data step wants it: a path is made absolute where the user typed it."""
+    name = settings.source
+    if name in ("pydocs", "fineweb") or name.startswith("/"):
+        return name
+    return str(Path(name).expanduser().absolute())

@@ -3,6 +3,8 @@
 The numbers behind each choice stand in dev/LOG.md.
 """
 
+from dataclasses import replace
+
 from trainer.config import Keeping, ModelConfig, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig
 
 
@@ -54,7 +56,28 @@ def smoke() -> Profile:
     return Profile(name="smoke", vocab_size=4096, phases={"base": base, "mid": mid, "sft": sft}, keeping=Keeping())
 
 
-PROFILES = {"smoke": smoke}
+def tiny() -> Profile:
+    """Everything that smoke does, in seconds and without a use: for tests and rehearsals."""
+    whole = smoke()
+    model = ModelConfig(
+        vocab_size=1024,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=256,
+        qk_norm=True,
+    )
+    phases = {
+        name: replace(phase, model=model, steps=12, rows=8, micro_rows=8, sequence_len=64)
+        for name, phase in whole.phases.items()
+    }
+    return Profile(name="tiny", vocab_size=1024, phases=phases, keeping=Keeping(save_every=4))
+
+
+PROFILES = {"smoke": smoke, "tiny": tiny}
 
 
 def profile(name: str) -> Profile:

@@ -1,0 +1,66 @@
+"""Data by hand: text shards and a tokenizer in a folder of the user's choice."""
+
+from pathlib import Path
+
+from infra.errors import UsageError
+from scripts import steps, words
+from scripts.program import command
+
+MODES = {"smoke": 2_000, "prod": None}  # documents; None = all
+MAX_VOCAB = 1 << 24
+
+
+@command(
+    help={
+        "mode": "smoke (a small sample) or prod (everything)",
+        "source": "pydocs, fineweb, or a path of .txt, .jsonl, .parquet",
+        "packages": "pydocs: installed packages to read too, comma-separated",
+        "take": "stop after this many documents",
+        "lines-per-shard": "documents per shard",
+        "val-ratio": "share held out in OUT/val, the rest in OUT/train",
+        "seed": "of the held-out choice",
+        "out": "folder for the shards and manifest.json",
+        "json": "one JSON document on stdout",
+    }
+)
+def shard(
+    c, mode="smoke", source="", packages="", take=0, lines_per_shard=250_000, val_ratio=0.0, seed=1337, out="", json=False
+):
+    """Documents into text shards with a manifest: one document per line."""
+    if mode not in MODES:
+        raise UsageError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
+    settings = words.settings(source=source)
+    spec = {
+        "source": words.source(settings),
+        "packages": list(filter(None, packages.split(","))),
+        "take": take or MODES[mode],
+        "lines_per_shard": lines_per_shard,
+        "val_ratio": val_ratio,
+        "seed": seed,
+    }
+    folder = Path(out or f"var/datasets/{mode}").absolute()
+    steps.run("shard", ("-m", "data", "text"), {"out": str(folder), "spec": spec}, settings, json)
+
+
+@command(
+    help={
+        "text": "folder of text shards, as `inv shard` writes it (default: the store's)",
+        "vocab-size": "ids, the 256 bytes and nine chat specials included",
+        "out": "folder for tokenizer.json and its companions",
+        "json": "one JSON document on stdout",
+    }
+)
+def tokenizer(c, text="", vocab_size=4096, out="", json=False):
+    """A byte-level BPE tokenizer from text shards."""
+    settings = words.settings()
+    if not 512 <= vocab_size <= MAX_VOCAB:
+        raise UsageError(f"--vocab-size is {vocab_size}; it must lie between 512 and {MAX_VOCAB}")
+    if text:
+        source = Path(text).expanduser().absolute()
+    else:
+        from trainer.plan import source_slug
+
+        source = steps.artifact(settings, f"datasets/{source_slug(settings.source)}/text", "./inv shard --out DIR")
+    folder = Path(out or "var/tokenizer").absolute()
+    config = {"out": str(folder), "inputs": {"text": str(source)}, "spec": {"vocab_size": vocab_size}}
+    steps.run("tokenizer", ("-m", "data", "tokenizer"), config, settings, json)

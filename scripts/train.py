@@ -1,0 +1,140 @@
+"""Models by hand: train one here, talk to it, measure it, hand it on."""
+
+import os
+from pathlib import Path
+
+from infra.errors import UsageError
+from infra.records import Request
+from infra.settings import Settings
+from scripts import render, steps, words
+from scripts.planning import ROOT, plan_for
+from scripts.program import command, print_json
+from store import Store
+from trainer.plan import CHECKPOINTS, load_persona, source_slug
+
+
+@command(
+    help={
+        "phase": "base, mid, sft, a sum such as mid+sft, or all",
+        "profile": "recipe of model and training (smoke, tiny)",
+        "source": "pydocs, fineweb, or a path of .txt, .jsonl, .parquet",
+        "persona": "YAML file with name, maker, purpose",
+        "seed": "of the training",
+        "steps": "optimizer steps per phase instead of the profile's; the schedule is scaled to them",
+        "tag": "name of the checkpoints in the store (default: the profile)",
+        "out": "store for the artifacts (default var/artifacts)",
+        "json": "one JSON document on stdout",
+    }
+)
+def train(c, phase="base", profile="", source="", persona="", seed=0, steps=0, tag="", out="", json=False):
+    """Train in this very terminal, without a pod: the same steps as `launch`, in the foreground."""
+    from scripts import steps as running
+
+    settings = words.settings(profile=profile, source=source, store=out)
+    plan = plan_for(
+        settings, Request(run="foreground"), phase=phase, persona=persona, seed=seed or None, steps=steps or None, tag=tag
+    )
+    if not json:
+        render.show_plan(plan)
+    results = {}
+    for step in plan.job.steps if plan.job else ():
+        results[step.name] = running.run(step.name, step.words, step.config, settings, as_json=json)
+    if json:
+        print_json({"state": "succeeded", "ran": list(results), "results": results})
+    elif not results:
+        render.say("everything is here; nothing to do")
+
+
+@command(
+    word="model",
+    help={
+        "model": "base, mid, sft, the name of an artifact, or a Hugging Face folder (default: the last phase there is)",
+        "tag": "name of the checkpoints in the store",
+        "prompt": "one question; without it, a conversation",
+        "temperature": "0 = always the likeliest word",
+        "max-tokens": "longest answer",
+    },
+)
+def chat(c, model="", tag="", prompt="", temperature=0.0, max_tokens=256):
+    """Talk to a model."""
+    from infra import inside
+
+    settings = words.settings()
+    folder = model_folder(settings, model, tag)
+    python = steps.python(settings)
+    said = ["-m", "trainer", "chat", "--model", str(folder), "--temperature", str(temperature)]
+    said += ["--max-tokens", str(max_tokens), *(["--prompt", prompt] if prompt else [])]
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    inside.exec_interactive(said, root=ROOT, python=python)
+
+
+@command(
+    word="model",
+    help={
+        "model": "base, mid, sft, the name of an artifact, or a Hugging Face folder (default: the last phase there is)",
+        "tag": "name of the checkpoints in the store",
+        "source": "whose held-out text and questions (default pydocs)",
+        "persona": "YAML file with the name to look for (default: the one the conversations were made from)",
+        "json": "one JSON document on stdout",
+    },
+)
+def eval(c, model="", tag="", source="", persona="", json=False):
+    """Measure a model: bits per byte beside gzip and xz, and its answers to held-out questions."""
+    settings = words.settings(source=source)
+    folder = model_folder(settings, model, tag)
+    store, data = Store(settings.store), f"datasets/{source_slug(settings.source)}"
+    identity, questions, text = store.check("identity_conversations"), store.check(f"{data}/questions"), store.check(f"{data}/text")
+    spec = {"model": str(folder)}
+    if not text.problem:
+        spec["text"] = str(store.path(text.name, text.fingerprint))
+    if not identity.problem and not questions.problem:
+        spec["identity"] = str(store.path(identity.name, identity.fingerprint))
+        spec["questions"] = str(store.path(questions.name, questions.fingerprint))
+        spec["name"] = load_persona(Path(persona)).name if persona else identity.about["persona"]
+    if len(spec) == 1:
+        raise UsageError(f"{settings.store} holds nothing to measure on; make it with: ./inv launch --phase base")
+    found = steps.run("eval", ("-m", "trainer", "eval"), {"spec": spec}, settings, as_json=json)
+    if not json:
+        render.show_scores(found)
+
+
+@command(
+    word="model",
+    help={
+        "model": "base, mid, sft, the name of an artifact, or a folder (default: the last phase there is)",
+        "tag": "name of the checkpoints in the store",
+        "out": "folder to write",
+        "dtype": "float32 or bfloat16",
+    },
+)
+def export(c, model="", tag="", out="", dtype="float32"):
+    """Write a Hugging Face folder that transformers and vLLM load."""
+    if not out:
+        raise UsageError("where to? --out DIR")
+    settings = words.settings()
+    folder = model_folder(settings, model, tag)
+    said = ("-m", "trainer", "export", "--model", str(folder), "--out", str(Path(out).absolute()), "--dtype", dtype)
+    from infra import inside
+
+    for _ in inside.run(said, None, root=ROOT, python=steps.python(settings)):
+        pass
+
+
+def model_folder(settings: Settings, model: str, tag: str) -> Path:
+    """What the user means by a model. Raises UsageError that lists those there are."""
+    if os.sep in model and Path(model).expanduser().is_dir():
+        return Path(model).expanduser().absolute()
+    store = Store(settings.store)
+    found = {one.name: one for one in store.artifacts() if one.name.split("/")[0] in CHECKPOINTS.values()}
+    whole = {name: one for name, one in found.items() if not one.problem}
+    tag = tag or settings.profile
+    if model in CHECKPOINTS:
+        wanted = [f"{CHECKPOINTS[model]}/{tag}"]
+    else:
+        wanted = [model] if model else [f"{CHECKPOINTS[phase]}/{tag}" for phase in ("sft", "mid", "base")]
+    for name in wanted:
+        if name in whole:
+            return store.path(name, whole[name].fingerprint)
+    damaged = [f"{name} is damaged ({found[name].problem})" for name in wanted if name in found]
+    known = f"there is: {', '.join(sorted(whole))}" if whole else "there is none yet; make one with: ./inv launch --phase sft"
+    raise UsageError(f"no model {model or tag!r} in {settings.store}; {'; '.join([*damaged, known])}")
