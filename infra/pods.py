@@ -70,8 +70,9 @@ def end(provider: Provider, op: Op, journal: Journal, reason: str = "asked for")
         op = journal.advance(op, "end", reason=reason)
     try:
         found = provider.find(op.remote_id or op.token)
-        if found is not None:
-            provider.delete(found.pod_id)
+        pod_id = op.remote_id or (found.pod_id if found else "")
+        if pod_id:
+            provider.delete(pod_id)
         _prove_absence(provider, op)
     except SlipwayError as error:
         cost = f"it may still cost {op.rate / 1_000_000:.2f} USD/h; " if op.rate else ""
@@ -84,11 +85,11 @@ def end(provider: Provider, op: Op, journal: Journal, reason: str = "asked for")
 def settle(provider: Provider, op: Op, journal: Journal, transport: Transport) -> Op:
     """What became of a live row that nobody looked after: ended when its work has, or when its renter died.
 
-    A pod that has its verdict, one that was to be ended, and one that never got its job are ended; one that is gone
-    is TERMINATED; one at work, or still being rented by a living process, stays as it is. Raises as `end`.
+    A pod that has its verdict, one that was to be ended, one that never got its job and one that is gone are ended;
+    one at work, or still being rented by a living process (this one too), stays as it is. Raises as `end`.
     """
     if op.state in (READY, LOST, BOOTING) and _is_absent(provider, op):
-        return journal.advance(op, "gone", reason=op.reason or "it was gone")
+        return end(provider, op, journal, "it was gone")
     if op.state == TERMINATING:
         return end(provider, op, journal)
     if op.state in (PLANNED, CREATING, UNKNOWN, BOOTING):

@@ -25,7 +25,7 @@ _SECRET_CONTENT = {
     "a Hugging Face token": rb"\bhf_[A-Za-z0-9]{30,}",
     "a RunPod key": rb"\brpa_[A-Z0-9]{30,}",
     "a Slack token": rb"\bxox[abprs]-[0-9A-Za-z-]{20,}",
-    "an API key": rb"\bsk-(?:[a-z]+-)*[A-Za-z0-9_-]{32,}",
+    "an API key": rb"\bsk-(?:proj-|svcacct-|ant-[a-z0-9]+-|or-v1-)?[A-Za-z0-9]{20,}",
 }
 
 

@@ -36,7 +36,7 @@ class Pushed:
 
 
 class TimedOut(SlipwayError):
-    """It took too long; where it ran on this machine it was ended with all its children."""
+    """It took too long; on this machine it was ended with its process group."""
 
 
 class Transport(Protocol):

@@ -3,6 +3,7 @@
 Every pod is asked at the same time and gets the same few seconds: one that does not answer holds up nobody.
 """
 
+import contextlib
 import json
 import sys
 import threading
@@ -126,30 +127,30 @@ def _read(op: Op, provider: Provider | None) -> Reading:
         return Reading(problem=f"provider {op.vendor} is not set up here")
     try:
         exists = provider.find(op.remote_id or op.token) is not None if op.is_live else False
-        said = _ask(op, reach(op.vendor)) if exists and op.address else _remember(op, reach(op.vendor))
-        ours = {key: value if (value or {}).get("token") == op.token else {} for key, value in said.items()}
+        look = _ask if exists else _remember
+        said = look(op.address, reach(op.vendor)) if op.address else {}
+        known = {key: said.get(key) or {} for key in ("guard", "agent", "progress", "verdict")}
+        # The folder may hold what an earlier pod of the run left.
+        ours = {key: value if value.get("token") == op.token else {} for key, value in known.items()}
         is_alive = any(ours[role].get("alive", False) for role in ("guard", "agent"))
         return Reading(exists, is_alive, ours["guard"], ours["progress"], ours["verdict"])
     except (SlipwayError, OSError, ValueError) as error:
         return Reading(problem=str(error))
 
 
-def _ask(op: Op, transport: Transport) -> dict[str, Any]:
+def _ask(address: str, transport: Transport) -> dict[str, Any]:
     """The answer of the pod's `infra.agent status`."""
-    words = [sys.executable, "-m", "infra.agent", "status", str(op.address)]
+    words = [sys.executable, "-m", "infra.agent", "status", address]
     done = transport.run(words, timeout_s=30, env={"PYTHONPATH": str(CHECKOUT)})
     if done.exited != 0:
         raise SlipwayError(f"its agent's status: exit code {done.exited}: {done.stderr.strip()}")
     return dict(json.loads(done.stdout))
 
 
-def _remember(op: Op, transport: Transport) -> dict[str, Any]:
+def _remember(address: str, transport: Transport) -> dict[str, Any]:
     """What the files of a pod that has ended still say."""
-    pod = PodFolder(Path(op.address or "/nonexistent"))
-    said: dict[str, Any] = {"agent": {}}
+    pod, said = PodFolder(Path(address)), {}
     for key, path in {"guard": pod.state / "guard.json", "progress": pod.progress, "verdict": pod.verdict}.items():
-        try:
+        with contextlib.suppress(FileNotFoundError):
             said[key] = json.loads(transport.get(path))
-        except FileNotFoundError:
-            said[key] = {}
     return said

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.agent.job import Limits, PodFolder
+from infra.agent.process import end_all
 from infra.errors import NoOffer, SlipwayError
 from infra.names import check_name
 from infra.records import Account, Offer, Pod, Request
@@ -75,6 +76,8 @@ class Local:
         """End every process of the pod, then take its marker and its secrets away; its work stays."""
         found = self.find(pod_id)
         if found is None:
+            if end_all(pod_id, grace_s=5.0):
+                raise SlipwayError(f"local: processes of {pod_id} outlived its folder and cannot be ended")
             return
         pod = PodFolder(Path(found.address))
         if pod.job.exists():  # else nothing was ever started here

@@ -124,6 +124,15 @@ def test_deleting_ends_every_process_of_the_pod(local):
     assert json.loads(folder.verdict.read_text())["state"] == "stopped"
 
 
+def test_processes_that_outlived_their_folder_are_ended_too(local):
+    pod = rent(local)
+    folder = start(pod)
+    await_text(folder.log("work"), "working")
+    folder.marker.unlink()
+    local.delete(pod.pod_id)
+    assert find(pod.token) == []
+
+
 def test_a_pod_whose_processes_cannot_be_ended_keeps_its_marker(local):
     pod = rent(local)
     (Path(pod.address) / "job.json").write_text("not a job")

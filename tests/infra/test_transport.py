@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import SlipwayError, UsageError
+from infra.shipment import pack
 from infra.transport import Pushed, Result, ThisMachine, TimedOut, reach
 
 here = ThisMachine()
@@ -182,6 +183,11 @@ def test_secrets_stay_behind_by_name_and_by_content(root, dest):
     assert refused[".env"] == "its name says that it holds secrets"
     assert refused["keys/id_rsa"] == "it holds a private key" and refused["notes.md"] == "it holds a Hugging Face token"
     assert not refused.keys() & held(dest).keys() and held(dest).keys() >= sent.keys()
+
+
+def test_no_source_file_of_this_repository_looks_like_a_secret():
+    repository = Path(__file__).parents[2]
+    assert [one for one in pack(repository).refused if one.path.endswith((".py", ".toml", ".txt"))] == []
 
 
 def test_a_file_that_turned_secret_is_removed_from_the_pod(root, dest):

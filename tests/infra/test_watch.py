@@ -103,7 +103,7 @@ def test_a_pod_whose_guard_and_agent_were_killed_is_lost(journal, local):
         pods.end(local, op, journal)
 
 
-def test_the_last_ended_runs_stay_listed_behind_those_that_live(journal, local):
+def test_the_last_ended_runs_stay_listed_beside_those_that_live(journal, local):
     live = rent(local, journal, "live-0")
     for number in range(1, 14):
         pods.end(local, rent(local, journal, f"over-{number}"), journal)
