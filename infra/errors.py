@@ -1,6 +1,7 @@
 """Everything the control side raises on purpose, and the exit code of each.
 
     SlipwayError            1  something failed
+    ├── Ambiguous           1  a vendor's answer was lost: what was asked for may exist, and cost
     ├── UsageError          2  a wrong word, a missing file, a failed preflight
     ├── NoOffer             3  nothing matches
     ├── AuthError           4  a key is missing or refused
@@ -12,6 +13,10 @@ A message says what was tried, what was seen, whether money is running and what 
 
 class SlipwayError(Exception):
     exit_code = 1
+
+
+class Ambiguous(SlipwayError):
+    pass
 
 
 class UsageError(SlipwayError):

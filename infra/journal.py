@@ -135,7 +135,7 @@ class Journal:
         return op
 
     def advance(self, op: Op, event: str, **facts: Any) -> Op:
-        """Move a row along the table, writing down `facts` (columns). Raises Fenced, or SlipwayError for no such move."""
+        """Move a row along the table, writing down `facts` (columns). Raises Fenced; SlipwayError: no such move."""
         state = after(op.state, event)
         if event in _STAMPS:
             facts.setdefault(_STAMPS[event], int(time.time()))

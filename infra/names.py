@@ -9,19 +9,19 @@ from collections.abc import Collection, Iterable
 from infra.errors import UsageError
 
 ADJECTIVES = (
-    "able agile amber ample azure bold brave breezy bright brisk calm clear clever cosy crisp daring deft eager early "
-    "easy fair fast fine fleet fond free fresh frank gentle glad golden good grand happy hardy hearty honest jolly keen "
-    "kind lively loyal lucky mellow merry mighty mild modest neat nimble noble patient plain proud quick quiet ready "
-    "rosy round salty sharp silver sleek smart snug solid spry steady still stout strong sunny sure swift tidy tough "
-    "true trusty upbeat vivid warm wise witty young zesty"
+    "able agile amber ample azure bold brave breezy bright brisk calm clear clever cosy crisp daring deft eager "
+    "early easy fair fast fine fleet fond free fresh frank gentle glad golden good grand happy hardy hearty honest "
+    "jolly keen kind lively loyal lucky mellow merry mighty mild modest neat nimble noble patient plain proud quick "
+    "quiet ready rosy round salty sharp silver sleek smart snug solid spry steady still stout strong sunny sure "
+    "swift tidy tough true trusty upbeat vivid warm wise witty young zesty"
 ).split()
 ANIMALS = (
-    "albatross auk avocet badger bear beaver bison bittern boar camel cod cormorant crab crane curlew deer dipper dolphin "
-    "dove duck dunlin eagle eel egret eider elk falcon finch fox frog gannet gecko goose grebe grouse gull hare heron "
-    "herring horse ibis jackdaw jay kestrel kite koala lark lemur lion llama lobster loon lynx mackerel magpie marten "
-    "moose newt osprey otter owl oyster panda pelican perch petrel pike plover porpoise puffin puma quail raven robin "
-    "salmon seal shrew skua sparrow squid stork swan swift tern thrush tiger toad trout tuna turtle vole walrus weasel "
-    "whale wolf wren yak zebra"
+    "albatross auk avocet badger bear beaver bison bittern boar camel cod cormorant crab crane curlew deer dipper "
+    "dolphin dove duck dunlin eagle eel egret eider elk falcon finch fox frog gannet gecko goose grebe grouse gull "
+    "hare heron herring horse ibis jackdaw jay kestrel kite koala lark lemur lion llama lobster loon lynx mackerel "
+    "magpie marten moose newt osprey otter owl oyster panda pelican perch petrel pike plover porpoise puffin puma "
+    "quail raven robin salmon seal shrew skua sparrow squid stork swan swift tern thrush tiger toad trout tuna "
+    "turtle vole walrus weasel whale wolf wren yak zebra"
 ).split()
 _NAME = re.compile(r"(?![.-])[A-Za-z0-9._-]{1,128}")
 _LETTERS = string.ascii_lowercase + string.digits

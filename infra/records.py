@@ -26,6 +26,15 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Account:
+    """Who pays a provider, and what is left."""
+
+    provider: str
+    owner: str
+    balance_micro_usd: int | None = None  # None = nothing is paid here, or it is not known
+
+
+@dataclass(frozen=True, kw_only=True)
 class Offer:
     """One machine that can be had now, at one price."""
 

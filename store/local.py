@@ -32,7 +32,10 @@ def locked(root: str, exclusive: bool) -> Iterator[None]:
 
 def claim(folder: str) -> int | None:
     """A descriptor that marks `folder` as in use until it is closed or this process dies; None = somebody else's."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:  # its writer has just removed it
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

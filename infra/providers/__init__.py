@@ -1,0 +1,44 @@
+"""What every provider promises: six verbs, one file per vendor.
+
+A verb asks once and returns; sleeping, retrying, ranking and printing are the caller's.
+"""
+
+from typing import Protocol
+
+from infra.agent.job import Limits
+from infra.records import Account, Offer, Pod, Request
+
+
+class Provider(Protocol):
+    @property
+    def name(self) -> str:
+        """As `--provider` and the journal spell it."""
+
+    @property
+    def settle_s(self) -> float:
+        """How long after a lost answer a pod may still turn up in a listing."""
+
+    def account(self) -> Account:
+        """Who pays, and what is left. AuthError: the key is missing or refused."""
+
+    def offers(self, request: Request) -> list[Offer]:
+        """What can be rented now and satisfies `request`; in no order, perhaps nothing."""
+
+    def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
+        """Rent `offer`, marked with `token`; returns at once, perhaps before there is an address.
+
+        Ambiguous: the pod may exist; look with find() before asking again. Any other SlipwayError is a definite
+        no: nothing was rented.
+        """
+
+    def find(self, pod: str) -> Pod | None:
+        """The pod with that id or token; None only when the vendor says that there is none."""
+
+    def list(self) -> "list[Pod]":
+        """All pods, ours or not, from a complete listing; an incomplete one raises SlipwayError."""
+
+    def delete(self, pod_id: str) -> None:
+        """End it. A pod already gone counts as ended, so calling twice is safe.
+
+        Returning is no proof of absence: find() is. SlipwayError: it may be there still.
+        """

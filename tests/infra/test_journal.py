@@ -159,7 +159,7 @@ from infra.names import new_token
 journal = Journal.open()
 print("up", flush=True)
 while True:
-    op = journal.plan(token=new_token(journal.installation), run="run", vendor="local", target="t", store="s", job="x" * 5000)
+    op = journal.plan(token=new_token(journal.installation), run="run", vendor="local", target="t", job="x" * 5000)
     print(op.token, flush=True)
     journal.advance(journal.advance(op, "sending"), "refused")
 """
@@ -300,7 +300,7 @@ def test_the_table_knows_every_state_and_ends_stay_ended():
 
 
 class Histories(RuleBasedStateMachine):
-    """Any events in any order, from writers that may hold old rows: the journal follows the table, or nothing happens."""
+    """Any events in any order, by writers that may hold old rows: the table is followed, or nothing happens."""
 
     rows = Bundle("rows")
 

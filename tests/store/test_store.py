@@ -185,10 +185,22 @@ def test_files_that_are_not_ours_are_kept_aside(store, made, root):
     assert store.artifacts() == [Artifact("text", "f1")]
 
 
-def test_a_failed_publish_keeps_the_old_artifact_and_leaves_no_draft(store, made, root):
+FULL = """
+import resource, sys
+from store import Store, StoreError
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # as on a full disk: a write fails half-way
+try:
+    Store(sys.argv[1]).publish(sys.argv[2], "text", "f2", {})
+except StoreError as error:
+    print(error)
+"""
+
+
+def test_a_failed_publish_keeps_the_old_artifact_and_leaves_no_draft(store, made, tmp_path, root):
     store.publish(made, "text", "f1", {})
-    with pytest.raises(TypeError):
-        store.publish(made, "text", "f2", {"about": object()})
+    folder_of(tmp_path / "large", {"a": b"small", "b": bytes(5000)})
+    said, _ = child(FULL, str(root), str(tmp_path / "large")).communicate(timeout=30)
+    assert b"publishing text to" in said and b"File too large" in said
     assert store.artifacts() == [Artifact("text", "f1")]
     assert not list(root.glob(".tmp-*"))
 
@@ -210,7 +222,7 @@ def test_two_publishers_at_once_leave_one_whole_artifact(store, tmp_path, root, 
     for letter in "ab":
         content = {f"{number}.txt": letter.encode() * 1000 for number in range(8)}
         folder = folder_of(tmp_path / letter, content)
-        writers.append(child(PUBLISH, str(folder), str(root), form, "8"))
+        writers.append(child(PUBLISH, str(folder), str(root), form, "6"))
     try:
         while any(writer.poll() is None for writer in writers):
             assert [one.problem for one in store.artifacts()] in ([], [""])
@@ -232,7 +244,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_artifact_and_its_leftovers
     print("seed", seed)
     chance = random.Random(seed)
     Store(root).publish(folder, "thing", "f-a", {}, flat=form == "flat")
-    for _ in range(8):
+    for _ in range(5):
         writer = child(PUBLISH, str(folder), str(root), form, "forever")
         try:
             assert writer.stdout.readline() == b"up\n"
@@ -243,6 +255,27 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_artifact_and_its_leftovers
             writer.communicate()
         assert Store(root).artifacts() == [Artifact("thing", "f-a")]
         assert not list(root.glob(".tmp-*")) + list(root.glob(".trash-*"))
+
+
+def test_a_writer_that_died_between_the_two_renames_is_finished_by_the_next_reader(store, made, tmp_path, root):
+    store.publish(made, "data/text", "f1", {})
+    (root / "data/text").rename(root / "data" / f".trash-{uuid.uuid4().hex}")
+    other = Store(tmp_path / "other")
+    other.publish(made, "data/text", "f2", {})
+    (tmp_path / "other/data/text").rename(root / "data" / f".tmp-{uuid.uuid4().hex}")
+    assert store.artifacts() == [Artifact("data/text", "f2")]
+    assert os.listdir(root / "data") == ["text"]
+
+
+def test_a_flat_writer_that_died_while_moving_is_finished_by_the_next_reader(store, tmp_path, root):
+    made = folder_of(tmp_path / "flat", {"a.jsonl": b"a", "b.jsonl": b"b"})
+    store.publish(made, "flat", "f1", {}, flat=True)
+    draft = root / f".tmp-{uuid.uuid4().hex}"
+    draft.mkdir()
+    (root / "flat.artifact.json").rename(draft / "ARTIFACT.json")
+    (root / "b.jsonl").rename(draft / "b.jsonl")
+    assert store.artifacts() == [Artifact("flat", "f1")]
+    assert not draft.exists()
 
 
 def test_the_draft_of_a_living_writer_is_left_alone(store, made, root):

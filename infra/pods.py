@@ -1,0 +1,135 @@
+"""Renting and ending pods: the intent is committed, then the effect asked for, then what came of it committed.
+
+rent:  plan, sending | create | created, refused or unclear
+end:   end           | delete, look | gone
+"""
+
+import contextlib
+import hashlib
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from infra.agent.job import Job, PodFolder
+from infra.errors import Ambiguous, SlipwayError
+from infra.journal import Fenced, Held, Journal, Op
+from infra.names import new_token
+from infra.providers import Provider
+from infra.records import Offer, Pod, Request
+from infra.states import BOOTING, CREATING, LOST, PLANNED, READY, TERMINATING, UNKNOWN
+from infra.transport import Transport
+
+
+def rent(
+    provider: Provider, request: Request, offer: Offer, job: Job, journal: Journal, *, target: str = "", store: str = ""
+) -> Op:
+    """One pod from `offer` for `job`; the row's `job` is what to hand over, with token and price filled in.
+
+    Taken: the run, or the target in that store, is live; nothing was asked for. Ambiguous: the pod may exist, and
+    the row is UNKNOWN. Any other SlipwayError: nothing was rented.
+    """
+    token = new_token(journal.installation)
+    limits = replace(job.limits, micro_usd_per_hour=offer.micro_usd_per_hour)
+    spec_hash = hashlib.sha256(replace(job, token="").to_json().encode()).hexdigest()
+    job = replace(job, run=request.run, token=token, limits=limits)
+    journal.take(_lease(token))  # while this process lives, nobody else clears the row away
+    op = journal.plan(token=token, run=request.run, vendor=provider.name, target=target, store=store,
+                      spec_hash=spec_hash, job=job.to_json(), rate=offer.micro_usd_per_hour, ttl_s=limits.time_s,
+                      cap=limits.spend_micro_usd)  # fmt: skip
+    op = journal.advance(op, "sending")
+    try:
+        pod = provider.create(request, offer, token, limits)
+    except BaseException as error:  # also Ctrl-C: the request may have arrived
+        if isinstance(error, SlipwayError) and not isinstance(error, Ambiguous):
+            journal.advance(op, "refused", reason=str(error))
+            raise
+        op = journal.advance(op, "unclear", reason=str(error) or type(error).__name__)
+        found = provider.find(token) if isinstance(error, Ambiguous) else None
+        if found is None:
+            raise
+        return _came(journal, op, "found", found)
+    return _came(journal, op, "created", pod)
+
+
+def pod_of(op: Op) -> Pod:
+    """The pod of a row that has one."""
+    return Pod(provider=op.vendor, pod_id=op.remote_id or "", token=op.token, run=op.run, address=op.address or "",
+               micro_usd_per_hour=op.rate)  # fmt: skip
+
+
+def end(provider: Provider, op: Op, journal: Journal, reason: str = "asked for") -> Op:
+    """The row once the pod is proven gone; calling twice is safe.
+
+    SlipwayError: it is not proven, the row stays TERMINATING, and the message says what it may cost.
+    """
+    if not op.is_live:
+        return op
+    if op.state != TERMINATING:
+        op = journal.advance(op, "end", reason=reason)
+    try:
+        found = provider.find(op.remote_id or op.token)
+        pod_id = op.remote_id or (found.pod_id if found else "")
+        if pod_id:
+            provider.delete(pod_id)
+        _prove_absence(provider, op)
+    except SlipwayError as error:
+        cost = f"it may still cost {op.rate / 1_000_000:.2f} USD/h; " if op.rate else ""
+        raise SlipwayError(f"ending {op.run}: {error}; {cost}run again: inv down {op.run}") from error
+    with contextlib.suppress(Fenced):  # somebody else ended it too, and proved it first
+        return journal.advance(op, "gone")
+    return end(provider, journal.op(op.token), journal)
+
+
+def settle(provider: Provider, op: Op, journal: Journal, transport: Transport) -> Op:
+    """What became of a live row that nobody looked after: ended when its work has, or when its renter died.
+
+    A pod that has its verdict, one that was to be ended, one that never got its job and one that is gone are ended;
+    one at work, or still being rented by a living process (this one too), stays as it is. Raises as `end`.
+    """
+    if op.state in (READY, LOST, BOOTING) and _is_absent(provider, op):
+        return end(provider, op, journal, "it was gone")
+    if op.state == TERMINATING:
+        return end(provider, op, journal)
+    if op.state in (PLANNED, CREATING, UNKNOWN, BOOTING):
+        try:
+            journal.take(_lease(op.token))
+        except Held:
+            return op
+        return end(provider, op, journal, "its launch was cut off")
+    verdict = verdict_of(op, transport) if op.state in (READY, LOST) else {}
+    return end(provider, op, journal, f"it has {verdict['state']}") if verdict else op
+
+
+def verdict_of(op: Op, transport: Transport) -> dict[str, Any]:
+    """How the work of this pod ended, {} while it has not."""
+    try:
+        verdict = json.loads(transport.get(PodFolder(Path(op.address or "")).verdict)) if op.address else {}
+    except FileNotFoundError:
+        return {}
+    return verdict if verdict.get("token") == op.token else {}
+
+
+def _came(journal: Journal, op: Op, event: str, pod: Pod) -> Op:
+    rate = max(op.rate, pod.micro_usd_per_hour)
+    return journal.advance(op, event, remote_id=pod.pod_id, address=pod.address, rate=rate)
+
+
+def _prove_absence(provider: Provider, op: Op) -> None:
+    """Raises SlipwayError unless a look-up and a complete listing, late enough, both say that it is gone."""
+    settled_at = (op.sent_at or 0) + (0 if op.remote_id or not op.sent_at else provider.settle_s)
+    if time.time() < settled_at:
+        raise SlipwayError(f"its id is not known, and it may still turn up for {settled_at - time.time():.0f} s")
+    if not _is_absent(provider, op):
+        raise SlipwayError(f"{provider.name} still has it")
+
+
+def _is_absent(provider: Provider, op: Op) -> bool:
+    if provider.find(op.remote_id or op.token) is not None:
+        return False
+    return all(pod.token != op.token for pod in provider.list())
+
+
+def _lease(token: str) -> str:
+    return f"rent:{token}"

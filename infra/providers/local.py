@@ -1,0 +1,115 @@
+"""This machine as a provider: a pod is a folder with processes of its own, and costs nothing.
+
+A pod exists while the marker in its folder carries its token. The folder is named after the run and stays when the
+pod has ended, so that the next pod of that run finds its checkpoints.
+"""
+
+import getpass
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.agent.job import Limits, PodFolder
+from infra.agent.process import end_all
+from infra.errors import NoOffer, SlipwayError
+from infra.names import check_name
+from infra.records import Account, Offer, Pod, Request
+from infra.transport import ThisMachine
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+STOP_S = 300.0  # the agent's last rites, and whoever else is just starting or stopping
+
+
+@dataclass(frozen=True)
+class Local:
+    """Pods as folders under `pods`."""
+
+    pods: Path
+
+    name = "local"
+    settle_s = 0.0
+
+    def account(self) -> Account:
+        return Account(provider=self.name, owner=getpass.getuser())
+
+    def offers(self, request: Request) -> list[Offer]:
+        """This machine, when it has what is asked for."""
+        gpus = _gpus()
+        if request.nodes > 1 or request.num_gpus > len(gpus):
+            return []
+        if request.gpu and not any(request.gpu.lower() in gpu.lower() for gpu in gpus):
+            return []
+        memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        gpu = gpus[0] if gpus else ""
+        return [Offer(provider=self.name, offer_id="this-machine", region="here", gpu=gpu, num_gpus=len(gpus),
+                      cpus=cpus, memory_bytes=memory_bytes)]  # fmt: skip
+
+    def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
+        """Mark the folder of the run with `token`. NoOffer: another pod's marker is still there."""
+        folder = self.pods.absolute() / check_name(request.run)
+        pod = PodFolder(folder)
+        pod.state.mkdir(parents=True, exist_ok=True)
+        draft = folder / f".{token}.draft"
+        draft.write_text(json.dumps({"token": token, "run": request.run}) + "\n")
+        try:
+            os.link(draft, pod.marker)  # fails when it exists: of two that want the folder, one gets it
+        except FileExistsError:
+            raise NoOffer(
+                f"local: {folder} is the pod of {_token(folder)} still; run: inv down {request.run}"
+            ) from None
+        finally:
+            draft.unlink()
+        return _pod(folder, token)
+
+    def find(self, pod: str) -> Pod | None:
+        return next((one for one in self.list() if one.pod_id == pod), None)
+
+    def list(self) -> "list[Pod]":
+        folders = sorted(self.pods.absolute().iterdir()) if self.pods.is_dir() else []
+        return [_pod(folder, token) for folder in folders if (token := _token(folder))]
+
+    def delete(self, pod_id: str) -> None:
+        """End every process of the pod, then take its marker and its secrets away; its work stays."""
+        found = self.find(pod_id)
+        if found is None:
+            if end_all(pod_id, grace_s=5.0):
+                raise SlipwayError(f"local: processes of {pod_id} outlived its folder and cannot be ended")
+            return
+        pod = PodFolder(Path(found.address))
+        if pod.job.exists():  # else nothing was ever started here
+            words = [sys.executable, "-m", "infra.agent", "stop", found.address]
+            done = ThisMachine().run(words, timeout_s=STOP_S, env={"PYTHONPATH": str(CHECKOUT)})
+            if done.exited != 0:
+                said = (done.stderr or done.stdout).strip()
+                raise SlipwayError(f"local: ending {found.run} in {found.address}: exit code {done.exited}: {said}")
+        pod.secrets.unlink(missing_ok=True)
+        pod.marker.unlink(missing_ok=True)
+
+
+def _token(folder: Path) -> str:
+    """Of the pod in `folder`; "" when it is none."""
+    marker = PodFolder(folder).marker
+    try:
+        return str(json.loads(marker.read_text())["token"])
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except (ValueError, KeyError, TypeError) as error:
+        raise SlipwayError(f"local: {marker} is damaged ({error}); remove it when nothing runs there") from None
+
+
+def _pod(folder: Path, token: str) -> Pod:
+    return Pod(provider=Local.name, pod_id=token, token=token, run=folder.name, address=str(folder))
+
+
+def _gpus() -> "list[str]":
+    """Names of this machine's GPUs; empty where nvidia-smi does not run."""
+    words = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.split("\n")[:-1] if done.returncode == 0 else []

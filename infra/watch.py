@@ -1,0 +1,156 @@
+"""How the pods are: what the journal, the provider and a pod's own files say, and how old that is.
+
+Every pod is asked at the same time and gets the same few seconds: one that does not answer holds up nobody.
+"""
+
+import contextlib
+import json
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infra.agent.job import PodFolder
+from infra.errors import SlipwayError
+from infra.journal import Journal, Op
+from infra.providers import Provider
+from infra.records import PodView
+from infra.states import BOOTING, CREATING, FAILED, LOST, PLANNED, READY, TERMINATED, TERMINATING, UNKNOWN
+from infra.transport import Transport, reach
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was seen of one pod."""
+
+    exists: bool | None = None  # as its provider says; None = no answer
+    is_alive: bool | None = None  # its guard or its agent; None = not known
+    guard: Mapping[str, Any] = field(default_factory=dict)
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    verdict: Mapping[str, Any] = field(default_factory=dict)
+    problem: str = ""
+
+
+def snapshot(
+    journal: Journal, providers: Mapping[str, Provider], *, deadline_s: float = 5.0, ended: int = 10
+) -> list[PodView]:
+    """One row per run, by its last pod: all that are live, and the last `ended` ones that are not; newest last."""
+    newest = {op.run: op for op in journal.ops()}
+    ops = [newest[run] for run in journal.runs()]
+    over = [op.token for op in ops if not op.is_live]
+    ops = [op for op in ops if op.is_live or op.token in over[max(0, len(over) - ended) :]]
+    readings: dict[str, Reading] = {}
+
+    def ask(op: Op) -> None:
+        readings[op.token] = _read(op, providers.get(op.vendor))
+
+    threads = [threading.Thread(target=ask, args=(op,), daemon=True) for op in ops]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + deadline_s
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    late = Reading(problem=f"no answer in {deadline_s:g} s")
+    return [view(op, readings.get(op.token, late), time.time()) for op in ops]
+
+
+def view(op: Op, reading: Reading, now: float) -> PodView:
+    """The row that a journal's row and a reading make."""
+    progress, verdict = reading.progress, reading.verdict
+    return PodView(
+        run=op.run,
+        provider=op.vendor,
+        state=state_of(op.state, verdict.get("state", ""), reading.is_alive),
+        step=verdict.get("step") or progress.get("step") or "",
+        progress=progress,
+        age_s=max(0.0, now - progress["updated_at"]) if "updated_at" in progress else None,
+        micro_usd_per_hour=op.rate,
+        spent_micro_usd=reading.guard.get("spent_micro_usd", 0),
+        ends=_ends(reading, now) if op.is_live else (),
+        started_at=float(op.intent_at),
+        note=_note(op, reading),
+    )
+
+
+def state_of(state: str, verdict: str, is_alive: bool | None) -> str:
+    """In one word, how a run is: from its row's state, its verdict ("" = none) and whether anything of it lives."""
+    if verdict:
+        return verdict
+    if state in (FAILED, TERMINATED):
+        return {FAILED: "failed", TERMINATED: "stopped"}[state]
+    if is_alive:
+        return "running"
+    if state in (PLANNED, CREATING, UNKNOWN, BOOTING):
+        return "planned"
+    if state == TERMINATING:
+        return "running" if is_alive is None else "stopped"
+    assert state in (READY, LOST), state
+    return "lost" if state == LOST or is_alive is False else "running"
+
+
+def _note(op: Op, reading: Reading) -> str:
+    if reading.problem:
+        return reading.problem
+    if reading.verdict:
+        return str(reading.verdict.get("reason", ""))
+    if op.state == TERMINATING:
+        return "being ended, not yet proven gone"
+    if op.state == UNKNOWN:
+        return "the provider's answer was lost: it may exist"
+    if op.state == READY and reading.is_alive is False:
+        return "neither its guard nor its agent lives" if reading.exists else "its provider does not know it any more"
+    return op.reason
+
+
+def _ends(reading: Reading, now: float) -> tuple[str, ...]:
+    """Which ends are armed, and when each was last seen alive."""
+    guard = reading.guard
+    if not guard:
+        return ()
+    limit_s, elapsed_s = guard.get("limit_s"), guard.get("elapsed_s", 0.0)
+    limit = "no limit" if limit_s is None else f"ends it after {limit_s:.0f} s, {elapsed_s:.0f} s used"
+    seen = "alive" if guard.get("alive") else "dead"
+    clocks = guard.get("clocks")
+    if seen == "dead" and clocks:
+        seen = f"dead, last seen {max(0.0, now - clocks['wall_s']):.0f} s ago"
+    return (f"guard ({seen}): {limit}",)
+
+
+def _read(op: Op, provider: Provider | None) -> Reading:
+    """Whatever goes wrong becomes words: a table with one bad row is still a table."""
+    if provider is None:
+        return Reading(problem=f"provider {op.vendor} is not set up here")
+    try:
+        exists = provider.find(op.remote_id or op.token) is not None if op.is_live else False
+        look = _ask if exists else _remember
+        said = look(op.address, reach(op.vendor)) if op.address else {}
+        known = {key: said.get(key) or {} for key in ("guard", "agent", "progress", "verdict")}
+        # The folder may hold what an earlier pod of the run left.
+        ours = {key: value if value.get("token") == op.token else {} for key, value in known.items()}
+        is_alive = any(ours[role].get("alive", False) for role in ("guard", "agent"))
+        return Reading(exists, is_alive, ours["guard"], ours["progress"], ours["verdict"])
+    except (SlipwayError, OSError, ValueError) as error:
+        return Reading(problem=str(error))
+
+
+def _ask(address: str, transport: Transport) -> dict[str, Any]:
+    """The answer of the pod's `infra.agent status`."""
+    words = [sys.executable, "-m", "infra.agent", "status", address]
+    done = transport.run(words, timeout_s=30, env={"PYTHONPATH": str(CHECKOUT)})
+    if done.exited != 0:
+        raise SlipwayError(f"its agent's status: exit code {done.exited}: {done.stderr.strip()}")
+    return dict(json.loads(done.stdout))
+
+
+def _remember(address: str, transport: Transport) -> dict[str, Any]:
+    """What the files of a pod that has ended still say."""
+    pod, said = PodFolder(Path(address)), {}
+    for key, path in {"guard": pod.state / "guard.json", "progress": pod.progress, "verdict": pod.verdict}.items():
+        with contextlib.suppress(FileNotFoundError):
+            said[key] = json.loads(transport.get(path))
+    return said

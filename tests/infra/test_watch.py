@@ -1,0 +1,185 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from infra import pods, watch
+from infra.agent.job import Job, Limits, PodFolder, Step
+from infra.agent.process import Identity, send
+from infra.journal import Journal, Op
+from infra.providers.local import Local
+from infra.records import Request
+from infra.states import STATES
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def journal(tmp_path):
+    with Journal.open(environ={"XDG_STATE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}) as opened:
+        yield opened
+
+
+@pytest.fixture
+def local(tmp_path):
+    return Local(tmp_path / "pods")
+
+
+def rent(local, journal, run="a-1"):
+    job = Job("", "", (Step(name="work", words=("step.py",)),), Limits(time_s=7200))
+    request = Request(run=run)
+    return pods.rent(local, request, local.offers(request)[0], job, journal)
+
+
+def start(op, journal, script):
+    """Hand the job over and start the agent, as a launch does."""
+    folder = PodFolder(Path(op.address))
+    folder.code.mkdir(parents=True)
+    (folder.code / "step.py").write_text(script)
+    folder.job.write_text(op.job)
+    folder.secrets.write_text("{}")
+    words = [sys.executable, "-m", "infra.agent", "start", op.address]
+    subprocess.run(words, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+    return journal.advance(op, "armed")
+
+
+def await_view(journal, local, wanted):
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        (view,) = watch.snapshot(journal, {"local": local})
+        if wanted(view):
+            return view
+    raise AssertionError(f"never came: {view}")
+
+
+def test_nothing_rented_is_nothing_to_see(journal, local):
+    assert watch.snapshot(journal, {"local": local}) == []
+
+
+def test_a_pod_is_seen_planned_running_and_stopped(journal, local):
+    op = rent(local, journal)
+    (planned,) = watch.snapshot(journal, {"local": local})
+    assert (planned.state, planned.age_s, planned.ends) == ("planned", None, ())
+    try:
+        start(op, journal, "import time\nwhile True: time.sleep(0.1)\n")
+        running = await_view(journal, local, lambda view: view.step == "work")
+        assert (running.run, running.provider, running.state) == ("a-1", "local", "running")
+        assert running.progress["token"] == op.token and 0 <= running.age_s < 30
+        assert running.ends[0].startswith("guard (alive): ends it after 7200 s, ")
+    finally:
+        pods.end(local, journal.op(op.token), journal)
+    (stopped,) = watch.snapshot(journal, {"local": local})
+    assert (stopped.state, stopped.ends) == ("stopped", ()) and stopped.progress["state"] == "stopped"
+
+
+@pytest.mark.parametrize(("script", "state"), [("print('done')", "succeeded"), ("raise SystemExit(3)", "failed")])
+def test_a_pod_that_ended_by_itself_shows_how_before_and_after_it_is_settled(journal, local, script, state):
+    op = start(rent(local, journal), journal, script)
+    view = await_view(journal, local, lambda view: view.state not in ("planned", "running"))
+    assert (view.state, view.progress["state"]) == (state, state)
+    assert pods.settle(local, op, journal, watch.reach("local")).state == "TERMINATED"
+    (settled,) = watch.snapshot(journal, {"local": local})
+    assert (settled.state, settled.note, settled.ends) == (state, view.note, ())
+
+
+def test_a_pod_whose_guard_and_agent_were_killed_is_lost(journal, local):
+    op = start(rent(local, journal), journal, "import time\nwhile True: time.sleep(0.1)\n")
+    try:
+        await_view(journal, local, lambda view: view.step == "work")
+        state = PodFolder(Path(op.address)).state
+        both = [Identity(**json.loads((state / f"{role}.json").read_text())["identity"]) for role in ("guard", "agent")]
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: each would bring the other back
+            assert all([send(one, number) for one in both])
+        lost = await_view(journal, local, lambda view: view.state != "running")
+        assert (lost.state, lost.note) == ("lost", "neither its guard nor its agent lives")
+        assert lost.ends[0].startswith("guard (dead, last seen ")
+    finally:
+        pods.end(local, op, journal)
+
+
+def test_the_last_ended_runs_stay_listed_beside_those_that_live(journal, local):
+    live = rent(local, journal, "live-0")
+    for number in range(1, 14):
+        pods.end(local, rent(local, journal, f"over-{number}"), journal)
+    pods.end(local, rent(local, journal, "over-5"), journal)
+    runs = [view.run for view in watch.snapshot(journal, {"local": local})]
+    assert runs == ["live-0", *(f"over-{number}" for number in (4, 6, 7, 8, 9, 10, 11, 12, 13)), "over-5"]
+    pods.end(local, live, journal)
+
+
+class Silent(Local):
+    """Answers once it is let go."""
+
+    hold = threading.Event()
+    name = "silent"
+
+    def find(self, pod):
+        self.hold.wait(60)
+        return super().find(pod)
+
+
+def test_a_provider_that_does_not_answer_holds_up_nobody(journal, local):
+    silent = Silent(local.pods)
+    request = Request(run="slow-1")
+    pods.rent(silent, request, local.offers(request)[0], Job("", "", ()), journal)
+    rent(local, journal, "quick-2")
+    try:
+        slow, quick = watch.snapshot(journal, {"local": local, "silent": silent}, deadline_s=2)
+        assert (slow.run, slow.note, slow.state) == ("slow-1", "no answer in 2 s", "planned")
+        assert (quick.run, quick.note, quick.state) == ("quick-2", "", "planned")
+    finally:
+        silent.hold.set()
+
+
+def test_what_goes_wrong_with_one_pod_is_a_note_in_its_row(journal, local):
+    op = rent(local, journal)
+    (Path(op.address) / "POD.json").write_text("{")
+    (view,) = watch.snapshot(journal, {"local": local})
+    assert "POD.json is damaged" in view.note
+    (view,) = watch.snapshot(journal, {})
+    assert view.note == "provider local is not set up here"
+
+
+def test_the_verdict_of_an_earlier_pod_of_the_run_is_not_this_one_s(journal, local):
+    first = rent(local, journal)
+    said = {"token": first.token, "state": "failed", "step": "work", "reason": "why"}
+    PodFolder(Path(first.address)).verdict.write_text(json.dumps(said))
+    pods.end(local, first, journal)
+    (view,) = watch.snapshot(journal, {"local": local})
+    assert (view.state, view.step, view.note) == ("failed", "work", "why")
+    rent(local, journal)
+    (view,) = watch.snapshot(journal, {"local": local})
+    assert (view.state, view.step, view.note) == ("planned", "", "")
+
+
+def test_the_truth_table():
+    def row(state):
+        return [watch.state_of(state, "", is_alive) for is_alive in (True, False, None)]
+
+    assert {state: row(state) for state in STATES} == {
+        "PLANNED": ["running", "planned", "planned"],
+        "CREATING": ["running", "planned", "planned"],
+        "UNKNOWN": ["running", "planned", "planned"],
+        "BOOTING": ["running", "planned", "planned"],
+        "READY": ["running", "lost", "running"],
+        "LOST": ["running", "lost", "lost"],
+        "TERMINATING": ["running", "stopped", "running"],
+        "TERMINATED": ["stopped"] * 3,
+        "FAILED": ["failed"] * 3,
+    }
+    for verdict in ("succeeded", "failed", "stopped", "limit"):
+        assert {watch.state_of(state, verdict, alive) for state in STATES for alive in (True, False, None)} == {verdict}
+
+
+def test_what_was_spent_comes_from_the_guard():
+    op = Op(token="t", run="a-1", vendor="local", state="READY", rate=2_000_000, intent_at=100)
+    guard = {"alive": True, "limit_s": None, "spent_micro_usd": 1234, "elapsed_s": 2.0}
+    view = watch.view(op, watch.Reading(True, True, guard, {"updated_at": 150.0, "step": "work"}), now=160.0)
+    assert (view.spent_micro_usd, view.micro_usd_per_hour, view.age_s, view.started_at) == (1234, 2_000_000, 10.0, 100)
+    assert view.ends == ("guard (alive): no limit",)
