@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -46,6 +45,8 @@ def run(
     the terminal itself; it is waited for, then KeyboardInterrupt goes on. A caller that stops reading ends the child.
     Raises UsageError when the child leaves with code 2, SlipwayError with its last words for any other failure.
     """
+    import tempfile  # it brings much along, and every listing of the commands would pay for it
+
     with tempfile.TemporaryDirectory(prefix="slipway-") as private:
         records = Path(private, "records.jsonl")
         records.touch()

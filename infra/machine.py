@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -36,7 +35,9 @@ def findings(root: Path, settings: Settings) -> list[Finding]:
 
 
 def _python() -> Finding:
-    return Finding("python", "ok", f"{platform.python_version()} at {sys.executable}, {platform.platform()}")
+    system = os.uname()
+    about = f"{sys.version.split()[0]} at {sys.executable}, {system.sysname} {system.release} {system.machine}"
+    return Finding("python", "ok", about)
 
 
 def _installers() -> list[Finding]:

@@ -17,7 +17,7 @@ VENDORS = {"runpod": "runpod_api_key", "lium": "lium_api_key", "shadeform": "sha
 
 
 def row(variable: str, about: str, default: str = "", secret: bool = False) -> Any:
-    return field(metadata={"variable": variable, "about": about, "default": default, "secret": secret})
+    return field(repr=not secret, metadata={"variable": variable, "about": about, "default": default, "secret": secret})
 
 
 @dataclass(frozen=True)

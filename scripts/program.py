@@ -153,8 +153,9 @@ def write_down(error: BaseException, logs: Path) -> Path:
 
 def wrong(said: str, word: str, known: Iterable[str], task_name: str = "") -> Exit:
     """An Exit with code 2 that names the nearest word that would have been right."""
-    near = difflib.get_close_matches(word, list(known), 1)
-    hint = f"did you mean {near[0]}?" if near else f"see: inv {'--help ' + task_name if task_name else '--list'}"
+    bare = {one.lstrip("-"): one for one in known}  # the dashes that all flags share make none of them alike
+    near = difflib.get_close_matches(word.lstrip("-"), bare, 1)
+    hint = f"did you mean {bare[near[0]]}?" if near else f"see: inv {'--help ' + task_name if task_name else '--list'}"
     return Exit(f"inv{' ' + task_name if task_name else ''}: {said}; {hint}", code=2)
 
 

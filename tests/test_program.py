@@ -44,7 +44,8 @@ def test(c, paths=None):
 @program.command()
 def fail(c, kind):
     """Fail."""
-    raise {"usage": errors.UsageError, "limit": errors.LimitHit, "config": ConfigError, "bug": KeyError}[kind]("so it is")
+    kinds = {"usage": errors.UsageError, "limit": errors.LimitHit, "config": ConfigError, "bug": KeyError}
+    raise kinds[kind]("so it is")
 
 
 @program.command()

@@ -18,7 +18,7 @@ from typing import Any, Dict, Optional, Set
 
 from infra.agent import step_zero, steps
 from infra.agent.job import Job, PodFolder, Step
-from infra.agent.process import TOKEN, become_subreaper, end_all, find, myself, send
+from infra.agent.process import TOKEN, become_subreaper, end_all, find, in_words, myself, send
 from infra.agent.progress import Progress, Redactor, Tail
 from infra.agent.state import (
     AgentError,
@@ -39,7 +39,6 @@ from infra.agent.state import (
 )
 
 REVIVE_EVERY_S = 0.5
-LEFTOVER_GRACE_S = 5.0  # what a process may take to end that its step has left behind
 
 
 def run(root: Path) -> int:
@@ -55,8 +54,8 @@ def run(root: Path) -> int:
         ending = agent.work()
     except AgentError as error:
         ending = verdict(job, "failed", str(error), agent.step)
-    except Exception:  # whatever it is, the pod must not be left without a verdict
-        ending = verdict(job, "failed", "the agent failed", agent.step)
+    except Exception as error:  # whatever it is, the pod must not be left without a verdict
+        ending = verdict(job, "failed", f"the agent failed: {error}", agent.step)
         ending["tail"] = traceback.format_exc()
     return agent.finish(ending)
 
@@ -71,7 +70,7 @@ class Agent:
         self.step = ""
         self.guard: Optional[subprocess.Popen[bytes]] = None
         self.revived_at = 0.0
-        zero = step_zero.step_of(job, pod.code)
+        zero = step_zero.step_of(job, pod)
         self.steps = [zero, *job.steps] if zero.config["names"] else list(job.steps)
         self.pythons: Dict[str, str] = {"": sys.executable}
         tell(report(pod, "agent"), {"token": job.token, "identity": asdict(myself())})
@@ -80,14 +79,14 @@ class Agent:
     def work(self) -> Dict[str, Any]:
         """The verdict."""
         self.keep_guard()
-        self.end_tree()
+        self.end_tree(steps.LEFTOVER_GRACE_S)
         missing = [name for name in self.job.secrets if name not in self.secrets]
         if missing:
             return verdict(self.job, "failed", f"not in {self.pod.secrets.name}: {', '.join(missing)}")
         for step in self.steps:
             self.step = step.name
             if self.stop_request():
-                return self.stopped()
+                return self.stopped(None)
             ending = self.run_step(step)
             if ending:
                 return ending
@@ -109,7 +108,7 @@ class Agent:
                 return None
             if ending.cut == "stop":
                 self.progress.end(step.name, "waiting")
-                return self.stopped()
+                return self.stopped(ending.exit_code)
             if ending.cut == "timeout" or ending.cut == "" and ending.exit_code != steps.RESUME_ME:
                 return self.failed(step, steps.in_words(ending, step), ending.exit_code)
         why = "fell silent" if ending.cut == "silent" else f"ended with exit code {steps.RESUME_ME}"
@@ -143,14 +142,17 @@ class Agent:
         ending["tail"] = steps.tail(self.pod, step.name)
         return ending
 
-    def stopped(self) -> Dict[str, Any]:
+    def stopped(self, exit_code: Optional[int]) -> Dict[str, Any]:
         request = self.stop_request()
-        return verdict(self.job, request["state"], request["reason"], self.step, steps.RESUME_ME)
+        ending = verdict(self.job, request["state"], request["reason"], self.step, exit_code)
+        if exit_code not in (None, steps.RESUME_ME):  # it did not leave in good order
+            ending["tail"] = steps.tail(self.pod, self.step)
+        return ending
 
     def finish(self, ending: Dict[str, Any]) -> int:
         """The last rites: nothing of the pod is left but its guard; then progress, then the verdict."""
         try:
-            self.end_tree()
+            self.end_tree(steps.LEFTOVER_GRACE_S)
         except AgentError as error:
             if str(error) not in ending["reason"]:
                 ending["reason"] = f"{ending['reason']}; {error}".lstrip("; ")
@@ -214,7 +216,7 @@ class Agent:
 
     def spared(self) -> Set[int]:
         guard = living(self.pod, "guard")
-        young = {self.guard.pid} if self.guard else set()
+        young = {self.guard.pid} if self.guard and self.guard.poll() is None else set()
         return young | ({guard.pid} if guard else set())
 
     def signal_all(self, number: int) -> None:
@@ -223,8 +225,8 @@ class Agent:
             if one.pid not in spared:
                 send(one, number)
 
-    def end_tree(self) -> None:
+    def end_tree(self, patience_s: float) -> None:
         """Nothing of the pod is left but guard and agent. Raises AgentError, naming what would not end."""
-        left = end_all(self.job.token, min(LEFTOVER_GRACE_S, grace_s()), self.spared())
+        left = end_all(self.job.token, min(patience_s, grace_s()), self.spared())
         if left:
-            raise AgentError(f"DIRTY: processes {', '.join(str(one.pid) for one in left)} could not be ended")
+            raise AgentError(in_words(left))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict
 
 from infra.agent.job import Job, PodFolder
-from infra.agent.process import end_all
+from infra.agent.process import end_all, in_words
 from infra.agent.state import (
     AgentError,
     ask_to_stop,
@@ -31,6 +31,7 @@ from infra.agent.state import (
 
 ARM_S = 30.0
 END_S = 20.0
+PATIENCE_S = 2.0
 POLL_S = 0.05
 
 
@@ -39,8 +40,9 @@ def start(root: Path) -> int:
     pod = PodFolder(root)
     job = read_job(pod)
     _take_turn(pod)
-    if pod.verdict.exists() and not _await(lambda: not _anyone(pod), END_S):
-        raise AgentError(f"{root}: an earlier run has its verdict, but its guard does not end; run: stop {root}")
+    ending = pod.verdict.exists() or stop_file(pod).exists()
+    if ending and not _await(lambda: not _anyone(pod), grace_s() + END_S):
+        raise AgentError(f"{root}: an earlier run is still ending; wait for it, or run: stop {root}")
     for role in ("guard", "agent"):
         other = read_json(report(pod, role)).get("token", job.token)
         if other != job.token and is_held(lock(pod, role)):
@@ -64,13 +66,12 @@ def stop(root: Path) -> int:
     if not pod.verdict.exists():
         patience_s += ask_to_stop(pod, "stopped", "asked to stop", grace_s())["grace_s"]
     _await(lambda: not _anyone(pod), patience_s)
-    survivors = end_all(job.token, 2.0)
+    survivors = end_all(job.token, PATIENCE_S)
     if survivors:
-        pids = [one.pid for one in survivors]
-        print(f"DIRTY: processes {pids} of {root} could not be ended", file=sys.stderr)
-        return _print({"stopped": False, "survivors": pids, "verdict": read_json(pod.verdict) or None}, 1)
+        print(f"{root}: {in_words(survivors)}", file=sys.stderr)
     ending = close(pod, verdict(job, "stopped", "asked to stop"))
-    return _print({"stopped": True, "survivors": [], "verdict": ending})
+    pids = [one.pid for one in survivors]
+    return _print({"stopped": not pids, "survivors": pids, "verdict": ending}, 1 if pids else 0)
 
 
 def status(root: Path) -> int:
@@ -85,13 +86,13 @@ def status(root: Path) -> int:
 
 
 def _begin_anew(pod: PodFolder, job: Job) -> None:
-    """Nobody runs here: put the last verdict away and end what its processes left."""
+    """Nobody runs here: put the last verdict away, and end what an earlier pod left in this folder."""
     before = read_json(report(pod, "guard"))
-    if before:
-        end_all(before["token"], grace_s=2.0)
-        if job.limits.micro_usd_per_hour == 0:
-            # A machine that costs nothing does not use up its limit while it rests; a rented one bills on.
-            write_json(report(pod, "guard"), {**before, "clocks": None})
+    if before and before["token"] != job.token:
+        end_all(before["token"], PATIENCE_S)
+    elif before and job.limits.micro_usd_per_hour == 0:
+        # A machine that costs nothing does not use up its limit while it rests; a rented one bills on.
+        write_json(report(pod, "guard"), {**before, "clocks": None})
     if pod.verdict.exists():
         number = 1 + len(list(pod.state.glob("verdict-*.json")))
         pod.verdict.rename(pod.state / f"verdict-{number}.json")

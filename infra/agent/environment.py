@@ -114,8 +114,8 @@ def read_spec(name: str, code: Path, torch: str) -> Spec:
         pins = constraints.read_text(encoding="utf-8")
     except OSError as error:
         raise EnvironmentFailed(f"the {name} environment is not described: {error}") from error
-    except (KeyError, ValueError, SyntaxError) as error:
-        raise EnvironmentFailed(f"pyproject.toml: [dependency-groups]: {name}: {error}") from error
+    except (ValueError, SyntaxError) as error:
+        raise EnvironmentFailed(f"pyproject.toml: [dependency-groups]: {error}") from error
     if not any(_project(one) == "torch" for one in requirements):
         torch = ""
     return _spec(name, requirements, constraints, pins, torch)
@@ -131,13 +131,12 @@ def read_group(pyproject: str, name: str) -> Tuple[str, ...]:
     """The requirements of one dependency group (PEP 735), groups that it includes among them.
 
     Python 3.10 has no TOML reader, so this one knows only what our file uses: an array with one entry per line.
-    Raises KeyError when there is no such group, ValueError or SyntaxError when it is written otherwise.
+    Raises ValueError or SyntaxError when there is no such group or it is written otherwise.
     """
-    _, _, table = pyproject.partition("\n[dependency-groups]\n")
-    table = re.split(r"^\[", table, maxsplit=1, flags=re.M)[0]
-    found = re.search(rf"^{re.escape(name)} = (\[\n.*?^\])$", table, re.M | re.S)
+    table = re.search(r"^\[dependency-groups\]$(.*?)(?=^\[|\Z)", pyproject, re.M | re.S)
+    found = table and re.search(rf"^{re.escape(name)} = (\[\n.*?^\])$", table[1], re.M | re.S)
     if not found:
-        raise KeyError("no such group")
+        raise ValueError(f"no group {name!r} with one entry per line")
     entries = ast.literal_eval(re.sub(r"\{include-group = (\"[^\"]+\")\}", r"(\1,)", found[1]))
     requirements: List[str] = []
     for entry in entries:

@@ -16,7 +16,7 @@ from typing import Any, Deque, Dict, Optional
 
 from infra.agent import limits as ends
 from infra.agent.job import Job, PodFolder
-from infra.agent.process import become_subreaper, end_all, myself, reap
+from infra.agent.process import become_subreaper, end_all, in_words, myself, reap
 from infra.agent.state import (
     ask_to_stop,
     close,
@@ -131,9 +131,10 @@ class Guard:
     def _end(self, state: str, reason: str, patience_s: float) -> int:
         """Ends every process of the pod, then writes the verdict if the agent could not."""
         survivors = end_all(self.job.token, patience_s)
-        ending = close(self.pod, verdict(self.job, state, reason))
+        dirty = in_words(survivors)
+        ending = close(self.pod, verdict(self.job, state, f"{reason}; {dirty}" if dirty else reason))
         self._report()
-        say(f"guard ends: {ending['state']} {ending['reason']}; left: {survivors or 'nothing'}")
+        say(f"guard ends: {ending['state']} {ending['reason']}; {dirty or 'nothing is left'}")
         return 1 if survivors else 0
 
     def _elapsed_before_s(self) -> float:
@@ -147,6 +148,7 @@ class Guard:
 
     def _report(self) -> None:
         self.reported_at = time.monotonic()
+        clocks = ends.read_clocks()  # before elapsed_s: what lies between them counts twice rather than never
         elapsed_s = self.elapsed_s
         said = {
             "run": self.job.run,
@@ -157,7 +159,7 @@ class Guard:
             "limit_s": self.limit_s,
             "elapsed_s": elapsed_s,
             "spent_micro_usd": ends.spent_micro_usd(elapsed_s, self.job.limits),
-            "clocks": asdict(ends.read_clocks()),
+            "clocks": asdict(clocks),
         }
         tell(report(self.pod, "guard"), said)
 

@@ -20,7 +20,7 @@ TOKEN = "SLIPWAY_TOKEN"
 POLL_S = 0.02
 PR_SET_CHILD_SUBREAPER = 36
 PROC = Path("/proc")
-PS_FIELDS = "pid=,ppid=,stat=,lstart="
+PS = ("ps", "-o", "pid=", "-o", "ppid=", "-o", "stat=", "-o", "lstart=")
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,12 @@ def end_all(token: str, grace_s: float, spare: Iterable[int] = (), kill_s: float
         time.sleep(POLL_S)
 
 
+def in_words(survivors: Iterable[Identity]) -> str:
+    """What to say of processes that could not be ended; "" when there are none."""
+    pids = ", ".join(str(one.pid) for one in survivors)
+    return f"DIRTY: processes {pids} could not be ended" if pids else ""
+
+
 def become_subreaper() -> None:
     """Orphans below us become our children instead of init's, where the system can do that."""
     if sys.platform.startswith("linux"):
@@ -135,15 +141,15 @@ def reap(keep: Optional[int] = None) -> None:
 
 def _table() -> Dict[int, Row]:
     if sys.platform == "darwin":
-        return {row.pid: row for row in map(_parse_ps, _output(["ps", "-axo", PS_FIELDS]).splitlines())}
+        return {row.pid: row for row in _rows_of_ps("-ax")}
     rows = (_row_of_proc(int(name)) for name in os.listdir(PROC) if name.isdigit())
     return {row.pid: row for row in rows if row}
 
 
 def _row(pid: int) -> Optional[Row]:
     if sys.platform == "darwin":
-        text = _output(["ps", "-o", PS_FIELDS, "-p", str(pid)]).strip()
-        row = _parse_ps(text) if text else None
+        rows = _rows_of_ps("-p", str(pid))
+        row = rows[0] if rows else None
     else:
         row = _row_of_proc(pid)
     return row if row and row.state != "Z" else None
@@ -158,9 +164,9 @@ def _row_of_proc(pid: int) -> Optional[Row]:
     return Row(pid=pid, state=fields[0], ppid=int(fields[1]), started=fields[19])
 
 
-def _parse_ps(line: str) -> Row:
-    pid, ppid, state, started = line.split(None, 3)
-    return Row(pid=int(pid), ppid=int(ppid), state=state[0], started=started.strip())
+def _rows_of_ps(*which: str) -> List[Row]:
+    lines = [line.split(None, 3) for line in _output([*PS, *which]).splitlines()]
+    return [Row(int(pid), int(ppid), state[0], started.strip()) for pid, ppid, state, started in lines]
 
 
 def _holders(token: str, table: Iterable[int]) -> Set[int]:
@@ -180,5 +186,6 @@ def _environ_of_proc(pid: int) -> List[bytes]:
 
 
 def _output(words: List[str]) -> str:
-    """ps answers 1 when nothing matches, which is an answer."""
-    return subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+    """ps answers 1 when nothing matches, which is an answer. Start times read the same for everybody."""
+    environ = {**os.environ, "LC_ALL": "C", "TZ": "UTC"}
+    return subprocess.run(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout

@@ -95,7 +95,10 @@ class Progress:
         self.write()
 
     def close(self, state: str) -> None:
-        """The run is over."""
+        """The run is over; a step that still runs was cut off by a fault."""
+        for step in self.steps.values():
+            if step["state"] == "running":
+                step.update(state="failed", ended_at=time.time())
         self.whole["state"] = state
         self.write()
 

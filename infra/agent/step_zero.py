@@ -11,14 +11,15 @@ import time
 from pathlib import Path
 from typing import Any, Sequence
 
-from infra.agent.job import Job, Step
+from infra.agent.job import Job, PodFolder, Step
 
 NAME = "environment"
 
 
-def step_of(job: Job, code: Path) -> Step:
+def step_of(job: Job, pod: PodFolder) -> Step:
     names = sorted({step.environment for step in job.steps if step.environment})
-    config = {"names": names, "code": str(code), "cache": job.environments, "torch": job.torch}
+    cache = job.environments or str(pod.root / "environments")
+    config = {"names": names, "code": str(pod.code), "cache": cache, "torch": job.torch}
     return Step(name=NAME, words=("-m", "infra.agent.step_zero"), config=config)
 
 

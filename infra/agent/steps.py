@@ -18,6 +18,7 @@ from infra.agent.state import grace_s, read_json, say, write_json
 
 RESUME_ME = 75  # exit code of a step that stopped in good order
 POLL_S = 0.05
+LEFTOVER_GRACE_S = 5.0  # what a process may take to end that outlived its step or its agent
 DUMP_S = 2.0  # what faulthandler gets to write the stacks of a silent step
 TAIL_BYTES, TAIL_LINES = 8000, 40
 
@@ -37,12 +38,13 @@ class Watch:
     tick: Callable[[], bool]  # called at every look; true when the step has appended a record
     stop_grace_s: Callable[[], Optional[float]]  # None, or how long the step may take to stop now
     signal_all: Callable[[int], None]  # to every process of the step's tree
-    end_tree: Callable[[], None]  # raises when a process cannot be ended
+    end_tree: Callable[[float], None]  # with so much patience; raises when a process cannot be ended
 
 
 def attempt(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str], watch: Watch) -> Ending:
     """Run the step once. Afterwards no process of it is left."""
-    pod.logs.mkdir(parents=True, exist_ok=True)
+    for folder in (pod.logs, pod.work):
+        folder.mkdir(parents=True, exist_ok=True)
     with open(pod.log(step.name), "ab") as log:
         process = subprocess.Popen(
             words,
@@ -54,7 +56,7 @@ def attempt(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str
             start_new_session=True,
         )
     cut = _watch(process, step, watch)
-    watch.end_tree()
+    watch.end_tree(LEFTOVER_GRACE_S if process.poll() is not None else 0.0)
     return Ending(process.wait(), cut)
 
 

@@ -17,7 +17,7 @@ def test_the_grammar_is_that_of_3_9_and_imports_are_standard_or_ours(path: Path)
     tree = ast.parse(path.read_text(), feature_version=(3, 9))
     imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
     assert not [node for node in imports if isinstance(node, ast.ImportFrom) and node.level]
-    modules = [node.module for node in imports if isinstance(node, ast.ImportFrom)]
+    modules = [node.module or "" for node in imports if isinstance(node, ast.ImportFrom)]
     modules += [name.name for node in imports if isinstance(node, ast.Import) for name in node.names]
     foreign = [name for name in modules if name.split(".")[0] not in sys.stdlib_module_names]
     assert all(name.startswith("infra.agent") for name in foreign), foreign

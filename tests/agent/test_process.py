@@ -1,0 +1,72 @@
+"""Who is found, who is spared, and that no stranger is signalled."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from infra.agent import process
+from infra.agent.progress import Redactor, Tail
+
+
+def sleeper(token: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, process.TOKEN: token}
+    )
+
+
+def test_only_the_exact_token_is_found_and_the_spared_live_on() -> None:
+    token = f"sw1-test-{time.time_ns()}"
+    ours, spared, foreign = sleeper(token), sleeper(token), sleeper(token + "0")
+    try:
+        assert {one.pid for one in process.find(token)} == {ours.pid, spared.pid}
+        assert process.end_all(token, 5.0, spare=[spared.pid]) == []
+        assert ours.wait(5) != 0
+        assert spared.poll() is None and foreign.poll() is None
+    finally:
+        for one in (ours, spared, foreign):
+            one.kill()
+            one.wait()
+
+
+def test_a_used_up_pid_is_not_the_process_that_had_it() -> None:
+    stranger = process.Identity(process.boot_id(), os.getpid(), "1")
+    assert process.is_alive(process.myself())
+    assert not process.is_alive(stranger) and not process.send(stranger, 9)
+
+
+def test_what_could_not_be_ended_is_returned_and_named() -> None:
+    token = f"sw1-test-{time.time_ns()}"
+    one = sleeper(token)
+    try:
+        left = process.end_all(token, grace_s=0.0, kill_s=0.0)
+        assert [survivor.pid for survivor in left] == [one.pid]
+        assert process.in_words(left) == f"DIRTY: processes {one.pid} could not be ended"
+    finally:
+        one.kill()
+        one.wait()
+
+
+def test_ps_tells_the_same_parents_as_the_process_table() -> None:
+    (row,) = process._rows_of_ps("-p", str(os.getpid()))
+    assert (row.pid, row.ppid) == (os.getpid(), os.getppid())
+    assert os.getpid() in {one.pid for one in process._rows_of_ps("-ax")}
+
+
+def test_a_tail_gives_each_whole_record_once_and_passes_over_what_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text('{"kind": "old"}\n')
+    tail = Tail(path)
+    with open(path, "a", buffering=1) as file:
+        file.write('{"kind": "progress", "done": 1}\n{"kind": "pro')
+        file.flush()
+        assert tail.read() == [{"kind": "progress", "done": 1}]
+        file.write('gress", "done": 2}\nnonsense\n[1]\n')
+    assert tail.read() == [{"kind": "progress", "done": 2}]
+    assert tail.read() == []
+
+
+def test_secrets_are_struck_out_at_any_depth_the_longer_ones_first() -> None:
+    redact = Redactor({"A": "abc", "B": "abcdef", "EMPTY": ""})
+    assert redact({"x": ["abcdef", {"abc": "1 abc"}], "n": 3}) == {"x": ["[B]", {"[A]": "1 [A]"}], "n": 3}

@@ -1,0 +1,97 @@
+"""Settings: each layer outweighs the next, and every value says where it came from."""
+
+from pathlib import Path
+
+import pytest
+
+from infra import settings
+from infra.errors import UsageError
+from infra.settings import Settings
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def test_each_layer_outweighs_the_ones_below_it(tmp_path):
+    (tmp_path / "slipway.yaml").write_text("profile: from-yaml\n")
+    seen = [Settings.load(tmp_path, environ={})]
+    (tmp_path / ".env").write_text("SLIPWAY_PROFILE=from-dotenv\n")
+    seen.append(Settings.load(tmp_path, environ={}))
+    environ = {"SLIPWAY_PROFILE": "from-shell"}
+    seen.append(Settings.load(tmp_path, environ=environ))
+    overrides = ["SLIPWAY_PROFILE=from-override"]
+    seen.append(Settings.load(tmp_path, overrides=overrides, environ=environ))
+    seen.append(Settings.load(tmp_path, {"profile": "from-flag"}, overrides, environ))
+    assert [(one.profile, one.sources["profile"]) for one in seen] == [
+        ("from-yaml", "slipway.yaml"),
+        ("from-dotenv", ".env"),
+        ("from-shell", "shell"),
+        ("from-override", "-e"),
+        ("from-flag", "--profile"),
+    ]
+
+
+def test_without_anything_the_defaults_hold(tmp_path):
+    read = Settings.load(tmp_path, environ={"XDG_STATE_HOME": "/state", "XDG_CACHE_HOME": "/cache"})
+    assert (read.provider, read.sources["provider"]) == ("local", "default: no vendor key is set")
+    assert (read.store, read.pods) == (str(tmp_path / "var/artifacts"), tmp_path / "var/pods")
+    assert read.state_file == Path("/state/slipway/journal.db")
+    assert read.environments == Path("/cache/slipway/environments")
+    assert read.reserve_bytes == 1 << 30
+
+
+def test_a_vendor_key_decides_the_provider_that_nobody_named(tmp_path):
+    read = Settings.load(tmp_path, environ={"LIUM_API_KEY": "k"})
+    assert (read.provider, read.sources["provider"]) == ("lium", "default: LIUM_API_KEY is set")
+    assert Settings.load(tmp_path, {"provider": "local"}, environ={"LIUM_API_KEY": "k"}).provider == "local"
+
+
+def test_an_empty_variable_counts_as_not_set(tmp_path):
+    assert Settings.load(tmp_path, environ={"SLIPWAY_PROFILE": ""}).sources["profile"] == "default"
+
+
+def test_a_relative_path_starts_where_it_was_written(tmp_path):
+    (tmp_path / ".env").write_text("SLIPWAY_PODS=here\n")
+    assert Settings.load(tmp_path, environ={}).pods == tmp_path / "here"
+    assert Settings.load(tmp_path, {"pods": "here"}, environ={}).pods == Path.cwd() / "here"
+    assert Settings.load(tmp_path, {"store": "s3://bucket/x"}, environ={}).store == "s3://bucket/x"
+
+
+def test_secrets_are_never_shown(tmp_path):
+    read = Settings.load(tmp_path, environ={"HF_TOKEN": "hf_canary"})
+    shown = {one.name: one for one in read.shown()}
+    assert (shown["hf_token"].value, shown["hf_token"].source) == ("set", "shell")
+    assert (shown["lium_api_key"].value, shown["lium_api_key"].source) == ("not set", "")
+    assert "canary" not in str(read.shown())
+    assert "canary" not in repr(read)
+
+
+def test_an_override_without_a_value_takes_the_shells(tmp_path):
+    environ = {"SLIPWAY_PROFILE": "exported"}
+    assert Settings.load(tmp_path, overrides=["SLIPWAY_PROFILE"], environ=environ).sources["profile"] == "-e"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "dotenv", "yaml", "said"),
+    [
+        (["SLIPWAY_PROFIL=x"], "", "", "-e: unknown setting SLIPWAY_PROFIL; did you mean SLIPWAY_PROFILE?"),
+        (["SLIPWAY_PROFILE"], "", "", "-e SLIPWAY_PROFILE: it is not set in the shell"),
+        (["a b=c"], "", "", "expected KEY=VALUE"),
+        ([], "SLIPWAY_STOR=x", "", ".env: unknown setting SLIPWAY_STOR; did you mean SLIPWAY_STORE?"),
+        ([], "SLIPWAY_RESERVE_BYTES=many", "", ".env: SLIPWAY_RESERVE_BYTES is 'many', which is not a whole number"),
+        ([], "", "profil: x", "slipway.yaml: unknown setting 'profil'; did you mean profile?"),
+        ([], "", "hf_token: x", "keys belong into .env"),
+        ([], "", "profile: [a]", "slipway.yaml: profile: expected one word or number"),
+        ([], "", "- a", "slipway.yaml: expected lines of the form `name: value`"),
+        ([], "", "a: b: c", "slipway.yaml: mapping values"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_its_place(tmp_path, overrides, dotenv, yaml, said):
+    (tmp_path / ".env").write_text(dotenv)
+    (tmp_path / "slipway.yaml").write_text(yaml)
+    with pytest.raises(UsageError) as refused:
+        Settings.load(tmp_path, overrides=overrides, environ={})
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_the_example_file_lists_every_variable_with_one_comment_each():
+    assert (REPOSITORY / ".env.example").read_text(encoding="utf-8") == settings.example()
