@@ -46,10 +46,10 @@ def snapshot(
     ops = [op for op in ops if op.is_live or op.token in over[max(0, len(over) - ended) :]]
     readings: dict[str, Reading] = {}
 
-    def ask(op: Op) -> None:
+    def read(op: Op) -> None:
         readings[op.token] = _read(op, providers.get(op.vendor))
 
-    threads = [threading.Thread(target=ask, args=(op,), daemon=True) for op in ops]
+    threads = [threading.Thread(target=read, args=(op,), daemon=True) for op in ops]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + deadline_s
@@ -127,7 +127,7 @@ def _read(op: Op, provider: Provider | None) -> Reading:
         return Reading(problem=f"provider {op.vendor} is not set up here")
     try:
         exists = provider.find(op.remote_id or op.token) is not None if op.is_live else False
-        look = _ask if exists else _remember
+        look = ask if exists else _remember
         said = look(op.address, reach(op.vendor)) if op.address else {}
         known = {key: said.get(key) or {} for key in ("guard", "agent", "progress", "verdict")}
         # The folder may hold what an earlier pod of the run left.
@@ -138,13 +138,19 @@ def _read(op: Op, provider: Provider | None) -> Reading:
         return Reading(problem=str(error))
 
 
-def _ask(address: str, transport: Transport) -> dict[str, Any]:
+def ask(address: str, transport: Transport) -> dict[str, Any]:
     """The answer of the pod's `infra.agent status`."""
     words = [sys.executable, "-m", "infra.agent", "status", address]
     done = transport.run(words, timeout_s=30, env={"PYTHONPATH": str(CHECKOUT)})
     if done.exited != 0:
         raise SlipwayError(f"its agent's status: exit code {done.exited}: {done.stderr.strip()}")
     return dict(json.loads(done.stdout))
+
+
+def is_alive(op: Op, transport: Transport) -> bool:
+    """Whether the guard or the agent of this very pod lives."""
+    said = ask(op.address or "", transport)
+    return any(said[role].get("alive") and said[role].get("token") == op.token for role in ("guard", "agent"))
 
 
 def _remember(address: str, transport: Transport) -> dict[str, Any]:
