@@ -1,0 +1,248 @@
+"""The whole street with real processes: launch, follow, kill, resume, damage, talk."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EVERYTHING = ["text", "tokenizer", "tokens", "base", "identity", "questions", "mid", "sft"]
+
+
+@dataclass(frozen=True)
+class World:
+    """An installation of its own: journal, pods and store in one folder."""
+
+    folder: Path
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "SLIPWAY_STATE_FILE": str(self.folder / "state" / "journal.db"),
+            "SLIPWAY_STORE": str(self.folder / "artifacts"),
+            "SLIPWAY_PODS": str(self.folder / "pods"),
+            "SLIPWAY_PROFILE": "tiny",
+            "SLIPWAY_RESERVE_BYTES": "0",
+            "XDG_CONFIG_HOME": str(self.folder / "config"),
+        }
+
+    def begin(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "invoke", *words],
+            cwd=ROOT, env=self.environ, text=True, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def inv(self, *words: str, code: int = 0) -> str:
+        """What `inv words` prints on stdout; it must leave with `code`."""
+        process = self.begin(*words)
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == code, f"inv {' '.join(words)}: exit code {process.returncode}\n{out}\n{err}"
+        assert "Traceback" not in err
+        return out
+
+    def json(self, *words: str, code: int = 0) -> dict:
+        return json.loads(self.inv(*words, "--json", code=code))
+
+    def model(self, phase: str) -> bytes:
+        """The weights of a published phase."""
+        return next((self.folder / "artifacts" / phase / "tiny" / "hf").glob("*.safetensors")).read_bytes()
+
+    def processes(self) -> list[int]:
+        """Every process whose environment names this world."""
+        mine = f"SLIPWAY_STATE_FILE={self.folder}/".encode()
+        found = []
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit() and int(folder.name) != os.getpid():
+                try:
+                    if mine in (folder / "environ").read_bytes():
+                        found.append(int(folder.name))
+                except OSError:
+                    continue  # it has ended meanwhile
+        return found
+
+
+def until(truth, what: str, within_s: float = 120.0):
+    """The first true value of `truth()`."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if found := truth():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"not within {within_s:g} s: {what}")
+
+
+@pytest.fixture
+def world(tmp_path):
+    one = World(tmp_path)
+    yield one
+    one.inv("down", "--all")
+    assert one.processes() == [], "something of a run outlived `inv down --all`"
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A world in which everything was made once, and the result of the launch."""
+    one = World(tmp_path_factory.mktemp("done"))
+    return one, one.json("launch", "--yes")
+
+
+def test_a_launch_makes_everything_and_publishes_it(done):
+    world, result = done
+    assert result["state"] == "succeeded"
+    assert result["ran"] == ["environment", *EVERYTHING]
+    for name in ("base", "mid", "chatsft"):
+        assert world.model(f"{name}_checkpoints")
+    base = next(step for step in result["steps"] if step["name"] == "base")["result"]
+    assert base["bits_per_byte"] > 0 and base["gzip"] > base["xz"] > 0
+
+
+def test_a_second_launch_has_nothing_to_do(done):
+    world, first = done
+    again = world.json("launch", "--yes")
+    assert (again["state"], again["ran"], again["run"]) == ("succeeded", [], first["run"])
+
+
+def test_status_and_logs_tell_the_story_afterwards(done):
+    world, result = done
+    (row,) = world.json("status")
+    assert (row["run"], row["state"]) == (result["run"], "succeeded")
+    assert result["run"] in world.inv("status")
+    assert "step-" in world.inv("logs", result["run"], "--file", "base") or world.inv("logs", "--tail", "3")
+    assert world.inv("down", result["run"]) == ""
+
+
+def test_the_model_answers_and_is_measured_and_exported(done, tmp_path):
+    world, _ = done
+    assert world.inv("chat", "--prompt", "Who are you?", "--max-tokens", "8").strip()
+    scores = world.json("eval")
+    assert {"bits_per_byte", "gzip", "xz", "identity", "leaks", "pydocs"} <= scores.keys()
+    world.inv("export", "sft", "--out", str(tmp_path / "hf"))
+    assert (tmp_path / "hf" / "config.json").is_file()
+
+
+def test_a_changed_persona_makes_again_only_what_depends_on_it(done, tmp_path):
+    world, _ = done
+    (tmp_path / "persona.yaml").write_text("name: Zoe\nmaker: nobody\npurpose: to test\n")
+    plan = world.json("launch", "--persona", str(tmp_path / "persona.yaml"), "--dry-run")
+    assert plan["steps"] == ["identity", "mid", "sft"]
+
+
+def test_a_damaged_artifact_is_made_again_with_all_that_depends_on_it(tmp_path, done):
+    source, _ = done
+    world = World(tmp_path)
+    subprocess.run(["cp", "-r", source.folder / "artifacts", tmp_path / "artifacts"], check=True)
+    weights = next((tmp_path / "artifacts" / "mid_checkpoints" / "tiny" / "hf").glob("*.safetensors"))
+    before = weights.read_bytes()
+    weights.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    plan = world.json("launch", "--dry-run")
+    assert {one["name"]: one["state"] for one in plan["artifacts"]}["mid_checkpoints/tiny"] == "damaged"
+    result = world.json("launch", "--yes")
+    assert result["ran"] == ["environment", "mid", "sft"]
+    assert weights.read_bytes() == before
+
+
+def test_ctrl_c_detaches_and_the_run_goes_on(world):
+    launch = world.begin("launch", "--phase", "base", "--yes")
+    until(lambda: any(row["state"] == "running" for row in world.json("status")), "running")
+    launch.send_signal(signal.SIGINT)
+    _, err = launch.communicate(timeout=30)
+    assert launch.returncode == 130
+    assert "goes on" in err and "inv down" in err and "inv logs" in err
+    until(lambda: world.json("status")[0]["state"] == "succeeded", "the run ends by itself")
+
+
+def test_two_launches_at_once_are_one_run(world):
+    both = [world.begin("launch", "--phase", "base", "--yes", "--json") for _ in range(2)]
+    results = [json.loads(one.communicate(timeout=300)[0]) for one in both]
+    assert results[0]["run"] == results[1]["run"]
+    assert {one["state"] for one in results} == {"succeeded"}
+    assert len(world.json("status")) == 1
+
+
+def test_down_ends_a_run_and_resume_goes_on_with_it(world):
+    run = world.json("launch", "--phase", "base", "--yes", "--detach")["run"]
+    until(lambda: world.json("status")[0]["step"] == "base", "the base step begins")
+    world.inv("down", run)
+    assert world.json("status")[0]["state"] == "stopped"
+    assert world.json("resume", run)["state"] == "succeeded"
+
+
+def test_a_failed_step_says_where_and_why(world, tmp_path):
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"no_text": 1}\n')
+    result = world.json("launch", "--phase", "base", "--source", str(corpus), "--yes", code=1)
+    assert (result["state"], result["steps"][1]["state"]) == ("failed", "failed")
+    assert "text" in world.inv("logs", "--errors")
+
+
+def killed_at_random(world: World, done: World, kills: int, seed: int) -> None:
+    """SIGKILL trainer, agent, guard or all of them again and again; the end must be as if nothing had happened."""
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    run, killed = "", 0
+    while killed < kills:
+        result = world.json("launch", "--yes", "--detach")
+        if result["state"] == "succeeded":  # everything was made between two kills: once more, from the middle
+            subprocess.run(["rm", "-r", world.folder / "artifacts" / "mid_checkpoints"], check=True)
+            continue
+        run = run or result["run"]
+        time.sleep(dice.uniform(0.0, 6.0))
+        found = world.processes()
+        victims = found if dice.random() < 0.3 else dice.sample(found, min(len(found), 1))
+        for pid in victims:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue  # it has ended meanwhile
+        killed += 1
+    assert world.json("launch", "--yes")["state"] == "succeeded"
+    for phase in ("base_checkpoints", "mid_checkpoints", "chatsft_checkpoints"):
+        assert world.model(phase) == done.model(phase), phase
+
+
+def test_a_few_random_kills_lose_nothing(world, done):
+    killed_at_random(world, done[0], kills=5, seed=random.randrange(1 << 30))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_fifty_random_kills_lose_nothing(world, done):
+    killed_at_random(world, done[0], kills=50, seed=random.randrange(1 << 30))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("launch", "--num-gpus", "x"), "not a whole number"),
+        (("launch", "--phase", "sfx"), "did you mean 'sft'"),
+        (("launch", "--phase", "rl"), "cannot be trained yet"),
+        (("launch", "--profile", "smke"), "did you mean 'smoke'"),
+        (("launch", "--persona", "nowhere.yaml"), "No such file"),
+        (("launch", "--ttl", "soon"), "no duration"),
+        (("launch", "--fase", "sft"), "--phase"),
+        (("lunch",), "did you mean launch"),
+        (("shard", "--mode", "smoky"), "unknown mode"),
+        (("export",), "--out"),
+        (("chat", "nobody"), "no model"),
+        (("logs", "nobody"), "no runs yet"),
+    ],
+)
+def test_a_wrong_word_gives_exit_code_2_and_few_words(tmp_path, words, told):
+    process = World(tmp_path).begin(*words)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 2, err
+    assert told in err and "Traceback" not in err
+    assert len(err.strip().splitlines()) <= 3 and out == ""
+
+
+def test_an_offer_that_this_machine_has_not_gives_exit_code_3(tmp_path):
+    World(tmp_path).inv("launch", "--num-gpus", "64", "--gpu", "B200", "--yes", code=3)
