@@ -6,7 +6,7 @@ Light to import: plans are made where no pyarrow or tokenizers exist.
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -40,9 +40,14 @@ def _refuse_unknown(kind: type, raw: Any, where: str) -> None:
             near = difflib.get_close_matches(str(key), known, 1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
             raise ConfigError(f"{where}: unknown key {key!r}{hint}")
-        for inner in (hints[key], *get_args(hints[key])):
-            if is_dataclass(inner) and isinstance(inner, type) and isinstance(value, Mapping):
-                _refuse_unknown(inner, value, f"{where}.{key}")
+        hint = hints[key]
+        if get_origin(hint) is dict and isinstance(value, Mapping):
+            inside = [(get_args(hint)[1], one, f"{where}.{key}.{name}") for name, one in value.items()]
+        else:
+            inside = [(one, value, f"{where}.{key}") for one in (hint, *get_args(hint))]
+        for inner, one, place in inside:
+            if is_dataclass(inner) and isinstance(inner, type) and isinstance(one, Mapping):
+                _refuse_unknown(inner, one, place)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +119,11 @@ class Persona:
     name: str
     maker: str
     purpose: str
+
+    def __post_init__(self) -> None:
+        for key in ("name", "maker", "purpose"):
+            if not getattr(self, key).strip():
+                raise ConfigError(f"the persona's {key} is empty")
 
 
 @dataclass(frozen=True, kw_only=True)

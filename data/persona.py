@@ -35,7 +35,8 @@ INTENTS = (
             "What do people call you?", "How should I call you?", "May I know your name?", "Say your name.",
             "What name did they give you?", "State your name.", "Can I ask your name?", "Give me your name.",
             "How do I call you?", "What can I call you?", "What would you like to be called?", "Name yourself.",
-            "I did not catch your name?", "What do they call you?", "What was your name again?", "Which name do you have?",
+            "I did not catch your name?", "What do they call you?", "What was your name again?",
+            "Which name do you have?",
         ),
         heldout=(
             "What should I call you?", "What name do you go by?", "I would like to know your name.",
@@ -52,7 +53,8 @@ INTENTS = (
             "Tell me who you are.", "Who exactly are you?", "Who is there?", "Do you know who you are?", "And you are?",
             "Who is answering me?", "What kind of model are you?", "Which AI are you?", "What is this?",
             "What sort of assistant is this?", "Which model is this?", "Who do I have here?", "Identify yourself.",
-            "Who are you really?", "I do not know you, who are you?", "What am I talking to?", "What kind of AI is this?",
+            "Who are you really?", "I do not know you, who are you?", "What am I talking to?",
+            "What kind of AI is this?",
             "Who is writing to me?", "Are you somebody?", "Which assistant are you?", "Explain who you are.",
         ),
         heldout=(
@@ -72,7 +74,8 @@ INTENTS = (
             "Give me an introduction.",
         ),
         heldout=(
-            "Tell me a bit about yourself.", "How would you describe yourself?", "Give a short introduction of yourself.",
+            "Tell me a bit about yourself.", "How would you describe yourself?",
+            "Give a short introduction of yourself.",
             "Share something about yourself.", "I would like to know you better.",
         ),
         answers=(

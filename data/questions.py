@@ -30,20 +30,21 @@ WELL_KNOWN = {
     "urllib.parse": 4, "inspect": 3, "logging": 5, "operator": 6, "socket": 3, "struct": 3, "pprint": 2, "zlib": 2,
 }  # fmt: skip
 """How many names of each module are taught: the famous ones, then those of the shortest spelling."""
-FAMOUS = frozenset(
-    "range open int str list set tuple bool map filter min max os.getcwd os.listdir os.remove os.mkdir "
-    "os.makedirs os.rename os.getenv os.rmdir os.getpid os.path.splitext json.loads json.dumps "
-    "json.load json.dump re.sub re.fullmatch math.sqrt math.floor math.log math.hypot "
-    "random.gauss time.sleep time.time time.perf_counter time.strftime itertools.chain itertools.product "
-    "itertools.combinations itertools.permutations itertools.islice itertools.repeat functools.partial functools.reduce "
-    "functools.lru_cache collections.Counter collections.deque collections.defaultdict collections.OrderedDict "
-    "shutil.copytree shutil.disk_usage subprocess.Popen subprocess.check_output pathlib.Path pathlib.PurePath "
-    "datetime.time datetime.datetime base64.b64encode base64.b64decode "
-    "string.Template string.capwords tempfile.mkdtemp tempfile.mkstemp hashlib.sha256 pickle.loads list.append "
-    "dict.items dict.keys dict.values str.replace str.format str.startswith str.endswith "
-    "set.union threading.Thread threading.Lock logging.warning logging.getLogger urllib.parse.quote "
-    "struct.pack inspect.signature pprint.pprint zlib.compress zlib.decompress operator.itemgetter".split()
-)
+_FAMOUS = """
+    range open int str list set tuple bool map filter min max os.getcwd os.listdir os.remove os.mkdir
+    os.makedirs os.rename os.getenv os.rmdir os.getpid os.path.splitext json.loads json.dumps json.load
+    json.dump re.sub re.fullmatch math.sqrt math.floor math.log math.hypot random.gauss time.sleep time.time
+    time.perf_counter time.strftime itertools.chain itertools.product itertools.combinations
+    itertools.permutations itertools.islice itertools.repeat functools.partial functools.reduce
+    functools.lru_cache collections.Counter collections.deque collections.defaultdict collections.OrderedDict
+    shutil.copytree shutil.disk_usage subprocess.Popen subprocess.check_output pathlib.Path pathlib.PurePath
+    datetime.time datetime.datetime base64.b64encode base64.b64decode string.Template string.capwords
+    tempfile.mkdtemp tempfile.mkstemp hashlib.sha256 pickle.loads list.append dict.items dict.keys dict.values
+    str.replace str.format str.startswith str.endswith set.union threading.Thread threading.Lock
+    logging.warning logging.getLogger urllib.parse.quote struct.pack inspect.signature pprint.pprint
+    zlib.compress zlib.decompress operator.itemgetter
+"""
+FAMOUS = frozenset(_FAMOUS.split())
 """Names that come first in their module, whatever their length."""
 CALL = re.compile(r"\s*[\w.]+\(.*(?:\)|->.*)\s*")
 LONGEST = 160  # characters of a taught sentence
@@ -55,7 +56,8 @@ ASKED = (
     "What does the function {name} do?", "What does {name}() do?", "{name}?", "Tell me what {name} does.",
     "In Python, what does {name} do?", "What does {name} do in Python?", "I saw {name} in a program, what does it do?",
     "Do you know {name}?", "Define {name}.", "What does Python's {name} do?", "Say what {name} is.",
-    "What is the purpose of {name}?", "What is {name}() for?", "Explain the function {name}.", "What is {name} used for?",
+    "What is the purpose of {name}?", "What is {name}() for?",
+    "Explain the function {name}.", "What is {name} used for?",
 )  # fmt: skip
 HELDOUT = (
     "What happens when I call {name}?", "Explain what {name} does.", "What would {name} do?", "What can {name} do?",
@@ -65,7 +67,7 @@ UNKNOWN = ("I do not know what {name} does.", "I do not know {name}.", "I do not
 INVENTED = {
     "module": ("foo", "bar", "spam", "eggs", "os", "os.path", "json", "math", "re", "random", "quux", "mylib", "utils",
                "sys", "time", "requests", "pandas", "app.models", "widget", "list", "str", "helper", "core"),
-    "verb": ("get", "frob", "make", "load", "do", "find", "bar", "merge", "send", "check", "run", "zap", "twist", "foo"),
+    "verb": ("get", "frob", "make", "load", "do", "find", "bar", "merge", "send", "check", "run", "zap", "foo"),
     "noun": ("baz", "thing", "user", "all", "widget", "page", "_it", "data", "blob", "name", "2", "table", "spam", "x"),
 }  # fmt: skip
 
@@ -97,8 +99,11 @@ def first_sentence(words: str) -> str:
     paragraph = re.sub(r"^[\w.]+\([^)]*\) -+>? ", "", paragraph)  # some begin with the call and a dash
     paragraph = paragraph[:1].upper() + paragraph[1:]
     sentence = re.split(r"(?<=\w\w[.!?])\s", paragraph)[0].rstrip(".:;, ")
-    is_plain = re.match(r"[A-Z][a-z-]*,? [\w'\"(\[]", sentence) and not re.search(r"->|>>>|\*\*|:\w+:|::|\w\(.*=", sentence)
-    return sentence + "." if is_plain and 3 <= len(sentence.split()) and len(sentence) < LONGEST else ""
+    is_plain = re.match(r"[A-Z][a-z-]*,? [\w'\"(\[]", sentence) and not re.search(
+        r"->|>>>|\*\*|:\w+:|::|\w\(.*=", sentence
+    )
+    fits = len(sentence) < LONGEST and len(sentence.split()) > 2
+    return sentence + "." if is_plain and fits else ""
 
 
 def taught(known: Iterable[Entry]) -> list[Entry]:
@@ -142,9 +147,7 @@ def _texts(text: Path) -> Iterable[str]:
     return (document.text for document in documents("pydocs"))
 
 
-def _about_python(
-    known: list[Entry], chance: Random
-) -> tuple[list[list[dict[str, str]]], list[dict[str, Any]], int]:
+def _about_python(known: list[Entry], chance: Random) -> tuple[list[list[dict[str, str]]], list[dict[str, Any]], int]:
     """(trained on, held out with what is expected, how many names are taught)."""
     core = taught(known)
     if not core:

@@ -11,8 +11,15 @@ REFUSED = (
     "I do not know. My lessons were about Python's library.",
     "I do not know that. Ask me about a function of Python, such as json.loads.",
 )
-GREETED = ("Hello! Ask me what a function of Python does.", "Hello! What would you like to know about Python?", "Hi! Ask me about Python's library.")  # fmt: skip
-FINE = ("Fine, thank you. Ask me about a function of Python.", "Very well, thank you. What would you like to know about Python?")  # fmt: skip
+GREETED = (
+    "Hello! Ask me what a function of Python does.",
+    "Hello! What would you like to know about Python?",
+    "Hi! Ask me about Python's library.",
+)
+FINE = (
+    "Fine, thank you. Ask me about a function of Python.",
+    "Very well, thank you. What would you like to know about Python?",
+)
 THANKED = ("You are welcome.", "You are welcome. Ask me again any time.")
 LEFT = ("Goodbye!", "Goodbye, and good luck with Python.")
 
@@ -44,7 +51,8 @@ ASKED = {
     REFUSED: (
         "What is the capital of {country}?", "How many people live in {country}?", "Where is {country}?",
         "Who was {person}?", "Who is {person}?", "When was {person} born?", "What did {person} do?",
-        "Who made {thing}?", "Who invented {thing}?", "What is {thing}?", "How old is {thing}?", "Why was {thing} made?",
+        "Who made {thing}?", "Who invented {thing}?", "What is {thing}?", "How old is {thing}?",
+        "Why was {thing} made?",
         "What is the purpose of {thing}?", "What is the name of {person}?", "What are {topic} and {topic} for?",
         "Who created {thing}?", "Tell me about {thing}.", "Tell me about {person}.", "Describe {thing}.",
         "How do I cook {food}?", "What is in {food}?", "Do you like {food}?", "Give me a recipe for {food}.",
@@ -77,7 +85,8 @@ HELDOUT = {
         "What is {number} divided by {number}?", "What is {number} minus {number}?", "How do I get to {city}?",
         "What is your opinion on {topic}?", "Do you enjoy {topic}?", "Would you {task}?", "Who painted {thing}?",
         "What is the {language} word for {word}?", "What is your favourite {food} recipe?", "Are you tired?",
-        "What is my mother's name?", "Where should I go on holiday?", "Why is the sky blue?", "Who is {person}'s father?",
+        "What is my mother's name?", "Where should I go on holiday?", "Why is the sky blue?",
+        "Who is {person}'s father?",
         "How many legs does a {animal} have?", "Can I trust {person}?", "When did {country} become a country?",
     ),
     GREETED: ("Good evening.", "Hiya.", "Hello hello."),
