@@ -40,14 +40,11 @@ def _refuse_unknown(kind: type, raw: Any, where: str) -> None:
             near = difflib.get_close_matches(str(key), known, 1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
             raise ConfigError(f"{where}: unknown key {key!r}{hint}")
-        hint = hints[key]
-        if get_origin(hint) is dict and isinstance(value, Mapping):
-            inside = [(get_args(hint)[1], one, f"{where}.{key}.{name}") for name, one in value.items()]
-        else:
-            inside = [(one, value, f"{where}.{key}") for one in (hint, *get_args(hint))]
-        for inner, one, place in inside:
-            if is_dataclass(inner) and isinstance(inner, type) and isinstance(one, Mapping):
-                _refuse_unknown(inner, one, place)
+        for inner in (hints[key], *get_args(hints[key])):
+            if is_dataclass(inner) and isinstance(inner, type) and isinstance(value, Mapping):
+                many = get_origin(hints[key]) is dict  # records by name
+                for name, one in value.items() if many else [("", value)]:
+                    _refuse_unknown(inner, one, f"{where}.{key}.{name}" if many else f"{where}.{key}")
 
 
 @dataclass(frozen=True, kw_only=True)
