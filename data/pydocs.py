@@ -23,11 +23,13 @@ from typing import Any
 from data.documents import Document
 from data.errors import InputError
 
-LEFT_OUT = frozenset(
-    "antigravity this idlelib test lib2to3 turtle turtledemo tkinter distutils ensurepip pydoc_data encodings msilib "
-    "readline rlcompleter xxlimited xxlimited_35 xxsubtype nt ntpath macpath posix posixpath genericpath winreg winsound msvcrt".split()
-)
-"""Top-level modules that are not walked. Those of other systems; and `posix`, `posixpath`, which are seen through `os`."""
+_LEFT_OUT = """
+    antigravity this idlelib test lib2to3 turtle turtledemo tkinter distutils ensurepip pydoc_data encodings
+    msilib readline rlcompleter xxlimited xxlimited_35 xxsubtype nt ntpath macpath posix posixpath genericpath
+    winreg winsound msvcrt
+"""
+LEFT_OUT = frozenset(_LEFT_OUT.split())
+"""Modules that are not walked; `posix` and `posixpath` are seen through `os`."""
 CONSTANTS = (type(None), bool, int, float, str, bytes)
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 HEADING = re.compile(r"^(?=\S[^\n]*\n(?:\*{3,}|={3,}|-{3,}|~{3,}|\^{3,})$)", re.MULTILINE)
@@ -40,10 +42,11 @@ def documents(packages: tuple[str, ...] = ()) -> Iterator[Document]:
     name. Raises InputError for a package that cannot be imported.
     """
     found: dict[str, tuple[str, str]] = {}  # by words: name, document
-    for name, head, words in sorted([*_library(packages), *_topics()], key=lambda one: (one[0].count("."), len(one[0]), one)):
+    for name, head, words in sorted(
+        [*_library(packages), *_topics()], key=lambda one: (one[0].count("."), len(one[0]), one)
+    ):
         if _is_useful(words):
             found.setdefault(words, (name, f"{head}\n\n{words}" if head else words))
-    version = "%d.%d" % sys.version_info[:2]
     ordered = sorted((sha256(text.encode("utf-8", "replace")).hexdigest(), name, text) for name, text in found.values())
     for digest, name, text in ordered:
         yield Document(
@@ -52,7 +55,7 @@ def documents(packages: tuple[str, ...] = ()) -> Iterator[Document]:
             url=f"python:{name}",
             language="en",
             language_score=1.0,
-            dump=f"pydocs-{version}",
+            dump=f"pydocs-{sys.version_info.major}.{sys.version_info.minor}",
             file_path=name,
         )
 
@@ -143,7 +146,12 @@ def _signature(thing: Any) -> str:
         warnings.simplefilter("ignore")
         try:
             signature = inspect.signature(thing)
-        except (ValueError, TypeError, NameError, AttributeError):  # C functions without one; annotations of old modules
+        except (
+            ValueError,
+            TypeError,
+            NameError,
+            AttributeError,
+        ):  # C functions without one; annotations of old modules
             return ""
     plain = [one.replace(annotation=one.empty, default=_plain(one.default)) for one in signature.parameters.values()]
     return str(inspect.Signature(plain))
