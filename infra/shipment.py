@@ -34,6 +34,9 @@ class Refusal:
     path: str
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
 
 @dataclass(frozen=True)
 class Shipment:

@@ -46,10 +46,10 @@ def snapshot(
     ops = [op for op in ops if op.is_live or op.token in over[max(0, len(over) - ended) :]]
     readings: dict[str, Reading] = {}
 
-    def read(op: Op) -> None:
+    def ask(op: Op) -> None:
         readings[op.token] = _read(op, providers.get(op.vendor))
 
-    threads = [threading.Thread(target=read, args=(op,), daemon=True) for op in ops]
+    threads = [threading.Thread(target=ask, args=(op,), daemon=True) for op in ops]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + deadline_s
@@ -121,42 +121,48 @@ def _ends(reading: Reading, now: float) -> tuple[str, ...]:
     return (f"guard ({seen}): {limit}",)
 
 
+def ask(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
+    """What the pod's `infra.agent status` says of guard, agent, progress and verdict, {} for what is not this pod's."""
+    if not op.address:
+        return _of(op, {})
+    words = [sys.executable, "-m", "infra.agent", "status", op.address]
+    done = transport.run(words, timeout_s=30, env={"PYTHONPATH": str(CHECKOUT)})
+    if done.exited != 0:
+        raise SlipwayError(f"{op.run}: its agent's status: exit code {done.exited}: {done.stderr.strip()}")
+    return _of(op, json.loads(done.stdout))
+
+
+def is_alive(op: Op, transport: Transport) -> bool:
+    """Whether guard or agent of this very pod lives."""
+    return _is_alive(ask(op, transport))
+
+
 def _read(op: Op, provider: Provider | None) -> Reading:
     """Whatever goes wrong becomes words: a table with one bad row is still a table."""
     if provider is None:
         return Reading(problem=f"provider {op.vendor} is not set up here")
     try:
         exists = provider.find(op.remote_id or op.token) is not None if op.is_live else False
-        look = ask if exists else _remember
-        said = look(op.address, reach(op.vendor)) if op.address else {}
-        known = {key: said.get(key) or {} for key in ("guard", "agent", "progress", "verdict")}
-        # The folder may hold what an earlier pod of the run left.
-        ours = {key: value if value.get("token") == op.token else {} for key, value in known.items()}
-        is_alive = any(ours[role].get("alive", False) for role in ("guard", "agent"))
-        return Reading(exists, is_alive, ours["guard"], ours["progress"], ours["verdict"])
+        said = (ask if exists else _remember)(op, reach(op.vendor))
+        return Reading(exists, _is_alive(said), said["guard"], said["progress"], said["verdict"])
     except (SlipwayError, OSError, ValueError) as error:
         return Reading(problem=str(error))
 
 
-def ask(address: str, transport: Transport) -> dict[str, Any]:
-    """The answer of the pod's `infra.agent status`."""
-    words = [sys.executable, "-m", "infra.agent", "status", address]
-    done = transport.run(words, timeout_s=30, env={"PYTHONPATH": str(CHECKOUT)})
-    if done.exited != 0:
-        raise SlipwayError(f"its agent's status: exit code {done.exited}: {done.stderr.strip()}")
-    return dict(json.loads(done.stdout))
-
-
-def is_alive(op: Op, transport: Transport) -> bool:
-    """Whether the guard or the agent of this very pod lives."""
-    said = ask(op.address or "", transport)
-    return any(said[role].get("alive") and said[role].get("token") == op.token for role in ("guard", "agent"))
-
-
-def _remember(address: str, transport: Transport) -> dict[str, Any]:
+def _remember(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
     """What the files of a pod that has ended still say."""
-    pod, said = PodFolder(Path(address)), {}
+    pod, said = PodFolder(Path(op.address or "")), {}
     for key, path in {"guard": pod.state / "guard.json", "progress": pod.progress, "verdict": pod.verdict}.items():
         with contextlib.suppress(FileNotFoundError):
-            said[key] = json.loads(transport.get(path))
-    return said
+            said[key] = json.loads(transport.get(path)) if op.address else {}
+    return _of(op, said)
+
+
+def _of(op: Op, said: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The folder may still hold what an earlier pod of the run left."""
+    known = {key: said.get(key) or {} for key in ("guard", "agent", "progress", "verdict")}
+    return {key: value if value.get("token") == op.token else {} for key, value in known.items()}
+
+
+def _is_alive(said: Mapping[str, Mapping[str, Any]]) -> bool:
+    return any(said[role].get("alive", False) for role in ("guard", "agent"))

@@ -72,8 +72,10 @@ def test_a_pod_is_seen_planned_running_and_stopped(journal, local):
         assert (running.run, running.provider, running.state) == ("a-1", "local", "running")
         assert running.progress["token"] == op.token and 0 <= running.age_s < 30
         assert running.ends[0].startswith("guard (alive): ends it after 7200 s, ")
+        assert watch.is_alive(op, watch.reach("local"))
     finally:
         pods.end(local, journal.op(op.token), journal)
+    assert not watch.is_alive(op, watch.reach("local"))
     (stopped,) = watch.snapshot(journal, {"local": local})
     assert (stopped.state, stopped.ends) == ("stopped", ()) and stopped.progress["state"] == "stopped"
 
