@@ -183,7 +183,7 @@ def make(spec: IdentitySpec, folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     trained, heldout = conversations(spec.persona, spec.seed)
     return {
-        "name": spec.persona.name,
+        "persona": spec.persona.name,
         "conversations": write_lines(folder / FILES[0], trained),
         "held_out": write_lines(
             folder / FILES[1], ({"messages": one, "expected": spec.persona.name} for one in heldout)
