@@ -108,8 +108,12 @@ def open_file(path: Path, environ: Mapping[str, str]) -> Opened:
         if kind in NETWORK_FILE_SYSTEMS:
             raise JournalError(f"journal {path}: it cannot lie on {kind}; give a local --state-file or XDG_STATE_HOME")
         with locked(path):
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
-            path.chmod(0o600)
+            if path.is_symlink():
+                raise JournalError(f"journal {path}: it is a link, and is not followed")
+            if path.exists():  # not opened here: closing it would drop the locks of SQLite in this process
+                path.chmod(0o600)
+            else:
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
             return _open_locked(path, kept)
     except (OSError, sqlite3.OperationalError) as error:
         raise JournalError(f"journal {path}: {error}") from error
@@ -208,7 +212,7 @@ def _folder(environ: Mapping[str, str], variable: str, otherwise: str) -> Path:
 
 def _make_folder(folder: Path, is_ours: bool) -> None:
     """A folder of ours is for its owner only; one that was there, and is somebody's choice, stays as it is."""
-    if not folder.exists():
+    with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
-    elif is_ours:
+    if is_ours:
         folder.chmod(0o700)

@@ -40,7 +40,8 @@ def made(tmp_path):
 
 def child(script: str, *words: str) -> subprocess.Popen:
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    return subprocess.Popen([sys.executable, "-c", script, *words], env=environ, stdout=subprocess.PIPE)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", script, *words], env=environ, **pipes)
 
 
 def test_what_is_published_is_found_whole_and_read_from_its_path(store, made, root):
