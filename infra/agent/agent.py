@@ -70,7 +70,7 @@ class Agent:
         self.step = ""
         self.guard: Optional[subprocess.Popen[bytes]] = None
         self.revived_at = 0.0
-        zero = step_zero.step_of(job, pod)
+        zero = step_zero.step_of(job, pod.code)
         self.steps = [zero, *job.steps] if zero.config["names"] else list(job.steps)
         self.pythons: Dict[str, str] = {"": sys.executable}
         tell(report(pod, "agent"), {"token": job.token, "identity": asdict(myself())})

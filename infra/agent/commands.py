@@ -77,7 +77,7 @@ def stop(root: Path) -> int:
 def status(root: Path) -> int:
     pod = PodFolder(root)
     document: Dict[str, Any] = {
-        role: {"alive": living(pod, role) is not None, **read_json(report(pod, role))} for role in ("guard", "agent")
+        role: {"alive": is_held(lock(pod, role)), **read_json(report(pod, role))} for role in ("guard", "agent")
     }
     document["progress"] = read_json(pod.progress) or None
     document["stop"] = read_json(stop_file(pod)) or None

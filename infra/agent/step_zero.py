@@ -11,15 +11,14 @@ import time
 from pathlib import Path
 from typing import Any, Sequence
 
-from infra.agent.job import Job, PodFolder, Step
+from infra.agent.job import Job, Step
 
 NAME = "environment"
 
 
-def step_of(job: Job, pod: PodFolder) -> Step:
+def step_of(job: Job, code: Path) -> Step:
     names = sorted({step.environment for step in job.steps if step.environment})
-    cache = job.environments or str(pod.root / "environments")
-    config = {"names": names, "code": str(pod.code), "cache": cache, "torch": job.torch}
+    config = {"names": names, "code": str(code), "cache": job.environments, "torch": job.torch}
     return Step(name=NAME, words=("-m", "infra.agent.step_zero"), config=config)
 
 
@@ -29,7 +28,8 @@ def main(words: Sequence[str]) -> int:
     flag, path = words
     assert flag == "--config"
     config = json.loads(Path(path).read_text(encoding="utf-8"))
-    code, cache = Path(config["code"]), Path(config["cache"])
+    code = Path(config["code"])
+    cache = Path(config["cache"]) if config["cache"] else environment.default_cache()
     try:
         pythons = {name: str(environment.ensure(name, code, cache, config["torch"], _say)) for name in config["names"]}
     except environment.EnvironmentFailed as error:
