@@ -50,6 +50,7 @@ def run(
     with tempfile.TemporaryDirectory(prefix="slipway-") as private:
         records = Path(private, "records.jsonl")
         records.touch()
+        name = " ".join(word for word in words if word != "-m")
         words = [str(python), *words]
         if config is not None:
             Path(private, "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -78,7 +79,6 @@ def run(
             _end(process)
             relay.join(GRACE_S)
     if process.returncode:
-        name = " ".join(words[1:3] if words[1] != "-m" else words[2:4])
         raise _failure(name, process.returncode, last[0] if last else "it said nothing")
 
 

@@ -213,9 +213,11 @@ def _build(target: Path, spec: Spec, cache: Path, say: Say, lock: int) -> None:
             _remove(target)
             python = _interpreter(target)
             if tool == "uv":
-                environ = uv_environ(pip_settings([Path(spec.python), _interpreter(uv.parent.parent)]))
+                settings = pip_settings([Path(spec.python), _interpreter(uv.parent.parent)])
+                environ = uv_environ(settings)
                 work.run([uv, "venv", "--python", spec.python, target], environ)
                 install = [str(uv), "pip", "install", "--python", str(python)]
+                install += ["--no-index"] if _forbids_index(settings) else []
             else:
                 environ = pip_environ()
                 work.run([spec.python, "-m", "venv", target], environ)
@@ -317,14 +319,14 @@ def uv_environ(settings: Mapping[str, str], environ: Mapping[str, str] = os.envi
     def several(option: str) -> List[str]:
         return settings.get(option, "").split()
 
+    no_index = _forbids_index(settings)
     links = [link for link in several("find-links") if "://" in link or os.path.exists(os.path.expanduser(link))]
     timeout_s = settings.get("timeout") or settings.get("default-timeout", "")
     said = {
-        "UV_DEFAULT_INDEX": settings.get("index-url", ""),
-        "UV_INDEX": " ".join(several("extra-index-url")),
+        "UV_DEFAULT_INDEX": "" if no_index else settings.get("index-url", ""),
+        "UV_INDEX": "" if no_index else " ".join(several("extra-index-url")),
         "UV_INDEX_STRATEGY": "unsafe-best-match",  # pip's own: the best version of all indexes
         "UV_FIND_LINKS": ",".join(os.path.expanduser(link) for link in links),
-        "UV_NO_INDEX": "1" if settings.get("no-index", "").lower() in ("1", "true", "yes", "on") else "",
         "UV_INSECURE_HOST": " ".join(several("trusted-host")),
         "UV_HTTP_TIMEOUT": timeout_s.partition(".")[0],
         "SSL_CERT_FILE": settings.get("cert", ""),
@@ -332,6 +334,10 @@ def uv_environ(settings: Mapping[str, str], environ: Mapping[str, str] = os.envi
         "ALL_PROXY": settings.get("proxy", ""),
     }
     return {**{name: value for name, value in said.items() if value}, **_plain(environ)}
+
+
+def _forbids_index(settings: Mapping[str, str]) -> bool:
+    return settings.get("no-index", "").lower() in ("1", "true", "yes", "on")
 
 
 def pip_environ(environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
