@@ -21,15 +21,15 @@ sys.path.insert(0, {repository!r})
 from data import report
 config = json.loads(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())
 print("to people")
-report.emit("progress", done=1, total=2)
-while config.get("until") and not os.path.exists(config["until"]):
-    signal.sigtimedwait([], 0.02)
-if config.get("wait"):
-    try:
+try:
+    report.emit("progress", done=1, total=2)
+    while config.get("until") and not os.path.exists(config["until"]):
+        signal.sigtimedwait([], 0.02)
+    while config.get("wait"):
         signal.pause()
-    except KeyboardInterrupt:
-        Path("interrupted").touch()
-        sys.exit(1)
+except KeyboardInterrupt:
+    Path("interrupted").touch()
+    sys.exit(1)
 report.emit("result", where=os.getcwd(), path=os.environ["PYTHONPATH"], extra=os.environ.get("EXTRA"))
 print("the last words", file=sys.stderr)
 if config.get("signal"):
