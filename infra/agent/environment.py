@@ -151,19 +151,21 @@ def _project(requirement: str) -> str:
 def _base_python() -> Tuple[str, str]:
     """An interpreter that is new enough, outside any virtual environment, and what it is."""
     if sys.version_info >= OLDEST:
-        about = f"{sys.implementation.cache_tag} {sys.version.split()[0]} {sysconfig.get_platform()}"
-        return os.path.realpath(getattr(sys, "_base_executable", sys.executable)), about
-    tell = (
-        "import sys, sysconfig; print(sys.implementation.cache_tag, sys.version.split()[0], sysconfig.get_platform())"
-    )
+        return _tell_python()
+    here = Path(__file__).resolve().parents[2]
     for minor in range(14, OLDEST[1] - 1, -1):
         path = shutil.which(f"python3.{minor}")
-        done = path and subprocess.run([path, "-c", tell], capture_output=True, text=True)
-        if path and done and done.returncode == 0:  # a launcher on PATH may stand for a Python that is not there
-            return os.path.realpath(path), done.stdout.strip()
-    raise EnvironmentFailed(
-        f"Python {sys.version.split()[0]} is too old and no python3.10 or newer is on PATH; install one"
-    )
+        tell = "from infra.agent import environment; print(*environment._tell_python(), sep='\\n')"
+        done = path and subprocess.run([path, "-c", tell], capture_output=True, text=True, cwd=here)
+        if done and done.returncode == 0:  # a launcher on PATH may stand for a Python that is not there
+            executable, about = done.stdout.splitlines()
+            return executable, about
+    raise EnvironmentFailed(f"Python {sys.version.split()[0]} is too old and no python3.10 or newer is on PATH")
+
+
+def _tell_python() -> Tuple[str, str]:
+    about = f"{sys.implementation.cache_tag} {sys.version.split()[0]} {sysconfig.get_platform()}"
+    return os.path.realpath(getattr(sys, "_base_executable", sys.executable)), about
 
 
 def _interpreter(target: Path) -> Path:
