@@ -5,7 +5,6 @@ step prints goes to our stderr, so that stdout stays free for data.
 """
 
 import collections
-import contextlib
 import json
 import os
 import subprocess
@@ -19,6 +18,7 @@ from infra.agent import environment
 from infra.errors import SlipwayError, UsageError
 
 POLL_S = 0.05
+LEAVING_S = 2.0
 GRACE_S = 30.0  # what a step gets to save and leave before it is killed
 RESUMABLE = 75
 
@@ -50,6 +50,7 @@ def run(
     with tempfile.TemporaryDirectory(prefix="slipway-") as private:
         records = Path(private, "records.jsonl")
         records.touch()
+        name = " ".join(word for word in words if word != "-m")
         words = [str(python), *words]
         if config is not None:
             Path(private, "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -71,14 +72,12 @@ def run(
             with records.open(encoding="utf-8") as file:
                 yield from _follow(process, file)
         except KeyboardInterrupt:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(GRACE_S)  # the terminal has told the child as well
+            _has_left(process, GRACE_S)  # the terminal has told the child as well
             raise
         finally:
             _end(process)
             relay.join(GRACE_S)
     if process.returncode:
-        name = " ".join(words[1:3] if words[1] != "-m" else words[2:4])
         raise _failure(name, process.returncode, last[0] if last else "it said nothing")
 
 
@@ -106,9 +105,7 @@ def _follow(process: "subprocess.Popen[str]", file: IO[str]) -> Iterator[dict[st
     part = ""
     ended = False
     while not ended:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(POLL_S)
-            ended = True  # what was written before the end is read once more below
+        ended = _has_left(process, POLL_S)  # and then what it wrote before its end is read once more
         for line in file:
             part += line
             if part.endswith("\n"):
@@ -117,14 +114,22 @@ def _follow(process: "subprocess.Popen[str]", file: IO[str]) -> Iterator[dict[st
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
-    """End a child that is still there: nobody reads its records any more."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(GRACE_S)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            process.kill()
-            process.wait()
+    """End a child whose records nobody reads any more, unless it is leaving: Ctrl-C may have met the reader."""
+    try:
+        if not _has_left(process, LEAVING_S):
+            process.terminate()
+            _has_left(process, GRACE_S)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _has_left(process: "subprocess.Popen[str]", timeout_s: float) -> bool:
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _failure(name: str, code: int, last: str) -> SlipwayError:

@@ -151,19 +151,21 @@ def _project(requirement: str) -> str:
 def _base_python() -> Tuple[str, str]:
     """An interpreter that is new enough, outside any virtual environment, and what it is."""
     if sys.version_info >= OLDEST:
-        about = f"{sys.implementation.cache_tag} {sys.version.split()[0]} {sysconfig.get_platform()}"
-        return os.path.realpath(getattr(sys, "_base_executable", sys.executable)), about
-    tell = (
-        "import sys, sysconfig; print(sys.implementation.cache_tag, sys.version.split()[0], sysconfig.get_platform())"
-    )
+        return _tell_python()
+    here = Path(__file__).resolve().parents[2]
     for minor in range(14, OLDEST[1] - 1, -1):
         path = shutil.which(f"python3.{minor}")
-        done = path and subprocess.run([path, "-c", tell], capture_output=True, text=True)
-        if path and done and done.returncode == 0:  # a launcher on PATH may stand for a Python that is not there
-            return os.path.realpath(path), done.stdout.strip()
-    raise EnvironmentFailed(
-        f"Python {sys.version.split()[0]} is too old and no python3.10 or newer is on PATH; install one"
-    )
+        tell = "from infra.agent import environment; print(*environment._tell_python(), sep='\\n')"
+        done = path and subprocess.run([path, "-c", tell], capture_output=True, text=True, cwd=here)
+        if done and done.returncode == 0:  # a launcher on PATH may stand for a Python that is not there
+            executable, about = done.stdout.splitlines()
+            return executable, about
+    raise EnvironmentFailed(f"Python {sys.version.split()[0]} is too old and no python3.10 or newer is on PATH")
+
+
+def _tell_python() -> Tuple[str, str]:
+    about = f"{sys.implementation.cache_tag} {sys.version.split()[0]} {sysconfig.get_platform()}"
+    return os.path.realpath(getattr(sys, "_base_executable", sys.executable)), about
 
 
 def _interpreter(target: Path) -> Path:
@@ -213,9 +215,11 @@ def _build(target: Path, spec: Spec, cache: Path, say: Say, lock: int) -> None:
             _remove(target)
             python = _interpreter(target)
             if tool == "uv":
-                environ = uv_environ(pip_settings([Path(spec.python), _interpreter(uv.parent.parent)]))
+                settings = pip_settings([Path(spec.python), _interpreter(uv.parent.parent)])
+                environ = uv_environ(settings)
                 work.run([uv, "venv", "--python", spec.python, target], environ)
                 install = [str(uv), "pip", "install", "--python", str(python)]
+                install += ["--no-index"] if _forbids_index(settings) else []
             else:
                 environ = pip_environ()
                 work.run([spec.python, "-m", "venv", target], environ)
@@ -317,14 +321,14 @@ def uv_environ(settings: Mapping[str, str], environ: Mapping[str, str] = os.envi
     def several(option: str) -> List[str]:
         return settings.get(option, "").split()
 
+    no_index = _forbids_index(settings)
     links = [link for link in several("find-links") if "://" in link or os.path.exists(os.path.expanduser(link))]
     timeout_s = settings.get("timeout") or settings.get("default-timeout", "")
     said = {
-        "UV_DEFAULT_INDEX": settings.get("index-url", ""),
-        "UV_INDEX": " ".join(several("extra-index-url")),
+        "UV_DEFAULT_INDEX": "" if no_index else settings.get("index-url", ""),
+        "UV_INDEX": "" if no_index else " ".join(several("extra-index-url")),
         "UV_INDEX_STRATEGY": "unsafe-best-match",  # pip's own: the best version of all indexes
         "UV_FIND_LINKS": ",".join(os.path.expanduser(link) for link in links),
-        "UV_NO_INDEX": "1" if settings.get("no-index", "").lower() in ("1", "true", "yes", "on") else "",
         "UV_INSECURE_HOST": " ".join(several("trusted-host")),
         "UV_HTTP_TIMEOUT": timeout_s.partition(".")[0],
         "SSL_CERT_FILE": settings.get("cert", ""),
@@ -332,6 +336,10 @@ def uv_environ(settings: Mapping[str, str], environ: Mapping[str, str] = os.envi
         "ALL_PROXY": settings.get("proxy", ""),
     }
     return {**{name: value for name, value in said.items() if value}, **_plain(environ)}
+
+
+def _forbids_index(settings: Mapping[str, str]) -> bool:
+    return settings.get("no-index", "").lower() in ("1", "true", "yes", "on")
 
 
 def pip_environ(environ: Mapping[str, str] = os.environ) -> Dict[str, str]:

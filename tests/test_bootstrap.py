@@ -1,0 +1,168 @@
+"""`./inv` on a machine that has nothing yet: a copy of the checkout, an empty home, a Python of the system."""
+
+import ast
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BASE = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+ENVIRONMENTS = ("SLIPWAY_ENVIRONMENTS", "XDG_CACHE_HOME", "XDG_STATE_HOME", "VIRTUAL_ENV", "PYTHONPATH")
+
+
+def copy_checkout(folder: Path) -> Path:
+    wanted = [
+        *subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, text=True).split("\n")
+    ]
+    for name in filter(None, wanted):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    return folder
+
+
+def bare_environ(home: Path) -> dict[str, str]:
+    """This machine's environment, with an empty home that only knows where packages come from."""
+    environ = {name: value for name, value in os.environ.items() if name not in ENVIRONMENTS}
+    for known in (".config/pip/pip.conf", ".pip/pip.conf"):
+        if (Path.home() / known).exists():
+            environ.setdefault("PIP_CONFIG_FILE", str(Path.home() / known))
+    return {**environ, "HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+class Checkout:
+    def __init__(self, folder: Path) -> None:
+        (folder / "home").mkdir()
+        self.root = copy_checkout(folder / "code")
+        self.environ = bare_environ(folder / "home")
+        self.venv = self.root / ".venv"
+
+    def start(self, *words: str, python: str = BASE, cwd: Path | None = None, **environ: str) -> subprocess.Popen:
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        words = (python, str(self.root / "inv"), *words)
+        return subprocess.Popen(words, cwd=cwd or self.root, env={**self.environ, **environ}, text=True, **pipes)
+
+    def inv(self, *words: str, **options) -> tuple[int, str, str]:
+        with self.start(*words, **options) as process:
+            out, err = process.communicate(timeout=100)
+        return process.returncode, out, err
+
+    def made(self) -> int:
+        return (self.venv / "slipway-environment").stat().st_mtime_ns
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Checkout:
+    """A checkout in which the first command has been typed."""
+    one = Checkout(tmp_path_factory.mktemp("machine"))
+    code, out, err = one.inv("config", "--json")
+    assert code == 0, err
+    assert json.loads(out)["provider"]["value"]
+    assert "inv: making the control environment" in err
+    return one
+
+
+def test_the_second_call_does_no_work(checkout):
+    made = checkout.made()
+    assert checkout.inv("config")[::2] == (0, "")
+    assert checkout.made() == made
+
+
+def test_the_inv_of_the_environment_works_by_itself(checkout):
+    words = [str(checkout.venv / "bin" / "inv"), "--list"]
+    done = subprocess.run(words, cwd=checkout.root, env=checkout.environ, capture_output=True, text=True)
+    assert done.returncode == 0 and "doctor" in done.stdout
+
+
+def test_it_can_be_called_by_its_path_from_elsewhere(checkout, tmp_path):
+    assert checkout.inv("config", "--json", cwd=tmp_path)[0] == 0
+
+
+def test_a_change_that_concerns_no_requirement_makes_nothing_anew(checkout):
+    made = checkout.made()
+    with (checkout.root / "pyproject.toml").open("a") as file:
+        file.write("\n# a remark\n")
+    assert checkout.inv("config")[::2] == (0, "")
+    assert checkout.made() == made
+
+
+def test_a_changed_pin_makes_it_anew(checkout):
+    made = checkout.made()
+    with (checkout.root / "constraints" / "control.txt").open("a") as file:
+        file.write("# a remark is part of the pins\n")
+    code, _, err = checkout.inv("config")
+    assert code == 0 and "making the control environment" in err
+    assert checkout.made() > made
+
+
+@pytest.mark.parametrize("lost", ["bin/inv", "bin/python", "slipway-inv"])
+def test_what_is_broken_is_mended(checkout, lost):
+    (checkout.venv / lost).unlink()
+    assert checkout.inv("config")[0] == 0
+    assert (checkout.venv / lost).exists()
+
+
+def test_killed_half_way_it_leaves_nothing_that_looks_finished(checkout):
+    shutil.rmtree(checkout.venv)
+    with checkout.start("config") as process:
+        deadline = time.monotonic() + 60
+        while not checkout.venv.exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+    assert not (checkout.venv / "slipway-environment").exists()
+    assert not (checkout.venv / "slipway-inv").exists()
+    both = [checkout.start("config"), checkout.start("config")]  # the next two calls, at once
+    assert [one.communicate(timeout=100) and one.returncode for one in both] == [0, 0]
+
+
+def python_without(folder: Path, *modules: str) -> str:
+    """A real Python whose library lacks these modules, as Debian's does until python3-venv is installed."""
+    library = Path(sysconfig.get_path("stdlib"))
+    copy = folder / "lib" / library.name
+    copy.mkdir(parents=True)
+    for entry in library.iterdir():
+        if entry.name not in (*modules, "site-packages", "dist-packages", "__pycache__"):
+            (copy / entry.name).symlink_to(entry)
+    (folder / "bin").mkdir()
+    shutil.copy2(BASE, folder / "bin" / "python3")
+    for shared in Path(BASE).parent.parent.joinpath("lib").glob("libpython*"):
+        (folder / "lib" / shared.name).symlink_to(shared)
+    return str(folder / "bin" / "python3")
+
+
+@pytest.mark.parametrize("missing", ["ensurepip", "venv"])
+def test_a_python_that_cannot_make_environments_gets_one_line_with_the_fix(tmp_path, missing):
+    one = Checkout(tmp_path)
+    code, out, err = one.inv("config", python=python_without(tmp_path / "python", missing), PATH="/usr/bin:/bin")
+    assert (code, out) == (1, "")
+    last = err.splitlines()[-1]
+    assert last.startswith("inv: the control environment could not be made: this Python cannot make environments")
+    assert "apt install python3-venv" in last
+    assert not (one.venv / "slipway-environment").exists()
+
+
+def test_without_a_network_there_is_one_line_with_the_fix(tmp_path):
+    one = Checkout(tmp_path)
+    nowhere = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_EXTRA_INDEX_URL": ""}
+    nowhere |= {"PIP_FIND_LINKS": "", "PIP_RETRIES": "1", "PIP_NO_CACHE_DIR": "1", "SLIPWAY_INSTALLER": "pip"}
+    code, out, err = one.inv("config", **nowhere)
+    assert (code, out) == (1, "")
+    assert "no package index answers (check the network and `pip config list`)" in err.splitlines()[-1]
+
+
+def test_an_old_python_is_told_so():
+    pretend = "import runpy, sys; sys.version_info = (3, 8, 1); runpy.run_path('inv', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", pretend], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert (
+        done.stderr.startswith("inv: Python 3.8.1 is too old: 3.10 or newer is needed") and done.stderr.count("\n") == 1
+    )
+    ast.parse((ROOT / "inv").read_text(encoding="utf-8"), feature_version=(3, 4))
