@@ -30,7 +30,7 @@ _LEFT_OUT = """
 """
 LEFT_OUT = frozenset(_LEFT_OUT.split())
 """Modules that are not walked; `posix` and `posixpath` are seen through `os`."""
-CONSTANTS = (type(None), bool, int, float, str, bytes)
+CONSTANTS = (type(None), bool, int, float)
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 HEADING = re.compile(r"^(?=\S[^\n]*\n(?:\*{3,}|={3,}|-{3,}|~{3,}|\^{3,})$)", re.MULTILINE)
 
@@ -138,30 +138,24 @@ def _words(thing: Any) -> str:
 
 
 def _signature(thing: Any) -> str:
-    """`(path, mode=0o777)` without annotations, and with those defaults only that are alike on every machine.
+    """`(path, mode=511)` without annotations, and with those defaults only that are alike on every machine.
 
-    A default may be anything, os.environ among them: what is not a plain constant is shown as `...`.
+    A default may be anything, os.environ or a key out of it: what is not a short plain constant is shown as `...`.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             signature = inspect.signature(thing)
-        except (
-            ValueError,
-            TypeError,
-            NameError,
-            AttributeError,
-        ):  # C functions without one; annotations of old modules
+        except (ValueError, TypeError, NameError, AttributeError):  # not every C function has one
             return ""
     plain = [one.replace(annotation=one.empty, default=_plain(one.default)) for one in signature.parameters.values()]
     return str(inspect.Signature(plain))
 
 
 def _plain(default: Any) -> Any:
-    is_path = isinstance(default, (str, bytes)) and len(default) > 1 and (os.sep in str(default))
-    if default is inspect.Parameter.empty or default == () or (isinstance(default, CONSTANTS) and not is_path):
-        return default
-    return ...
+    if isinstance(default, (str, bytes)):
+        return default if len(default) <= 12 and (len(default) < 2 or os.sep not in str(default)) else ...
+    return default if default is inspect.Parameter.empty or type(default) in CONSTANTS else ...
 
 
 def _is_useful(words: str) -> bool:
