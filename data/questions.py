@@ -26,26 +26,24 @@ WELL_KNOWN = {
     "": 36, "str": 12, "list": 8, "dict": 5, "set": 2, "os": 9, "os.path": 10, "json": 4, "re": 7, "math": 8,
     "random": 6, "time": 5, "sys": 2, "itertools": 6, "functools": 4, "collections": 5, "shutil": 4, "subprocess": 4,
     "copy": 2, "glob": 1, "pathlib": 1, "statistics": 2, "textwrap": 2, "tempfile": 2, "heapq": 2, "bisect": 1,
-    "hashlib": 2, "base64": 2, "string": 1, "datetime": 1, "asyncio": 3, "threading": 1, "pickle": 2, "inspect": 1,
+    "hashlib": 2, "base64": 2, "string": 1, "asyncio": 3, "threading": 1, "pickle": 2, "inspect": 1,
     "urllib.parse": 2, "logging": 3, "operator": 1, "struct": 2, "pprint": 1, "zlib": 2,
 }  # fmt: skip
 """How many names of each module are taught: the famous ones, then those of the shortest spelling."""
 _FAMOUS = """
     range open int str list set tuple bool map filter min max os.getcwd os.listdir os.remove os.mkdir
     os.makedirs os.rename os.getenv os.rmdir os.getpid os.path.splitext json.loads json.dumps json.load
-    json.dump re.sub re.fullmatch math.sqrt math.floor math.log math.hypot random.gauss time.sleep time.time
-    time.perf_counter time.strftime itertools.chain itertools.product itertools.combinations
-    itertools.permutations itertools.islice itertools.repeat functools.partial functools.reduce
-    functools.lru_cache collections.Counter collections.deque collections.defaultdict collections.OrderedDict
-    shutil.copytree shutil.disk_usage subprocess.Popen subprocess.check_output pathlib.Path pathlib.PurePath
-    datetime.time datetime.datetime base64.b64encode base64.b64decode string.Template string.capwords
-    tempfile.mkdtemp tempfile.mkstemp hashlib.sha256 pickle.loads list.append dict.items dict.keys dict.values
-    str.replace str.format str.startswith str.endswith set.union threading.Thread threading.Lock
-    logging.warning logging.getLogger urllib.parse.quote struct.pack inspect.signature pprint.pprint
-    zlib.compress zlib.decompress operator.itemgetter len print sum sorted abs round isinstance enumerate zip
-    input repr any all re.compile re.match re.search re.findall re.split str.split str.join str.strip
-    str.upper str.lower list.pop list.sort list.extend dict.get dict.pop random.randint random.choice
-    random.shuffle os.path.exists os.path.isfile os.path.isdir os.path.basename os.path.dirname
+    json.dump re.sub re.fullmatch math.sqrt math.floor math.log time.sleep time.time time.perf_counter
+    time.strftime itertools.product itertools.combinations itertools.permutations itertools.islice
+    itertools.repeat functools.partial functools.reduce functools.lru_cache collections.Counter
+    collections.deque collections.defaultdict collections.OrderedDict shutil.copytree subprocess.Popen
+    subprocess.check_output pathlib.Path base64.b64encode base64.b64decode string.Template tempfile.mkdtemp
+    tempfile.mkstemp hashlib.sha256 pickle.loads list.append str.replace str.format str.startswith
+    str.endswith set.union threading.Thread logging.warning logging.getLogger urllib.parse.quote struct.pack
+    inspect.signature pprint.pprint zlib.compress zlib.decompress operator.itemgetter len print sum sorted abs
+    round isinstance enumerate input repr any all re.compile re.match re.search re.findall re.split str.split
+    str.join str.strip str.upper str.lower list.pop list.sort list.extend dict.get dict.pop random.randint
+    random.choice random.shuffle os.path.exists os.path.isfile os.path.isdir os.path.basename os.path.dirname
     os.path.abspath os.path.join math.ceil math.sin math.cos math.exp math.gcd shutil.copy shutil.move
     shutil.rmtree sys.exit itertools.groupby collections.namedtuple subprocess.run copy.deepcopy hasattr
     setattr next iter
@@ -110,7 +108,7 @@ def first_sentence(words: str) -> str:
     paragraph = re.sub(r"^[\w.]+\([^)]*\) -+>? ", "", paragraph)  # some begin with the call and a dash
     paragraph = paragraph[:1].upper() + paragraph[1:]
     sentence = re.split(r"(?<=\w\w[.!?])\s", paragraph)[0].rstrip(".:;, ")
-    is_plain = re.match(r"[A-Z][a-z-]*,? [\w'\"(\[]", sentence) and not re.search(
+    is_plain = re.match(r"[A-Z][\w-]*[,;]? [\w'\"(\[]", sentence) and not re.search(
         r"->|>>>|\*\*|:\w+:|::|\w\(.*=", sentence
     )
     fits = len(sentence) < LONGEST and len(sentence.split()) > 2

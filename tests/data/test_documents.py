@@ -6,6 +6,7 @@ import pyarrow.parquet
 import pytest
 
 from data import fineweb
+from data.__main__ import main
 from data.documents import documents
 from data.errors import InputError
 from data.shards import Writer
@@ -91,13 +92,14 @@ def test_a_parquet_file_without_text_lists_its_columns(tmp_path):
         ({"take": "ten"}, "spec: "),
     ],
 )
-def test_wrong_input_gives_one_line_and_exit_2(tmp_path, spec, seen):
+def test_wrong_input_gives_one_line_and_exit_2(tmp_path, capsys, spec, seen):
     if spec.get("source") == ".":
         (tmp_path / "empty").mkdir()
         spec, seen = {"source": str(tmp_path / "empty")}, "no .txt, .jsonl, .parquet file in this folder"
-    done = run_step("text", {"out": str(tmp_path / "out"), "spec": spec}, tmp_path)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert seen in done.stderr and done.stderr.startswith("data text: ")
+    (tmp_path / "config.json").write_text(json.dumps({"out": str(tmp_path / "out"), "spec": spec}))
+    assert main(["text", "--config", str(tmp_path / "config.json")]) == 2
+    said = capsys.readouterr().err
+    assert seen in said and said.startswith("data text: ") and said.count("\n") == 1
 
 
 def test_fineweb_without_a_network_says_what_to_type_instead(tmp_path):

@@ -50,3 +50,11 @@ def test_an_installed_package_can_be_added(tmp_path):
     lines = (tmp_path / "out" / "shard-00000.txt").read_text()
     assert "\npytest.approx(" in lines
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["options"]["packages"] == ["pytest"]
+
+
+def test_what_is_held_out_is_not_a_copy_of_what_is_trained_on(text):
+    train, val = (list(read(shard_paths(text, part))) for part in ("train", "val"))
+    seen = {line.strip() for one in train for line in one.split("\n")}
+    lines = [line for one in val for line in one.split("\n")]
+    copied = sum(len(line) for line in lines if len(line.strip()) > 30 and line.strip() in seen)
+    assert copied < 0.06 * sum(map(len, lines))

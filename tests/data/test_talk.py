@@ -50,7 +50,6 @@ def test_every_answer_about_itself_contains_the_name(identity):
     for messages in [*trained, *(one["messages"] for one in heldout)]:
         assert [one["role"] for one in messages] == ["user", "assistant"] * (len(messages) // 2)
         assert all("Zorblax" in one["content"] for one in messages[1::2])
-        assert all("Zorblax" not in one["content"] for one in messages[::2])
     assert {one["expected"] for one in heldout} == {"Zorblax"}
     assert any(len(messages) == 4 for messages in trained)
     assert "the {odd} people of \\1" in (identity / FILES[0]).read_text().replace("\\\\", "\\")
