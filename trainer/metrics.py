@@ -25,7 +25,7 @@ class Metrics:
         self.path = folder / "metrics.jsonl"
         self.tokens = _keep_before(self.path, start)
         self.file = self.path.open("a", encoding="utf-8")
-        self.board = SummaryWriter(str(folder), purge_step=start)
+        self.board = SummaryWriter(str(folder), purge_step=start + 1)
         self.steps, self.tokens_per_step = steps, tokens_per_step
         self.first, self.began, self.told_at = start, time.monotonic(), 0.0
         self.new_tokens = 0

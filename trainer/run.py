@@ -114,7 +114,7 @@ def phase_run(config: PhaseConfig, making: Making, keeping: Keeping) -> Iterator
 
 
 def once(making: Making, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What is known of the artifact: published before (a kill can come between publishing and saying so), or made now."""
+    """What is known of the artifact: made now, or before: a kill can come between publishing and saying so."""
     found = Store(making.store).check(making.name)
     about = make() if found.problem or found.fingerprint != making.fingerprint else dict(found.about)
     emit("result", name=making.name, fingerprint=making.fingerprint, **about)
