@@ -57,6 +57,11 @@ class Metrics:
         self.board.close()
 
 
+def last_loss(path: Path) -> float:
+    """Nats per counted token of the last step."""
+    return float(json.loads(path.read_text(encoding="utf-8").splitlines()[-1])["loss"])
+
+
 def _keep_before(path: Path, start: int) -> int:
     """Cut the file after step `start`; how many tokens were seen until there."""
     kept, tokens = [], 0
