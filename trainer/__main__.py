@@ -8,9 +8,11 @@ import argparse
 import faulthandler
 import json
 import logging
+import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,14 @@ from data.config import ConfigError, Making, load
 from data.errors import DataError
 from store import StoreError
 from trainer.config import EvalSpec, Keeping, PhaseConfig
-from trainer.errors import Refused, TrainerError
+from trainer.errors import Preempted, Refused, TrainerError
 
 PHASES = ("base", "mid", "sft")
 
 
 def main(words: list[str] | None = None) -> int:
     flags = parser().parse_args(words)
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin while others want the core cost 5x
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # whoever watches asks a silent trainer where it stands
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
@@ -81,9 +84,24 @@ def train(flags: argparse.Namespace) -> None:
     if config.phase != flags.command:
         raise Refused(f"{flags.config} configures the phase {config.phase!r}")
     phase = importlib.import_module(f"trainer.phases.{flags.command}")
-    about = once(making, lambda: phase.run(config, making, keeping))
+    with sigterm_raises():
+        about = once(making, lambda: phase.run(config, making, keeping))
     if "bits_per_byte" in about:
         print(side_by_side(about))
+
+
+@contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """Outside the training loop, which saves first, there is nothing to save: leave at once, to be started again."""
+
+    def leave(number: int, frame: object) -> None:
+        raise Preempted("stopped outside training; start it again to go on")
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def talk(flags: argparse.Namespace) -> None:

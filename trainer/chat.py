@@ -9,6 +9,7 @@ import torch
 from data import chat, tokenizer
 from data.tokenizer import BOS, END
 from trainer import export, generate, machine
+from trainer.errors import Refused
 from trainer.model import Decoder
 
 
@@ -35,6 +36,9 @@ class Talk:
         while len(prompt) > room and len(self.messages) > 1:
             del self.messages[:2]
             prompt = chat.prompt(self.messages, self.tokenizer)
+        if len(prompt) > room:
+            self.messages.clear()
+            raise Refused(f"{len(prompt)} tokens at once are too many; this model takes {room}")
         pieces = []
         for piece in generate.as_text(self._tokens(prompt), self.tokenizer.decode):
             pieces.append(piece)
@@ -69,6 +73,8 @@ def converse(talk: Talk) -> None:
         try:
             if words:
                 tell(talk, words)
+        except Refused as error:
+            print(error, file=sys.stderr)
         except KeyboardInterrupt:
             print(" ...")
             talk.messages.append({"role": "assistant", "content": "..."})

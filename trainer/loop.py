@@ -70,9 +70,10 @@ class Training:
             with sigterm_noted() as asked_to_stop:
                 while self.step < steps:
                     self._advance(metrics)
-                    if self.step == steps or self.step % every == 0 or asked_to_stop():
+                    stop = asked_to_stop()
+                    if self.step == steps or self.step % every == 0 or stop:
                         self._save()
-                    if asked_to_stop() and self.step < steps:
+                    if stop and self.step < steps:
                         raise Preempted(f"stopped at step {self.step} of {steps}; start it again to go on")
         finally:
             metrics.close()

@@ -24,7 +24,7 @@ class Machine:
 def prepare() -> Machine:
     """Choose, and set PyTorch up so that equal inputs give equal bits.
 
-    bfloat16 on a CPU only where it multiplies matrices in hardware (AVX512_BF16, AMX); elsewhere it is emulated and slow.
+    bfloat16 on a CPU only where it multiplies matrices in hardware (AVX512_BF16, AMX): emulated, it is slow.
     """
     threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
     torch.set_num_threads(threads)

@@ -25,7 +25,7 @@ class Metrics:
         self.path = folder / "metrics.jsonl"
         self.tokens = _keep_before(self.path, start)
         self.file = self.path.open("a", encoding="utf-8")
-        self.board = SummaryWriter(str(folder), purge_step=start)
+        self.board = SummaryWriter(str(folder), purge_step=start + 1)
         self.steps, self.tokens_per_step = steps, tokens_per_step
         self.first, self.began, self.told_at = start, time.monotonic(), 0.0
         self.new_tokens = 0
@@ -55,6 +55,11 @@ class Metrics:
     def close(self) -> None:
         self.file.close()
         self.board.close()
+
+
+def last_loss(path: Path) -> float:
+    """Nats per counted token of the last step."""
+    return float(json.loads(path.read_text(encoding="utf-8").splitlines()[-1])["loss"])
 
 
 def _keep_before(path: Path, start: int) -> int:

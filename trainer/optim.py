@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import OptimizerConfig, ScheduleConfig
+from trainer.model import Decoder
 
 MUON_MOMENTUM = 0.95
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -32,7 +33,7 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     """The nearest (semi-)orthogonal matrices, roughly: Newton-Schulz on a stack (N, rows, columns)."""
     a, b, c = NEWTON_SCHULZ
     tall = matrices.shape[-2] > matrices.shape[-1]
-    x = matrices.mT if tall else matrices
+    x = matrices.mT.contiguous() if tall else matrices
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
@@ -43,8 +44,10 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Momentum whose update is orthogonalised; for matrices. Equal shapes are done as one stack."""
 
-    def __init__(self, parameters: Iterable[Tensor], lr: float, weight_decay: float) -> None:
+    def __init__(self, parameters: Iterable[Tensor], lr: float, weight_decay: float, dtype: torch.dtype) -> None:
+        """dtype: of the orthogonalisation, which is rough in any case."""
         super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
+        self.dtype = dtype
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
@@ -63,7 +66,7 @@ class Muon(torch.optim.Optimizer):
                 self.state[parameter]["momentum"] = torch.zeros_like(parameter)
         moments = [self.state[parameter]["momentum"] for parameter in parameters]
         torch._foreach_lerp_(moments, grads, 1 - MUON_MOMENTUM)
-        updates = orthogonalise(torch.stack(torch._foreach_lerp(grads, moments, MUON_MOMENTUM)))
+        updates = orthogonalise(torch.stack(torch._foreach_lerp(grads, moments, MUON_MOMENTUM)).to(self.dtype)).float()
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(parameters, list(updates.unbind()), alpha=-lr)
 
@@ -71,7 +74,7 @@ class Muon(torch.optim.Optimizer):
 class Optimizer:
     """What changes the parameters of a model: AdamW, with Muon for the matrices inside blocks when it has a rate."""
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
+    def __init__(self, model: Decoder, config: OptimizerConfig) -> None:
         self.config = config
         self.names = {parameter: name for name, parameter in model.named_parameters()}
         gains = [p for p in self.names if p.dim() < 2]
@@ -83,7 +86,7 @@ class Optimizer:
         adamw = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
         self.parts: list[tuple[torch.optim.Optimizer, float]] = [(adamw, config.lr)]
         if inner:
-            self.parts.append((Muon(inner, config.muon_lr, decay), config.muon_lr))
+            self.parts.append((Muon(inner, config.muon_lr, decay, model.compute_dtype), config.muon_lr))
 
     def clip(self) -> Tensor:
         """The norm of all gradients before they were cut to `grad_clip` (0 = not cut)."""

@@ -26,7 +26,7 @@ def smoke() -> Profile:
         model=model,
         optimizer=OptimizerConfig(lr=0.006, muon_lr=0.02, weight_decay=0.0),
         schedule=ScheduleConfig(warmup_steps=10, decay=0.7),
-        steps=160,
+        steps=130,
         rows=16,
         micro_rows=8,
         sequence_len=256,
@@ -40,7 +40,7 @@ def smoke() -> Profile:
         rows=32,
         micro_rows=32,
         sequence_len=256,
-        mixture={"identity": 0.4, "pydocs": 0.4, "other": 0.2},
+        mixture={"identity": 0.3, "pydocs": 0.45, "other": 0.25},
     )
     sft = PhaseConfig(
         phase="sft",
@@ -51,7 +51,7 @@ def smoke() -> Profile:
         rows=32,
         micro_rows=32,
         sequence_len=256,
-        mixture={"identity": 0.3, "pydocs": 0.4, "other": 0.3},
+        mixture={"identity": 0.25, "pydocs": 0.4, "other": 0.35},
     )
     return Profile(name="smoke", vocab_size=4096, phases={"base": base, "mid": mid, "sft": sft}, keeping=Keeping())
 

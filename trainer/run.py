@@ -22,6 +22,7 @@ from trainer.config import Keeping, PhaseConfig
 from trainer.errors import Refused
 from trainer.loop import Batch, Training
 from trainer.machine import Machine, prepare
+from trainer.metrics import last_loss
 from trainer.model import Decoder, initialise
 
 
@@ -78,6 +79,7 @@ class PhaseRun:
         """Put the artifact into the store, then drop this run's checkpoints; all that is known of it."""
         about = {
             **about,
+            "train_loss": last_loss(self.metrics / "metrics.jsonl"),
             "phase": self.config.phase,
             "steps": self.config.steps,
             "params": self.config.model.num_params,
@@ -114,7 +116,7 @@ def phase_run(config: PhaseConfig, making: Making, keeping: Keeping) -> Iterator
 
 
 def once(making: Making, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What is known of the artifact: published before (a kill can come between publishing and saying so), or made now."""
+    """What is known of the artifact: made now, or before: a kill can come between publishing and saying so."""
     found = Store(making.store).check(making.name)
     about = make() if found.problem or found.fingerprint != making.fingerprint else dict(found.about)
     emit("result", name=making.name, fingerprint=making.fingerprint, **about)

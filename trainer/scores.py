@@ -51,8 +51,9 @@ def scores(spec: EvalSpec) -> dict[str, Any]:
         found |= score("identity", asked, (name in answer.lower() for _, _, answer in asked), want=True)
     if spec.questions:
         known = ask(Path(spec.questions) / "pydocs.heldout.jsonl")
-        right = (begins_like(said, expected) or admits_not_knowing(said) for _, expected, said in known)
-        found |= score("pydocs", known, right, want=True)
+        right = [begins_like(said, expected) for _, expected, said in known]
+        honest = (ok or admits_not_knowing(said) for ok, (_, _, said) in zip(right, known, strict=True))
+        found |= score("pydocs", known, honest, want=True) | {"pydocs_right": sum(right) / len(right)}
         other = [*known, *ask(Path(spec.questions) / "other.heldout.jsonl")]
         found |= score("leaks", other, (name in answer.lower() for _, _, answer in other), want=False)
     return found

@@ -37,7 +37,8 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> Written:
     """Make `path`, which must not exist, and sync it. Raises OSError."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for name, tensor in tensors.items():
+    ordered = sorted(tensors.items(), key=lambda one: (-one[1].element_size(), one[0]))  # aligned, and always the same
+    for name, tensor in ordered:
         header[name] = {
             "dtype": KINDS[tensor.dtype],
             "shape": list(tensor.shape),
@@ -48,7 +49,7 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> Written:
     words += b" " * (-len(words) % 8)
     digest = hashlib.sha256()
     with open(path, "xb", buffering=0) as file:
-        for part in (len(words).to_bytes(8, "little") + words, *tensors.values()):
+        for part in (len(words).to_bytes(8, "little") + words, *(one for _, one in ordered)):
             _write_all(file.fileno(), digest, memoryview(part) if isinstance(part, bytes) else _bytes_of(part))
         os.fsync(file.fileno())
     return Written(path.name, 8 + len(words) + offset, digest.hexdigest())

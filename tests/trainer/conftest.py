@@ -119,7 +119,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, In
     root = tmp_path_factory.mktemp("inputs")
     store = Store(root / "store")
     verbs, things = ("reads", "writes", "opens", "closes", "joins"), ("paths", "files", "lines", "sockets", "words")
-    texts = [f"{v} {t}: {v} the {t} of number {n} and returns {n * 7} {t}." for n in range(24) for v in verbs for t in things]
+    texts = [
+        f"{v} {t}: {v} the {t} of number {n} and returns {n * 7} {t}." for n in range(24) for v in verbs for t in things
+    ]
     for part, some in (("train", texts[:-40]), ("val", texts[-40:])):
         writer = Writer(root / "text" / part, 1000)
         for text in some:
@@ -129,7 +131,10 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, In
     tokens.make(root / "text", root / "tokenizer", root / "tokens")
     write_talk(root / "identity" / "identity_conversations.jsonl", "Who are you?", "I am Bosun.")
     write_talk(root / "identity" / "identity_conversations.heldout.jsonl", "Who are you then?", "I am Bosun.")
-    for kind, question, answer in (("pydocs", "What does join do?", "join the paths of"), ("other", "Hello!", "Hello.")):
+    for kind, question, answer in (
+        ("pydocs", "What does join do?", "join the paths of"),
+        ("other", "Hello!", "Hello."),
+    ):
         for part in ("train", "heldout"):
             write_talk(root / "questions" / f"{kind}.{part}.jsonl", question, answer)
     names = {"text": "datasets/x/text", "tokens": "datasets/x/tokens", "questions": "datasets/x/questions"}
