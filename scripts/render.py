@@ -60,8 +60,8 @@ def _table(*headings: str) -> Any:
 
     table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
     for heading in headings:
-        right = heading in ("time", "about", "cost", "age")
-        table.add_column(heading, justify="right" if right else "left", no_wrap=heading != "why")
+        right, wraps = heading in ("time", "about", "cost", "age"), heading in ("progress", "ends", "why")
+        table.add_column(heading, justify="right" if right else "left", no_wrap=not wraps, ratio=1 if wraps else None)
     return table
 
 
@@ -130,7 +130,7 @@ def elapsed(step: Mapping[str, Any], now: float) -> float:
     return max(0.0, now - step["started_at"])
 
 
-def record_words(step: Mapping[str, Any]) -> str:
+def record_words(step: Mapping[str, Any], brief: bool = False) -> str:
     """What a step says of itself: its result when it has ended, its last record while it runs."""
     ended = step["state"] in ("done", "reused", "failed")
     record = (step.get("result") if ended else None) or step.get("record") or {}
@@ -138,7 +138,8 @@ def record_words(step: Mapping[str, Any]) -> str:
         return str(record["text"])
     words = []
     if record.get("total") and not ended:
-        words.append(f"{100 * record.get('done', 0) / record['total']:.0f} % of {record['total']:,} {record.get('unit', '')}")
+        total = "" if brief else f" of {record['total']:,} {record.get('unit', '')}"
+        words.append(f"{100 * record.get('done', 0) / record['total']:.0f} %{total}")
     if record.get("loss") is not None:
         words.append(f"loss {record['loss']:.3f}")
     if record.get("bits_per_byte") is not None:
@@ -195,7 +196,7 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
     table = _table("run", "provider", "state", "step", "progress", "cost", "time", "age", "ends", "why")
     for view in views:
         step = next((one for one in view.progress.get("steps", ()) if one["name"] == view.step), None)
-        words = record_words(step) if step and view.state == "running" else ""
+        words = record_words(step, brief=True) if step and view.state == "running" else ""
         style = styles.get(view.state, "")
         table.add_row(
             view.run,
