@@ -5,6 +5,7 @@ lock says who lives and no crash leaves one behind. `state/stop.json` asks for t
 is revived. `state/verdict.json` is the end.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -163,7 +164,5 @@ def spawn(pod: PodFolder, job: Job, role: str) -> "subprocess.Popen[bytes]":
 
 def say(text: str) -> None:
     """One timed line into this process's log."""
-    try:
+    with contextlib.suppress(OSError):  # the disk of the log is full; the work must not end for that
         print(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}", flush=True)
-    except OSError:
-        pass  # the disk of the log is full; the work must not end for that
