@@ -15,7 +15,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 BASE = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
-ENVIRONMENTS = ("SLIPWAY_ENVIRONMENTS", "XDG_CACHE_HOME", "XDG_STATE_HOME", "VIRTUAL_ENV", "PYTHONPATH")
+ENVIRONMENTS = ("SLIPWAY_ENVIRONMENTS", "XDG_CACHE_HOME", "XDG_STATE_HOME", "VIRTUAL_ENV")
+ENVIRONMENTS += ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
 
 
 def copy_checkout(folder: Path) -> Path:
@@ -35,7 +36,7 @@ def bare_environ(home: Path) -> dict[str, str]:
     for known in (".config/pip/pip.conf", ".pip/pip.conf"):
         if (Path.home() / known).exists():
             environ.setdefault("PIP_CONFIG_FILE", str(Path.home() / known))
-    return {**environ, "HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**environ, "HOME": str(home)}
 
 
 class Checkout:
@@ -129,7 +130,7 @@ def python_without(folder: Path, *modules: str) -> str:
     copy = folder / "lib" / library.name
     copy.mkdir(parents=True)
     for entry in library.iterdir():
-        if entry.name not in (*modules, "site-packages", "dist-packages", "__pycache__"):
+        if entry.name not in (*modules, "site-packages", "dist-packages"):
             (copy / entry.name).symlink_to(entry)
     (folder / "bin").mkdir()
     shutil.copy2(BASE, folder / "bin" / "python3")

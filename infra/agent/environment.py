@@ -209,27 +209,14 @@ def _build(target: Path, spec: Spec, cache: Path, say: Say, lock: int) -> None:
         except EnvironmentFailed as error:
             problems.append(("uv", error.seen))
             tools.remove("uv")
-    for tool, requirements, flags in _ways(spec, tools):
-        say(f"making the {spec.name} environment with {tool}: {target}")
+    for tool, flags in _ways(spec, tools):
+        way = " ".join([tool, *flags])
+        say(f"making the {spec.name} environment with {way}: {target}")
         try:
             _remove(target)
-            python = _interpreter(target)
-            if tool == "uv":
-                settings = pip_settings([Path(spec.python), _interpreter(uv.parent.parent)])
-                environ = uv_environ(settings)
-                work.run([uv, "venv", "--python", spec.python, target], environ)
-                install = [str(uv), "pip", "install", "--python", str(python)]
-                install += ["--no-index"] if _forbids_index(settings) else []
-            else:
-                environ = pip_environ()
-                work.run([spec.python, "-m", "venv", target], environ)
-                install = [str(python), "-m", "pip", "install"]
-            pins = ["-c", str(spec.constraints)] if spec.constraints else []
-            work.run([*install, *flags, *pins, *requirements], environ)
-            if spec.torch:
-                _check_torch(work.run([python, "-c", TELL_TORCH], environ), spec.torch)
+            _install(work, target, spec, uv if tool == "uv" else None, flags)
         except EnvironmentFailed as error:
-            problems.append((" ".join([tool, *flags]), error.seen))
+            problems.append((way, error.seen))
             continue
         draft = target / f"{MARKER}.draft"
         draft.write_text(_mark(target, spec.key), encoding="utf-8")
@@ -238,6 +225,25 @@ def _build(target: Path, spec: Spec, cache: Path, say: Say, lock: int) -> None:
     same = len({seen for _, seen in problems}) == 1
     seen = problems[0][1] if same else "; ".join(f"{tried}: {seen}" for tried, seen in problems)
     raise EnvironmentFailed(f"the {spec.name} environment could not be made: {seen}; all of it: {log}", seen)
+
+
+def _install(work: "_Work", target: Path, spec: Spec, uv: Optional[Path], flags: List[str]) -> None:
+    """Make `target` with uv, or with pip when that is None. Raises EnvironmentFailed."""
+    python = _interpreter(target)
+    if uv:
+        settings = pip_settings([Path(spec.python), _interpreter(uv.parent.parent)])
+        environ = uv_environ(settings)
+        work.run([uv, "venv", "--python", spec.python, target], environ)
+        install = [str(uv), "pip", "install", "--python", str(python)]
+        install += ["--no-index"] if _forbids_index(settings) else []
+    else:
+        environ = pip_environ()
+        work.run([spec.python, "-m", "venv", target], environ)
+        install = [str(python), "-m", "pip", "install"]
+    pins = ["-c", str(spec.constraints)] if spec.constraints else []
+    work.run([*install, *flags, *pins, *(_with_build(one, spec.torch) for one in spec.requirements)], environ)
+    if spec.torch:
+        _check_torch(work.run([python, "-c", TELL_TORCH], environ), spec.torch)
 
 
 def _remove(target: Path) -> None:
@@ -258,19 +264,18 @@ def _tools(spec: Spec) -> List[str]:
     return [forced] if forced else ["uv", "pip"]
 
 
-def _ways(spec: Spec, tools: List[str]) -> Iterator[Tuple[str, List[str], List[str]]]:
-    """What to try, in order: the tool, its requirements, its flags."""
-    linux = sys.platform == "linux"
+def _ways(spec: Spec, tools: List[str]) -> Iterator[Tuple[str, List[str]]]:
+    """What to try, in order: the tool and its flags."""
     for tool in tools:
-        yield tool, [_with_build(one, spec.torch) if linux else one for one in spec.requirements], []
-        if tool == "uv" and spec.torch and linux:  # uv knows where PyTorch keeps its own wheels
-            yield tool, list(spec.requirements), ["--torch-backend", "cpu" if spec.torch == "cpu" else "auto"]
+        yield tool, []
+        if tool == "uv" and spec.torch and sys.platform == "linux":  # uv knows where PyTorch keeps its own wheels
+            yield tool, ["--torch-backend", "cpu" if spec.torch == "cpu" else "auto"]
 
 
 def _with_build(requirement: str, torch: str) -> str:
     """Name the build of torch: on Linux a plain `torch==X` is the CUDA one on the usual index, any in a folder."""
     name, _, version = requirement.partition("==")
-    if name != "torch" or not torch:
+    if name != "torch" or sys.platform != "linux":
         return requirement
     return f"torch=={version}+cpu" if torch == "cpu" else f"torch=={version},!={version}+cpu"
 
