@@ -17,6 +17,7 @@ from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.journal import Journal, Op
 from infra.providers import Provider
 from infra.records import Offer, Plan, Request
+from infra.settings import VENDORS
 from infra.states import LOST, READY
 from infra.transport import Transport, reach
 
@@ -81,7 +82,8 @@ def hand_over(op: Op, transport: Transport, journal: Journal, secrets: Mapping[s
     chosen = {name: secrets[name] for name in job.secrets if name in secrets}
     transport.put(json.dumps(chosen).encode(), pod.secrets, 0o600)
     transport.put(op.job.encode(), pod.job)
-    words = [_python(), "-m", "infra.agent", "start", str(pod.root)]
+    keyless = [word for key in VENDORS.values() for word in ("-u", key.upper())]  # steps inherit what the guard has
+    words = ["env", *keyless, _python(), "-m", "infra.agent", "start", str(pod.root)]
     done = transport.run(words, timeout_s=ARM_S, cwd=pod.code, env={"PYTHONPATH": str(pod.code)})
     if done.exited != 0:
         raise SlipwayError(f"{op.run}: its guard did not start: {(done.stderr or done.stdout).strip()}")

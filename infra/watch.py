@@ -113,12 +113,12 @@ def _ends(reading: Reading, now: float) -> tuple[str, ...]:
     if not guard:
         return ()
     limit_s, elapsed_s = guard.get("limit_s"), guard.get("elapsed_s", 0.0)
-    limit = "no limit" if limit_s is None else f"ends it after {limit_s:.0f} s, {elapsed_s:.0f} s used"
+    limit = "no limit" if limit_s is None else f"ends it in {max(0.0, limit_s - elapsed_s):.0f} s"
     seen = "alive" if guard.get("alive") else "dead"
     clocks = guard.get("clocks")
     if seen == "dead" and clocks:
         seen = f"dead, last seen {max(0.0, now - clocks['wall_s']):.0f} s ago"
-    return (f"guard ({seen}): {limit}",)
+    return (f"guard {seen}, {limit}",)
 
 
 def ask(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:

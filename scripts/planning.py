@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from infra import machine
 from infra.agent import environment
 from infra.agent.job import Limits
 from infra.errors import UsageError
@@ -32,7 +33,7 @@ def plan_for(
     )
     return planning.resolve(
         wanted, inventory(settings.store), ROOT, run=request.run, request=request, limits=limits, torch=environment.torch_build(),
-        environments=str(settings.environments),
+        environments=str(settings.environments), flops_per_s=machine.flops_per_s(),
     )  # fmt: skip
 
 

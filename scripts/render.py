@@ -60,8 +60,8 @@ def _table(*headings: str) -> Any:
 
     table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
     for heading in headings:
-        right, wraps = heading in ("time", "about", "cost", "age"), heading in ("progress", "ends", "why")
-        table.add_column(heading, justify="right" if right else "left", no_wrap=not wraps, ratio=1 if wraps else None)
+        right, wraps = heading in ("time", "about", "cost", "age"), heading in ("progress", "why")
+        table.add_column(heading, justify="right" if right else "left", no_wrap=not wraps)
     return table
 
 
@@ -190,27 +190,30 @@ def current_record(progress: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def status_table(views: Iterable[PodView], now: float | None = None) -> "RenderableType":
-    """One row per run, newest first."""
+    """One row per run, newest first; under it, for those at work, which ends are armed."""
+    from rich.console import Group
+    from rich.text import Text
+
     now = time.time() if now is None else now
     styles = {"running": "bold green", "succeeded": "green", "failed": "red", "lost": "red", "limit": "yellow"}
-    table = _table("run", "provider", "state", "step", "progress", "cost", "time", "age", "ends", "why")
+    table = _table("run", "provider", "state", "step", "cost", "time", "age", "progress")
+    ends = []
     for view in views:
         step = next((one for one in view.progress.get("steps", ()) if one["name"] == view.step), None)
-        words = record_words(step, brief=True) if step and view.state == "running" else ""
+        is_running = view.state == "running"
         style = styles.get(view.state, "")
         table.add_row(
             view.run,
             view.provider,
             f"[{style}]{view.state}[/]" if style else view.state,
             view.step,
-            words,
             usd(view.spent_micro_usd),
-            duration(now - view.started_at) if view.state == "running" and view.started_at else "",
-            duration(view.age_s),
-            ", ".join(view.ends),
-            view.note,
+            duration(now - view.started_at) if is_running and view.started_at else "",
+            duration(view.age_s) if is_running else "",
+            record_words(step, brief=True) if step and is_running else view.note,
         )
-    return table
+        ends.extend(Text(f"{view.run}: {words}", style="dim") for words in view.ends)
+    return Group(table, *ends)
 
 
 def watch_screen(views: list[PodView], every_s: float) -> "RenderableType":

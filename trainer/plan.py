@@ -167,13 +167,14 @@ def resolve(
     run: str,
     request: Request,
     limits: Limits = Limits(),
+    flops_per_s: float,
     torch: str = "cpu",
     environments: str = "",
 ) -> Plan:
     """Compare what is wanted with what is there; the job holds exactly the steps that are due.
 
     A step is due when its artifact is missing, damaged or of another fingerprint, or when a step that makes one of
-    its inputs is due. `root` is the checkout whose code will run.
+    its inputs is due. `root` is the checkout whose code will run, `flops_per_s` what the machine does of useful work.
     """
     nodes = recipe(wanted)
     needed = _closure(nodes, wanted.phases)
@@ -184,7 +185,7 @@ def resolve(
         if name not in needed:
             continue
         state, reason = _state(node, prints, inventory, due)
-        estimate = None if state == "here" else estimate_s(node)
+        estimate = None if state == "here" else estimate_s(node, flops_per_s)
         artifacts.append(PlannedArtifact(node.artifact, state, name if state != "here" else "", reason, estimate))
         if state != "here":
             due.add(name)
@@ -317,14 +318,14 @@ def source_fingerprint(source: str) -> str:
     return _digest(parts)
 
 
-DATA_STEP_S = {"text": 12.0, "tokenizer": 6.0, "tokens": 6.0, "identity": 3.0, "questions": 4.0}
-CPU_FLOPS = 1.2e11  # measured on two cores with bf16 matrix units; an order of magnitude elsewhere
+DATA_STEP_S = {"text": 3.0, "tokenizer": 2.0, "tokens": 3.0, "identity": 1.0, "questions": 1.0}
+CHAT_TOKENS = 48  # of a usual row of the chat phases, padding included
 
 
-def estimate_s(node: Node) -> float:
-    """Seconds that a step takes on this kind of machine: an estimate, and shown as one."""
+def estimate_s(node: Node, flops_per_s: float) -> float:
+    """Seconds that a step takes on a machine that does so much useful work: an estimate, and shown as one."""
     if not isinstance(node.spec, PhaseConfig):
         return DATA_STEP_S[node.name]
     config = node.spec
-    tokens = config.steps * config.rows * config.sequence_len
-    return 6.0 * config.model.num_params * tokens / CPU_FLOPS
+    row = min(CHAT_TOKENS, config.sequence_len) if config.mixture else config.sequence_len
+    return 6.0 * config.model.num_params * config.steps * config.rows * row / flops_per_s

@@ -71,7 +71,7 @@ def test_a_pod_is_seen_planned_running_and_stopped(journal, local):
         running = await_view(journal, local, lambda view: view.step == "work")
         assert (running.run, running.provider, running.state) == ("a-1", "local", "running")
         assert running.progress["token"] == op.token and 0 <= running.age_s < 30
-        assert running.ends[0].startswith("guard (alive): ends it after 7200 s, ")
+        assert running.ends[0].startswith("guard alive, ends it in ")
         assert watch.is_alive(op, watch.reach("local"))
     finally:
         pods.end(local, journal.op(op.token), journal)
@@ -100,7 +100,7 @@ def test_a_pod_whose_guard_and_agent_were_killed_is_lost(journal, local):
             assert all([send(one, number) for one in both])
         lost = await_view(journal, local, lambda view: view.state != "running")
         assert (lost.state, lost.note) == ("lost", "neither its guard nor its agent lives")
-        assert lost.ends[0].startswith("guard (dead, last seen ")
+        assert lost.ends[0].startswith("guard dead, last seen ")
     finally:
         pods.end(local, op, journal)
 
@@ -184,4 +184,4 @@ def test_what_was_spent_comes_from_the_guard():
     guard = {"alive": True, "limit_s": None, "spent_micro_usd": 1234, "elapsed_s": 2.0}
     view = watch.view(op, watch.Reading(True, True, guard, {"updated_at": 150.0, "step": "work"}), now=160.0)
     assert (view.spent_micro_usd, view.micro_usd_per_hour, view.age_s, view.started_at) == (1234, 2_000_000, 10.0, 100)
-    assert view.ends == ("guard (alive): no limit",)
+    assert view.ends == ("guard alive, no limit",)

@@ -26,7 +26,7 @@ def everything_made(wanted: Wanted = WANTED, root: Path = ROOT) -> Inventory:
 
 
 def planned(wanted: Wanted, inventory: Inventory, root: Path = ROOT) -> Plan:
-    return resolve(wanted, inventory, root, run="test-run-1", request=Request(run="test-run-1"))
+    return resolve(wanted, inventory, root, run="test-run-1", request=Request(run="test-run-1"), flops_per_s=1e11)
 
 
 def steps(plan: Plan) -> list[str]:
