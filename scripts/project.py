@@ -10,7 +10,7 @@ from invoke import Exit
 
 from infra import inside, machine
 from infra.settings import Settings
-from scripts.program import command, print_json
+from scripts.program import command, print_json, words_after_dashes
 
 ROOT = Path(__file__).resolve().parent.parent
 TYPED = ("infra", "data", "store", "scripts")
@@ -48,8 +48,8 @@ def doctor(c, json=False):
     },
 )
 def test(c, paths=None, k="", nightly=False):
-    """Run the tests, in an environment of their own."""
-    words = ["-m", "pytest", *paths]
+    """Run the tests, in an environment of their own; words after -- go to pytest."""
+    words = ["-m", "pytest", *paths, *words_after_dashes()]
     words += ["-k", k] if k else []
     words += ["-m", "not gpu and not account"] if nightly else []
     code = run_in_dev(words, Path.cwd() if paths else ROOT)

@@ -153,8 +153,8 @@ def test_a_python_that_cannot_make_environments_gets_one_line_with_the_fix(tmp_p
 def test_without_a_network_there_is_one_line_with_the_fix(tmp_path):
     one = Checkout(tmp_path)
     nowhere = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_EXTRA_INDEX_URL": ""}
-    nowhere |= {"PIP_FIND_LINKS": "", "PIP_RETRIES": "1", "PIP_NO_CACHE_DIR": "1", "SLIPWAY_INSTALLER": "pip"}
-    code, out, err = one.inv("config", **nowhere)
+    nowhere |= {"PIP_FIND_LINKS": "", "UV_HTTP_RETRIES": "0", "SLIPWAY_INSTALLER": "uv"}
+    code, out, err = one.inv("config", python=sys.executable, **nowhere)  # this one has uv beside it
     assert (code, out) == (1, "")
     assert "no package index answers (check the network and `pip config list`)" in err.splitlines()[-1]
 

@@ -165,7 +165,7 @@ def test_a_machine_without_a_gpu_gets_the_cpu_build_of_torch(rig):
     assert rig.ask(rig.ensure("cuda"), "import torch; print(torch.version.cuda)") == "13.0"
 
 
-@pytest.mark.parametrize("installer", ["uv", "pip"])
+@pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.nightly)])
 def test_a_machine_without_a_gpu_never_gets_the_cuda_build(rig, installer):
     describe(rig.code, "torch==2.13.0", "torch==2.13.0")
     make_wheel(rig.wheels, "torch", "2.13.0", "class version: cuda = '13.0'\n")
