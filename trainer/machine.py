@@ -31,7 +31,8 @@ def prepare() -> Machine:
     if torch.cuda.is_available():
         fast = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
         return Machine(torch.device("cuda"), fast, threads)
-    torch.use_deterministic_algorithms(True)
+    # the same as use_deterministic_algorithms(True), which also imports the compiler: as slow as importing torch
+    torch.set_deterministic_debug_mode("error")
     torch.utils.deterministic.fill_uninitialized_memory = False  # a guard for debugging that costs 6 % of a step
     has_units = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return Machine(torch.device("cpu"), torch.bfloat16 if has_units else torch.float32, threads)

@@ -17,7 +17,7 @@ from trainer.config import Keeping
 from trainer.recipes import PROFILES, profile
 
 OFTEN = Keeping(save_every=3, keep=3, reserve_bytes=0)
-KILLS = 3
+KILLS = 2
 
 
 def hashes(folder: Path) -> dict[str, str]:
