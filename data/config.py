@@ -104,9 +104,7 @@ class TokenizerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class TokensSpec:
-    """Text shards + tokenizer -> memory-mapped token shards."""
-
-    seed: int = 1337
+    """Text shards + tokenizer -> memory-mapped token shards. Nothing to choose yet."""
 
 
 @dataclass(frozen=True, kw_only=True)

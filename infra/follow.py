@@ -1,6 +1,7 @@
 """Following one run to its end: a pod's files read again and again, yielded as they change.
 
-In: a journal row. Out: (progress, verdict) pairs, the last one with a verdict. It only reads: whoever stops following stops nothing.
+In: a journal row. Out: (progress, verdict) pairs, the last one with a verdict. It only reads: whoever stops following
+stops nothing.
 """
 
 import json

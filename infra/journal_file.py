@@ -24,8 +24,34 @@ from infra.errors import SlipwayError
 PRAGMAS = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 10_000, "wal_autocheckpoint": 0}
 CHECKPOINT_BYTES = 1 << 20
 NETWORK_FILE_SYSTEMS = frozenset(
-    "nfs nfs4 cifs smb2 smb3 smbfs ncpfs 9p afs ceph lustre gpfs beegfs glusterfs ocfs2 gfs2 pvfs2 davfs "
-    "fuse.sshfs fuse.glusterfs fuse.s3fs fuse.gcsfuse fuse.rclone fuse.ceph fuse.juicefs fuse.davfs".split()
+    [
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb2",
+        "smb3",
+        "smbfs",
+        "ncpfs",
+        "9p",
+        "afs",
+        "ceph",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "glusterfs",
+        "ocfs2",
+        "gfs2",
+        "pvfs2",
+        "davfs",
+        "fuse.sshfs",
+        "fuse.glusterfs",
+        "fuse.s3fs",
+        "fuse.gcsfuse",
+        "fuse.rclone",
+        "fuse.ceph",
+        "fuse.juicefs",
+        "fuse.davfs",
+    ]
 )
 
 # One entry per schema version. Money is micro-USD (rates per hour), times are UTC epoch seconds; every change of an

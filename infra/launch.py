@@ -8,7 +8,6 @@ In: a plan. Out: the journal's row of a pod at work. `resume` walks the same str
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from infra import pods
@@ -71,7 +70,9 @@ def choose(provider: Provider, request: Request) -> Offer:
     offers = provider.offers(request)
     if not offers:
         wanted = f"{request.num_gpus or ''} {request.gpu or 'GPU'}".strip()
-        raise NoOffer(f"{provider.name} has no machine with {wanted} on {request.nodes} node(s); ask for less, or run: inv doctor")
+        raise NoOffer(
+            f"{provider.name} has no machine with {wanted} on {request.nodes} node(s); ask for less, or run: inv doctor"
+        )
     return min(offers, key=lambda offer: offer.micro_usd_per_hour)
 
 

@@ -24,7 +24,16 @@ MAX_VOCAB = 1 << 24
     }
 )
 def shard(
-    c, mode="smoke", source="", packages="", take=0, lines_per_shard=250_000, val_ratio=0.0, seed=1337, out="", json=False
+    c,
+    mode="smoke",
+    source="",
+    packages="",
+    take=0,
+    lines_per_shard=250_000,
+    val_ratio=0.0,
+    seed=1337,
+    out="",
+    json=False,
 ):
     """Documents into text shards with a manifest: one document per line."""
     if mode not in MODES:

@@ -2,17 +2,18 @@
 
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from invoke import Exit
 
 from infra import launch as street
 from infra import pods, watch
-from infra.agent.job import Limits, PodFolder
-from infra.errors import SlipwayError, UsageError
+from infra.agent.job import Limits
+from infra.errors import UsageError
 from infra.follow import follow
 from infra.journal import Journal, Op, Taken
 from infra.names import check_name, match, run_name
@@ -90,8 +91,6 @@ def report_plan(plan: Plan, journal: Journal, as_json: bool, dry_run: bool) -> N
 
 def begin(plan: Plan, vendor: Provider, journal: Journal, settings: Settings, name: str) -> Op:
     """The run at work on this plan: one that is at it already, the one that was cut off, or a new one."""
-    from dataclasses import replace
-
     same = [op for op in journal.ops() if (op.target, op.store) == (plan.target, plan.store)]
     before = same[-1] if same else None
     if before and before.is_live:
@@ -177,10 +176,7 @@ def show_progress(op: Op, journal: Journal, quiet: bool) -> tuple[Mapping[str, A
 
 
 def _last(seen: Iterator[Any]) -> Any:
-    last = None
-    for last in seen:
-        pass
-    return last
+    return deque(seen, maxlen=1).pop()
 
 
 def _redraw(seen: Iterator[Any], live: Any) -> Iterator[Any]:
@@ -216,7 +212,9 @@ def find_run(journal: Journal, run: str) -> Op:
     return journal.ops(run=match(run, runs) if run else runs[-1])[-1]
 
 
-@command(word="run", help={"watch": "redraw every N seconds (60)", "json": "one JSON document on stdout"}, optional=["watch"])
+@command(
+    word="run", help={"watch": "redraw every N seconds (60)", "json": "one JSON document on stdout"}, optional=["watch"]
+)
 def status(c, run="", watch=None, json=False):
     """Every run: its state, its step, its cost, and how old each figure is."""
     settings = words.settings()
@@ -251,7 +249,7 @@ def redraw(journal: Journal, settings: Settings, run: str, every_s: float, as_js
         while True:
             views = snapshot(journal, settings, run)
             if as_json:
-                print(json.dumps([render.view_json(view) for view in views]), flush=True)
+                print_json([render.view_json(view) for view in views], indent=None)
             else:
                 show(render.watch_screen(views, every_s))
             time.sleep(every_s)
@@ -275,7 +273,7 @@ def screen(out: Any) -> Iterator[Any]:
         "tail": "only the last N lines",
         "file": "log of one step, or guard, agent, environment",
         "errors": "only the error logs",
-    }
+    },
 )
 def logs(c, run="", follow=False, tail=0, file="", errors=False):
     """What a run has written, step by step."""

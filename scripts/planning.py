@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def plan_for(
     settings: Settings, request: Request, *, phase: str, packages: str = "", persona: str = "", seed: int | None = None,
-    steps: int | None = None, tag: str = "", limits: Limits = Limits(),
+    steps: int | None = None, tag: str = "", limits: Limits = planning.NO_LIMITS,
 ) -> Plan:  # fmt: skip
     """Raises UsageError for words that mean nothing."""
     if steps is not None and steps < 1:
@@ -40,5 +40,5 @@ def plan_for(
 def inventory(uri: str) -> Inventory:
     """What the store holds now, every file verified."""
     found = Store(uri).artifacts()
-    return Inventory(uri, {one.name: Artifact(one.name, one.fingerprint, one.problem, one.about) for one in found})
-
+    records = (Artifact(one.name, one.fingerprint, one.problem, one.about) for one in found)
+    return Inventory(uri, {one.name: one for one in records})

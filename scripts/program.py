@@ -68,15 +68,15 @@ def words_after_dashes() -> list[str]:
     return sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
 
 
-def print_json(document: Any) -> None:
-    """One JSON document on stdout. Dataclasses become objects; paths, times and amounts become strings."""
+def print_json(document: Any, indent: int | None = 1) -> None:
+    """One JSON document on stdout, at once. Dataclasses become objects; paths, times and amounts become strings."""
 
     def plain(value: Any) -> Any:
         if is_dataclass(value) and not isinstance(value, type):
             return asdict(value)
         return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
-    print(json.dumps(document, default=plain, indent=1))
+    print(json.dumps(document, default=plain, indent=indent), flush=True)
 
 
 class Polite(Program):

@@ -3,12 +3,11 @@
 In: the records of the street. Out: text on stdout (data) or stderr (talk). Nothing here decides anything.
 """
 
-import json
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, is_dataclass
-from datetime import UTC, datetime
+from dataclasses import asdict
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from infra.records import Plan, PodView
@@ -26,7 +25,7 @@ def say(words: str) -> None:
 
 def iso(at: float | None) -> str | None:
     """UTC, to the second."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if at else None
+    return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") if at else None
 
 
 def usd(micro_usd: int) -> str:
@@ -150,7 +149,9 @@ def record_words(step: Mapping[str, Any], brief: bool = False) -> str:
     if record.get("eta_s") is not None and not ended:
         words.append(f"{duration(record['eta_s'])} left")
     if ended:
-        words.extend(f"{record[name]:,} {name}" for name in ("documents", "conversations", "vocab", "tokens") if record.get(name))
+        words.extend(
+            f"{record[name]:,} {name}" for name in ("documents", "conversations", "vocab", "tokens") if record.get(name)
+        )
     return ", ".join(words)
 
 
@@ -197,7 +198,7 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
     now = time.time() if now is None else now
     styles = {"running": "bold green", "succeeded": "green", "failed": "red", "lost": "red", "limit": "yellow"}
     table = _table("run", "provider", "state", "step", "cost", "time", "age", "progress")
-    ends = []
+    ends: list[Text] = []
     for view in views:
         step = next((one for one in view.progress.get("steps", ()) if one["name"] == view.step), None)
         is_running = view.state == "running"
@@ -221,7 +222,10 @@ def watch_screen(views: list[PodView], every_s: float) -> "RenderableType":
     from rich.console import Group
 
     clock = datetime.now().strftime("%H:%M:%S")
-    parts: list[Any] = [f"{clock}, every {duration(every_s)}; Ctrl-C ends the watching, not the runs", status_table(views)]
+    parts: list[Any] = [
+        f"{clock}, every {duration(every_s)}; Ctrl-C ends the watching, not the runs",
+        status_table(views),
+    ]
     running = next((view for view in views if view.state == "running"), None)
     if running:
         parts.extend(["", running.run, steps_table(running.progress, time.time())])

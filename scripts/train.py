@@ -32,7 +32,13 @@ def train(c, phase="base", profile="", source="", persona="", seed=0, steps=0, t
 
     settings = words.settings(profile=profile, source=source, store=out)
     plan = plan_for(
-        settings, Request(run="foreground"), phase=phase, persona=persona, seed=seed or None, steps=steps or None, tag=tag
+        settings,
+        Request(run="foreground"),
+        phase=phase,
+        persona=persona,
+        seed=seed or None,
+        steps=steps or None,
+        tag=tag,
     )
     if not json:
         render.show_plan(plan)
@@ -83,7 +89,11 @@ def eval(c, model="", tag="", source="", persona="", json=False):
     settings = words.settings(source=source)
     folder = model_folder(settings, model, tag)
     store, data = Store(settings.store), f"datasets/{source_slug(settings.source)}"
-    identity, questions, text = store.check("identity_conversations"), store.check(f"{data}/questions"), store.check(f"{data}/text")
+    identity, questions, text = (
+        store.check("identity_conversations"),
+        store.check(f"{data}/questions"),
+        store.check(f"{data}/text"),
+    )
     spec = {"model": str(folder)}
     if not text.problem:
         spec["text"] = str(store.path(text.name, text.fingerprint))
@@ -136,5 +146,9 @@ def model_folder(settings: Settings, model: str, tag: str) -> Path:
         if name in whole:
             return store.path(name, whole[name].fingerprint)
     damaged = [f"{name} is damaged ({found[name].problem})" for name in wanted if name in found]
-    known = f"there is: {', '.join(sorted(whole))}" if whole else "there is none yet; make one with: ./inv launch --phase sft"
+    known = (
+        f"there is: {', '.join(sorted(whole))}"
+        if whole
+        else "there is none yet; make one with: ./inv launch --phase sft"
+    )
     raise UsageError(f"no model {model or tag!r} in {settings.store}; {'; '.join([*damaged, known])}")

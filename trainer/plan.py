@@ -29,6 +29,7 @@ from trainer.config import PhaseConfig, Profile
 PHASES = ("base", "mid", "sft")
 CHECKPOINTS = {"base": "base_checkpoints", "mid": "mid_checkpoints", "sft": "chatsft_checkpoints"}
 SILENT_S = 30 * 60.0
+NO_LIMITS = Limits()
 
 # Modules whose text does not change what a step makes, only how it is told or kept.
 NEUTRAL = {"store", "data.report", "data.config", "data.anchors", "trainer.config", "trainer.checkpoint"}
@@ -166,8 +167,8 @@ def resolve(
     *,
     run: str,
     request: Request,
-    limits: Limits = Limits(),
     flops_per_s: float,
+    limits: Limits = NO_LIMITS,
     torch: str = "cpu",
     environments: str = "",
 ) -> Plan:
@@ -227,9 +228,7 @@ def _why(old: str, new: str) -> str:
 
 
 def _step(node: Node, nodes: Mapping[str, Node], prints: Mapping[str, str], store: str, profile: Profile) -> Step:
-    inputs = {
-        role: Input(name=nodes[name].artifact, fingerprint=prints[name]) for role, name in node.inputs.items()
-    }
+    inputs = {role: Input(name=nodes[name].artifact, fingerprint=prints[name]) for role, name in node.inputs.items()}
     making = Making(store=store, name=node.artifact, fingerprint=prints[node.name], inputs=inputs)
     config: dict[str, Any] = {"making": asdict(making), "spec": asdict(node.spec)}
     if isinstance(node.spec, PhaseConfig):
@@ -273,7 +272,7 @@ def _read_module(root: Path, path: str) -> tuple[str, tuple[str, ...]]:
         elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
             names.add(statement.module)
             names.update(f"{statement.module}.{alias.name}" for alias in statement.names)
-    files = []
+    files: list[str] = []
     for name in sorted(names):
         if name.split(".")[0] not in ("data", "trainer") or name in NEUTRAL:
             continue
@@ -308,7 +307,9 @@ def source_fingerprint(source: str) -> str:
     files = sorted(path.rglob("*")) if path.is_dir() else sorted(path.parent.glob(path.name))
     files = [file for file in files if file.is_file()]
     if not files:
-        raise UsageError(f"source {source}: no such file; known sources: pydocs, fineweb, or a path of .txt, .jsonl, .parquet")
+        raise UsageError(
+            f"source {source}: no such file; known sources: pydocs, fineweb, or a path of .txt, .jsonl, .parquet"
+        )
     parts = []
     for file in files:
         stat = file.stat()

@@ -109,7 +109,10 @@ def test_changed_code_makes_its_dependents_stale_and_a_comment_does_not(tmp_path
 )
 def test_a_damaged_artifact_makes_its_dependents_stale(artifact, due):
     made = everything_made()
-    damaged = {**made.artifacts, artifact: replace(made.artifacts[artifact], problem="model.safetensors: sha256 differs")}
+    damaged = {
+        **made.artifacts,
+        artifact: replace(made.artifacts[artifact], problem="model.safetensors: sha256 differs"),
+    }
     plan = planned(WANTED, Inventory("somewhere", damaged))
     assert steps(plan) == due
     assert next(one for one in plan.artifacts if one.name == artifact).state == "damaged"
@@ -121,12 +124,16 @@ def test_each_step_names_its_inputs_by_fingerprint():
     assert made["sft"]["inputs"]["mid"] == {"name": "mid_checkpoints/tiny", "fingerprint": made["mid"]["fingerprint"]}
 
 
-@pytest.mark.parametrize(("words", "phases"), [("sft", ("sft",)), ("mid+base", ("base", "mid")), ("all", ("base", "mid", "sft"))])
+@pytest.mark.parametrize(
+    ("words", "phases"), [("sft", ("sft",)), ("mid+base", ("base", "mid")), ("all", ("base", "mid", "sft"))]
+)
 def test_phases_are_a_word_or_a_sum_or_all(words, phases):
     assert planning.parse_phases(words) == phases
 
 
-@pytest.mark.parametrize(("words", "told"), [("sfx", "did you mean 'sft'"), ("rl", "cannot be trained yet"), ("", "unknown phase")])
+@pytest.mark.parametrize(
+    ("words", "told"), [("sfx", "did you mean 'sft'"), ("rl", "cannot be trained yet"), ("", "unknown phase")]
+)
 def test_other_words_are_refused_with_the_known_ones(words, told):
     with pytest.raises(UsageError, match=told):
         planning.parse_phases(words)
