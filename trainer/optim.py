@@ -5,7 +5,8 @@ Sources: Loshchilov and Hutter, arXiv 1711.05101 (AdamW); Jordan, "Muon: an opti
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -41,84 +42,94 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     return x.mT if tall else x
 
 
-class Muon(torch.optim.Optimizer):
-    """Momentum whose update is orthogonalised; for matrices. Equal shapes are done as one stack."""
+@dataclass(frozen=True)
+class Group:
+    """Parameters that are changed alike, and their state."""
 
-    def __init__(self, parameters: Iterable[Tensor], lr: float, weight_decay: float, dtype: torch.dtype) -> None:
-        """dtype: of the orthogonalisation, which is rough in any case."""
-        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
-        self.dtype = dtype
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        for group in self.param_groups:
-            stacks: dict[torch.Size, list[Tensor]] = {}
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    stacks.setdefault(parameter.shape, []).append(parameter)
-            for shape, parameters in stacks.items():
-                self._step_stack(parameters, group["lr"] * max(1, shape[0] / shape[1]) ** 0.5, group)
-
-    def _step_stack(self, parameters: list[Tensor], lr: float, group: dict) -> None:
-        grads = [parameter.grad for parameter in parameters]
-        for parameter in parameters:
-            if not self.state[parameter]:
-                self.state[parameter]["momentum"] = torch.zeros_like(parameter)
-        moments = [self.state[parameter]["momentum"] for parameter in parameters]
-        torch._foreach_lerp_(moments, grads, 1 - MUON_MOMENTUM)
-        updates = orthogonalise(torch.stack(torch._foreach_lerp(grads, moments, MUON_MOMENTUM)).to(self.dtype)).float()
-        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(parameters, list(updates.unbind()), alpha=-lr)
+    parameters: list[nn.Parameter]
+    lr: float  # at the schedule's peak
+    decay: float
+    state: dict[str, list[Tensor]]  # by what it is, in the order of the parameters
 
 
 class Optimizer:
-    """What changes the parameters of a model: AdamW, with Muon for the matrices inside blocks when it has a rate."""
+    """What changes the parameters of a model: AdamW, with Muon for the matrices inside blocks when it has a rate.
+
+    Not a torch.optim.Optimizer: making one imports PyTorch's compiler, as slow to start as all of this program.
+    """
 
     def __init__(self, model: Decoder, config: OptimizerConfig) -> None:
-        self.config = config
+        self.config, self.dtype = config, model.compute_dtype
         self.names = {parameter: name for name, parameter in model.named_parameters()}
-        gains = [p for p in self.names if p.dim() < 2]
-        inner = [p for p, name in self.names.items() if p.dim() == 2 and ".layers." in name and config.muon_lr > 0]
-        taken = {id(p) for p in (*gains, *inner)}
-        rest = [p for p in self.names if id(p) not in taken]
+        self.updates = 0
+        gains, inner, rest = [], [], []
+        for parameter, name in self.names.items():
+            is_inner = config.muon_lr > 0 and ".layers." in name
+            (gains if parameter.dim() < 2 else inner if is_inner else rest).append(parameter)
         decay = config.weight_decay
-        groups = [{"params": rest, "weight_decay": decay}, {"params": gains, "weight_decay": 0.0}]
-        adamw = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
-        self.parts: list[tuple[torch.optim.Optimizer, float]] = [(adamw, config.lr)]
-        if inner:
-            self.parts.append((Muon(inner, config.muon_lr, decay, model.compute_dtype), config.muon_lr))
+        self.adamw = [
+            Group(some, config.lr, share, {"mean": zeros(some), "square": zeros(some)})
+            for some, share in ((rest, decay), (gains, 0.0))
+        ]
+        by_shape: dict[torch.Size, list[nn.Parameter]] = {}
+        for parameter in inner:
+            by_shape.setdefault(parameter.shape, []).append(parameter)
+        self.muon = [Group(some, config.muon_lr, decay, {"mean": zeros(some)}) for some in by_shape.values()]
 
     def clip(self) -> Tensor:
         """The norm of all gradients before they were cut to `grad_clip` (0 = not cut)."""
-        limit = self.config.grad_clip or math.inf
-        return nn.utils.clip_grad_norm_(list(self.names), limit)
+        return nn.utils.clip_grad_norm_(list(self.names), self.config.grad_clip or math.inf)
 
+    @torch.no_grad()
     def step(self, scale: float) -> None:
-        for optimizer, peak in self.parts:
-            for group in optimizer.param_groups:
-                group["lr"] = peak * scale
-            optimizer.step()
+        """One update at `scale` of the peak rates."""
+        self.updates += 1
+        for group in self.adamw:
+            self._adamw(group, group.lr * scale)
+        for group in self.muon:
+            self._muon(group, group.lr * scale)
+
+    def _adamw(self, group: Group, lr: float) -> None:
+        (first, second), mean, square = self.config.betas, group.state["mean"], group.state["square"]
+        grads = [parameter.grad for parameter in group.parameters]
+        torch._foreach_lerp_(mean, grads, 1 - first)
+        torch._foreach_mul_(square, second)
+        torch._foreach_addcmul_(square, grads, grads, 1 - second)
+        scale = torch._foreach_sqrt(square)
+        torch._foreach_div_(scale, math.sqrt(1 - second**self.updates))
+        torch._foreach_add_(scale, self.config.eps)
+        torch._foreach_mul_(group.parameters, 1 - lr * group.decay)
+        torch._foreach_addcdiv_(group.parameters, mean, scale, -lr / (1 - first**self.updates))
+
+    def _muon(self, group: Group, lr: float) -> None:
+        """Equal shapes are orthogonalised as one stack, in the dtype of activations: it is rough in any case."""
+        rows, columns = group.parameters[0].shape
+        grads, mean = [parameter.grad for parameter in group.parameters], group.state["mean"]
+        torch._foreach_lerp_(mean, grads, 1 - MUON_MOMENTUM)
+        ahead = torch._foreach_lerp(grads, mean, MUON_MOMENTUM)  # Nesterov
+        updates = orthogonalise(torch.stack(ahead).to(self.dtype)).float()
+        torch._foreach_mul_(group.parameters, 1 - lr * group.decay)
+        torch._foreach_add_(group.parameters, list(updates.unbind()), alpha=-lr * max(1, rows / columns) ** 0.5)
 
     def zero_grad(self) -> None:
-        for optimizer, _ in self.parts:
-            optimizer.zero_grad(set_to_none=True)
+        for parameter in self.names:
+            parameter.grad = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """All state, as `<what>:<parameter name>`."""
-        return {
+        """All state: `<what>:<parameter name>`, and how many updates there were."""
+        return {"updates": torch.tensor(self.updates)} | {
             f"{what}:{self.names[parameter]}": value
-            for optimizer, _ in self.parts
-            for parameter, state in optimizer.state.items()
-            for what, value in state.items()
+            for group in (*self.adamw, *self.muon)
+            for what, values in group.state.items()
+            for parameter, value in zip(group.parameters, values, strict=True)
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over what `tensors()` gave."""
-        by_name: dict[str, dict[str, Tensor]] = {}
-        for key, value in tensors.items():
-            what, name = key.split(":", 1)
-            by_name.setdefault(name, {})[what] = value
-        for optimizer, _ in self.parts:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    optimizer.state[parameter] = by_name.get(self.names[parameter], {})
+        for name, value in self.tensors().items():
+            value.copy_(tensors[name])
+        self.updates = int(tensors["updates"])
+
+
+def zeros(parameters: list[nn.Parameter]) -> list[Tensor]:
+    return [torch.zeros_like(parameter, requires_grad=False) for parameter in parameters]

@@ -26,7 +26,7 @@ def smoke() -> Profile:
         model=model,
         optimizer=OptimizerConfig(lr=0.006, muon_lr=0.02, weight_decay=0.0),
         schedule=ScheduleConfig(warmup_steps=10, decay=0.7),
-        steps=130,
+        steps=160,
         rows=16,
         micro_rows=8,
         sequence_len=256,

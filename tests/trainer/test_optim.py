@@ -58,6 +58,25 @@ def test_only_matrices_decay_and_state_round_trips(muon_lr):
     assert all(torch.equal(value, state[key]) for key, value in fresh.tensors().items())
 
 
+def test_adamw_is_that_of_pytorch():
+    ours, theirs, config = tiny_model(), tiny_model(), OptimizerConfig(lr=0.01, weight_decay=0.5)
+    optimizer = Optimizer(ours, config)
+    groups = [
+        {"params": [p for p in theirs.parameters() if p.dim() > 1], "weight_decay": 0.5},
+        {"params": [p for p in theirs.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    reference = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps)
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(4):
+        for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            one.grad = torch.randn(one.shape, generator=generator)
+            other.grad = one.grad.clone()
+        optimizer.step(1.0)
+        reference.step()
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
 def test_accumulated_gradients_equal_those_of_the_large_batch_under_masking():
     chance = np.random.default_rng(4)
     ids = chance.integers(0, TINY.vocab_size, (4, 24))

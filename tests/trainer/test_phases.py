@@ -49,7 +49,7 @@ def test_a_run_killed_at_random_moments_publishes_the_bits_of_one_left_alone(wor
 
 
 def test_sigterm_saves_and_exits_75_and_a_finished_phase_is_not_trained_again(world, capfd):
-    config = tiny(steps=400)
+    config = tiny(steps=200)
     one = world.start(config, replace(OFTEN, save_every=1000))
     world.wait_for_step(3, one)
     one.send_signal(signal.SIGTERM)
@@ -58,13 +58,13 @@ def test_sigterm_saves_and_exits_75_and_a_finished_phase_is_not_trained_again(wo
     assert "start it again" in words
     saved = Checkpoints(world.checkpoints(), OFTEN).newest()
     assert saved is not None
-    assert 3 <= saved.step < 400
+    assert 3 <= saved.step < 200
     code, words = finish(world.start(config, OFTEN))
     assert code == 0, words
     said = world.records()
-    assert f"going on from step {saved.step} of 400" in next(one["text"] for one in said if one["kind"] == "note")
+    assert f"going on from step {saved.step} of 200" in next(one["text"] for one in said if one["kind"] == "note")
     progress = [one for one in said if one["kind"] == "progress" and one.get("unit") == "tokens"]
-    assert progress[-1].items() >= {"done": 400 * 128, "total": 400 * 128, "step": 400, "eta_s": 0.0}.items()
+    assert progress[-1].items() >= {"done": 200 * 128, "total": 200 * 128, "step": 200, "eta_s": 0.0}.items()
     result = said[-1]
     assert result["kind"] == "result"
     assert 0 < result["bits_per_byte"] < result["gzip"]
