@@ -149,17 +149,17 @@ def record_words(step: Mapping[str, Any], brief: bool = False) -> str:
     if record.get("eta_s") is not None and not ended:
         words.append(f"{duration(record['eta_s'])} left")
     if ended:
-        words.extend(
-            f"{record[name]:,} {name}" for name in ("documents", "conversations", "vocab", "tokens") if record.get(name)
-        )
+        counts = ("documents", "conversations", "tokens")
+        words.extend(f"{record[name]:,} {name}" for name in counts if record.get(name))
     return ", ".join(words)
 
 
 def step_line(step: Mapping[str, Any], now: float) -> str:
     """The plain form of one line of `steps_table`."""
     clock = datetime.fromtimestamp(now).strftime("%H:%M:%S")
+    line = f"{clock} {MARKS.get(step['state'], '?')} {step['name']} {duration(elapsed(step, now))}"
     words = record_words(step)
-    return f"{clock} {MARKS.get(step['state'], '?')} {step['name']} {duration(elapsed(step, now))}{': ' + words if words else ''}"
+    return f"{line}: {words}" if words else line
 
 
 def view_json(view: PodView) -> dict[str, Any]:
