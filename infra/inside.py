@@ -78,7 +78,9 @@ def run(
             _end(process)
             relay.join(GRACE_S)
     if process.returncode:
-        raise _failure(name, process.returncode, last[0] if last else "it said nothing")
+        raise _failure(name, process.returncode, last[0].strip() if last else "it said nothing")
+    if last:
+        _write(last[0])
 
 
 def exec_interactive(words: Sequence[str], *, root: Path, python: Path) -> NoReturn:
@@ -93,12 +95,19 @@ def _environ(root: Path) -> dict[str, str]:
 
 
 def _relay(stream: IO[str], last: "collections.deque[str]") -> None:
-    """Through sys.stderr and not by inheritance: a live display may stand there, which prints above itself."""
+    """Through sys.stderr and not by inheritance: a live display may stand there, which prints above itself.
+
+    The last line is kept back: when the child fails it is the error, which is told once.
+    """
     for line in stream or ():
-        sys.stderr.write(line)
-        sys.stderr.flush()
-        if line.strip():
-            last.append(line.strip())
+        if last:
+            _write(last.pop())
+        last.append(line)
+
+
+def _write(line: str) -> None:
+    sys.stderr.write(line)
+    sys.stderr.flush()
 
 
 def _follow(process: "subprocess.Popen[str]", file: IO[str]) -> Iterator[dict[str, Any]]:
@@ -133,9 +142,9 @@ def _has_left(process: "subprocess.Popen[str]", timeout_s: float) -> bool:
 
 
 def _failure(name: str, code: int, last: str) -> SlipwayError:
-    if code == 2:
-        return UsageError(last)
     if code == RESUMABLE:
         return SlipwayError(f"{name} stopped in good order; the same command resumes it")
+    if last.startswith(f"{name}: "):  # it knew what was wrong, and said it
+        return (UsageError if code == 2 else SlipwayError)(last.removeprefix(f"{name}: "))
     how = f"was ended by signal {-code}" if code < 0 else f"failed with exit code {code}"
     return SlipwayError(f"{name} {how}: {last}")

@@ -1,10 +1,11 @@
 """Data by hand: text shards and a tokenizer in a folder of the user's choice."""
 
 from pathlib import Path
+from typing import Any
 
 from infra.errors import UsageError
 from scripts import steps, words
-from scripts.program import command
+from scripts.program import command, print_json
 
 MODES = {"smoke": 2_000, "prod": None}  # documents; None = all
 MAX_VOCAB = 1 << 24
@@ -48,7 +49,7 @@ def shard(
         "seed": seed,
     }
     folder = Path(out or f"var/datasets/{mode}").absolute()
-    steps.run("shard", ("-m", "data", "text"), {"out": str(folder), "spec": spec}, settings, json)
+    tell(steps.run("shard", ("-m", "data", "text"), {"out": str(folder), "spec": spec}, settings, json), json)
 
 
 @command(
@@ -72,4 +73,11 @@ def tokenizer(c, text="", vocab_size=4096, out="", json=False):
         source = steps.artifact(settings, f"datasets/{source_slug(settings.source)}/text", "./inv shard --out DIR")
     folder = Path(out or "var/tokenizer").absolute()
     config = {"out": str(folder), "inputs": {"text": str(source)}, "spec": {"vocab_size": vocab_size}}
-    steps.run("tokenizer", ("-m", "data", "tokenizer"), config, settings, json)
+    tell(steps.run("tokenizer", ("-m", "data", "tokenizer"), config, settings, json), json)
+
+
+def tell(result: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(result)
+    else:
+        print(result["out"])

@@ -32,8 +32,8 @@ def plan_for(
         steps=steps,
     )
     return planning.resolve(
-        wanted, inventory(settings.store), ROOT, run=request.run, request=request, limits=limits, torch=environment.torch_build(),
-        environments=str(settings.environments), flops_per_s=machine.flops_per_s(),
+        wanted, inventory(settings.store), ROOT, run=request.run, request=request, limits=limits,
+        flops_per_s=machine.flops_per_s(), torch=environment.torch_build(), environments=str(settings.environments),
     )  # fmt: skip
 
 

@@ -59,7 +59,7 @@ def _table(*headings: str) -> Any:
 
     table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
     for heading in headings:
-        right, wraps = heading in ("time", "about", "cost", "age"), heading in ("progress", "why")
+        right, wraps = heading in ("time", "about", "cost", "age"), heading in ("progress", "why", "beside", "measure")
         table.add_column(heading, justify="right" if right else "left", no_wrap=not wraps)
     return table
 

@@ -12,7 +12,6 @@ from infra.errors import UsageError
 from infra.settings import Settings
 from scripts import render
 from scripts.planning import ROOT
-from scripts.program import print_json
 from store import Store
 
 
@@ -21,12 +20,12 @@ def python(settings: Settings) -> Path:
     return inside.interpreter(ROOT, settings.environments, render.say)
 
 
-def run(name: str, step: Sequence[str], config: Mapping[str, Any], settings: Settings, as_json: bool) -> dict[str, Any]:
-    """The result of a step, shown as it comes about: bars, or lines, or at the end one JSON document."""
+def run(name: str, step: Sequence[str], config: Mapping[str, Any], settings: Settings, quiet: bool) -> dict[str, Any]:
+    """The result of a step, shown as it comes about: bars on a terminal, lines elsewhere, nothing when `quiet`."""
     records = inside.run(step, config, root=ROOT, python=python(settings), environ=words_environ(settings))
     result: dict[str, Any] = {}
     state: dict[str, Any] = {"name": name, "state": "running", "started_at": time.time()}
-    with _showing(as_json) as show:
+    with _showing(quiet) as show:
         for record in records:
             state["record"] = record
             if record["kind"] == "result":
@@ -34,8 +33,6 @@ def run(name: str, step: Sequence[str], config: Mapping[str, Any], settings: Set
             show(state)
         state.update(state="done", result=result, ended_at=time.time())
         show(state)
-    if as_json:
-        print_json(result)
     return result
 
 

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from infra.errors import UsageError
 from infra.records import Request
@@ -9,6 +10,7 @@ from infra.settings import Settings
 from scripts import render, steps, words
 from scripts.planning import ROOT, plan_for
 from scripts.program import command, print_json
+from scripts.steps import run as run_step
 from store import Store
 from trainer.plan import CHECKPOINTS, load_persona, source_slug
 
@@ -28,8 +30,6 @@ from trainer.plan import CHECKPOINTS, load_persona, source_slug
 )
 def train(c, phase="base", profile="", source="", persona="", seed=0, steps=0, tag="", out="", json=False):
     """Train in this very terminal, without a pod: the same steps as `launch`, in the foreground."""
-    from scripts import steps as running
-
     settings = words.settings(profile=profile, source=source, store=out)
     plan = plan_for(
         settings,
@@ -44,7 +44,7 @@ def train(c, phase="base", profile="", source="", persona="", seed=0, steps=0, t
         render.show_plan(plan)
     results = {}
     for step in plan.job.steps if plan.job else ():
-        results[step.name] = running.run(step.name, step.words, step.config, settings, as_json=json)
+        results[step.name] = run_step(step.name, step.words, step.config, settings, quiet=json)
     if json:
         print_json({"state": "succeeded", "ran": list(results), "results": results})
     elif not results:
@@ -85,27 +85,44 @@ def chat(c, model="", tag="", prompt="", temperature=0.0, max_tokens=256):
     },
 )
 def eval(c, model="", tag="", source="", persona="", json=False):
-    """Measure a model: bits per byte beside gzip and xz, and its answers to held-out questions."""
+    """Measure a model: bits per byte beside gzip and xz, and its answers to held-out questions.
+
+    Without MODEL: base on text, the last phase on questions.
+    """
     settings = words.settings(source=source)
-    folder = model_folder(settings, model, tag)
-    store, data = Store(settings.store), f"datasets/{source_slug(settings.source)}"
-    identity, questions, text = (
-        store.check("identity_conversations"),
-        store.check(f"{data}/questions"),
-        store.check(f"{data}/text"),
-    )
-    spec = {"model": str(folder)}
-    if not text.problem:
-        spec["text"] = str(store.path(text.name, text.fingerprint))
-    if not identity.problem and not questions.problem:
-        spec["identity"] = str(store.path(identity.name, identity.fingerprint))
-        spec["questions"] = str(store.path(questions.name, questions.fingerprint))
-        spec["name"] = load_persona(Path(persona)).name if persona else identity.about["persona"]
-    if len(spec) == 1:
-        raise UsageError(f"{settings.store} holds nothing to measure on; make it with: ./inv launch --phase base")
-    found = steps.run("eval", ("-m", "trainer", "eval"), {"spec": spec}, settings, as_json=json)
-    if not json:
+    material = held_out(settings, persona)
+    if model:
+        found = measure(settings, model_folder(settings, model, tag), material, json)
+    else:  # text is what base reads, and what the chat phases forget
+        text = {key: value for key, value in material.items() if key == "text"}
+        answers = {key: value for key, value in material.items() if key != "text"}
+        found = measure(settings, model_folder(settings, "base", tag), text, json) if text else {}
+        if answers:
+            found |= measure(settings, model_folder(settings, "", tag), answers, json)
+    if json:
+        print_json(found)
+    else:
         render.show_scores(found)
+
+
+def held_out(settings: Settings, persona: str) -> dict[str, str]:
+    """What there is to measure on, as fields of `EvalSpec`. Raises UsageError when there is nothing."""
+    store, data = Store(settings.store), f"datasets/{source_slug(settings.source)}"
+    names = {"text": f"{data}/text", "identity": "identity_conversations", "questions": f"{data}/questions"}
+    found = {key: one for key, name in names.items() if not (one := store.check(name)).problem}
+    if not found:
+        raise UsageError(f"{settings.store} holds nothing to measure on; make it with: ./inv launch --phase base")
+    spec = {key: str(store.path(one.name, one.fingerprint)) for key, one in found.items()}
+    if "identity" in found:
+        spec["name"] = load_persona(Path(persona)).name if persona else found["identity"].about["persona"]
+    elif "questions" in found:
+        del spec["questions"]
+    return spec
+
+
+def measure(settings: Settings, folder: Path, material: dict[str, str], quiet: bool) -> dict[str, Any]:
+    spec = {"spec": {"model": str(folder), **material}}
+    return run_step("eval", ("-m", "trainer", "eval"), spec, settings, quiet)
 
 
 @command(
