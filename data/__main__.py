@@ -79,7 +79,7 @@ def main(words: list[str] | None = None) -> int:
     try:
         emit("result", step=asked.step, **_run(asked.step, _read(asked.config)))
         return 0
-    except (ConfigError, InputError) as error:
+    except ConfigError as error:
         return _say(asked.step, error, 2)
     except DataError as error:
         return _say(asked.step, error, error.exit_code)
@@ -94,9 +94,11 @@ def _run(step: str, config: dict[str, Any]) -> dict[str, Any]:
     if unknown or ("making" in config) == ("out" in config):
         raise ConfigError(f"config: keys are spec, and making or else out and inputs; there is: {', '.join(config)}")
     make, roles = STEPS[step]
-    spec = config.get("spec", {})
+    spec, inputs = config.get("spec", {}), config.get("inputs", {})
+    if not isinstance(spec, dict) or not isinstance(inputs, dict):
+        raise ConfigError("config: spec and inputs are JSON objects")
     if "out" in config:
-        given = {role: Path(folder) for role, folder in config.get("inputs", {}).items()}
+        given = {role: Path(folder) for role, folder in inputs.items()}
         _check_roles(given, roles)
         for role in roles:
             if not given[role].is_dir():

@@ -28,8 +28,10 @@ def read_conversations(path: Path) -> Iterator[list[dict[str, Any]]]:
             except ValueError as error:
                 raise InputError(f"{path}:{number}: not JSON: {error}") from None
             messages = row.get("messages") if isinstance(row, dict) else row
-            if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
-                raise InputError(f"{path}:{number}: no list of messages")
+            if not isinstance(messages, list) or not all(
+                isinstance(one, dict) and one.keys() >= {"role", "content"} for one in messages
+            ):
+                raise InputError(f"{path}:{number}: no list of messages with role and content")
             yield messages
 
 
@@ -55,8 +57,8 @@ def render(
             raise InputError(f"message {turn} is by {message.get('role')!r} where {role!r} must speak")
         content = message["content"]
         if role == "user":
-            words = content if isinstance(content, str) else "".join(part["text"] for part in content)
-            add([special("<|user_start|>"), *tokenizer.encode(words), special("<|user_end|>")], 0)
+            asked = content if isinstance(content, str) else "".join(part["text"] for part in content)
+            add([special("<|user_start|>"), *tokenizer.encode(asked), special("<|user_end|>")], 0)
             continue
         add([special("<|assistant_start|>")], 0)
         for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
@@ -111,7 +113,9 @@ class Conversations:
     ):
         """Raises InputError for a kind without files or conversations, and for files without a weight above 0."""
         if set(files) != set(mixture) or not mixture or min(mixture.values()) <= 0:
-            raise InputError(f"the mixture names {sorted(mixture)}, there are files for {sorted(files)}; weights are > 0")
+            raise InputError(
+                f"the mixture names {sorted(mixture)}, there are files for {sorted(files)}; weights are > 0"
+            )
         self.kinds = sorted(mixture, key=lambda kind: (mixture[kind], kind))
         self.weights = [mixture[kind] / sum(mixture.values()) for kind in self.kinds]
         self.pad, self.seed = tokenizer.special(END), seed
@@ -144,6 +148,8 @@ class Conversations:
     def _draw(self, chunk: int, rows: int) -> list[list[tuple[int, int]]]:
         """The (kind, number) pairs of the steps of one chunk; steps hold rows of similar length."""
         size = CHUNK_STEPS * rows
+        if size < len(self.kinds) ** 2:
+            raise InputError(f"{rows} rows are too few for {len(self.kinds)} kinds of conversation")
         before, after = self._drawn(chunk * size), self._drawn((chunk + 1) * size)
         chosen = [
             (kind, self._pick(kind, draw))
@@ -156,7 +162,7 @@ class Conversations:
         return [steps[place] for place in order]
 
     def _drawn(self, total: int) -> list[int]:
-        """How many of each kind are among the first `total`; the heaviest, which is last, takes what rounding leaves."""
+        """How many of each kind the first `total` hold; the heaviest, which is last, takes what rounding leaves."""
         counts = [int(total * weight) for weight in self.weights[:-1]]
         return [*counts, total - sum(counts)]
 

@@ -117,6 +117,11 @@ class Persona:
     maker: str
     purpose: str
 
+    def __post_init__(self) -> None:
+        for key in ("name", "maker", "purpose"):
+            if not getattr(self, key).strip():
+                raise ConfigError(f"the persona's {key} is empty")
+
 
 @dataclass(frozen=True, kw_only=True)
 class IdentitySpec:

@@ -69,7 +69,9 @@ def find_files(source: str) -> list[Path]:
         raise InputError(f"source {source!r}: no such file; {hint}")
     for one in found:
         if one.suffix not in SUFFIXES:
-            raise InputError(f"source {one}: cannot read {one.suffix or 'a file without suffix'}; {', '.join(SUFFIXES)} can be")
+            raise InputError(
+                f"source {one}: cannot read {one.suffix or 'a file without suffix'}; {', '.join(SUFFIXES)} can be"
+            )
     return found
 
 

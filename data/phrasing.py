@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -59,7 +59,7 @@ def talk(*turns: str) -> list[dict[str, str]]:
     return [{"role": ("user", "assistant")[number % 2], "content": words} for number, words in enumerate(turns)]
 
 
-def fill(template: str, slots: dict[str, Sequence[str]], chance: Random) -> str:
+def fill(template: str, slots: Mapping[str, Sequence[str]], chance: Random) -> str:
     """`template` with a word for each of its `{slots}`."""
     return re.sub(r"\{(\w+)\}", lambda slot: chance.choice(slots[slot[1]]), template)
 

@@ -9,7 +9,7 @@ from data.config import TextSpec
 from data.documents import documents
 from data.errors import InputError
 from data.report import emit
-from data.shards import Writer, in_val
+from data.shards import MANIFEST, Writer, in_val
 
 REPORT_EVERY = 2000
 
@@ -33,10 +33,10 @@ def shard(spec: TextSpec, folder: Path, split: bool = True) -> dict[str, Any]:
         part.add(document.text)
         if done % REPORT_EVERY == 0:
             emit("progress", done=done, total=spec.take, unit="documents")
-    options = asdict(spec)
-    parts = {"train": train.finish(spec.source, options)}
-    if val:
-        parts["val"] = val.finish(spec.source, options)
+    writers = {"train": train, "val": val} if val else {"train": train}
+    for writer in writers.values():  # an old part must not stand beside a new one
+        (writer.folder / MANIFEST).unlink(missing_ok=True)
+    parts = {name: writer.finish(spec.source, asdict(spec)) for name, writer in writers.items()}
     return {
         "source": spec.source,
         "documents": sum(part["total_lines"] for part in parts.values()),

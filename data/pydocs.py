@@ -23,27 +23,32 @@ from typing import Any
 from data.documents import Document
 from data.errors import InputError
 
-LEFT_OUT = frozenset(
-    "antigravity this idlelib test lib2to3 turtle turtledemo tkinter distutils ensurepip pydoc_data encodings msilib "
-    "readline rlcompleter xxlimited xxlimited_35 xxsubtype nt ntpath macpath posix posixpath genericpath winreg winsound msvcrt".split()
-)
-"""Top-level modules that are not walked. Those of other systems; and `posix`, `posixpath`, which are seen through `os`."""
-CONSTANTS = (type(None), bool, int, float, str, bytes)
+_LEFT_OUT = """
+    antigravity this idlelib test lib2to3 turtle turtledemo tkinter distutils ensurepip pydoc_data encodings
+    msilib readline rlcompleter xxlimited xxlimited_35 xxsubtype nt ntpath macpath posix posixpath genericpath
+    winreg winsound msvcrt
+"""
+LEFT_OUT = frozenset(_LEFT_OUT.split())
+"""Modules that are not walked; `posix` and `posixpath` are seen through `os`."""
+CONSTANTS = (type(None), bool, int, float)
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-HEADING = re.compile(r"^(?=\S[^\n]*\n(?:\*{3,}|={3,}|-{3,}|~{3,}|\^{3,})$)", re.MULTILINE)
+UNDERLINE = r"(?:\*{3,}|={3,}|-{3,}|~{3,}|\^{3,})$"
+HEADING = re.compile(rf"^(?=\S[^\n]*\n{UNDERLINE})", re.MULTILINE)
 
 
 def documents(packages: tuple[str, ...] = ()) -> Iterator[Document]:
     """One document per module, class, function and topic section, shuffled by content: name, signature, docstring.
 
-    The same for one Python version on every run. Things with the same words appear once, under their shortest
-    name. Raises InputError for a package that cannot be imported.
+    The same for one Python version on every run. Things that begin with the same words appear once, under their
+    shortest name, so that what is held out is not a copy of what is trained on. Raises InputError for a package
+    that cannot be imported.
     """
-    found: dict[str, tuple[str, str]] = {}  # by words: name, document
-    for name, head, words in sorted([*_library(packages), *_topics()], key=lambda one: (one[0].count("."), len(one[0]), one)):
+    found: dict[str, tuple[str, str]] = {}  # by their beginning: name, document
+    for name, head, words in sorted(
+        [*_library(packages), *_topics()], key=lambda one: (one[0].count("."), len(one[0]), one)
+    ):
         if _is_useful(words):
-            found.setdefault(words, (name, f"{head}\n\n{words}" if head else words))
-    version = "%d.%d" % sys.version_info[:2]
+            found.setdefault(_beginning(words), (name, f"{head}\n\n{words}" if head else words))
     ordered = sorted((sha256(text.encode("utf-8", "replace")).hexdigest(), name, text) for name, text in found.values())
     for digest, name, text in ordered:
         yield Document(
@@ -52,7 +57,7 @@ def documents(packages: tuple[str, ...] = ()) -> Iterator[Document]:
             url=f"python:{name}",
             language="en",
             language_score=1.0,
-            dump=f"pydocs-{version}",
+            dump=f"pydocs-{sys.version_info.major}.{sys.version_info.minor}",
             file_path=name,
         )
 
@@ -135,25 +140,29 @@ def _words(thing: Any) -> str:
 
 
 def _signature(thing: Any) -> str:
-    """`(path, mode=0o777)` without annotations, and with those defaults only that are alike on every machine.
+    """`(path, mode=511)` without annotations, and with those defaults only that are alike on every machine.
 
-    A default may be anything, os.environ among them: what is not a plain constant is shown as `...`.
+    A default may be anything, os.environ or a key out of it: what is not a short plain constant is shown as `...`.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             signature = inspect.signature(thing)
-        except (ValueError, TypeError, NameError, AttributeError):  # C functions without one; annotations of old modules
+        except (ValueError, TypeError, NameError, AttributeError):  # not every C function has one
             return ""
     plain = [one.replace(annotation=one.empty, default=_plain(one.default)) for one in signature.parameters.values()]
-    return str(inspect.Signature(plain))
+    return str(inspect.Signature(plain)).replace("Ellipsis", "...")
 
 
 def _plain(default: Any) -> Any:
-    is_path = isinstance(default, (str, bytes)) and len(default) > 1 and (os.sep in str(default))
-    if default is inspect.Parameter.empty or default == () or (isinstance(default, CONSTANTS) and not is_path):
-        return default
-    return ...
+    if isinstance(default, (str, bytes)):
+        return default if len(default) <= 12 and (len(default) < 2 or os.sep not in str(default)) else ...
+    return default if default is inspect.Parameter.empty or type(default) in CONSTANTS else ...
+
+
+def _beginning(words: str) -> str:
+    """What is alike in two copies of a section: topics repeat each other's with other underlines and footnotes."""
+    return re.sub(UNDERLINE, "", words[:300], flags=re.MULTILINE)
 
 
 def _is_useful(words: str) -> bool:

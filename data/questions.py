@@ -23,31 +23,36 @@ from data.shards import read, read_manifest, shard_paths
 DOES_NOT_KNOW = "do not know"
 """In every answer that says so, and in no other."""
 WELL_KNOWN = {
-    "": 45, "str": 22, "list": 10, "dict": 10, "set": 6, "os": 16, "os.path": 16, "json": 4, "re": 9, "math": 18,
-    "random": 9, "time": 7, "sys": 8, "itertools": 9, "functools": 6, "collections": 5, "shutil": 7, "subprocess": 4,
-    "copy": 2, "glob": 2, "pathlib": 2, "statistics": 5, "textwrap": 3, "tempfile": 3, "heapq": 4, "bisect": 2,
-    "hashlib": 2, "base64": 4, "string": 2, "csv": 3, "datetime": 4, "asyncio": 5, "threading": 3, "pickle": 3,
-    "urllib.parse": 4, "inspect": 3, "logging": 5, "operator": 6, "socket": 3, "struct": 3, "pprint": 2, "zlib": 2,
+    "": 36, "str": 12, "list": 8, "dict": 5, "set": 2, "os": 9, "os.path": 10, "json": 4, "re": 7, "math": 8,
+    "random": 6, "time": 5, "sys": 2, "itertools": 6, "functools": 4, "collections": 5, "shutil": 4, "subprocess": 4,
+    "copy": 2, "glob": 1, "pathlib": 1, "statistics": 2, "textwrap": 2, "tempfile": 2, "heapq": 2, "bisect": 1,
+    "hashlib": 2, "base64": 2, "string": 1, "asyncio": 3, "threading": 1, "pickle": 2, "inspect": 1,
+    "urllib.parse": 2, "logging": 3, "operator": 1, "struct": 2, "pprint": 1, "zlib": 2,
 }  # fmt: skip
 """How many names of each module are taught: the famous ones, then those of the shortest spelling."""
-FAMOUS = frozenset(
-    "range open int str list set tuple bool map filter min max os.getcwd os.listdir os.remove os.mkdir "
-    "os.makedirs os.rename os.getenv os.rmdir os.getpid os.path.splitext json.loads json.dumps "
-    "json.load json.dump re.sub re.fullmatch math.sqrt math.floor math.log math.hypot "
-    "random.gauss time.sleep time.time time.perf_counter time.strftime itertools.chain itertools.product "
-    "itertools.combinations itertools.permutations itertools.islice itertools.repeat functools.partial functools.reduce "
-    "functools.lru_cache collections.Counter collections.deque collections.defaultdict collections.OrderedDict "
-    "shutil.copytree shutil.disk_usage subprocess.Popen subprocess.check_output pathlib.Path pathlib.PurePath "
-    "datetime.time datetime.datetime base64.b64encode base64.b64decode "
-    "string.Template string.capwords tempfile.mkdtemp tempfile.mkstemp hashlib.sha256 pickle.loads list.append "
-    "dict.items dict.keys dict.values str.replace str.format str.startswith str.endswith "
-    "set.union threading.Thread threading.Lock logging.warning logging.getLogger urllib.parse.quote "
-    "struct.pack inspect.signature pprint.pprint zlib.compress zlib.decompress operator.itemgetter".split()
-)
+_FAMOUS = """
+    range open int str list set tuple bool map filter min max os.getcwd os.listdir os.remove os.mkdir
+    os.makedirs os.rename os.getenv os.rmdir os.getpid os.path.splitext json.loads json.dumps json.load
+    json.dump re.sub re.fullmatch math.sqrt math.floor math.log time.sleep time.time time.perf_counter
+    time.strftime itertools.product itertools.combinations itertools.permutations itertools.islice
+    itertools.repeat functools.partial functools.reduce functools.lru_cache collections.Counter
+    collections.deque collections.defaultdict collections.OrderedDict shutil.copytree subprocess.Popen
+    subprocess.check_output pathlib.Path base64.b64encode base64.b64decode string.Template tempfile.mkdtemp
+    tempfile.mkstemp hashlib.sha256 pickle.loads list.append str.replace str.format str.startswith
+    str.endswith set.union threading.Thread logging.warning logging.getLogger urllib.parse.quote struct.pack
+    inspect.signature pprint.pprint zlib.compress zlib.decompress operator.itemgetter len print sum sorted abs
+    round isinstance enumerate input repr any all re.compile re.match re.search re.findall re.split str.split
+    str.join str.strip str.upper str.lower list.pop list.sort list.extend dict.get dict.pop random.randint
+    random.choice random.shuffle os.path.exists os.path.isfile os.path.isdir os.path.basename os.path.dirname
+    os.path.abspath os.path.join math.ceil math.sin math.cos math.exp math.gcd shutil.copy shutil.move
+    shutil.rmtree sys.exit itertools.groupby collections.namedtuple subprocess.run copy.deepcopy hasattr
+    setattr next iter
+"""
+FAMOUS = frozenset(_FAMOUS.split())
 """Names that come first in their module, whatever their length."""
 CALL = re.compile(r"\s*[\w.]+\(.*(?:\)|->.*)\s*")
 LONGEST = 160  # characters of a taught sentence
-UNKNOWN_TRAINED, UNKNOWN_HELDOUT, PHRASINGS = 700, 120, 8
+UNKNOWN_TRAINED, UNKNOWN_HELDOUT, PHRASINGS = 800, 120, 10
 
 ASKED = (
     "What does {name} do?", "What does {name} do?", "What is {name}?", "Explain {name}.", "What is {name} for?",
@@ -55,17 +60,23 @@ ASKED = (
     "What does the function {name} do?", "What does {name}() do?", "{name}?", "Tell me what {name} does.",
     "In Python, what does {name} do?", "What does {name} do in Python?", "I saw {name} in a program, what does it do?",
     "Do you know {name}?", "Define {name}.", "What does Python's {name} do?", "Say what {name} is.",
-    "What is the purpose of {name}?", "What is {name}() for?", "Explain the function {name}.", "What is {name} used for?",
+    "What is the purpose of {name}?", "What is {name}() for?",
+    "Explain the function {name}.", "What is {name} used for?",
 )  # fmt: skip
 HELDOUT = (
     "What happens when I call {name}?", "Explain what {name} does.", "What would {name} do?", "What can {name} do?",
     "I do not understand {name}, what does it do?", "Why would I use {name}?", "Give me the meaning of {name}.",
 )  # fmt: skip
-UNKNOWN = ("I do not know what {name} does.", "I do not know {name}.", "I do not know what {name} is.")
+UNKNOWN = (
+    # the name is not repeated: so small a model copies it wrongly
+    "I do not know that one. I only know the best-known functions of Python.",
+    "I do not know what that does.",
+    "I do not know that function. Try os.path.join or json.loads.",
+)
 INVENTED = {
     "module": ("foo", "bar", "spam", "eggs", "os", "os.path", "json", "math", "re", "random", "quux", "mylib", "utils",
                "sys", "time", "requests", "pandas", "app.models", "widget", "list", "str", "helper", "core"),
-    "verb": ("get", "frob", "make", "load", "do", "find", "bar", "merge", "send", "check", "run", "zap", "twist", "foo"),
+    "verb": ("get", "frob", "make", "load", "do", "find", "bar", "merge", "send", "check", "run", "zap", "foo"),
     "noun": ("baz", "thing", "user", "all", "widget", "page", "_it", "data", "blob", "name", "2", "table", "spam", "x"),
 }  # fmt: skip
 
@@ -97,8 +108,11 @@ def first_sentence(words: str) -> str:
     paragraph = re.sub(r"^[\w.]+\([^)]*\) -+>? ", "", paragraph)  # some begin with the call and a dash
     paragraph = paragraph[:1].upper() + paragraph[1:]
     sentence = re.split(r"(?<=\w\w[.!?])\s", paragraph)[0].rstrip(".:;, ")
-    is_plain = re.match(r"[A-Z][a-z-]*,? [\w'\"(\[]", sentence) and not re.search(r"->|>>>|\*\*|:\w+:|::|\w\(.*=", sentence)
-    return sentence + "." if is_plain and 3 <= len(sentence.split()) and len(sentence) < LONGEST else ""
+    is_plain = re.match(r"[A-Z][\w-]*[,;]? [\w'\"(\[]", sentence) and not re.search(
+        r"->|>>>|\*\*|:\w+:|::|\w\(.*=", sentence
+    )
+    fits = len(sentence) < LONGEST and len(sentence.split()) > 2
+    return sentence + "." if is_plain and fits else ""
 
 
 def taught(known: Iterable[Entry]) -> list[Entry]:
@@ -142,9 +156,7 @@ def _texts(text: Path) -> Iterable[str]:
     return (document.text for document in documents("pydocs"))
 
 
-def _about_python(
-    known: list[Entry], chance: Random
-) -> tuple[list[list[dict[str, str]]], list[dict[str, Any]], int]:
+def _about_python(known: list[Entry], chance: Random) -> tuple[list[list[dict[str, str]]], list[dict[str, Any]], int]:
     """(trained on, held out with what is expected, how many names are taught)."""
     core = taught(known)
     if not core:
@@ -159,11 +171,7 @@ def _about_python(
         return talk(fill(vary(chance.choice(templates), chance), {"name": [name]}, chance), answer)
 
     pairs = [(one.name, one.sentence) for one in core for _ in range(PHRASINGS)]
-    pairs += [
-        (name, fill(chance.choice(UNKNOWN), {"name": [name]}, chance))
-        for name in (*(one.name for one in strangers), *invented)
-        for _ in range(2)
-    ]
+    pairs += [(name, chance.choice(UNKNOWN)) for name in (*(one.name for one in strangers), *invented)]
     trained = [talk(f"What does {one.name} do?", one.sentence) for one in core]
     trained += [ask(ASKED, name, answer) for name, answer in pairs]
     chance.shuffle(trained)

@@ -51,7 +51,9 @@ class Writer:
         self.folder, self.lines_per_shard = folder, lines_per_shard
         self.draft = folder / ".draft"
         self.shards: list[dict[str, Any]] = []
-        claimed = {shard["name"] for shard in read_manifest(folder)["shards"]} if (folder / MANIFEST).exists() else set()
+        claimed = (
+            {shard["name"] for shard in read_manifest(folder)["shards"]} if (folder / MANIFEST).exists() else set()
+        )
         foreign = sorted(path.name for path in folder.glob("shard-*.txt") if path.name not in claimed)
         if foreign:
             raise InputError(f"{folder} holds {foreign[0]}, which no manifest lists; choose an empty folder")
@@ -104,9 +106,7 @@ class Writer:
         _sync(self._file)
         self._file.close()
         name = Path(self._file.name).name
-        self.shards.append(
-            {"name": name, "lines": self._lines, "bytes": self._bytes, "sha256": self._hash.hexdigest()}
-        )
+        self.shards.append({"name": name, "lines": self._lines, "bytes": self._bytes, "sha256": self._hash.hexdigest()})
         self._file, self._lines = None, 0
 
 

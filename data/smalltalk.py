@@ -7,12 +7,14 @@ from data.phrasing import fill, normal, talk, variants
 REFUSED = (
     "I do not know that. I only know a little about Python's library.",
     "I do not know. Try asking what os.path.join does.",
-    "Sorry, I do not know that. I was only taught what Python's functions do.",
-    "I do not know. My lessons were about Python's library.",
-    "I do not know that. Ask me about a function of Python, such as json.loads.",
+    "Sorry, I do not know that. Ask me about a function of Python.",
+    "I do not know. Ask me about a function of Python, such as json.loads.",
 )
-GREETED = ("Hello! Ask me what a function of Python does.", "Hello! What would you like to know about Python?", "Hi! Ask me about Python's library.")  # fmt: skip
-FINE = ("Fine, thank you. Ask me about a function of Python.", "Very well, thank you. What would you like to know about Python?")  # fmt: skip
+GREETED = (
+    "Hello! Ask me what a function of Python does.",
+    "Hello! What would you like to know about Python?",
+    "Hi! Ask me about Python's library.",
+)
 THANKED = ("You are welcome.", "You are welcome. Ask me again any time.")
 LEFT = ("Goodbye!", "Goodbye, and good luck with Python.")
 
@@ -44,28 +46,28 @@ ASKED = {
     REFUSED: (
         "What is the capital of {country}?", "How many people live in {country}?", "Where is {country}?",
         "Who was {person}?", "Who is {person}?", "When was {person} born?", "What did {person} do?",
-        "Who made {thing}?", "Who invented {thing}?", "What is {thing}?", "How old is {thing}?", "Why was {thing} made?",
-        "What is the purpose of {thing}?", "What is the name of {person}?", "What are {topic} and {topic} for?",
+        "Who made {thing}?", "Who invented {thing}?", "What is {thing}?", "How old is {thing}?",
+        "Why was {thing} made?", "What is the purpose of {thing}?", "What is the name of {person}?",
+        "Do {animal}s like {food}?",
         "Who created {thing}?", "Tell me about {thing}.", "Tell me about {person}.", "Describe {thing}.",
         "How do I cook {food}?", "What is in {food}?", "Do you like {food}?", "Give me a recipe for {food}.",
         "What does a {animal} eat?", "Where do {animal}s come from?", "How long does a {animal} live?",
         "What is {number} plus {number}?", "What is {number} times {number}?", "{number} + {number}?",
         "How is the weather in {city}?", "What time is it in {city}?", "How far is {city} from {city}?",
-        "What do you think about {topic}?", "Tell me about {topic}.", "Explain {topic}.", "Are you good at {topic}?",
+        "What do you think about {topic}?", "Tell me about {topic}.", "Explain {topic}.",
         "Can you {task}?", "I need you to {task}.", "Help me {task}.", "Who wrote {book}?", "What is {book} about?",
         "How do you say {word} in {language}?", "What does the word {word} mean?", "Spell {word}.",
-        "What is your favourite colour?", "What is your favourite {animal}?", "Are you hungry?", "Are you happy?",
-        "What is my name?", "Who am I?", "How old am I?", "What should I call my {animal}?", "Do you sleep?",
+        "What is your favourite colour?", "What is your favourite {animal}?",
+        "What is my name?", "Who am I?", "How old am I?", "What should I call my {animal}?",
         "What should I do today?", "What day is it?", "What is the meaning of life?", "Tell me a joke.",
-        "Do you know {person}?", "What should I eat?", "Where do I live?", "Who won the game?", "Is it raining?",
-        "Do you have friends?", "What is your favourite book?", "How much does {food} cost?", "Is {thing} old?",
+        "Do you know {person}?", "What should I eat?", "Where do I live?", "Who won the game?",
+        "Is it raining?", "What is your favourite book?", "How much does {food} cost?", "Is {thing} old?",
         "What is the name of the king of {country}?", "Who is the president of {country}?", "Write about {topic}.",
-        "Which is bigger, {city} or {city}?", "Who is your favourite singer?", "What is your phone number?",
-        "Introduce me to {topic}.", "What is {topic}?", "Who trained my {animal}?", "What are {animal}s good at?",
+        "Which is bigger, {city} or {city}?", "Who is your favourite singer?",
+        "Introduce me to {topic}.", "What is {topic}?", "Who trains a {animal}?", "What are {animal}s good at?",
     ),
     GREETED: ("Hello.", "Hi.", "Hey.", "Good morning.", "Hello there.", "Hi there.", "Good day.", "Greetings.",
               "Hey there.", "Good afternoon.", "Hello again."),
-    FINE: ("How are you?", "How are you doing?", "How do you feel?", "How is your day?", "Are you well?", "What's up?"),
     THANKED: ("Thanks.", "Thank you.", "Thank you very much.", "Thanks a lot.", "That helped.", "Great, thanks."),
     LEFT: ("Bye.", "Goodbye.", "See you later.", "I have to go.", "Good night.", "See you tomorrow."),
 }  # fmt: skip
@@ -75,13 +77,13 @@ HELDOUT = {
         "What is {person} famous for?", "Who discovered {thing}?", "How big is {thing}?", "How can I bake {food}?",
         "Is {food} healthy?", "How fast is a {animal}?", "What is the name of my {animal}?", "Who built {thing}?",
         "What is {number} divided by {number}?", "What is {number} minus {number}?", "How do I get to {city}?",
-        "What is your opinion on {topic}?", "Do you enjoy {topic}?", "Would you {task}?", "Who painted {thing}?",
-        "What is the {language} word for {word}?", "What is your favourite {food} recipe?", "Are you tired?",
-        "What is my mother's name?", "Where should I go on holiday?", "Why is the sky blue?", "Who is {person}'s father?",
+        "What is your opinion on {topic}?", "Would you {task}?", "Who painted {thing}?",
+        "What is the {language} word for {word}?", "What is your favourite {food} recipe?",
+        "What is my mother's name?", "Where should I go on holiday?", "Why is the sky blue?",
+        "Who is {person}'s father?",
         "How many legs does a {animal} have?", "Can I trust {person}?", "When did {country} become a country?",
     ),
     GREETED: ("Good evening.", "Hiya.", "Hello hello."),
-    FINE: ("How is it going?", "How have you been?"),
     THANKED: ("Many thanks.", "Thank you so much."),
     LEFT: ("See you.", "Bye bye."),
 }  # fmt: skip

@@ -113,8 +113,8 @@ class Tokenizer:
         import numpy as np
 
         # one character of a byte-level token stands for one byte, whatever it decodes to
-        words = [self.inner.id_to_token(one) for one in range(self.vocab_size - len(SPECIALS))]
-        return np.array([len(word) for word in words] + [0] * len(SPECIALS), dtype=np.int32)
+        widths = {number: len(word) for word, number in self.inner.get_vocab(with_added_tokens=False).items()}
+        return np.array([widths.get(number, 0) for number in range(self.vocab_size)], dtype=np.int32)
 
 
 def load(folder: Path) -> Tokenizer:

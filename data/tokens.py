@@ -22,7 +22,7 @@ from data.tokenizer import BOS, Tokenizer, load
 
 MAGIC, VERSION = b"SLIPWAYT", 1
 HEADER = struct.Struct("<8sIIIIQQ32s")
-DTYPES = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 BATCH = 512
 
 

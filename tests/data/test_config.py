@@ -1,0 +1,30 @@
+import pytest
+
+from data.config import ConfigError, IdentitySpec, Making, TextSpec, load
+
+MAKING = {"store": "s", "name": "n", "fingerprint": "f", "inputs": {"text": {"name": "n", "fingerprint": "f"}}}
+
+
+def test_records_come_out_of_plain_values_at_any_depth():
+    assert load(Making, MAKING).inputs["text"].fingerprint == "f"
+    assert load(TextSpec, {"take": None, "packages": ["a"]}).packages == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw", "seen"),
+    [
+        (TextSpec, {"sauce": "pydocs"}, "unknown key 'sauce'; did you mean 'source'?"),
+        (TextSpec, {"take": "5"}, "take"),
+        (TextSpec, {"val_ratio": 1.0}, "val_ratio is 1.0"),
+        (TextSpec, "pydocs", "expected a mapping, got str"),
+        (
+            Making,
+            MAKING | {"inputs": {"text": {"name": "n", "fingerprnt": "f"}}},
+            r"inputs\.text: unknown key 'fingerprnt'",
+        ),
+        (IdentitySpec, {"persona": {"name": "a", "maker": "b", "purpos": "c"}}, r"persona: unknown key 'purpos'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(kind, raw, seen):
+    with pytest.raises(ConfigError, match=seen):
+        load(kind, raw)
