@@ -144,7 +144,10 @@ def _has_left(process: "subprocess.Popen[str]", timeout_s: float) -> bool:
 def _failure(name: str, code: int, last: str) -> SlipwayError:
     if code == RESUMABLE:
         return SlipwayError(f"{name} stopped in good order; the same command resumes it")
-    if last.startswith(f"{name}: "):  # it knew what was wrong, and said it
-        return (UsageError if code == 2 else SlipwayError)(last.removeprefix(f"{name}: "))
+    words = last.removeprefix(f"{name}: ")
+    if code == 2:
+        return UsageError(words)
+    if words != last:  # it knew what was wrong, and said it
+        return SlipwayError(words)
     how = f"was ended by signal {-code}" if code < 0 else f"failed with exit code {code}"
     return SlipwayError(f"{name} {how}: {last}")

@@ -68,7 +68,7 @@ class PhaseRun:
     def train(self, model: Decoder, batch: Batch) -> Checkpoint:
         """See `Training.run`."""
         facts = {
-            "run": os.environ.get("SLIPWAY_RUN_ID", ""),
+            "run": run_id(),
             "phase": self.config.phase,
             "tokenizer_sha256": self.tokenizer.sha256,
             "vocab": self.tokenizer.vocab_size,
@@ -129,6 +129,11 @@ def open_input(making: Making, role: str) -> Path:
         raise Refused(f"{making.name} needs an input {role!r}; given: {', '.join(sorted(making.inputs)) or 'none'}")
     one = making.inputs[role]
     return Store(making.store).path(one.name, one.fingerprint)
+
+
+def run_id() -> str:
+    """Stable over every recovery; "" outside a run."""
+    return os.environ.get("SLIPWAY_RUN_ID", "")
 
 
 def work_folder() -> Path:
