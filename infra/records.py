@@ -9,8 +9,10 @@ UTC epoch seconds.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from infra.agent.job import Job
+from infra.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,37 @@ class Request:
     num_gpus: int = 0
     nodes: int = 1
     spot: bool = False
+    gpu_memory_bytes: int = 0  # of each GPU at least; 0 = nothing is promised
+    pool: str = ""  # only machines of this pool; "" = any
+    host: str = ""  # only this machine, as `pool.list` names it; "" = any
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a pod is reached by SSH; as text `ssh://user@host:port/folder?key=/path`."""
+
+    user: str
+    host: str
+    port: int
+    key: str  # path of the private key; "" = none is named
+    folder: str  # of the pod; "" = not known yet
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"ssh://{quote(self.user)}@{host}:{self.port}{quote(self.folder)}?key={quote(self.key)}"
+
+    @staticmethod
+    def parse(text: str) -> "Address":
+        """Raises UsageError."""
+        try:
+            parts = urlsplit(text)
+            port = parts.port
+        except ValueError as error:
+            raise UsageError(f"{text!r} is no address: {error}") from None
+        if parts.scheme != "ssh" or not parts.username or not parts.hostname or not port:
+            raise UsageError(f"{text!r} is no address: expected ssh://user@host:port/folder?key=/path")
+        key = parse_qs(parts.query).get("key", [""])[0]
+        return Address(unquote(parts.username), parts.hostname, port, key, unquote(parts.path))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +80,7 @@ class Offer:
     memory_bytes: int = 0
     micro_usd_per_hour: int = 0
     spot: bool = False
+    place: str = ""  # the one machine that this is, which holds one pod at a time; "" = the vendor has many
 
 
 @dataclass(frozen=True, kw_only=True)
