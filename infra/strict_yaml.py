@@ -34,7 +34,7 @@ def read(path: Path) -> Any:
     try:
         text = content.decode("utf-8")
         _refuse_bombs(path, text)
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
+        return yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
         raise UsageError(f"{path}: {' '.join(str(error).split())}") from None
 

@@ -157,10 +157,8 @@ def main() -> None:
     config["folder"] = os.path.expanduser(config["folder"])
     os.makedirs(config["folder"], mode=0o700, exist_ok=True)
     began = time.monotonic()
-    children = [begin(check, config) for _, check, _ in CHECKS]
-    answers = {}
-    for (name, _, limit), (pid, reader) in zip(CHECKS, children):
-        answers[name] = conclude(pid, reader, began + config[limit], config[limit])
+    children = [(name, config[limit], begin(check, config)) for name, check, limit in CHECKS]
+    answers = {name: conclude(*child, began + within_s, within_s) for name, within_s, child in children}
     print(json.dumps({"began_at": began_at, "ended_at": time.time(), **answers}), flush=True)
 
 

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 ROOT = os.path.join(os.path.expanduser("~"), ".slipway", "pods")
 SMI_S = 20
@@ -142,7 +142,12 @@ def take_turn() -> None:
             time.sleep(POLL_S)
 
 
-VERBS = {"facts": facts, "pods": lambda: {"pods": pods()}, "mark": mark, "unmark": unmark}
+VERBS: Dict[str, Callable[..., Dict[str, Any]]] = {
+    "facts": facts,
+    "pods": lambda: {"pods": pods()},
+    "mark": mark,
+    "unmark": unmark,
+}
 
 if __name__ == "__main__":
     print(json.dumps(VERBS[sys.argv[1]](*sys.argv[2:])))

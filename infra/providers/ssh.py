@@ -10,6 +10,7 @@ never an absence. Ending a pod ends its own processes, and nothing else of the m
 import contextlib
 import getpass
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from infra.transport import TimedOut, Transport
 
 STOP_S = 300.0  # the agent's last rites, and whoever else is just starting or stopping
 END_S = 40.0
+Pods = list[Pod]
 END_ALL = b"""
 import json
 print(json.dumps({"survivors": in_words(end_all(sys.argv[1], 5.0))}))
@@ -45,7 +47,7 @@ class SshPools:
         return Account(provider=self.name, owner=getpass.getuser())
 
     def offers(self, request: Request) -> list[Offer]:
-        """The machines that fit and are free. NoOffer: fewer than the nodes asked for, and why each other is not one."""
+        """The machines that fit and are free. NoOffer: too few for the nodes asked for, and why each other is none."""
         hosts = [host for host in select(self.hosts, request.pool) if host in select(self.hosts, request.host)]
         found = at_once(lambda host: self._offer(host, request), hosts, LOOK_S)
         offers = [one for one in found if isinstance(one, Offer)]
@@ -72,12 +74,18 @@ class SshPools:
         pods = self._on(self._host(place)) if place else self.list()
         return next((one for one in pods if pod in (one.pod_id, one.token)), None)
 
-    def list(self) -> "list[Pod]":
+    def list(self) -> Pods:
         found = at_once(self._on, self.hosts, LOOK_S)
-        deaf = [f"{host.place}: {one}" for host, one in zip(self.hosts, found, strict=True) if _failed(one)]
+        pods: Pods = []
+        deaf = []
+        for host, one in zip(self.hosts, found, strict=True):
+            if isinstance(one, SlipwayError):
+                deaf.append(f"{host.place}: {one}")
+            else:
+                pods.extend(one)
         if deaf:
             raise SlipwayError(f"ssh: not every machine has answered: {'; '.join(deaf)}")
-        return [pod for pods in found if not isinstance(pods, SlipwayError) for pod in pods]
+        return pods
 
     def delete(self, pod_id: str) -> None:
         """End every process of the pod, then take its marker and its secrets away; its work stays."""
@@ -119,7 +127,7 @@ class SshPools:
         except UsageError as error:
             raise UsageError(f"ssh: {error}; put it back into the inventory to end what runs there") from None
 
-    def _on(self, host: Host) -> "list[Pod]":
+    def _on(self, host: Host) -> Pods:
         """The pods of one machine. Raises SlipwayError when that cannot be told."""
         said = ask(contact(host, self.connect), host.python, "pods")["pods"]
         damaged = [f"{one['folder']}: {one['problem']}" for one in said if "problem" in one]
@@ -138,15 +146,12 @@ def _stop(transport: Transport, python: str, pod: PodFolder) -> None:
 
 def _pod(host: Host, run: str, token: str, folder: str) -> Pod:
     return Pod(provider=SshPools.name, pod_id=f"{token}@{host.place}", token=token, run=run,
-               address=str(replace(host.address, folder=folder)), micro_usd_per_hour=host.micro_usd_per_hour)  # fmt: skip
+               address=str(replace(host.address, folder=folder)),
+               micro_usd_per_hour=host.micro_usd_per_hour)  # fmt: skip
 
 
-def _in_words(marker: "dict[str, str]") -> str:
+def _in_words(marker: Mapping[str, str]) -> str:
     """Whose pod a machine holds."""
     if "problem" in marker:
         return f"{marker['folder']}: {marker['problem']}"
     return f"it holds the pod of {marker['run']} ({marker['token']})"
-
-
-def _failed(one: object) -> bool:
-    return isinstance(one, SlipwayError)
