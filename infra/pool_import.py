@@ -81,7 +81,11 @@ def plan(
         return Import(path, new, known, _with_pool(text, pool, new, user, key))
     if user or key:
         raise UsageError(f"{path}: pool {pool} is there already; --user and --key belong to a new one")
-    return Import(path, new, known, _with_hosts(path, text, pool, new))
+    longer = _with_hosts(text, pool, new)
+    wanted = {**pools, pool: {**pools[pool], "hosts": [*entries, *(one.address for one in new)]}}
+    if longer is None or strict_yaml.parse(path, longer) != wanted:
+        raise UsageError(f"{path}: the hosts of {pool} are not one per line; add them yourself, or name another --pool")
+    return Import(path, new, known, longer)
 
 
 def write(one: Import) -> None:
@@ -127,23 +131,26 @@ def _with_pool(text: str, pool: str, new: Sequence[Found], user: str, key: str) 
     return before + "\n".join(lines) + "\n"
 
 
-def _with_hosts(path: Path, text: str, pool: str, new: Sequence[Found]) -> str:
-    """New lines after the last machine of the pool, indented like it."""
+def _with_hosts(text: str, pool: str, new: Sequence[Found]) -> str | None:
+    """New lines after the last machine of the pool, indented like it; None where it has no lines of its own."""
     import yaml
 
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     assert isinstance(root, yaml.MappingNode)
     body = next(value for key, value in root.value if key.value == pool)
     hosts = next((value for key, value in body.value if key.value == "hosts"), None)
-    if not isinstance(hosts, yaml.SequenceNode) or hosts.flow_style or not hosts.value or body.flow_style:
-        raise UsageError(f"{path}: the hosts of {pool} are not one per line; add them yourself, or name another --pool")
+    if not isinstance(hosts, yaml.SequenceNode) or hosts.flow_style or not hosts.value:
+        return None
     lines = text.splitlines()
-    last = hosts.value[-1]
-    end = last.end_mark.line + (last.end_mark.column > 0)  # a mapping ends where the next thing begins
-    while not lines[end - 1].strip() or lines[end - 1].lstrip().startswith("#"):
-        end -= 1
-    indent = " " * (hosts.start_mark.column)
+    end = hosts.value[-1].start_mark.line + 1
+    while end < len(lines) and _indent(lines[end]) > hosts.start_mark.column:
+        end += 1
+    indent = " " * hosts.start_mark.column
     return "\n".join([*lines[:end], *(_line(indent, one) for one in new), *lines[end:]]) + "\n"
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip()) if line.strip() else 0
 
 
 def _line(indent: str, one: Found) -> str:

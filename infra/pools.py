@@ -162,7 +162,7 @@ def _address(said: Mapping[str, Any], ssh: Path, known: Collection[str]) -> Addr
         raise UsageError(f"there is no key {' or '.join(map(str, keys))}; set identity_file to the private key")
     if not _USER.fullmatch(user) or not _HOST.fullmatch(host):
         raise UsageError(f"{user!r} at {host!r} is no user at an address")
-    return Address(user=user, host=host, port=port, key=str(key.absolute()), folder="")
+    return Address(user=user, host=host, port=port, key=str(key.absolute()), folder="/")
 
 
 def _check_keys(where: str, body: Any, known: Sequence[str]) -> None:

@@ -33,9 +33,17 @@ def read(path: Path) -> Any:
         raise UsageError(f"{path}: longer than {MOST_BYTES >> 10} KiB")
     try:
         text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: {error}") from None
+    return parse(path, text)
+
+
+def parse(path: Path, text: str) -> Any:
+    """What that text, of that file, says. Raises UsageError."""
+    try:
         _refuse_bombs(path, text)
         return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise UsageError(f"{path}: {' '.join(str(error).split())}") from None
 
 

@@ -8,6 +8,7 @@ never an absence. Ending a pod ends its own processes, and nothing else of the m
 """
 
 import contextlib
+import functools
 import getpass
 import shlex
 from collections.abc import Mapping
@@ -18,8 +19,9 @@ from infra.agent.job import Limits, PodFolder
 from infra.errors import Ambiguous, NoOffer, SlipwayError, UsageError
 from infra.hosts import AGENT, HostMemory, ask, at_once, run_script
 from infra.names import check_name
-from infra.pools import Host, find, select
+from infra.pools import Host, find, load, select
 from infra.records import Account, Address, Offer, Pod, Request
+from infra.settings import Settings
 from infra.survey import LOOK_S, Connect, contact, has, misfit, shortfall
 from infra.transport import TimedOut, Transport
 
@@ -42,6 +44,11 @@ class SshPools:
 
     name = "ssh"
     settle_s = 0.0
+
+    @staticmethod
+    def of(settings: Settings) -> "SshPools":
+        """The machines of the inventory in force. Raises UsageError."""
+        return SshPools(load(settings.pools), connections(settings), HostMemory.beside(settings.state_file))
 
     def account(self) -> Account:
         return Account(provider=self.name, owner=getpass.getuser())
@@ -134,6 +141,21 @@ class SshPools:
         if damaged:
             raise SlipwayError(f"{'; '.join(damaged)}; remove it when nothing runs there")
         return [_pod(host, one["run"], one["token"], one["folder"]) for one in said]
+
+
+def connections(settings: Settings) -> Connect:
+    """One connection per machine, opened when it is first used; its host key is pinned beside the journal."""
+    from infra.ssh import Ssh
+
+    pins = settings.state_file.parent / "known_hosts"
+
+    @functools.cache
+    def connect(host: Host) -> Transport:
+        transport = Ssh(host.address, pins / host.place.replace("/", "_"))
+        transport.python = host.python
+        return transport
+
+    return connect
 
 
 def _stop(transport: Transport, python: str, pod: PodFolder) -> None:
