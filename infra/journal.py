@@ -19,7 +19,7 @@ from typing import Any
 
 from infra import journal_file
 from infra.agent.process import Identity, boot_id, is_alive, myself
-from infra.errors import UsageError
+from infra.errors import NoOffer, UsageError
 from infra.journal_file import JournalError
 from infra.states import ENDED, PLANNED, after
 
@@ -43,6 +43,7 @@ class Op:
     job: str = ""  # JSON, as it is handed over
     state: str = PLANNED
     epoch: int = 1
+    place: str = ""  # the one machine that it wants; leased to this row while it is live
     remote_id: str | None = None
     address: str | None = None
     rate: int = 0
@@ -86,6 +87,14 @@ class Taken(UsageError):
         )
 
 
+class Leased(NoOffer):
+    """The machine holds another pod; `op` is its row. It is free when that row has ended, which takes proof."""
+
+    def __init__(self, op: Op) -> None:
+        self.op = op
+        super().__init__(f"{op.vendor}: {op.place} is leased by {op.run} ({op.state}); run: inv status {op.run}")
+
+
 class Held(UsageError):
     """A living process holds that lease."""
 
@@ -121,13 +130,19 @@ class Journal:
     # Pods.
 
     def plan(self, *, token: str, run: str, vendor: str, **facts: Any) -> Op:
-        """Commit the intent to rent. Raises Taken when its (run, slot), or its target in its store, is live."""
+        """Commit the intent to rent.
+
+        Raises Taken when its (run, slot), or its target in its store, is live; Leased when its place is.
+        """
         op = Op(token=token, run=run, vendor=vendor, intent_at=int(time.time()), **facts)
         with self._writing():
             rivals = f"{_LIVE} AND ((run = ? AND slot = ?) OR (target = ? AND store = ? AND target != ''))"
             live = self._ops(f"WHERE {rivals}", op.run, op.slot, op.target, op.store)
             if live:
                 raise Taken(live[0])
+            leased = self._ops(f"WHERE {_LIVE} AND vendor = ? AND place = ? AND place != ''", op.vendor, op.place)
+            if leased:
+                raise Leased(leased[0])
             marks = ", ".join("?" * len(_COLUMNS))
             values = [getattr(op, column) for column in _COLUMNS]
             self._db.execute(f"INSERT INTO ops ({', '.join(_COLUMNS)}) VALUES ({marks})", values)

@@ -80,6 +80,11 @@ MIGRATIONS = (
             token TEXT NOT NULL REFERENCES ops, at INTEGER NOT NULL, source TEXT NOT NULL, amount INTEGER NOT NULL)""",
         "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
     ),
+    (
+        "ALTER TABLE ops ADD COLUMN place TEXT NOT NULL DEFAULT ''",
+        """CREATE UNIQUE INDEX one_live_per_place ON ops (vendor, place)
+            WHERE place != '' AND state NOT IN ('TERMINATED', 'FAILED')""",
+    ),
 )
 
 

@@ -6,7 +6,6 @@ In: a plan. Out: the journal's row of a pod at work. `resume` walks the same str
 """
 
 import json
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -84,7 +83,7 @@ def hand_over(op: Op, transport: Transport, journal: Journal, secrets: Mapping[s
     transport.put(json.dumps(chosen).encode(), pod.secrets, 0o600)
     transport.put(op.job.encode(), pod.job)
     keyless = [word for key in VENDORS.values() for word in ("-u", key.upper())]  # steps inherit what the guard has
-    words = ["env", *keyless, _python(), "-m", "infra.agent", "start", str(pod.root)]
+    words = ["env", *keyless, transport.python, "-m", "infra.agent", "start", str(pod.root)]
     done = transport.run(words, timeout_s=ARM_S, cwd=pod.code, env={"PYTHONPATH": str(pod.code)})
     if done.exited != 0:
         raise SlipwayError(f"{op.run}: its guard did not start: {(done.stderr or done.stdout).strip()}")
@@ -93,8 +92,3 @@ def hand_over(op: Op, transport: Transport, journal: Journal, secrets: Mapping[s
     if op.state == READY:
         return op
     return journal.advance(op, "reachable" if op.state == LOST else "armed")
-
-
-def _python() -> str:
-    """The interpreter below the control environment, which may be rebuilt while the agent runs."""
-    return getattr(sys, "_base_executable", sys.executable)

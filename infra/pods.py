@@ -27,8 +27,8 @@ def rent(
 ) -> Op:
     """One pod from `offer` for `job`; the row's `job` is what to hand over, with token and price filled in.
 
-    Taken: the run, or the target in that store, is live; nothing was asked for. Ambiguous: the pod may exist, and
-    the row is UNKNOWN. Any other SlipwayError: nothing was rented.
+    Taken: the run, or the target in that store, is live; Leased: the offer's machine holds another pod; nothing was
+    asked for. Ambiguous: the pod may exist, and the row is UNKNOWN. Any other SlipwayError: nothing was rented.
     """
     token = new_token(journal.installation)
     limits = replace(job.limits, micro_usd_per_hour=offer.micro_usd_per_hour)
@@ -37,7 +37,8 @@ def rent(
     journal.take(_lease(token))  # while this process lives, nobody else clears the row away
     op = journal.plan(token=token, run=request.run, vendor=provider.name, target=target, store=store,
                       spec_hash=spec_hash, job=job.to_json(), rate=offer.micro_usd_per_hour, ttl_s=limits.time_s,
-                      cap=limits.spend_micro_usd)  # fmt: skip
+                      cap=limits.spend_micro_usd, place=offer.place,
+                      remote_id=f"{token}@{offer.place}" if offer.place else None)  # fmt: skip
     op = journal.advance(op, "sending")
     try:
         pod = provider.create(request, offer, token, limits)
@@ -46,7 +47,7 @@ def rent(
             journal.advance(op, "refused", reason=str(error))
             raise
         op = journal.advance(op, "unclear", reason=str(error) or type(error).__name__)
-        found = provider.find(token) if isinstance(error, Ambiguous) else None
+        found = provider.find(op.remote_id or token) if isinstance(error, Ambiguous) else None
         if found is None:
             raise
         return _came(journal, op, "found", found)
@@ -128,6 +129,8 @@ def _prove_absence(provider: Provider, op: Op) -> None:
 def _is_absent(provider: Provider, op: Op) -> bool:
     if provider.find(op.remote_id or op.token) is not None:
         return False
+    if op.place:  # the pod can be nowhere else, and other machines may well be switched off
+        return True
     return all(pod.token != op.token for pod in provider.list())
 
 

@@ -9,6 +9,7 @@ UTC epoch seconds.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from infra.agent.job import Job
 
@@ -23,6 +24,9 @@ class Request:
     num_gpus: int = 0
     nodes: int = 1
     spot: bool = False
+    gpu_memory_bytes: int = 0  # of each GPU at least; 0 = nothing is promised
+    pool: str = ""  # only machines of this pool; "" = any
+    host: str = ""  # only this machine, as `pool.list` names it; "" = any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +51,7 @@ class Offer:
     memory_bytes: int = 0
     micro_usd_per_hour: int = 0
     spot: bool = False
+    place: str = ""  # the one machine that this is, which holds one pod at a time; "" = the vendor has many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +62,44 @@ class Pod:
     pod_id: str
     token: str
     run: str
-    address: str  # a folder for `local`; user@host:port elsewhere
+    address: str  # a folder for `local`; an `Address` as text elsewhere
     micro_usd_per_hour: int = 0
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a pod is reached by SSH, and its folder there. As text: ssh://user@host:port/folder?key=/path."""
+
+    user: str
+    host: str
+    port: int
+    key: str  # path of the private key on this machine
+    folder: str  # absolute, on the pod
+
+    def __post_init__(self) -> None:
+        for name in ("user", "host"):  # both stand on the command line of the system's ssh
+            value = getattr(self, name)
+            if not value or value.startswith("-") or any(c.isspace() or not c.isprintable() for c in value):
+                raise ValueError(f"{value!r} is no {name} of an address")
+        if not 0 < self.port < 65536:
+            raise ValueError(f"{self.port} is no port")
+        if not self.folder.startswith("/"):
+            raise ValueError(f"{self.folder!r} is no absolute folder")
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        key = f"?key={quote(self.key)}" if self.key else ""
+        return f"ssh://{quote(self.user)}@{host}:{self.port}{quote(self.folder)}{key}"
+
+    @staticmethod
+    def parse(text: str) -> "Address":
+        """Raises ValueError when the text is no such address."""
+        parts = urlsplit(text)
+        if parts.scheme != "ssh":
+            raise ValueError(f"{text!r} is no address; expected ssh://user@host:port/folder?key=/path")
+        key = parse_qs(parts.query).get("key", [""])[0]
+        user, host = unquote(parts.username or ""), parts.hostname or ""
+        return Address(user=user, host=host, port=parts.port or 22, key=key, folder=unquote(parts.path))
 
 
 @dataclass(frozen=True)

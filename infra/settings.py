@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 from infra.agent.environment import default_cache
 from infra.errors import UsageError
 
+POOLS = "ssh_node_pools.yaml"
 VENDORS = {"runpod": "runpod_api_key", "lium": "lium_api_key", "shadeform": "shadeform_api_key"}
 
 
@@ -39,10 +40,17 @@ class Settings:
     source: str = row("SLIPWAY_SOURCE", "which text is trained on: pydocs, fineweb or paths", "pydocs")
     store: str = row("SLIPWAY_STORE", "where artifacts are kept: a folder, hf://, s3:// or gs://", "var/artifacts")
     pods: Path = row("SLIPWAY_PODS", "where the pods of this machine are kept", "var/pods")
+    pools: Path = row("SLIPWAY_POOLS", "own machines; without this file: ~/.sky/ssh_node_pools.yaml", POOLS)
     environments: Path = row("SLIPWAY_ENVIRONMENTS", "where environments are kept, shared by all checkouts")
     installer: str = row("SLIPWAY_INSTALLER", "what installs environments, uv or pip (read from the shell only)")
     state_file: Path = row("SLIPWAY_STATE_FILE", "the journal of what was rented, one per installation")
     reserve_bytes: int = row("SLIPWAY_RESERVE_BYTES", "free disk below which work stops", str(1 << 30))
+    accept_url: str = row("SLIPWAY_ACCEPT_URL", "a new pod downloads this for some seconds; empty: nothing")
+    accept_download_mb_s: int = row("SLIPWAY_ACCEPT_DOWNLOAD_MB_S", "a new pod must download that fast", "2")
+    accept_disk_mb_s: int = row("SLIPWAY_ACCEPT_DISK_MB_S", "a new pod's disk must be written that fast", "50")
+    accept_free_gb: int = row("SLIPWAY_ACCEPT_FREE_GB", "a new pod must have that much free disk", "10")
+    accept_clock_s: int = row("SLIPWAY_ACCEPT_CLOCK_S", "a new pod's clock may be off by that much", "30")
+    accept_cuda: str = row("SLIPWAY_ACCEPT_CUDA", "a new GPU pod's driver must serve this CUDA", "13.0")
     runpod_api_key: str = row("RUNPOD_API_KEY", "RunPod: the account's key", secret=True)
     lium_api_key: str = row("LIUM_API_KEY", "Lium: the account's key", secret=True)
     shadeform_api_key: str = row("SHADEFORM_API_KEY", "Shadeform: the account's key", secret=True)
@@ -77,7 +85,7 @@ class Settings:
             variable = one.metadata["variable"]
             found = [("--" + one.name.replace("_", "-"), typed.get(one.name, ""))]
             found += [(where, layer.get(variable) or "") for where, layer in layers]
-            found += [("slipway.yaml", written.get(one.name, "")), ("default", _default(one, environ))]
+            found += [("slipway.yaml", written.get(one.name, "")), ("default", _default(one, environ, root))]
             source, text = next(((where, text) for where, text in found if text), ("default", ""))
             base = root if source in (".env", "slipway.yaml", "default") else Path.cwd()
             values[one.name], sources[one.name] = _convert(text, hints[one.name], one, base, source), source
@@ -165,12 +173,15 @@ def _read_yaml(path: Path) -> dict[str, str]:
     return {name: str(value) for name, value in read.items()}
 
 
-def _default(one: Field, environ: Mapping[str, str]) -> str:
+def _default(one: Field, environ: Mapping[str, str], root: Path) -> str:
     if one.name == "environments":
         return str(default_cache(environ))
     if one.name == "state_file":
         state = environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         return str(Path(state) / "slipway" / "journal.db")
+    if one.name == "pools" and not (root / POOLS).exists():
+        shared = Path.home() / ".sky" / POOLS  # SkyPilot's own
+        return str(shared if shared.exists() else root / POOLS)
     return one.metadata["default"]
 
 

@@ -3,10 +3,14 @@
 A secret is known by its name or by its content. Source files are never held back for their name alone.
 """
 
+import contextlib
 import fnmatch
+import hashlib
 import os
 import re
+import stat
 import subprocess
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,27 +47,107 @@ class Shipment:
     """What goes, and what stays behind; paths are relative to `root`."""
 
     root: Path
-    files: tuple[str, ...]  # files, and links to places inside the root
+    files: Mapping[str, str]  # path of a file, or of a link to a place inside the root -> sha256
     refused: tuple[Refusal, ...]
+
+
+@dataclass(frozen=True)
+class SyncPlan:
+    """What a push would do, before it does anything."""
+
+    files: int
+    bytes: int
+    largest: tuple[tuple[str, int], ...]  # path, bytes; ten at most
+    new: tuple[str, ...]  # not on the pod yet, or changed since the last push
+    gone: tuple[str, ...]  # on the pod by an earlier push, and here no more
+    refused: tuple[Refusal, ...]
+    ignored_files: int
+    ignored_bytes: int
+
+
+def survey(root: Path) -> dict[str, os.stat_result]:
+    """What git would keep, by path relative to `root`, with its lstat; a checkout's deleted files are left out.
+
+    Raises UsageError when there is nothing, when `root` can be no project, or when git fails in a checkout.
+    """
+    root = root.resolve()
+    if root in (Path("/"), Path.home()):
+        raise UsageError(f"{root} is no project; nothing is sent from there")
+    found = {}
+    for path in sorted(_listed(root) if _is_checkout(root) else _walked(root)):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # listed by git, deleted but not committed
+            found[path] = os.lstat(root / path)
+    if not found:
+        raise UsageError(f"{root}: no file to send")
+    return found
+
+
+def mode(seen: os.stat_result) -> int | str:
+    """How a file is kept on a pod: "link", or its permissions, of which only "runs" and "does not" are told apart."""
+    return "link" if stat.S_ISLNK(seen.st_mode) else 0o755 if seen.st_mode & 0o100 else 0o644
+
+
+def inspect(root: Path, path: str) -> tuple[str, str]:
+    """(sha256 of what would be sent, why it may not be: "" when it may)."""
+    reason = _why_not(root, path)
+    if reason:
+        return "", reason
+    found = hashlib.sha256()
+    head = b""
+    for piece in pieces(root / path):
+        found.update(piece)
+        head = head or piece
+    if not (root / path).is_symlink():
+        for kind, pattern in _SECRET_CONTENT.items():
+            if re.search(pattern, head):
+                return "", f"it holds {kind}"
+    return found.hexdigest(), ""
+
+
+def pieces(full: Path) -> Iterator[bytes]:
+    """What is sent of a file: its content; of a link, where it leads."""
+    if full.is_symlink():
+        yield os.fsencode(os.readlink(full))
+        return
+    with open(full, "rb") as file:
+        while piece := file.read(SCANNED_BYTES):
+            yield piece
 
 
 def pack(root: Path) -> Shipment:
     """Raises UsageError when there is nothing to send, or git fails in a checkout."""
     root = root.resolve()
-    files, refused = [], []
-    for path in _listed(root) if _is_checkout(root) else _walked(root):
-        reason = _why_not(root, path)
+    contents, refused = {}, []
+    for path in survey(root):
+        sha, reason = inspect(root, path)
         if reason:
             refused.append(Refusal(path, reason))
-        elif os.path.lexists(root / path):  # git lists what was deleted but not committed
-            files.append(path)
-    if not files:
+        else:
+            contents[path] = sha
+    if not contents:
         raise UsageError(f"{root}: no file to send")
-    return Shipment(root, tuple(sorted(files)), tuple(refused))
+    return Shipment(root, contents, tuple(refused))
+
+
+def preview(root: Path, known: Mapping[str, str]) -> SyncPlan:
+    """What a push of `root` would do to a pod that holds `known` (sha256 by path). Raises UsageError as pack does."""
+    packed = pack(root)
+    sizes = {path: os.lstat(packed.root / path).st_size for path in packed.files}
+    ignored = _ignored(packed.root)
+    return SyncPlan(
+        files=len(sizes),
+        bytes=sum(sizes.values()),
+        largest=tuple(sorted(sizes.items(), key=lambda one: (-one[1], one[0]))[:10]),
+        new=tuple(path for path, sha in packed.files.items() if known.get(path) != sha),
+        gone=tuple(sorted(known.keys() - packed.files.keys())),
+        refused=packed.refused,
+        ignored_files=len(ignored),
+        ignored_bytes=sum(ignored),
+    )
 
 
 def _why_not(root: Path, path: str) -> str:
-    """Why `path` stays behind; "" when it may go."""
+    """Why `path` stays behind whatever it holds; "" when it may go."""
     full, name = root / path, os.path.basename(path)
     if full.is_symlink():
         target = os.readlink(full)
@@ -71,16 +155,10 @@ def _why_not(root: Path, path: str) -> str:
         return "" if is_inside else f"a link out of the folder, to {target}"
     if full.is_dir():
         return "a repository of its own"
-    if full.exists() and not full.is_file():
+    if not full.is_file():
         return "no regular file"
     if _matches(name, _SECRET_NAMES) and not _matches(name, _HARMLESS_NAMES):
         return "its name says that it holds secrets"
-    if full.exists():
-        with open(full, "rb") as file:
-            head = file.read(SCANNED_BYTES)
-        for kind, pattern in _SECRET_CONTENT.items():
-            if re.search(pattern, head):
-                return f"it holds {kind}"
     return ""
 
 
@@ -92,8 +170,9 @@ def _is_checkout(root: Path) -> bool:
     return any((folder / ".git").exists() for folder in (root, *root.parents))
 
 
-def _listed(root: Path) -> list[str]:
-    words = ["git", "-C", str(root), "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+def _listed(root: Path, *which: str) -> list[str]:
+    """What git lists under `root`: by default what it keeps and what it would keep."""
+    words = ["git", "-C", str(root), "ls-files", *(which or ("--cached", "--others")), "--exclude-standard", "-z"]
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True)
     except FileNotFoundError:
@@ -103,10 +182,24 @@ def _listed(root: Path) -> list[str]:
     return sorted({os.fsdecode(path).rstrip("/") for path in done.stdout.split(b"\0") if path})
 
 
-def _walked(root: Path) -> list[str]:
+def _ignored(root: Path) -> list[int]:
+    """Sizes in bytes of what is not even looked at."""
+    if _is_checkout(root):
+        paths: Iterable[str] = _listed(root, "--others", "--ignored")
+    else:
+        here = set(_walked(root))
+        paths = [path for path in _walked(root, frozenset()) if path not in here]
+    sizes = []
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):  # ignored files come and go
+            sizes.append(os.lstat(root / path).st_size)
+    return sizes
+
+
+def _walked(root: Path, not_walked: frozenset[str] = _NOT_WALKED) -> list[str]:
     found = []
     for here, folders, files in os.walk(root):
         links = [folder for folder in folders if os.path.islink(os.path.join(here, folder))]
-        folders[:] = [folder for folder in folders if folder not in _NOT_WALKED and folder not in links]
+        folders[:] = [folder for folder in folders if folder not in not_walked and folder not in links]
         found += [os.path.relpath(os.path.join(here, one), root) for one in (*links, *files)]
     return found

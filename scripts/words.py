@@ -26,8 +26,12 @@ def secrets(settings: Settings) -> dict[str, str]:
 def provider(settings: Settings, name: str = "") -> Provider:
     """Raises UsageError for one that cannot be used yet."""
     name = name or settings.provider
+    if name == "ssh":
+        from infra.providers.ssh import SshPools
+
+        return SshPools.of(settings)
     if name != "local":
-        raise UsageError(f"provider {name!r} cannot be used yet; known: local")
+        raise UsageError(f"provider {name!r} cannot be used yet; known: local, ssh")
     from infra.providers.local import Local
 
     return Local(settings.pods)

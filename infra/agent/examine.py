@@ -1,0 +1,166 @@
+"""How well a machine works: measured there, in the first minute, before any work.
+
+Sent over a connection and run as `python3 - CONFIG`: one file that imports nothing of ours and says one JSON document.
+CONFIG is JSON: `folder` (whose disk is written to), `pythons` (interpreters that may have torch), `url` ("" = no
+download), `disk_s`, `download_s`, `matmul_s`. Each check is a process group of its own with a deadline, so that a
+dead disk or a hung driver delays nobody; its entry has a `value`, or an `error`, or `later` (it cannot be told yet).
+"""
+
+import contextlib
+import glob
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from typing import Any, Callable, Dict, Tuple
+
+BLOCK = 4 << 20
+WRITE_BYTES = 256 << 20
+DOWNLOAD_BYTES = 64 << 20
+ENVIRONMENTS = "~/.cache/slipway/environments/train-*/bin/python"
+NO_TORCH = 3
+MATMUL = """
+import json, sys, time
+try:
+    import torch
+except ImportError:
+    sys.exit(3)
+if torch.version.cuda is None:
+    sys.exit(3)
+size, rounds, rows = 4096, 10, []
+for index in range(torch.cuda.device_count()):
+    ones = torch.ones(size, size, device=f"cuda:{index}", dtype=torch.bfloat16)
+    product = ones @ ones
+    torch.cuda.synchronize(index)
+    began = time.perf_counter()
+    for _ in range(rounds):
+        product = ones @ ones
+    torch.cuda.synchronize(index)
+    tflops = 2 * size**3 * rounds / (time.perf_counter() - began) / 1e12
+    rows.append({"tflops": round(tflops, 1), "exact": bool((product == size).all())})
+print(json.dumps(rows))
+"""
+
+Check = Callable[[Dict[str, Any]], Dict[str, Any]]
+
+
+def free(config: Dict[str, Any]) -> Dict[str, Any]:
+    """In bytes."""
+    return {"value": shutil.disk_usage(config["folder"]).free}
+
+
+def disk_write(config: Dict[str, Any]) -> Dict[str, Any]:
+    """Bytes per second that reach the disk, for half of the time that there is."""
+    block, written = os.urandom(BLOCK), 0
+    with tempfile.TemporaryFile(dir=config["folder"]) as file:
+        began = time.monotonic()
+        while written < WRITE_BYTES and time.monotonic() - began < config["disk_s"] / 2:
+            written += file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+        return {"value": written / (time.monotonic() - began)}
+
+
+def download(config: Dict[str, Any]) -> Dict[str, Any]:
+    """Bytes per second from the first answer on, and how many there were."""
+    if not config["url"]:
+        return {"later": "no address is set to download from"}
+    with urllib.request.urlopen(config["url"], timeout=config["download_s"]) as answer:
+        began, received = time.monotonic(), 0
+        while received < DOWNLOAD_BYTES and time.monotonic() - began < config["download_s"] / 2:
+            block = answer.read1(1 << 20)
+            received += len(block)
+            if not block:
+                break
+        return {"value": received / max(1e-6, time.monotonic() - began), "bytes": received}
+
+
+def cuda(config: Dict[str, Any]) -> Dict[str, Any]:
+    """The newest CUDA that the driver serves, as text."""
+    if not shutil.which("nvidia-smi"):
+        return {"later": "there is no nvidia-smi"}
+    said = subprocess.run(["nvidia-smi"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    found = re.search(r"CUDA[A-Z ]* Version: *([0-9]+\.[0-9]+)", said.stdout.decode(errors="replace"))
+    return {"value": found.group(1)} if found else {"error": "nvidia-smi names no CUDA version"}
+
+
+def matmul(config: Dict[str, Any]) -> Dict[str, Any]:
+    """Per GPU: TFLOP/s in bfloat16, and whether the product was right."""
+    if not shutil.which("nvidia-smi"):
+        return {"later": "there is no nvidia-smi"}
+    for python in config["pythons"] + sorted(glob.glob(os.path.expanduser(ENVIRONMENTS))) + [sys.executable]:
+        with tempfile.TemporaryFile() as errors:
+            done = subprocess.run(
+                [python, "-c", MATMUL], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
+            )
+            if done.returncode == 0:
+                return {"value": json.loads(done.stdout.decode())}
+            if done.returncode != NO_TORCH:
+                errors.seek(0)
+                said = errors.read().decode(errors="replace").strip().splitlines() or ["nothing"]
+                return {"error": f"exit code {done.returncode}: {said[-1][:300]}"}
+    return {"later": "no torch with CUDA is there yet"}
+
+
+CHECKS: Tuple[Tuple[str, Check, str], ...] = (
+    ("free", free, "disk_s"),
+    ("disk_write", disk_write, "disk_s"),
+    ("download", download, "download_s"),
+    ("cuda", cuda, "disk_s"),
+    ("matmul", matmul, "matmul_s"),
+)
+
+
+def begin(check: Check, config: Dict[str, Any]) -> Tuple[int, int]:
+    """A child in a process group of its own, and the pipe on which it will answer."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(writer)
+        return pid, reader
+    os.setsid()
+    for number in (1, 2):  # a child that hangs must not keep the connection open
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    try:
+        answer = check(config)
+    except Exception as error:  # whatever it is, it is the answer
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    os.write(writer, json.dumps(answer).encode())
+    os._exit(0)
+
+
+def conclude(pid: int, reader: int, deadline: float, within_s: float) -> Dict[str, Any]:
+    """The answer of the child, which is gone then."""
+    said = b""
+    while select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        block = os.read(reader, 1 << 16)
+        said += block
+        if not block:
+            break
+    else:
+        said = json.dumps({"error": f"no answer in {within_s:g} s"}).encode()
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
+        os.killpg(pid, signal.SIGKILL)
+    return dict(json.loads(said or b'{"error": "it died"}'))
+
+
+def main() -> None:
+    began_at = time.time()
+    config = json.loads(sys.argv[1])
+    config["folder"] = os.path.expanduser(config["folder"])
+    os.makedirs(config["folder"], mode=0o700, exist_ok=True)
+    began = time.monotonic()
+    children = [(name, config[limit], begin(check, config)) for name, check, limit in CHECKS]
+    answers = {name: conclude(*child, began + within_s, within_s) for name, within_s, child in children}
+    print(json.dumps({"began_at": began_at, "ended_at": time.time(), **answers}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

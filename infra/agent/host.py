@@ -1,0 +1,153 @@
+"""What a machine has, which pods it holds, and the marker of a pod; answered by the machine itself.
+
+Sent over a connection and run as `python3 - VERB WORDS`, before any code of ours is there: one file that imports
+nothing of ours and says one JSON document.
+
+    facts              what the machine has, and its pods
+    pods               its pods: the markers under ~/.slipway/pods
+    mark RUN TOKEN     make the folder of a pod, unless the machine holds another one
+    unmark RUN TOKEN   take marker and secrets away; what the pod has made stays
+"""
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+ROOT = os.path.join(os.path.expanduser("~"), ".slipway", "pods")
+SMI_S = 20
+LOCK_S = 10
+POLL_S = 0.02
+
+
+def facts() -> Dict[str, Any]:
+    """Sizes in bytes; null = not known."""
+    memory = None
+    if "SC_PHYS_PAGES" in os.sysconf_names:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    gpus, problem = nvidia()
+    return {
+        "python": platform.python_version(),
+        "python_path": sys.executable,
+        "system": " ".join((platform.system(), platform.release(), platform.machine())),
+        "cpus": len(usable),
+        "memory_bytes": memory,
+        "free_bytes": shutil.disk_usage(os.path.expanduser("~")).free,
+        "gpus": gpus,
+        "gpu_problem": problem,
+        "rsync": which("rsync"),
+        "uv": which("uv"),
+        "pods": pods(),
+    }
+
+
+def which(name: str) -> Optional[str]:
+    """Also where a login shell would look and a command sent by SSH does not."""
+    more = ("~/.local/bin", "~/.cargo/bin", "/usr/local/bin")
+    places = [os.environ.get("PATH", os.defpath)] + [os.path.expanduser(one) for one in more]
+    return shutil.which(name, path=os.pathsep.join(places))
+
+
+def nvidia() -> Tuple[List[Dict[str, Any]], str]:
+    """The GPUs, and why that is not known ("" = it is)."""
+    if not shutil.which("nvidia-smi"):
+        return [], ""
+    words = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SMI_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [], f"nvidia-smi: {error}"
+    said = done.stdout.decode(errors="replace").strip()
+    if done.returncode:
+        return [], f"nvidia-smi: exit code {done.returncode}: {said[:200]}"
+    rows = [[cell.strip() for cell in line.split(",")] for line in said.splitlines()]
+    if any(len(row) != 3 for row in rows):
+        return [], f"nvidia-smi said: {said[:200]}"
+    return [{"name": row[0], "memory_bytes": mebibytes(row[1]), "driver": row[2]} for row in rows], ""
+
+
+def mebibytes(text: str) -> Optional[int]:
+    """null where the GPU shares the machine's memory and reports none."""
+    return int(text) << 20 if text.isdigit() else None
+
+
+def pods() -> List[Dict[str, Any]]:
+    """One entry per marker; one that cannot be read is an entry with a problem, never an absence."""
+    try:
+        names = sorted(os.listdir(ROOT))
+    except FileNotFoundError:
+        return []
+    found = []
+    for name in names:
+        folder = os.path.join(ROOT, name)
+        try:
+            with open(os.path.join(folder, "POD.json")) as file:
+                marker = json.load(file)
+            found.append({"run": str(marker["run"]), "token": str(marker["token"]), "folder": folder})
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            found.append({"folder": folder, "problem": f"POD.json is damaged: {error}"})
+    return found
+
+
+def mark(run: str, token: str) -> Dict[str, Any]:
+    """`holder` is the other pod that has this machine; without it, `folder` is ours."""
+    take_turn()
+    folder = os.path.join(ROOT, run)
+    for pod in pods():
+        if (pod.get("token"), pod["folder"]) != (token, folder):
+            return {"holder": pod}
+    os.makedirs(os.path.join(folder, "state"), mode=0o700, exist_ok=True)
+    draft = os.path.join(folder, f".{token}.draft")
+    with open(draft, "w") as file:
+        json.dump({"token": token, "run": run}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, os.path.join(folder, "POD.json"))
+    return {"folder": folder}
+
+
+def unmark(run: str, token: str) -> Dict[str, Any]:
+    """Of that very pod only. Returns the pods that are left."""
+    take_turn()
+    folder = os.path.join(ROOT, run)
+    ours = [pod for pod in pods() if pod.get("token") == token and pod["folder"] == folder]
+    for name in ("secrets.json", "POD.json") if ours else ():
+        if os.path.lexists(os.path.join(folder, name)):
+            os.unlink(os.path.join(folder, name))
+    return {"pods": pods()}
+
+
+def take_turn() -> None:
+    """Hold the machine's lock until this process ends."""
+    os.makedirs(ROOT, mode=0o700, exist_ok=True)
+    descriptor = os.open(os.path.join(ROOT, ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    deadline = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                sys.exit(f"{ROOT}: another process has held the lock for {LOCK_S} s")
+            time.sleep(POLL_S)
+
+
+VERBS: Dict[str, Callable[..., Dict[str, Any]]] = {
+    "facts": facts,
+    "pods": lambda: {"pods": pods()},
+    "mark": mark,
+    "unmark": unmark,
+}
+
+if __name__ == "__main__":
+    print(json.dumps(VERBS[sys.argv[1]](*sys.argv[2:])))

@@ -1,0 +1,208 @@
+"""The pod's side of a push: say what is wanted, then take it in. Sent as text, since no code of ours is there yet.
+
+In: one JSON line on stdin, for `take` followed by a zlib stream of file contents. Out: one JSON object on stdout; a
+refusal goes to stderr with exit code 3. Standard library only, Python 3.9, no import of ours.
+
+`state/pushed.json` beside the code remembers what pushes brought:
+    {path: {"stamp": what the sender saw, "sha": content, "mode": mode, "seen": what the pod saw}, or null: unknown}
+A file that both sides see as they last saw it is not read again.
+"""
+
+import hashlib
+import json
+import os
+import stat
+import sys
+import zlib
+
+MEMORY = "pushed.json"  # in the pod's state folder
+REFUSED = 3  # exit code
+CHUNK = 1 << 16
+FRESH_NS = 100_000_000  # written so shortly before it was looked at, a file may change again without a sign
+
+
+class Refused(Exception):
+    pass
+
+
+class Pod:
+    def __init__(self, dest, token):
+        self.root = os.path.realpath(os.path.dirname(dest))
+        self.target = os.path.join(self.root, os.path.basename(dest))
+        self.memory = os.path.join(self.root, "state", MEMORY)
+        self._check_marker(token)
+        if os.path.islink(self.target):
+            raise Refused(f"{self.target} is a link; nothing is pushed through it")
+        self.files: dict = {}
+        if os.path.exists(self.memory):
+            with open(self.memory, encoding="ascii") as file:
+                read = json.load(file)
+            self.files = read if isinstance(read, dict) else dict.fromkeys(read)
+
+    def _check_marker(self, token):
+        try:
+            with open(os.path.join(self.root, "POD.json"), encoding="utf-8") as file:
+                found = json.load(file)["token"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise Refused(f"{self.root} carries no marker of ours; nothing is pushed there") from None
+        if found != token:
+            raise Refused(f"{self.root} is the pod of {found}, not of {token}; nothing is pushed there")
+
+    def place(self, path):
+        """Where `path` lies, and whether a link stands in its way."""
+        full = os.path.join(self.target, path)
+        if os.path.isabs(path) or ".." in path.split("/"):
+            raise Refused(f"{path} leads out of {self.target}")
+        folder = os.path.dirname(full)
+        return full, os.path.realpath(folder) == folder
+
+    def compare(self, listing):
+        """What is not known to stand here as listed, with the content that does; and what is listed no more.
+
+        listing: [path, stamp, mode]. Answers {"ask": {path: sha or null}, "gone": [path]}.
+        """
+        ask = {}
+        for path, stamp, mode in listing:
+            known = self.files.get(path)
+            full, is_open = self.place(path)
+            if known and is_open and known["seen"] and known["seen"] == look(full):
+                if known["stamp"] != stamp or known["mode"] != mode:
+                    ask[path] = known["sha"] if known["mode"] == mode else None
+            else:
+                ask[path] = content(full, mode) if is_open else None
+        listed = {path for path, _, _ in listing}
+        return {"ask": ask, "gone": sorted(set(self.files) - listed)}
+
+    def take(self, wanted, source):
+        """Remove, then write what comes, then remember. Answers how many were removed.
+
+        wanted: {"remove": [path], "keep": [[path, stamp, mode, sha]], "send": [[path, stamp, mode, sha, size]]}.
+        """
+        for entry in wanted["send"]:
+            self.files[entry[0]] = None
+        self._remember(self.files)  # so that a push that is cut off is cleaned up by the next
+        removed = sum([self._remove(path) for path in wanted["remove"] if path in self.files])
+        for path in wanted["remove"]:
+            self.files.pop(path, None)
+        for path, _, mode, sha, size in wanted["send"]:
+            self._write(path, mode, sha, source.read(size))
+        now = self._remember(self.files)
+        for path, stamp, mode, sha in wanted["keep"] + [entry[:4] for entry in wanted["send"]]:
+            seen = look(self.place(path)[0])
+            is_fresh = seen is None or max(seen[2], seen[3]) > now - FRESH_NS
+            self.files[path] = {"stamp": stamp, "sha": sha, "mode": mode, "seen": None if is_fresh else seen}
+        self._remember(self.files)
+        return {"removed": removed}
+
+    def _write(self, path, mode, sha, pieces):
+        full, is_open = self.place(path)
+        if not is_open:
+            raise Refused(f"{full} lies behind a link; nothing is pushed through it")
+        folder, name = os.path.split(full)
+        os.makedirs(folder, exist_ok=True)
+        draft = os.path.join(folder, f".{name[:200]}.{os.getpid()}.draft")
+        found = hashlib.sha256()
+        try:
+            if mode == "link":
+                target = b"".join(pieces)
+                found.update(target)
+                os.symlink(target, draft)
+            else:
+                descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                with os.fdopen(descriptor, "wb") as file:
+                    for piece in pieces:
+                        found.update(piece)
+                        file.write(piece)
+                    os.fchmod(descriptor, mode)
+            if found.hexdigest() != sha:
+                raise Refused(f"{path} changed while it was sent; push again")
+            os.replace(draft, full)
+        finally:
+            if os.path.lexists(draft):
+                os.unlink(draft)
+
+    def _remove(self, path):
+        """Remove a file that an earlier push brought, and the folders that are empty then."""
+        full, is_open = self.place(path)
+        if not is_open or not os.path.lexists(full) or (os.path.isdir(full) and not os.path.islink(full)):
+            return 0
+        os.unlink(full)
+        folder = os.path.dirname(full)
+        while folder != self.target and not os.listdir(folder):
+            os.rmdir(folder)
+            folder = os.path.dirname(folder)
+        return 1
+
+    def _remember(self, files):
+        """Replace the memory durably; its time, by the clock of this file system."""
+        os.makedirs(os.path.dirname(self.memory), exist_ok=True)
+        draft = f"{self.memory}.{os.getpid()}.draft"
+        with open(draft, "w", encoding="ascii") as file:
+            file.write(json.dumps(files))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, self.memory)
+        return os.stat(self.memory).st_mtime_ns
+
+
+class Stream:
+    """Contents one after the other, as they come out of one zlib stream."""
+
+    def __init__(self, file):
+        self.file = file
+        self.inflate = zlib.decompressobj()
+        self.held = b""
+
+    def read(self, size):
+        """Yield `size` bytes in pieces. Raises Refused when the stream ends before."""
+        while size:
+            if not self.held:
+                waiting = self.inflate.unconsumed_tail or self.file.read1(CHUNK)
+                if not waiting:
+                    raise Refused("the stream of files was cut off")
+                self.held = self.inflate.decompress(waiting, CHUNK * 4)
+            piece, self.held = self.held[:size], self.held[size:]
+            size -= len(piece)
+            yield piece
+
+
+def look(full):
+    """What says that a file has changed; None when there is none."""
+    try:
+        now = os.lstat(full)
+    except OSError:
+        return None
+    return [now.st_mode, now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_ino]
+
+
+def content(full, mode):
+    """sha256 of the file or link there; None when it is another kind of thing or has another mode."""
+    seen = look(full)
+    if seen is None:
+        return None
+    if mode == "link":
+        return hashlib.sha256(os.fsencode(os.readlink(full))).hexdigest() if stat.S_ISLNK(seen[0]) else None
+    if not stat.S_ISREG(seen[0]) or stat.S_IMODE(seen[0]) != mode:
+        return None
+    found = hashlib.sha256()
+    with open(full, "rb") as file:
+        for piece in iter(lambda: file.read(CHUNK), b""):
+            found.update(piece)
+    return found.hexdigest()
+
+
+def main():
+    source = sys.stdin.buffer
+    head = json.loads(zlib.decompress(source.read(int(source.readline()))))
+    try:
+        pod = Pod(head["dest"], head["token"])
+        answer = pod.compare(head["listing"]) if "listing" in head else pod.take(head, Stream(source))
+    except Refused as refusal:
+        print(refusal, file=sys.stderr)
+        return REFUSED
+    print(json.dumps(answer))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,227 @@
+"""One SSH connection to a pod: opened with its own key only, pinned to one host key, watched while it lives.
+
+In: an address and the pod's own known_hosts file. Out: channels. A dropped link gives no error of its own, so the
+pod is asked for a sign of life, and a connection that stays silent is closed, which wakes whoever waits on it.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from infra.errors import AuthError, SlipwayError, UsageError
+from infra.records import Address
+
+OPEN_S = 10.0  # each of: TCP, banner, key exchange, authentication
+PING_S = 3.0
+SILENT_S = 12.0  # a verdict within 15 s, whatever the scheduler does
+TICK_S = 0.5
+SESSIONS = 8  # at once; sshd allows ten by default, and a shell may want one
+ALIAS = "pod"  # the one name in a pod's known_hosts: its address may change, its key may not
+
+
+class Unreachable(SlipwayError):
+    """No connection, so nothing was sent."""
+
+
+class StrangeHost(SlipwayError):
+    """Another host key than the pinned one: nothing was sent."""
+
+
+class _Counted(socket.socket):
+    """Counts what arrives, so that silence can be told from work."""
+
+    heard = 0
+
+    def recv(self, *words: Any) -> bytes:
+        got = super().recv(*words)
+        self.heard += bool(got)
+        return got
+
+
+class Link:
+    """An open connection. Raises Unreachable, StrangeHost, AuthError, UsageError when it cannot be made."""
+
+    def __init__(self, address: Address, known_hosts: Path) -> None:
+        self.silent = False
+        self._free = threading.BoundedSemaphore(SESSIONS)
+        self._closed = threading.Event()
+        if not Path(address.key).is_file():
+            raise UsageError(f"ssh {address.user}@{address.host}: its key {address.key or '(none)'} is not here")
+        self._socket = _dial(address)
+        try:
+            self._client = _authenticate(address, known_hosts, self._socket)
+        except BaseException:
+            self._socket.close()
+            raise
+        self.transport = self._client.get_transport()
+        self.transport.packetizer.set_keepalive(PING_S, self._ping)
+        threading.Thread(target=self._watch, name=f"watch {address.host}", daemon=True).start()
+
+    @property
+    def is_alive(self) -> bool:
+        return not self.silent and self.transport.is_active()
+
+    @contextlib.contextmanager
+    def session(self, timeout_s: float) -> Iterator[Any]:
+        """A channel for one command. Raises TimeoutError, or what paramiko raises when the connection is gone."""
+        from paramiko import SSHException
+
+        if not self._free.acquire(timeout=max(0.0, timeout_s)):
+            raise TimeoutError(f"all {SESSIONS} sessions of the connection are in use")
+        try:
+            try:
+                channel = self.transport.open_session(timeout=max(0.1, min(OPEN_S, timeout_s)))
+            except SSHException:
+                if self.is_alive:
+                    raise TimeoutError("no session was opened") from None
+                raise
+            try:
+                yield channel
+            finally:
+                channel.close()
+        finally:
+            self._free.release()
+
+    def send(self, channel: Any, kind: str, *fields: str) -> None:
+        """A request about a channel that is not waited for: the answer is in what the channel does next."""
+        from paramiko.common import cMSG_CHANNEL_REQUEST
+        from paramiko.message import Message
+
+        message = Message()
+        message.add_byte(cMSG_CHANNEL_REQUEST)
+        message.add_int(channel.remote_chanid)
+        message.add_string(kind)
+        message.add_boolean(False)
+        for field in fields:
+            message.add_string(field)
+        self.transport._send_user_message(message)
+
+    def close(self) -> None:
+        self._closed.set()
+        self._client.close()
+
+    def _ping(self) -> None:
+        """Ask for an answer, whichever; sshd refuses the unknown request, and that is one."""
+        from paramiko.common import cMSG_GLOBAL_REQUEST
+        from paramiko.message import Message
+
+        message = Message()
+        message.add_byte(cMSG_GLOBAL_REQUEST)
+        message.add_string("keepalive@openssh.com")
+        message.add_boolean(True)
+        self.transport._send_user_message(message)
+
+    def _watch(self) -> None:
+        """Close the connection after SILENT_S of silence, counted in ticks: while this process sleeps none passes."""
+        heard, quiet_s = -1, 0.0
+        while self.transport.is_active() and not self._closed.wait(TICK_S):
+            quiet_s = quiet_s + TICK_S if self._socket.heard == heard else 0.0
+            heard = self._socket.heard
+            if quiet_s >= SILENT_S:
+                self.silent = True
+                with contextlib.suppress(OSError):  # it fell just now by itself
+                    self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def _dial(address: Address) -> _Counted:
+    try:
+        plain = socket.create_connection((address.host, address.port), timeout=OPEN_S)
+    except OSError as error:
+        raise Unreachable(f"ssh {address.host}:{address.port}: {error}") from None
+    counted = _Counted(plain.family, plain.type, plain.proto, fileno=plain.detach())
+    counted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # paramiko writes small packets and leaves it off
+    return counted
+
+
+def _authenticate(address: Address, known_hosts: Path, connected: socket.socket) -> Any:
+    """A client whose host is the pinned one and which let our key in."""
+    import fabric
+    from paramiko import AuthenticationException, BadHostKeyException, SSHConfig, SSHException
+
+    where = f"ssh {address.user}@{address.host}:{address.port}"
+    connection = fabric.Connection(
+        address.host,
+        user=address.user,
+        port=address.port,
+        config=fabric.Config(ssh_config=SSHConfig(), lazy=True),  # no file of the user or the system has a say
+        connect_timeout=OPEN_S,
+        connect_kwargs={
+            "sock": connected, "key_filename": address.key, "allow_agent": False, "look_for_keys": False,
+            "banner_timeout": OPEN_S, "auth_timeout": OPEN_S,
+        },
+    )  # fmt: skip
+    client = connection.client
+    client.set_log_channel("slipway.paramiko")
+    logging.getLogger("slipway.paramiko").disabled = True  # it prints tracebacks; what matters is raised
+    client.set_missing_host_key_policy(_PinFirst(known_hosts))
+    pin = pinned(known_hosts)
+    if pin is not None:
+        name = address.host if address.port == 22 else f"[{address.host}]:{address.port}"
+        client.get_host_keys().add(name, pin.get_name(), pin)
+    try:
+        connection.open()
+    except BaseException as error:
+        alive = client.get_transport() is not None and client.get_transport().is_active()
+        client.close()
+        if isinstance(error, BadHostKeyException):
+            raise StrangeHost(
+                f"{where} shows host key {error.key.fingerprint}, pinned is {error.expected_key.fingerprint}: another"
+                f" machine answers at this address; nothing was sent (the pin is in {known_hosts})"
+            ) from None
+        if isinstance(error, AuthenticationException) and alive and "timeout" not in str(error):
+            raise AuthError(f"{where}: the key {address.key} was not let in: {error}") from None
+        if isinstance(error, (SSHException, EOFError, OSError)):
+            raise Unreachable(f"{where}: {error or 'the connection was closed'}") from None
+        raise
+    return client
+
+
+class _PinFirst:
+    """What paramiko asks about a host that has no pin yet."""
+
+    def __init__(self, known_hosts: Path) -> None:
+        self.known_hosts = known_hosts
+
+    def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
+        from paramiko import BadHostKeyException
+
+        expected = pin_first(self.known_hosts, key)
+        if expected != key:
+            raise BadHostKeyException(hostname, key, expected)
+
+
+def pinned(known_hosts: Path) -> Any:
+    """The host key in a pod's known_hosts; None when there is no file yet. Raises UsageError when it is damaged."""
+    from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
+
+    try:
+        entry = HostKeyEntry.from_line(known_hosts.read_text())
+    except FileNotFoundError:
+        return None
+    except (InvalidHostKey, ValueError):
+        entry = None
+    if entry is None:
+        raise UsageError(f"{known_hosts} holds no host key; nothing is sent to a host that cannot be told")
+    return entry.key
+
+
+def pin_first(known_hosts: Path, key: Any) -> Any:
+    """Pin `key` unless there is a pin; of two that do so at once, one wins. Returns the pin."""
+    known_hosts.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    draft = known_hosts.with_name(f".{known_hosts.name}.{os.getpid()}.{threading.get_ident()}.draft")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"{ALIAS} {key.get_name()} {key.get_base64()}\n")
+            file.flush()
+            os.fsync(descriptor)
+        with contextlib.suppress(FileExistsError):  # someone else was first
+            os.link(draft, known_hosts)
+    finally:
+        draft.unlink()
+    return pinned(known_hosts)

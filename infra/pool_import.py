@@ -1,0 +1,158 @@
+"""Machines that Terraform made, written into the inventory.
+
+In: `terraform output -json`, `terraform show -json` or a state file: every output whose value is an address, a list of
+addresses or a map to addresses. Out: the new text of the inventory. What is there stays as it is, comments too:
+lines are only added, and a list that is written in one line is not taken apart but refused.
+"""
+
+import ipaddress
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.agent.job import write_durably
+from infra.errors import UsageError
+from infra.names import check_name
+
+_NAME = re.compile(r"(?=.{1,253}$)([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]{2,63}", re.I)
+_PLAIN = re.compile(r"[A-Za-z0-9_~/.-]+")
+
+
+@dataclass(frozen=True)
+class Found:
+    """One address, and where in the outputs it stood."""
+
+    address: str
+    origin: str
+
+
+@dataclass(frozen=True)
+class Import:
+    """What an import will do: the addresses that are new, and the file as it will be."""
+
+    path: Path
+    new: tuple[Found, ...]
+    known: tuple[Found, ...]
+    text: str
+
+
+def addresses(path: Path, only: str = "") -> tuple[Found, ...]:
+    """The addresses in the outputs of the file, each once; only those of one output if it is named.
+
+    Raises UsageError: not Terraform's JSON, or no address in it.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: {error}; make it with: terraform output -json > {path.name}") from None
+    outputs = _outputs(document)
+    if only and only not in outputs:
+        raise UsageError(f"{path}: there is no output {only!r}; there is: {', '.join(outputs) or 'none'}")
+    found = [one for name, output in outputs.items() if only in ("", name) for one in _in(name, output.get("value"))]
+    if not found:
+        raise UsageError(f"{path}: no output is an address, a list or a map of addresses ({', '.join(outputs)})")
+    return tuple({one.address: one for one in reversed(found)}.values())[::-1]
+
+
+def plan(
+    path: Path, pool: str, found: Sequence[Found], *, user: str = "", key: str = "", home: Path | None = None
+) -> Import:
+    """The inventory at `path` with these machines in `pool`; nothing is written. Raises UsageError."""
+    from infra import strict_yaml
+
+    check_name(pool)
+    for name, value in (("--user", user), ("--key", key)):
+        if value and not _PLAIN.fullmatch(value):
+            raise UsageError(f"{name} {value!r}: write it into {path} yourself, in quotes")
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    pools = (strict_yaml.read(path) if text else None) or {}
+    if not isinstance(pools, dict):
+        raise UsageError(f"{path}: expected `POOL:` and below it `hosts:`")
+    entries = pools.get(pool, {}).get("hosts", []) if isinstance(pools.get(pool, {}), dict) else []
+    there = {entry["ip"] if isinstance(entry, dict) else entry for entry in entries}
+    new = tuple(one for one in found if one.address not in there)
+    known = tuple(one for one in found if one.address in there)
+    if not new:
+        return Import(path, new, known, text)
+    if pool not in pools:
+        return Import(path, new, known, _with_pool(text, pool, new, user, key))
+    if user or key:
+        raise UsageError(f"{path}: pool {pool} is there already; --user and --key belong to a new one")
+    longer = _with_hosts(text, pool, new)
+    wanted = {**pools, pool: {**pools[pool], "hosts": [*entries, *(one.address for one in new)]}}
+    if longer is None or strict_yaml.parse(path, longer) != wanted:
+        raise UsageError(f"{path}: the hosts of {pool} are not one per line; add them yourself, or name another --pool")
+    return Import(path, new, known, longer)
+
+
+def write(one: Import) -> None:
+    """Put the new text in place."""
+    if one.new:
+        write_durably(one.path, one.text)
+
+
+def _outputs(document: Any) -> Mapping[str, Mapping[str, Any]]:
+    """Of `output -json` they are the document; of a state or `show -json` they are inside."""
+    if isinstance(document, dict):
+        values = document.get("values")
+        inside = values.get("outputs") if isinstance(values, dict) else document.get("outputs")
+        outputs = inside if isinstance(inside, dict) else document
+        return {name: one for name, one in outputs.items() if isinstance(one, dict) and "value" in one}
+    return {}
+
+
+def _in(name: str, value: Any) -> Iterator[Found]:
+    """All of a list or map must be addresses: half of one is a misunderstanding."""
+    pairs = {"": value} if isinstance(value, str) else dict(enumerate(value)) if isinstance(value, list) else value
+    if isinstance(pairs, dict) and all(_is_address(one) for one in pairs.values()):
+        for key, one in pairs.items():
+            yield Found(one, re.sub(r"[^A-Za-z0-9._-]", "-", f"{name}.{key}" if key != "" else name))
+
+
+def _is_address(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        address = ipaddress.ip_address(value)
+    except ValueError:
+        return bool(_NAME.fullmatch(value))
+    return not (address.is_unspecified or address.is_multicast or value.startswith("255."))
+
+
+def _with_pool(text: str, pool: str, new: Sequence[Found], user: str, key: str) -> str:
+    lines = [f"{json.dumps(pool)}:" if not re.match("[A-Za-z]", pool) else f"{pool}:"]
+    lines += [f"  user: {user}"] if user else []
+    lines += [f"  identity_file: {key}"] if key else []
+    lines += ["  hosts:", *(_line("    ", one) for one in new)]
+    before = f"{text.rstrip()}\n\n" if text.strip() else ""
+    return before + "\n".join(lines) + "\n"
+
+
+def _with_hosts(text: str, pool: str, new: Sequence[Found]) -> str | None:
+    """New lines after the last machine of the pool, indented like it; None where it has no lines of its own."""
+    import yaml
+
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    assert isinstance(root, yaml.MappingNode)
+    body = next(value for key, value in root.value if key.value == pool)
+    hosts = next((value for key, value in body.value if key.value == "hosts"), None)
+    if not isinstance(hosts, yaml.SequenceNode) or hosts.flow_style or not hosts.value:
+        return None
+    lines = text.splitlines()
+    end = hosts.value[-1].start_mark.line + 1
+    while end < len(lines) and _indent(lines[end]) > hosts.start_mark.column:
+        end += 1
+    indent = " " * hosts.start_mark.column
+    return "\n".join([*lines[:end], *(_line(indent, one) for one in new), *lines[end:]]) + "\n"
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip()) if line.strip() else 0
+
+
+def _line(indent: str, one: Found) -> str:
+    address = json.dumps(one.address) if ":" in one.address else one.address
+    return f"{indent}- {address}  # {one.origin}"

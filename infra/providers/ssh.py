@@ -1,0 +1,179 @@
+"""Own machines reached by SSH: a pod is a folder on one of them, `~/.slipway/pods/<run>`, with processes of its own.
+
+A machine holds one pod at a time, by two locks. In the journal it is leased to the live row that names it, from the
+committed intent until its absence is proven; a row whose launch died is ended by `pods.settle`, which knows the
+dead by their process, never by age. On the machine the marker says who has it, so that other people's journals
+see it too. A pod's id is `token@pool/host`: it can be nowhere else. A machine that does not answer is an error,
+never an absence. Ending a pod ends its own processes, and nothing else of the machine.
+"""
+
+import contextlib
+import functools
+import getpass
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from infra.agent.job import Limits, PodFolder
+from infra.errors import Ambiguous, NoOffer, SlipwayError, UsageError
+from infra.hosts import AGENT, HostMemory, ask, at_once, run_script
+from infra.names import check_name
+from infra.pools import Host, find, load, select
+from infra.records import Account, Address, Offer, Pod, Request
+from infra.settings import Settings
+from infra.survey import LOOK_S, Connect, contact, has, misfit, shortfall
+from infra.transport import TimedOut, Transport
+
+STOP_S = 300.0  # the agent's last rites, and whoever else is just starting or stopping
+END_S = 40.0
+Pods = list[Pod]
+END_ALL = b"""
+import json
+print(json.dumps({"survivors": in_words(end_all(sys.argv[1], 5.0))}))
+"""
+
+
+@dataclass(frozen=True)
+class SshPools:
+    """Pods on `hosts`."""
+
+    hosts: tuple[Host, ...]
+    connect: Connect
+    memory: HostMemory
+
+    name = "ssh"
+    settle_s = 0.0
+
+    @staticmethod
+    def of(settings: Settings) -> "SshPools":
+        """The machines of the inventory in force. Raises UsageError."""
+        return SshPools(load(settings.pools), connections(settings), HostMemory.beside(settings.state_file))
+
+    def account(self) -> Account:
+        return Account(provider=self.name, owner=getpass.getuser())
+
+    def offers(self, request: Request) -> list[Offer]:
+        """The machines that fit and are free. NoOffer: too few for the nodes asked for, and why each other is none."""
+        hosts = [host for host in select(self.hosts, request.pool) if host in select(self.hosts, request.host)]
+        found = at_once(lambda host: self._offer(host, request), hosts, LOOK_S)
+        offers = [one for one in found if isinstance(one, Offer)]
+        if len(offers) < request.nodes:
+            why = [f"\n  {host.place}: {one}" for host, one in zip(hosts, found, strict=True) if one not in offers]
+            raise NoOffer(f"ssh: {request.nodes} machine(s) wanted, {len(offers)} free and fit:{''.join(why)}")
+        return offers
+
+    def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
+        """Mark the machine of `offer`. NoOffer: it holds another pod."""
+        host = find(self.hosts, offer.place)
+        transport = contact(host, self.connect)  # what fails here has changed nothing
+        try:
+            said = ask(transport, host.python, "mark", check_name(request.run), token)
+        except SlipwayError as error:
+            raise Ambiguous(f"ssh: marking {host.place}: {error}") from error
+        if "holder" in said:
+            raise NoOffer(f"ssh: {host.place} is not free: {_in_words(said['holder'])}")
+        return _pod(host, request.run, token, said["folder"])
+
+    def find(self, pod: str) -> Pod | None:
+        """By id on its machine; by token alone on all of them."""
+        place = pod.partition("@")[2]
+        pods = self._on(self._host(place)) if place else self.list()
+        return next((one for one in pods if pod in (one.pod_id, one.token)), None)
+
+    def list(self) -> Pods:
+        found = at_once(self._on, self.hosts, LOOK_S)
+        pods: Pods = []
+        deaf = []
+        for host, one in zip(self.hosts, found, strict=True):
+            if isinstance(one, SlipwayError):
+                deaf.append(f"{host.place}: {one}")
+            else:
+                pods.extend(one)
+        if deaf:
+            raise SlipwayError(f"ssh: not every machine has answered: {'; '.join(deaf)}")
+        return pods
+
+    def delete(self, pod_id: str) -> None:
+        """End every process of the pod, then take its marker and its secrets away; its work stays."""
+        token, _, place = pod_id.partition("@")
+        host = self._host(place)
+        transport = contact(host, self.connect)
+        pod = self.find(pod_id)
+        if pod:
+            _stop(transport, host.python, PodFolder(Path(Address.parse(pod.address).folder)))
+        script = (AGENT / "process.py").read_bytes() + END_ALL
+        survivors = run_script(transport, host.python, script, token, timeout_s=END_S)["survivors"]
+        if survivors:
+            raise SlipwayError(f"ssh: {host.place} is {survivors}; end them there, then run the same again")
+        if pod:
+            ask(transport, host.python, "unmark", pod.run, token)
+
+    def _offer(self, host: Host, request: Request) -> Offer:
+        """Raises SlipwayError that says why not."""
+        known = self.memory.of(f"ssh:{host.place}")
+        if known.failure and not request.host:
+            raise NoOffer(f"it failed before: {known.failure}; run: inv hosts --forget {host.place}")
+        said = ask(contact(host, self.connect), host.python, "pods" if known.facts else "facts")
+        facts = known.facts or said
+        if not known.facts:
+            self.memory.see(f"ssh:{host.place}", facts)
+        problem = shortfall(host, facts) or misfit(request, has(host, facts))
+        if problem:
+            raise NoOffer(problem)
+        if said["pods"]:
+            raise NoOffer(_in_words(said["pods"][0]))
+        what = has(host, facts)
+        return Offer(provider=self.name, offer_id=host.place, region=host.pool, gpu=what.gpu,
+                     num_gpus=what.num_gpus or 0, cpus=what.cpus or 0, memory_bytes=what.memory_bytes or 0,
+                     micro_usd_per_hour=host.micro_usd_per_hour, place=host.place)  # fmt: skip
+
+    def _host(self, place: str) -> Host:
+        try:
+            return find(self.hosts, place)
+        except UsageError as error:
+            raise UsageError(f"ssh: {error}; put it back into the inventory to end what runs there") from None
+
+    def _on(self, host: Host) -> Pods:
+        """The pods of one machine. Raises SlipwayError when that cannot be told."""
+        said = ask(contact(host, self.connect), host.python, "pods")["pods"]
+        damaged = [f"{one['folder']}: {one['problem']}" for one in said if "problem" in one]
+        if damaged:
+            raise SlipwayError(f"{'; '.join(damaged)}; remove it when nothing runs there")
+        return [_pod(host, one["run"], one["token"], one["folder"]) for one in said]
+
+
+def connections(settings: Settings) -> Connect:
+    """One connection per machine, opened when it is first used; its host key is pinned beside the journal."""
+    from infra.ssh import Ssh
+
+    pins = settings.state_file.parent / "known_hosts"
+
+    @functools.cache
+    def connect(host: Host) -> Transport:
+        transport = Ssh(host.address, pins / host.place.replace("/", "_"))
+        transport.python = host.python
+        return transport
+
+    return connect
+
+
+def _stop(transport: Transport, python: str, pod: PodFolder) -> None:
+    """Ask the agent there to save and end. It may be missing, or broken: its processes are counted afterwards."""
+    stop = shlex.join([python, "-m", "infra.agent", "stop", str(pod.root)])
+    command = f"if test -e {shlex.quote(str(pod.job))}; then exec {stop}; fi"
+    with contextlib.suppress(TimedOut):  # what it left is ended without asking
+        transport.run(["sh", "-c", command], timeout_s=STOP_S, env={"PYTHONPATH": str(pod.code)})
+
+
+def _pod(host: Host, run: str, token: str, folder: str) -> Pod:
+    return Pod(provider=SshPools.name, pod_id=f"{token}@{host.place}", token=token, run=run,
+               address=str(replace(host.address, folder=folder)),
+               micro_usd_per_hour=host.micro_usd_per_hour)  # fmt: skip
+
+
+def _in_words(marker: Mapping[str, str]) -> str:
+    """Whose pod a machine holds."""
+    if "problem" in marker:
+        return f"{marker['folder']}: {marker['problem']}"
+    return f"it holds the pod of {marker['run']} ({marker['token']})"

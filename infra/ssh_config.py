@@ -1,0 +1,58 @@
+"""What the user's `~/.ssh/config` says of an alias, as `ssh` itself reads it."""
+
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.errors import UsageError
+
+MOST_INCLUDES = 16  # ssh's own limit
+ANSWER_S = 10.0
+
+
+@dataclass(frozen=True)
+class Resolved:
+    host: str
+    user: str
+    port: int
+    keys: tuple[Path, ...]  # in the order of preference; they need not exist
+
+
+def aliases(config: Path, depth: int = 0) -> Iterator[str]:
+    """The names after `Host` that have no wildcard, included files too."""
+    if depth > MOST_INCLUDES or not config.is_file():
+        return
+    for line in config.read_text(encoding="utf-8", errors="replace").splitlines():
+        key, _, rest = line.strip().replace("=", " ", 1).partition(" ")
+        try:
+            words = shlex.split(rest, comments=True)
+        except ValueError:  # a quote that is not closed: ssh will say so
+            continue
+        if key.lower() == "host":
+            yield from (word for word in words if not set(word) & set("*?!"))
+        elif key.lower() == "include":
+            for word in words:
+                pattern = Path(word).expanduser()
+                place = pattern if pattern.is_absolute() else config.parent / pattern
+                for path in sorted(Path(place.anchor).glob(str(place.relative_to(place.anchor)))):
+                    yield from aliases(path, depth + 1)
+
+
+def resolve(alias: str, config: Path) -> Resolved:
+    """Raises UsageError: ssh is missing, refuses the file, or reaches the machine in a way that we cannot."""
+    if not shutil.which("ssh"):
+        raise UsageError(f"{alias} is an alias of {config}, and ssh, which reads it, is missing; write its address")
+    done = subprocess.run(["ssh", "-G", "-F", str(config), alias], stdin=subprocess.DEVNULL, capture_output=True,
+                          text=True, timeout=ANSWER_S)  # fmt: skip
+    if done.returncode != 0:
+        raise UsageError(f"ssh -G {alias}: {' '.join(done.stderr.split())}")
+    said = [line.partition(" ")[::2] for line in done.stdout.splitlines()]
+    values = dict(reversed(said))
+    for key in ("proxyjump", "proxycommand"):
+        if values.get(key, "none") != "none":
+            raise UsageError(f"{alias} is reached through {key} {values[key]}; only direct connections are made")
+    keys = tuple(Path(value).expanduser() for key, value in said if key == "identityfile")
+    return Resolved(values["hostname"], values["user"], int(values["port"]), keys)

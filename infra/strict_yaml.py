@@ -1,0 +1,57 @@
+"""YAML from people, read without surprises: nothing runs, nothing is huge, nothing is said twice."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from infra.errors import UsageError
+
+MOST_BYTES = 256 << 10
+MOST_DEPTH = 16
+MOST_ALIASES = 64
+
+
+class _Loader(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """YAML wants keys to be unique; PyYAML lets the last one win."""
+        if isinstance(node, yaml.MappingNode):
+            seen = set()
+            for key, _ in node.value:
+                word = key.value if isinstance(key, yaml.ScalarNode) else None
+                if word in seen:
+                    raise yaml.MarkedYAMLError(problem=f"{word!r} stands there twice", problem_mark=key.start_mark)
+                seen.add(word)
+        return super().construct_mapping(node, deep)
+
+
+def read(path: Path) -> Any:
+    """What the file says. Raises UsageError, with the place where it can be told; FileNotFoundError."""
+    with path.open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise UsageError(f"{path}: longer than {MOST_BYTES >> 10} KiB")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: {error}") from None
+    return parse(path, text)
+
+
+def parse(path: Path, text: str) -> Any:
+    """What that text, of that file, says. Raises UsageError."""
+    try:
+        _refuse_bombs(path, text)
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError) as error:
+        raise UsageError(f"{path}: {' '.join(str(error).split())}") from None
+
+
+def _refuse_bombs(path: Path, text: str) -> None:
+    depth = aliases = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        aliases += isinstance(event, yaml.AliasEvent)
+        if depth > MOST_DEPTH or aliases > MOST_ALIASES:
+            what = f"{MOST_DEPTH} levels" if depth > MOST_DEPTH else f"{MOST_ALIASES} aliases"
+            raise UsageError(f"{path}: more than {what}")

@@ -1,0 +1,121 @@
+"""A push: the code of a checkout onto a pod, over whatever transport reaches it.
+
+Two exchanges with `infra/agent/receive.py`, which is sent along: what the pod does not know to hold already is asked
+for by path, then inspected for secrets, hashed, and streamed in one go. A file that neither side has seen change since
+the last push is only listed. When nothing changed the second exchange is left out.
+"""
+
+import json
+import os
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from infra import shipment
+from infra.agent import receive
+from infra.agent.job import PodFolder
+from infra.errors import SlipwayError, UsageError
+from infra.shipment import Refusal
+
+if TYPE_CHECKING:
+    from infra.transport import Transport
+
+BASE_S = 60.0
+SLOWEST_BYTES_PER_S = 100_000
+_FRESH_NS = 1_000_000_000  # changed so shortly before it was looked at, a file may change again without a sign
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What a push did, in numbers of files."""
+
+    sent: int
+    unchanged: int
+    removed: int
+    refused: tuple[Refusal, ...] = ()
+
+
+def push(machine: "Transport", root: Path, dest: str | Path, token: str) -> Pushed:
+    """As in Transport. Raises UsageError for a refusal on either side; may be repeated after any error."""
+    root = root.resolve()
+    now = time.time_ns()
+    found = shipment.survey(root)
+    listing = [[path, _stamp(seen), shipment.mode(seen)] for path, seen in found.items()]
+    answer = _exchange(machine, {"dest": str(dest), "token": token, "listing": listing}, (), 0)
+    keep, send, refused = [], [], []
+    for path, held in answer["ask"].items():
+        seen = found[path]
+        sha, reason = shipment.inspect(root, path)
+        is_fresh = max(seen.st_mtime_ns, seen.st_ctime_ns) > now - _FRESH_NS
+        entry = [path, None if is_fresh else _stamp(seen), shipment.mode(seen), sha]
+        if reason:
+            refused.append(Refusal(path, reason))
+        elif sha == held:
+            keep.append(entry)
+        else:
+            send.append([*entry, seen.st_size])
+    if len(refused) == len(found):
+        raise UsageError(f"{root}: no file to send")
+    remove = answer["gone"] + [refusal.path for refusal in refused]
+    removed = 0
+    if keep or send or remove:
+        wanted = {"dest": str(dest), "token": token, "remove": remove, "keep": keep, "send": send}
+        contents = _contents(root, [(entry[0], entry[4]) for entry in send])
+        removed = _exchange(machine, wanted, contents, sum(entry[4] for entry in send))["removed"]
+    return Pushed(len(send), len(found) - len(send) - len(refused), removed, tuple(sorted(refused, key=lambda one: one.path)))
+
+
+def pushed(machine: "Transport", dest: str | Path) -> dict[str, str]:
+    """sha256 by path of what the last push left in `dest`; empty when there was none."""
+    try:
+        memory = json.loads(machine.get(PodFolder(Path(dest).parent).state / receive.MEMORY))
+    except FileNotFoundError:
+        return {}
+    return {path: entry["sha"] if entry else "" for path, entry in memory.items()}
+
+
+def _exchange(machine: "Transport", head: dict[str, Any], contents: Iterable[bytes], num_bytes: int) -> Any:
+    code = Path(receive.__file__).read_bytes()
+    packed = zlib.compress(json.dumps(head).encode(), 1)
+    # Isolated and without `site`: half the start-up, and nothing on the pod changes what runs.
+    words = [machine.python, "-ISX", "utf8", "-c", f"import sys; exec(sys.stdin.buffer.read({len(code)}))"]
+    stdin = _chain(code + b"%d\n" % len(packed) + packed, contents)
+    timeout_s = BASE_S + num_bytes / SLOWEST_BYTES_PER_S
+    done = machine.run(words, stdin=stdin, timeout_s=timeout_s)
+    if done.exited == receive.REFUSED:
+        raise UsageError(done.stderr.strip())
+    if done.exited != 0:
+        raise SlipwayError(f"push to {head['dest']}: {done.stderr.strip() or f'exit code {done.exited}'}")
+    return json.loads(done.stdout)
+
+
+def _chain(first: bytes, rest: Iterable[bytes]) -> Iterator[bytes]:
+    yield first
+    yield from rest
+
+
+def _stamp(seen: os.stat_result) -> list[int]:
+    return [seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino]
+
+
+def _contents(root: Path, files: list[tuple[str, int]]) -> Iterator[bytes]:
+    """One zlib stream of the files, in pieces. Raises UsageError when one no longer has its size."""
+    deflate = zlib.compressobj(1)
+    held: list[bytes] = []
+    num_held = 0
+    for path, size in files:
+        left = size
+        for piece in shipment.pieces(root / path):
+            left -= len(piece)
+            held.append(deflate.compress(piece))
+            num_held += len(held[-1])
+            if num_held >= _CHUNK:
+                yield b"".join(held)
+                held, num_held = [], 0
+        if left:
+            raise UsageError(f"{path} changed while it was sent; push again")
+    yield b"".join(held) + deflate.flush()

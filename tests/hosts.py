@@ -1,0 +1,286 @@
+"""Real hosts for tests: an OpenSSH server on loopback, and hosts that are network namespaces joined by a bridge.
+
+A namespace has its own sshd, host key and home, and no route out. Whoever talks to hosts enters the namespace of
+their bridge (`Hosts.enter`): addresses 10.77.0.x exist only in there, so any number of these run side by side.
+Needs root for namespaces: `hosts` skips by name where it is missing, and a skip fails the run.
+"""
+
+import contextlib
+import ctypes
+import getpass
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.records import Address
+
+DEADLINE_S = 20.0
+SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+_CLONE_NEWNET = 0x40000000
+
+
+def until(truth: Callable[[], Any], what: str, within_s: float = DEADLINE_S) -> Any:
+    """The first true answer; fails after `within_s`."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        answer = truth()
+        if answer:
+            return answer
+        time.sleep(0.02)
+    raise AssertionError(f"not within {within_s} s: {what}")
+
+
+def call(*words: str | Path) -> None:
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert done.returncode == 0, (words, done.stderr)
+
+
+def make_key(path: Path) -> Path:
+    path.unlink(missing_ok=True)
+    call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path)
+    return path
+
+
+@dataclass
+class Host:
+    """One sshd and where it is reached."""
+
+    folder: Path  # its keys, its home
+    address: Address
+    listen: str
+    prefix: Sequence[str] = ()  # what a command is put behind to run where this sshd runs
+    network: str = ""  # name of its namespace
+    hidden: Sequence[str] = ()  # programs that it has not
+    server: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    def start(self) -> None:
+        """Returns when it accepts connections."""
+        options = {
+            "HostKey": self.folder / "host", "AuthorizedKeysFile": self.folder / "user.pub", "PidFile": "none",
+            "StrictModes": "no", "UsePAM": "no", "PasswordAuthentication": "no", "ListenAddress": self.listen,
+            "MaxStartups": "100", "PerSourcePenalties": "no", "AllowTcpForwarding": "yes",
+        }  # fmt: skip
+        if not _knows_penalties():
+            del options["PerSourcePenalties"]
+        flags = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
+        Path("/run/sshd").mkdir(exist_ok=True)
+        log = open(self.folder / "sshd.log", "ab")  # noqa: SIM115 (the child keeps it)
+        with log:
+            self.server = subprocess.Popen(
+                [*self.prefix, SSHD, "-D", "-e", "-f", "/dev/null", "-p", str(self.address.port), *flags],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # fmt: skip
+        log_text = (self.folder / "sshd.log").read_text
+        before = log_text().count("Server listening")
+        until(lambda: log_text().count("Server listening") > before or self._listens(), "a listening sshd")
+
+    def _listens(self) -> bool:
+        assert self.server is not None and self.server.poll() is None, (self.folder / "sshd.log").read_text()
+        table = Path(f"/proc/{self.server.pid}/net/tcp").read_text()
+        return f":{self.address.port:04X} 00000000:0000 0A" in table
+
+    def stop(self) -> None:
+        """End the server and every connection to it, with what runs there."""
+        if self.server is not None:
+            family = [self.server.pid, *descendants(self.server.pid)]
+            for pid in family:
+                _signal(pid, signal.SIGKILL)
+            self.server.wait()
+            self.server = None
+
+    def sessions(self) -> list[int]:
+        """Processes of sshd that serve connections; those of the user come last."""
+        assert self.server is not None
+        return [pid for pid in descendants(self.server.pid) if _name(pid).startswith("sshd")]
+
+    def kill_sessions(self) -> int:
+        """How many processes were killed; commands that they started live on."""
+        return sum(_signal(pid, signal.SIGKILL) for pid in self.sessions())
+
+    def freeze(self) -> None:
+        """Stop the server and its connections, which stay open."""
+        assert self.server is not None
+        for pid in (self.server.pid, *self.sessions()):
+            _signal(pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self.server is not None
+        for pid in (self.server.pid, *self.sessions()):
+            _signal(pid, signal.SIGCONT)
+
+    def change_key(self) -> None:
+        """Another machine at the same address."""
+        self.stop()
+        make_key(self.folder / "host")
+        self.start()
+
+    def cut(self) -> None:
+        """Take the cable out."""
+        call("ip", "-n", self.network, "link", "set", "eth0", "down")
+
+    def restore(self) -> None:
+        call("ip", "-n", self.network, "link", "set", "eth0", "up")
+
+    def firewall(self, *rule: str) -> None:
+        """Append to what arrives: `-j DROP`, or `-p tcp -j REJECT --reject-with tcp-reset`."""
+        call("ip", "netns", "exec", self.network, "iptables", "-w", "-A", "INPUT", *rule)
+
+    def open_firewall(self) -> None:
+        call("ip", "netns", "exec", self.network, "iptables", "-w", "-F", "INPUT")
+
+
+def descendants(root: int) -> list[int]:
+    """Living ones, parents before children."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended while being looked at
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                if state not in "ZX":
+                    parents.setdefault(int(parent), []).append(int(entry.name))
+    found: list[int] = []
+    waiting = [root]
+    while waiting:
+        children = parents.get(waiting.pop(0), [])
+        found += children
+        waiting += children
+    return found
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def _signal(pid: int, number: int) -> bool:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _knows_penalties() -> bool:
+    """OpenSSH 9.8 and later shut out an address that fails often."""
+    assert SSHD is not None
+    done = subprocess.run([SSHD, "-T", "-f", "/dev/null"], capture_output=True, text=True)
+    return "persourcepenalties" in done.stdout.lower()
+
+
+@pytest.fixture
+def sshd(tmp_path: Path) -> Iterator[Host]:
+    """A real OpenSSH server on loopback with its own keys."""
+    if SSHD is None:
+        pytest.skip("sshd is missing; install openssh-server")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    folder = tmp_path / "sshd"
+    folder.mkdir()
+    make_key(folder / "host")
+    key = make_key(folder / "user")
+    host = Host(folder, Address(getpass.getuser(), "127.0.0.1", port, str(key), str(tmp_path / "pod")), "127.0.0.1")
+    try:
+        host.start()
+        yield host
+    finally:
+        host.stop()
+
+
+class Hosts:
+    """Hosts in namespaces of their own, joined by a bridge in another."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.name = f"sw{os.getpid()}x{os.urandom(2).hex()}"
+        self.bridge = f"{self.name}-b"
+        self.all: list[Host] = []
+        self._ours = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+    def open(self) -> None:
+        call("ip", "netns", "add", self.bridge)
+        call("ip", "-n", self.bridge, "link", "set", "lo", "up")
+        call("ip", "-n", self.bridge, "link", "add", "br0", "type", "bridge")
+        call("ip", "-n", self.bridge, "addr", "add", "10.77.0.1/16", "dev", "br0")
+        call("ip", "-n", self.bridge, "link", "set", "br0", "up")
+
+    def add(self, hidden: Sequence[str] = ()) -> Host:
+        """One more host; it does not have the programs in `hidden`."""
+        number = len(self.all) + 1
+        network, ip = f"{self.name}-{number}", f"10.77.{number}.2"
+        folder = self.folder / f"host{number}"
+        (folder / "home").mkdir(parents=True)
+        make_key(folder / "host")
+        key = make_key(folder / "user")
+        call("ip", "netns", "add", network)
+        address = Address(getpass.getuser(), ip, 22, str(key), str(Path.home() / "pod"))
+        binds = [f"mount --bind '{folder}/home' '{Path.home()}'"]
+        for program in hidden:
+            found = shutil.which(program)
+            binds += [f"mount --bind /dev/null '{found}'"] if found else []
+        # The home hides the test's folder when that lies in it, so it is bound last and keys are read before.
+        script = f'{"; ".join(reversed(binds))}; hostname {network}; exec "$@"'
+        prefix = ["ip", "netns", "exec", network, "unshare", "-m", "--uts", "sh", "-ec", script, "sh"]
+        host = Host(folder, address, ip, prefix, network, hidden)
+        self.all.append(host)
+        call("ip", "-n", self.bridge, "link", "add", f"v{number}", "type", "veth", "peer", "eth0", "netns", network)
+        call("ip", "-n", self.bridge, "link", "set", f"v{number}", "master", "br0", "up")
+        call("ip", "-n", network, "link", "set", "lo", "up")
+        call("ip", "-n", network, "addr", "add", f"{ip}/16", "dev", "eth0")
+        call("ip", "-n", network, "link", "set", "eth0", "up")
+        host.start()
+        return host
+
+    @contextlib.contextmanager
+    def enter(self) -> Iterator[None]:
+        """This thread, what it starts and the sockets that it opens are on the bridge meanwhile."""
+        theirs = os.open(f"/run/netns/{self.bridge}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _enter(theirs)
+            yield
+        finally:
+            _enter(self._ours)
+            os.close(theirs)
+
+    def close(self) -> None:
+        for host in self.all:
+            host.stop()
+        for host in self.all:
+            call("ip", "netns", "del", host.network)
+        call("ip", "netns", "del", self.bridge)
+        os.close(self._ours)
+
+
+def _enter(namespace: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(namespace, _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Callable[..., list[Host]]]:
+    """`hosts(2)`, `hosts(1, hidden=["rsync"])`: fresh hosts, whose addresses the test can reach from then on."""
+    if SSHD is None:
+        pytest.skip("sshd is missing; install openssh-server")
+    if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("iptables"):
+        pytest.skip("network namespaces need root, iproute2 and iptables")
+    made = Hosts(tmp_path / "hosts")
+
+    def make(count: int, hidden: Sequence[str] = ()) -> list[Host]:
+        return [made.add(hidden) for _ in range(count)]
+
+    try:
+        made.open()
+        with made.enter():
+            yield make
+    finally:
+        made.close()
