@@ -4,11 +4,16 @@ Light to import: plans are made where no pyarrow or tokenizers exist.
 """
 
 import difflib
+import glob
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+
+
+SUFFIXES = (".txt", ".jsonl", ".parquet")
 
 
 class ConfigError(ValueError):
@@ -45,6 +50,26 @@ def _refuse_unknown(kind: type, raw: Any, where: str) -> None:
                 many = get_origin(hints[key]) is dict  # records by name
                 for name, one in value.items() if many else [("", value)]:
                     _refuse_unknown(inner, one, f"{where}.{key}.{name}" if many else f"{where}.{key}")
+
+
+def source_files(source: str) -> list[Path]:
+    """The files behind a path, folder or glob, in a fixed order. Raises ConfigError when there are none to read."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        found = sorted(one for one in path.rglob("*") if one.suffix in SUFFIXES and one.is_file())
+        if not found:
+            raise ConfigError(f"source {source}: no {', '.join(SUFFIXES)} file in this folder")
+        return found
+    found = [path] if path.is_file() else sorted(Path(one) for one in glob.glob(str(path), recursive=True))
+    if not found:
+        near = difflib.get_close_matches(path.name, ("pydocs", "fineweb"), 1)
+        hint = f"did you mean {near[0]!r}?" if near else "give pydocs, fineweb, or a file, folder or glob that exists"
+        raise ConfigError(f"source {source!r}: no such file; {hint}")
+    for one in found:
+        if one.suffix not in SUFFIXES or not one.is_file():
+            seen = one.suffix or "what has no suffix" if one.is_file() else "a folder in a glob"
+            raise ConfigError(f"source {one}: cannot read {seen}; {', '.join(SUFFIXES)} files can be")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,17 +8,14 @@
     .parquet  the column `text`, row group by row group
 """
 
-import difflib
-import glob
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from data.config import source_files
 from data.errors import InputError
 from data.shards import MANIFEST, is_shard, unescape
-
-SUFFIXES = (".txt", ".jsonl", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,8 @@ class Document:
 def documents(source: str, packages: tuple[str, ...] = ()) -> Iterator[Document]:
     """The documents of `source`: `pydocs`, `fineweb`, a file, a folder or a glob.
 
-    Raises InputError when there is no such source, package, file or column, DataError when FineWeb cannot be reached.
+    Raises ConfigError when there is no such file, InputError for a package, a row or a column that is not there,
+    DataError when FineWeb cannot be reached.
     """
     if source == "pydocs":
         from data import pydocs
@@ -51,28 +49,7 @@ def documents(source: str, packages: tuple[str, ...] = ()) -> Iterator[Document]
         from data import fineweb
 
         return fineweb.documents()
-    return from_files(find_files(source))
-
-
-def find_files(source: str) -> list[Path]:
-    """The files behind a path, folder or glob, in a fixed order. Raises InputError when there are none."""
-    path = Path(source).expanduser()
-    if path.is_dir():
-        found = sorted(one for one in path.rglob("*") if one.suffix in SUFFIXES and one.is_file())
-        if not found:
-            raise InputError(f"source {source}: no {', '.join(SUFFIXES)} file in this folder")
-        return found
-    found = [path] if path.is_file() else sorted(Path(one) for one in glob.glob(str(path), recursive=True))
-    if not found:
-        near = difflib.get_close_matches(source, ("pydocs", "fineweb"), 1)
-        hint = f"did you mean {near[0]!r}?" if near else "give pydocs, fineweb, or a file, folder or glob that exists"
-        raise InputError(f"source {source!r}: no such file; {hint}")
-    for one in found:
-        if one.suffix not in SUFFIXES:
-            raise InputError(
-                f"source {one}: cannot read {one.suffix or 'a file without suffix'}; {', '.join(SUFFIXES)} can be"
-            )
-    return found
+    return from_files(source_files(source))
 
 
 def from_files(paths: list[Path]) -> Iterator[Document]:

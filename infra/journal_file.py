@@ -134,10 +134,12 @@ def open_file(path: Path, environ: Mapping[str, str]) -> Opened:
     """Raises JournalError: on a network file system, of a newer schema, of another installation, not openable."""
     kept = installation_file(path, environ)
     try:
+        if path.exists() and not path.is_file():  # a folder or a device: neither chmod nor SQLite may touch it
+            raise JournalError(f"journal {path}: it is no regular file; set SLIPWAY_STATE_FILE to another place")
         _make_folder(path.parent, is_ours=path == default_path(environ))
         kind = file_system_of(path.parent)
         if kind in NETWORK_FILE_SYSTEMS:
-            raise JournalError(f"journal {path}: it cannot lie on {kind}; give a local --state-file or XDG_STATE_HOME")
+            raise JournalError(f"journal {path}: it cannot lie on {kind}; set SLIPWAY_STATE_FILE to a local place")
         with locked(path):
             if path.is_symlink():
                 raise JournalError(f"journal {path}: it is a link, and is not followed")

@@ -14,6 +14,7 @@ from infra.agent.environment import default_cache
 from infra.errors import UsageError
 
 POOLS = "ssh_node_pools.yaml"
+NAMED_SOURCES = ("pydocs", "fineweb")
 VENDORS = {"runpod": "runpod_api_key", "lium": "lium_api_key", "shadeform": "shadeform_api_key"}
 
 
@@ -197,6 +198,7 @@ def _convert(text: str, kind: type, one: Field, base: Path, source: str) -> Any:
         if not text.isdecimal():
             raise UsageError(f"{source}: {one.metadata['variable']} is {text!r}, which is not a whole number")
         return int(text)
-    if kind is Path or (one.name == "store" and "://" not in text):
+    is_name = one.name == "source" and text in NAMED_SOURCES
+    if kind is Path or (one.name in ("store", "source") and "://" not in text and not is_name):
         return kind(base / Path(text).expanduser())
     return text

@@ -41,7 +41,7 @@ def shard(
         raise UsageError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
     settings = words.settings(source=source)
     spec = {
-        "source": words.source(settings),
+        "source": settings.source,
         "packages": list(filter(None, packages.split(","))),
         "take": take or MODES[mode],
         "lines_per_shard": lines_per_shard,

@@ -1,7 +1,6 @@
 """What the user typed, as values: settings, providers, durations. Shared by the tasks."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 from infra.errors import UsageError
@@ -56,11 +55,3 @@ def watch_seconds(value: Any) -> float | None:
     found = seconds(str(value))
     assert found is not None
     return found
-
-
-def source(settings: Settings) -> str:
-    """The source as the data step wants it: a path is made absolute where the user typed it."""
-    name = settings.source
-    if name in ("pydocs", "fineweb") or name.startswith("/"):
-        return name
-    return str(Path(name).expanduser().absolute())

@@ -57,6 +57,8 @@ class Manifest:
             files = tuple(FileEntry(**entry) for entry in raw.pop("files"))
             manifest = Manifest(**raw, files=files)
             check_name(manifest.name)
+            if type(manifest.fingerprint) is not str or type(manifest.about) is not dict:
+                raise ValueError("its fingerprint or what it says about itself is of the wrong kind")
             for entry in files:
                 if not _is_harmless(entry.path) or not _SHA256.fullmatch(entry.sha256) or type(entry.size) is not int:
                     raise ValueError(f"entry {entry.path!r}")

@@ -19,7 +19,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from data.config import IdentitySpec, Input, Making, Persona, QuestionsSpec, TextSpec, TokenizerSpec, TokensSpec, load
+from data.config import (
+    IdentitySpec,
+    Input,
+    Making,
+    Persona,
+    QuestionsSpec,
+    TextSpec,
+    TokenizerSpec,
+    TokensSpec,
+    load,
+    source_files,
+)
 from infra.agent.job import Job, Limits, Step
 from infra.errors import UsageError
 from infra.records import Inventory, Plan, PlannedArtifact, Request
@@ -289,32 +300,26 @@ def _digest(value: Any) -> str:
 
 
 def source_slug(source: str) -> str:
-    """The name under `datasets/` for a source: `pydocs`, or what a path ends in."""
+    """The name under `datasets/` for a source: `pydocs`, or what a path ends in before its wildcards."""
     if source in ("pydocs", "fineweb"):
         return source
-    stem = Path(source.rstrip("/*")).stem or "local"
-    return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in stem).strip(".-") or "local"
+    plain = [part for part in Path(source).parts if not any(letter in part for letter in "*?[")] or ["local"]
+    stem = "".join(one if one.isascii() and one.isalnum() or one in "._-" else "-" for one in Path(plain[-1]).stem)
+    return stem.strip(".-")[:100] or "local"
 
 
 def source_fingerprint(source: str) -> str:
     """What the source holds now: for pydocs the Python that is read, for files their content.
 
     A file over 64 MiB counts by size and modification time, since hashing it would hold up every plan.
-    Raises UsageError when no file matches.
+    Raises ConfigError when there is no file to read.
     """
     if source == "fineweb":
         return ""
     if source == "pydocs":
         return f"python {platform.python_version()}"
-    path = Path(source).expanduser()
-    files = sorted(path.rglob("*")) if path.is_dir() else sorted(path.parent.glob(path.name))
-    files = [file for file in files if file.is_file()]
-    if not files:
-        raise UsageError(
-            f"source {source}: no such file; known sources: pydocs, fineweb, or a path of .txt, .jsonl, .parquet"
-        )
     parts = []
-    for file in files:
+    for file in source_files(source):
         stat = file.stat()
         large = stat.st_size > 64 << 20
         content = [stat.st_size, stat.st_mtime_ns] if large else hashlib.sha256(file.read_bytes()).hexdigest()

@@ -245,6 +245,17 @@ def test_a_link_in_the_place_of_the_journal_is_not_followed(environ, tmp_path):
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_is_refused_and_left_as_it_is(environ, tmp_path, make):
+    place = tmp_path / "place"
+    make(place)
+    place.chmod(0o755)
+    with pytest.raises(JournalError, match="no regular file"):
+        Journal.open(place, environ)
+    assert stat.S_IMODE(place.stat().st_mode) == 0o755
+    assert not (tmp_path / "place.lock").exists()
+
+
 def test_network_file_systems_are_known_by_the_longest_mount(tmp_path):
     mounts = (
         "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"

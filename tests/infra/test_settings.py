@@ -53,6 +53,8 @@ def test_a_relative_path_starts_where_it_was_written(tmp_path):
     (tmp_path / ".env").write_text("SLIPWAY_PODS=here\n")
     assert Settings.load(tmp_path, environ={}).pods == tmp_path / "here"
     assert Settings.load(tmp_path, {"pods": "here"}, environ={}).pods == Path.cwd() / "here"
+    assert Settings.load(tmp_path, {"source": "a/*.txt"}, environ={}).source == str(Path.cwd() / "a/*.txt")
+    assert Settings.load(tmp_path, {"source": "fineweb"}, environ={}).source == "fineweb"
     assert Settings.load(tmp_path, {"store": "s3://bucket/x"}, environ={}).store == "s3://bucket/x"
 
 

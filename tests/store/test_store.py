@@ -151,6 +151,14 @@ def test_a_manifest_that_names_files_outside_is_damage(store, made, root):
     assert "entry '../../secret'" in store.artifacts()[0].problem
 
 
+@pytest.mark.parametrize(("key", "value"), [("fingerprint", 7), ("about", [1])])
+def test_a_manifest_with_values_of_the_wrong_kind_is_damage(store, made, root, key, value):
+    store.publish(made, "text", "f1", {})
+    manifest = json.loads((root / "text/ARTIFACT.json").read_text())
+    (root / "text/ARTIFACT.json").write_text(json.dumps({**manifest, key: value}))
+    assert "of the wrong kind" in store.artifacts()[0].problem
+
+
 def test_links_are_neither_published_nor_followed_out(store, made, root, tmp_path):
     (made / "link").symlink_to("/etc/passwd")
     with pytest.raises(StoreError, match="link is neither a file nor a folder"):

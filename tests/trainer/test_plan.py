@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from data.config import Persona
+from data.config import ConfigError, Persona
 from infra.errors import UsageError
 from infra.records import Artifact, Inventory, Plan, Request
 from trainer import plan as planning
@@ -139,6 +139,31 @@ def test_other_words_are_refused_with_the_known_ones(words, told):
         planning.parse_phases(words)
 
 
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("/home/me/my corpus/**/*.jsonl", "my-corpus"),
+        ("/tmp/zoë.parquet", "zo"),
+        ("/tmp/日本.txt", "local"),
+        ("/*.txt", "local"),
+    ],
+)
+def test_a_source_has_a_name_that_the_store_takes(source, name):
+    assert planning.source_slug(source) == name
+
+
+def test_text_that_cannot_be_read_is_refused_before_anything_starts(tmp_path):
+    (tmp_path / "a.csv").touch()
+    with pytest.raises(ConfigError, match="cannot read .csv"):
+        planned(replace(WANTED, source=str(tmp_path / "*")), Inventory("somewhere"))
+
+
+def test_a_glob_may_have_wildcards_in_its_folders(tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "a.txt").write_text("a\n")
+    assert steps(planned(replace(WANTED, source=str(tmp_path / "*" / "*.txt")), Inventory("somewhere"))) == EVERYTHING
+
+
 def test_a_source_that_does_not_exist_is_refused():
-    with pytest.raises(UsageError, match="no such file"):
+    with pytest.raises(ConfigError, match="no such file"):
         planned(replace(WANTED, source="nowhere/*.txt"), Inventory("somewhere"))
