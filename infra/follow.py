@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from infra.agent.job import PodFolder
 from infra.errors import SlipwayError
 from infra.journal import Journal, Op
-from infra.transport import Transport
+from infra.pods import folder_of
+from infra.transport import Lost, TimedOut, Transport, Unreachable
 from infra.watch import is_alive
 
 POLL_S = 0.25
+RETRY_S = 2.0
 DOUBT_AFTER_S = 5.0  # an agent at work writes its progress twice a second
 
 Seen = tuple[dict[str, Any], dict[str, Any]]
@@ -25,11 +26,23 @@ Seen = tuple[dict[str, Any], dict[str, Any]]
 def follow(op: Op, journal: Journal, transport: Transport) -> Iterator[Seen]:
     """Yields at every look, about four times a second, until the run has its verdict.
 
-    SlipwayError: neither its guard nor its agent lives, or its pod was ended by somebody else.
+    A pod that does not answer is asked again for as long as its row is live: the run goes on there, and `unreachable`
+    in the progress says since when nothing is known. SlipwayError: neither its guard nor its agent lives, or its pod
+    was ended by somebody else.
     """
-    doubted_at = time.monotonic()
+    doubted_at = heard_at = time.monotonic()
+    progress: dict[str, Any] = {}
     while True:
-        progress, verdict = look(op, transport)
+        try:
+            progress, verdict = look(op, transport)
+            heard_at = time.monotonic()
+        except (Lost, TimedOut, Unreachable) as error:
+            silent_s = time.monotonic() - heard_at
+            yield {**progress, "unreachable": f"no answer for {silent_s:.0f} s: {error}"}, {}
+            if not journal.op(op.token).is_live:
+                raise SlipwayError(f"{op.run} was ended meanwhile; run: inv status") from None
+            time.sleep(RETRY_S)
+            continue
         yield progress, verdict
         if verdict:
             return
@@ -46,7 +59,7 @@ def follow(op: Op, journal: Journal, transport: Transport) -> Iterator[Seen]:
 
 def look(op: Op, transport: Transport) -> Seen:
     """Progress and verdict of this pod as they are now, {} where there is none yet."""
-    pod = PodFolder(Path(op.address or ""))
+    pod = folder_of(op)
     return _read(transport, pod.progress, op.token), _read(transport, pod.verdict, op.token)
 
 

@@ -9,15 +9,16 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from infra import pods
-from infra.agent.job import Job, PodFolder
+from infra import home, pods
+from infra.agent.job import Job
 from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.journal import Journal, Op
 from infra.providers import Provider
 from infra.records import Offer, Plan, Request
 from infra.settings import VENDORS
 from infra.states import LOST, READY
-from infra.transport import Transport, reach
+from infra.transport import Transport
+from store import Store
 
 ARM_S = 60.0
 
@@ -30,11 +31,14 @@ def start(plan: Plan, provider: Provider, journal: Journal, root: Path, secrets:
     offer = choose(provider, plan.request)
     op = pods.rent(provider, plan.request, offer, plan.job, journal, target=plan.target, store=plan.store)
     try:
-        transport = reach(op.vendor)
-        pod = PodFolder(Path(op.address or ""))
+        transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
+        say(f"sending the code to {op.address}")
         pushed = transport.push(root, pod.code, op.token)
         for refusal in pushed.refused:
             say(f"not sent: {refusal}")
+        if provider.pod_store:
+            for name in home.send_artifacts(plan.job, pod, provider.pod_store, transport, Store(plan.store)):
+                say(f"sent {name}")
         return hand_over(op, transport, journal, secrets)
     except BaseException as error:  # also Ctrl-C: a pod without its job must not stay
         pods.end(provider, op, journal, f"hand-over failed: {error}")
@@ -46,19 +50,21 @@ def resume(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, s
 
     Raises UsageError when it is at work, or has nothing left to go on with.
     """
-    transport = reach(op.vendor)
     if op.is_live:
         if op.state not in (READY, LOST):
             raise UsageError(f"{op.run} is {op.state}; run: inv status")
-        return hand_over(op, transport, journal, secrets)
+        return hand_over(op, provider.reach(pods.pod_of(op)), journal, secrets)
     job = Job.from_json(op.job)
-    pod = PodFolder(Path(op.address or ""))
-    if not op.address or not pod.code.is_dir():
-        raise UsageError(f"{op.run} left nothing to go on with in {op.address or 'any folder'}; run: inv launch")
-    request = Request(run=op.run, provider=op.vendor)
+    try:
+        if not op.address:
+            raise FileNotFoundError
+        provider.reach(pods.pod_of(op)).get(pods.folder_of(op).code / "infra" / "agent" / "__main__.py")
+    except FileNotFoundError:
+        raise UsageError(f"{op.run} left nothing to go on with; run: inv launch") from None
+    request = Request(run=op.run, provider=op.vendor, host=op.place)
     new = pods.rent(provider, request, choose(provider, request), job, journal, target=op.target, store=op.store)
     try:
-        return hand_over(new, transport, journal, secrets)
+        return hand_over(new, provider.reach(pods.pod_of(new)), journal, secrets)
     except BaseException as error:
         pods.end(provider, new, journal, f"hand-over failed: {error}")
         raise
@@ -77,8 +83,7 @@ def choose(provider: Provider, request: Request) -> Offer:
 
 def hand_over(op: Op, transport: Transport, journal: Journal, secrets: Mapping[str, str]) -> Op:
     """Put job and secrets in place and arm the guard; the row is READY then. May be repeated."""
-    pod = PodFolder(Path(op.address or ""))
-    job = Job.from_json(op.job)
+    pod, job = pods.folder_of(op), Job.from_json(op.job)
     chosen = {name: secrets[name] for name in job.secrets if name in secrets}
     transport.put(json.dumps(chosen).encode(), pod.secrets, 0o600)
     transport.put(op.job.encode(), pod.job)

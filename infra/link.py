@@ -15,6 +15,7 @@ from typing import Any
 
 from infra.errors import AuthError, SlipwayError, UsageError
 from infra.records import Address
+from infra.transport import Unreachable
 
 OPEN_S = 10.0  # each of: TCP, banner, key exchange, authentication
 PING_S = 3.0
@@ -22,10 +23,6 @@ SILENT_S = 12.0  # a verdict within 15 s, whatever the scheduler does
 TICK_S = 0.5
 SESSIONS = 8  # at once; sshd allows ten by default, and a shell may want one
 ALIAS = "pod"  # the one name in a pod's known_hosts: its address may change, its key may not
-
-
-class Unreachable(SlipwayError):
-    """No connection, so nothing was sent."""
 
 
 class StrangeHost(SlipwayError):

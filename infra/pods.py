@@ -17,7 +17,7 @@ from infra.errors import Ambiguous, SlipwayError
 from infra.journal import Fenced, Held, Journal, Op
 from infra.names import new_token
 from infra.providers import Provider
-from infra.records import Offer, Pod, Request
+from infra.records import Address, Offer, Pod, Request
 from infra.states import BOOTING, CREATING, LOST, PLANNED, READY, TERMINATING, UNKNOWN
 from infra.transport import Transport
 
@@ -58,6 +58,12 @@ def pod_of(op: Op) -> Pod:
     """The pod of a row that has one."""
     return Pod(provider=op.vendor, pod_id=op.remote_id or "", token=op.token, run=op.run, address=op.address or "",
                micro_usd_per_hour=op.rate)  # fmt: skip
+
+
+def folder_of(op: Op) -> PodFolder:
+    """Where the pod of a row keeps its files, on its machine."""
+    address = op.address or "/nonexistent"
+    return PodFolder(Path(Address.parse(address).folder if address.startswith("ssh://") else address))
 
 
 def end(provider: Provider, op: Op, journal: Journal, reason: str = "asked for") -> Op:
@@ -106,7 +112,7 @@ def settle(provider: Provider, op: Op, journal: Journal, transport: Transport) -
 def verdict_of(op: Op, transport: Transport) -> dict[str, Any]:
     """How the work of this pod ended, {} while it has not."""
     try:
-        verdict = json.loads(transport.get(PodFolder(Path(op.address or "")).verdict)) if op.address else {}
+        verdict = json.loads(transport.get(folder_of(op).verdict)) if op.address else {}
     except FileNotFoundError:
         return {}
     return verdict if verdict.get("token") == op.token else {}

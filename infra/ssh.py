@@ -20,10 +20,10 @@ from typing import Any
 
 from infra import sync
 from infra.errors import SlipwayError, UsageError
-from infra.link import ALIAS, OPEN_S, SILENT_S, Link, Unreachable
+from infra.link import ALIAS, OPEN_S, SILENT_S, Link
 from infra.records import Address
 from infra.relay import LOOPBACK, relay
-from infra.transport import READ_BYTES, Lost, Pushed, Result, TimedOut
+from infra.transport import READ_BYTES, Lost, Pushed, Result, TimedOut, Unreachable
 
 FILE_S = 120.0  # to put or get one file
 _ABSENT = 44

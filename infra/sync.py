@@ -66,7 +66,9 @@ def push(machine: "Transport", root: Path, dest: str | Path, token: str) -> Push
         wanted = {"dest": str(dest), "token": token, "remove": remove, "keep": keep, "send": send}
         contents = _contents(root, [(entry[0], entry[4]) for entry in send])
         removed = _exchange(machine, wanted, contents, sum(entry[4] for entry in send))["removed"]
-    return Pushed(len(send), len(found) - len(send) - len(refused), removed, tuple(sorted(refused, key=lambda one: one.path)))
+    return Pushed(
+        len(send), len(found) - len(send) - len(refused), removed, tuple(sorted(refused, key=lambda one: one.path))
+    )
 
 
 def pushed(machine: "Transport", dest: str | Path) -> dict[str, str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from infra import sync
-from infra.errors import SlipwayError, UsageError
+from infra.errors import SlipwayError
 from infra.relay import LOOPBACK, relay
 from infra.sync import Pushed
 
@@ -33,6 +33,10 @@ class Result:
 
 class TimedOut(SlipwayError):
     """It took too long, and was ended with its process group, if it could be reached."""
+
+
+class Unreachable(SlipwayError):
+    """No connection, so nothing was sent."""
 
 
 class Lost(SlipwayError):
@@ -151,10 +155,3 @@ class ThisMachine:
 
     def shell(self, words: Sequence[str] | None = None, cwd: str | Path | None = None) -> int:
         return subprocess.run(words or [os.environ.get("SHELL") or "/bin/sh"], cwd=cwd).returncode
-
-
-def reach(vendor: str) -> Transport:
-    """The way to a pod of that provider."""
-    if vendor != "local":
-        raise UsageError(f"there is no way yet to reach a pod of {vendor}")
-    return ThisMachine()

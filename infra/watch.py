@@ -3,9 +3,8 @@
 Every pod is asked at the same time and gets the same few seconds: one that does not answer holds up nobody.
 """
 
-import contextlib
 import json
-import sys
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -13,13 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra.agent.job import PodFolder
 from infra.errors import SlipwayError
+from infra.home import words_at_home
 from infra.journal import Journal, Op
+from infra.pods import folder_of, pod_of
 from infra.providers import Provider
 from infra.records import PodView
 from infra.states import BOOTING, CREATING, FAILED, LOST, PLANNED, READY, TERMINATED, TERMINATING, UNKNOWN
-from infra.transport import Transport, reach
+from infra.transport import Transport
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 
@@ -37,19 +37,22 @@ class Reading:
 
 
 def snapshot(
-    journal: Journal, providers: Mapping[str, Provider], *, deadline_s: float = 5.0, ended: int = 10
+    journal: Journal, providers: Mapping[str, Provider], homes: Path, *, deadline_s: float = 5.0, ended: int = 10
 ) -> list[PodView]:
-    """One row per run, by its last pod: all that are live, and the last `ended` ones that are not; newest last."""
+    """One row per run, by its last pod: all that are live, and the last `ended` ones that are not; newest last.
+
+    Pods that have ended are not asked: `homes` holds what was brought home of them.
+    """
     newest = {op.run: op for op in journal.ops()}
     ops = [newest[run] for run in journal.runs()]
     over = [op.token for op in ops if not op.is_live]
     ops = [op for op in ops if op.is_live or op.token in over[max(0, len(over) - ended) :]]
     readings: dict[str, Reading] = {}
 
-    def ask(op: Op) -> None:
-        readings[op.token] = _read(op, providers.get(op.vendor))
+    def read(op: Op) -> None:
+        readings[op.token] = _read(op, providers.get(op.vendor), homes)
 
-    threads = [threading.Thread(target=ask, args=(op,), daemon=True) for op in ops]
+    threads = [threading.Thread(target=read, args=(op,), daemon=True) for op in ops]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + deadline_s
@@ -125,8 +128,10 @@ def ask(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
     """What the pod's `infra.agent status` says of guard, agent, progress and verdict, {} for what is not this pod's."""
     if not op.address:
         return _of(op, {})
-    words = [sys.executable, "-m", "infra.agent", "status", op.address]
-    done = transport.run(words, timeout_s=30, env={"PYTHONPATH": str(CHECKOUT)})
+    pod = folder_of(op)
+    code = f"{pod.code}{os.pathsep}{CHECKOUT}" if op.vendor == "local" else str(pod.code)
+    words = [transport.python, "-m", "infra.agent", "status", str(pod.root)]
+    done = transport.run(words, timeout_s=30, env={"PYTHONPATH": code})
     if done.exited != 0:
         raise SlipwayError(f"{op.run}: its agent's status: exit code {done.exited}: {done.stderr.strip()}")
     return _of(op, json.loads(done.stdout))
@@ -137,25 +142,16 @@ def is_alive(op: Op, transport: Transport) -> bool:
     return _is_alive(ask(op, transport))
 
 
-def _read(op: Op, provider: Provider | None) -> Reading:
+def _read(op: Op, provider: Provider | None, homes: Path) -> Reading:
     """Whatever goes wrong becomes words: a table with one bad row is still a table."""
     if provider is None:
         return Reading(problem=f"provider {op.vendor} is not set up here")
     try:
         exists = provider.find(op.remote_id or op.token) is not None if op.is_live else False
-        said = (ask if exists else _remember)(op, reach(op.vendor))
+        said = ask(op, provider.reach(pod_of(op))) if exists else _of(op, words_at_home(op, homes / op.run))
         return Reading(exists, _is_alive(said), said["guard"], said["progress"], said["verdict"])
     except (SlipwayError, OSError, ValueError) as error:
         return Reading(problem=str(error))
-
-
-def _remember(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
-    """What the files of a pod that has ended still say."""
-    pod, said = PodFolder(Path(op.address or "")), {}
-    for key, path in {"guard": pod.state / "guard.json", "progress": pod.progress, "verdict": pod.verdict}.items():
-        with contextlib.suppress(FileNotFoundError):
-            said[key] = json.loads(transport.get(path)) if op.address else {}
-    return _of(op, said)
 
 
 def _of(op: Op, said: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -3,27 +3,28 @@
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from invoke import Exit
 
+from infra import home, pods, watch
 from infra import launch as street
-from infra import pods, watch
 from infra.agent.job import Limits
-from infra.errors import UsageError
+from infra.errors import SlipwayError, UsageError
 from infra.follow import follow
 from infra.journal import Journal, Op, Taken
 from infra.names import check_name, match, run_name
 from infra.providers import Provider
 from infra.records import Plan, Request
 from infra.settings import Settings
-from infra.transport import reach
+from infra.transport import Transport
 from scripts import render, words
 from scripts.planning import ROOT, plan_for
 from scripts.program import command, print_json
+from store import Store, StoreError
 
 DETACHED = 130
 
@@ -40,6 +41,8 @@ DETACHED = 130
         "steps": "optimizer steps per phase instead of the profile's; the schedule is scaled to them",
         "tag": "name of the checkpoints in the store (default: the profile)",
         "store": "where artifacts go (default var/artifacts)",
+        "pool": "ssh: only machines of this pool",
+        "host": "ssh: only this machine",
         "gpu": "kind of GPU",
         "num-gpus": "GPUs in the one pod",
         "ttl": "end the run after this long: 90s, 30m, 2h",
@@ -52,7 +55,7 @@ DETACHED = 130
 )
 def launch(
     c, phase="sft", profile="", provider="", source="", packages="", persona="", seed=0, steps=0, tag="", store="",
-    gpu="", num_gpus=0, ttl="", run_name="", detach=False, dry_run=False, yes=False, json=False,
+    pool="", host="", gpu="", num_gpus=0, ttl="", run_name="", detach=False, dry_run=False, yes=False, json=False,
 ):  # fmt: skip
     """Train one or more phases, from nothing if need be, and follow them to the end."""
     settings = words.settings(provider=provider, profile=profile, source=source, store=store)
@@ -60,10 +63,11 @@ def launch(
     with Journal.open(settings.state_file) as journal:
         vendor = words.provider(settings)
         settle(journal, settings)
-        request = Request(run=name or "new", provider=vendor.name, gpu=gpu, num_gpus=num_gpus)
+        request = Request(run=name or "new", provider=vendor.name, gpu=gpu, num_gpus=num_gpus, pool=pool, host=host)
         plan = plan_for(
             settings, request, phase=phase, packages=packages, persona=persona, seed=seed or None, steps=steps or None,
             tag=tag, limits=Limits(time_s=words.seconds(ttl), reserve_bytes=settings.reserve_bytes),
+            pod_store=vendor.pod_store,
         )  # fmt: skip
         if not json:
             render.say(f"provider {vendor.name} ({settings.sources['provider']})")
@@ -96,7 +100,7 @@ def begin(plan: Plan, vendor: Provider, journal: Journal, settings: Settings, na
     if before and before.is_live:
         return attach(before, vendor, journal, settings)
     taken = [op.run for op in journal.ops()]
-    if before and not name and pods.verdict_of(before, reach(before.vendor)).get("state") != "succeeded":
+    if before and not name and pods.verdict_of(before, way(settings, before)).get("state") != "succeeded":
         name = before.run
         render.say(f"going on with {name}")
     name = name or run_name(taken)
@@ -115,7 +119,7 @@ def attach(op: Op, vendor: Provider, journal: Journal, settings: Settings) -> Op
     while op.state in ("PLANNED", "CREATING", "BOOTING") and time.monotonic() < deadline:
         time.sleep(0.1)
         op = journal.op(op.token)
-    if watch.is_alive(op, reach(op.vendor)):
+    if watch.is_alive(op, way(settings, op)):
         render.say(f"{op.run} is at it already; following it")
         return op
     render.say(f"going on with {op.run}")
@@ -125,7 +129,7 @@ def attach(op: Op, vendor: Provider, journal: Journal, settings: Settings) -> Op
 def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> None:
     """Follow to the verdict, settle the row, tell the result. Ctrl-C leaves the run at work."""
     try:
-        progress, verdict = show_progress(op, journal, quiet=as_json)
+        progress, verdict = show_progress(op, journal, settings, quiet=as_json)
     except KeyboardInterrupt:
         render.say(f"\ndetached; {op.run} goes on.")
         say_how(op, False)
@@ -160,9 +164,11 @@ def say_how(op: Op, as_json: bool) -> None:
     render.say(f"follow: ./inv logs {op.run} --follow   watch: ./inv status --watch   stop: ./inv down {op.run}")
 
 
-def show_progress(op: Op, journal: Journal, quiet: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def show_progress(
+    op: Op, journal: Journal, settings: Settings, quiet: bool
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Bars on a terminal, a line per step elsewhere; returns the last progress and the verdict."""
-    seen = follow(op, journal, reach(op.vendor))
+    seen = follow(op, journal, way(settings, op))
     if not quiet:
         render.say(f"run {op.run} in {op.address}")
     if quiet:
@@ -198,10 +204,33 @@ def _lines(seen: Iterator[Any], every_s: float = 15.0) -> Iterator[Any]:
         yield progress, verdict
 
 
-def settle(journal: Journal, settings: Settings) -> None:
-    """Look after what nobody follows any more: rows whose work has ended are ended."""
+def way(settings: Settings, op: Op) -> Transport:
+    """To the pod of a row."""
+    return words.provider(settings, op.vendor).reach(pods.pod_of(op))
+
+
+def settle(journal: Journal, settings: Settings, only: Collection[str] | None = None) -> None:
+    """Look after what nobody follows any more: what it made is brought home, then rows whose work has ended are ended.
+
+    `only`: tokens; all live rows without. A pod that cannot be asked stays as it is, and is told.
+    """
     for op in journal.ops(live=True):
-        pods.settle(words.provider(settings, op.vendor), op, journal, reach(op.vendor))
+        if only is None or op.token in only:
+            vendor = words.provider(settings, op.vendor)
+            try:
+                if pods.verdict_of(op, vendor.reach(pods.pod_of(op))):
+                    bring_home(op, vendor, settings)
+                pods.settle(vendor, op, journal, vendor.reach(pods.pod_of(op)))
+            except (SlipwayError, StoreError) as error:
+                render.say(f"{op.run}: {error}")
+
+
+def bring_home(op: Op, vendor: Provider, settings: Settings) -> list[str]:
+    """Logs, last words and artifacts of a pod; the names of the artifacts. Raises SlipwayError, StoreError."""
+    transport, folder = vendor.reach(pods.pod_of(op)), words.homes(settings) / op.run
+    home.bring_logs(op, transport, folder)
+    home.bring_words(op, transport, folder)
+    return home.bring_artifacts(op, vendor.pod_store, transport, Store(op.store)) if vendor.pod_store else []
 
 
 def find_run(journal: Journal, run: str) -> Op:
@@ -233,9 +262,13 @@ def status(c, run="", watch=None, json=False):
 
 
 def snapshot(journal: Journal, settings: Settings, run: str) -> list[Any]:
-    settle(journal, settings)
-    vendors = {op.vendor: words.provider(settings, op.vendor) for op in journal.ops()}
-    views = watch.snapshot(journal, vendors)[::-1]
+    """The table's rows, newest first. What has ended is settled on the way; a deaf pod holds up nobody."""
+    vendors = {vendor: words.provider(settings, vendor) for vendor in {op.vendor for op in journal.ops()}}
+    views = watch.snapshot(journal, vendors, words.homes(settings))[::-1]
+    ended = {view.run for view in views if view.state not in ("running", "lost")}
+    due = [op.token for op in journal.ops(live=True) if op.vendor == "local" or op.run in ended]
+    if due:
+        settle(journal, settings, due)
     if run:
         name = match(run, [view.run for view in views])
         views = [view for view in views if view.run == name]
@@ -281,7 +314,7 @@ def logs(c, run="", follow=False, tail=0, file="", errors=False):
 
     settings = words.settings()
     with Journal.open(settings.state_file) as journal:
-        show(find_run(journal, run), journal, follow=follow, tail=tail, file=file, errors=errors)
+        show(find_run(journal, run), journal, settings, follow=follow, tail=tail, file=file, errors=errors)
 
 
 @command(word="run", help={"all": "every live run", "json": "one JSON document on stdout"})
@@ -292,8 +325,10 @@ def down(c, run="", all=False, json=False):
         live = journal.ops(live=True) if all else [find_run(journal, run)]
         ended = []
         for op in live:
-            was_live = op.is_live
-            pods.end(words.provider(settings, op.vendor), op, journal)
+            was_live, vendor = op.is_live, words.provider(settings, op.vendor)
+            pods.end(vendor, op, journal)
+            if was_live and op.address:
+                bring_home(op, vendor, settings)
             ended.append(op.run)
             render.say(f"{op.run}: {'ended, nothing of it runs' if was_live else 'had ended already'}")
         if json:
@@ -309,7 +344,7 @@ def resume(c, run="", detach=False, json=False):
     with Journal.open(settings.state_file) as journal:
         settle(journal, settings)
         op = find_run(journal, run)
-        transport = reach(op.vendor)
+        transport = way(settings, op)
         verdict = pods.verdict_of(op, transport)
         if verdict.get("state") == "succeeded":
             raise UsageError(f"{op.run} has succeeded; there is nothing to go on with")

@@ -6,30 +6,33 @@ from pathlib import Path
 
 from invoke import Exit
 
-from infra.agent.job import Job, PodFolder
+from infra import home, pods
+from infra.agent.job import Job
 from infra.errors import UsageError
-from infra.follow import look
 from infra.journal import Journal, Op
-from infra.transport import reach
+from infra.settings import Settings
+from infra.transport import Lost, TimedOut, Transport, Unreachable
+from scripts import words
 
 POLL_S = 0.3
 
 
-def show(op: Op, journal: Journal, *, follow: bool, tail: int, file: str, errors: bool) -> None:
+def show(op: Op, journal: Journal, settings: Settings, *, follow: bool, tail: int, file: str, errors: bool) -> None:
     """Print to stdout. Raises UsageError for a log that does not exist, Exit with the run's code after following."""
-    pod = PodFolder(Path(op.address or ""))
+    folder = words.homes(settings) / op.run
+    transport = words.provider(settings, op.vendor).reach(pods.pod_of(op))
+    if op.address:
+        _bring(op, transport, folder)
     if errors:
-        paths = sorted(pod.logs.glob("error-*.log"))
+        paths = sorted(folder.glob("error-*.log"))
         if not paths:
             print(f"{op.run} has written no error log", file=sys.stderr)
     else:
-        paths = choose(pod, op, file, follow)
+        paths = choose(folder, op, file, follow)
     offsets = {path: write(path, 0, tail) for path in paths}
-    if not follow:
-        return
-    while True:
-        verdict = look(op, reach(op.vendor))[1]
-        for path in choose(pod, op, file, follow):
+    while follow:
+        verdict = {} if _bring(op, transport, folder) else pods.verdict_of(op, transport)
+        for path in choose(folder, op, file, follow):
             offsets[path] = write(path, offsets.get(path, 0))
         if verdict or not journal.op(op.token).is_live:
             state = verdict.get("state", "stopped")
@@ -38,16 +41,26 @@ def show(op: Op, journal: Journal, *, follow: bool, tail: int, file: str, errors
         time.sleep(POLL_S)
 
 
-def choose(pod: PodFolder, op: Op, file: str, follow: bool) -> list[Path]:
+def _bring(op: Op, transport: Transport, folder: Path) -> bool:
+    """Whether the pod is deaf just now: then what is at home has to do, and it is asked again."""
+    try:
+        home.bring_logs(op, transport, folder)
+        return False
+    except (Lost, TimedOut, Unreachable) as error:
+        print(f"{op.run}: {error}", file=sys.stderr)
+        return True
+
+
+def choose(folder: Path, op: Op, file: str, follow: bool) -> list[Path]:
     """The logs that there are, in the order of the steps."""
     if file:
-        path = pod.log(file)
+        path = folder / f"{file}.log"
         if not path.exists() and not follow:
-            known = sorted(one.stem for one in pod.logs.glob("*.log"))
+            known = sorted(one.stem for one in folder.glob("*.log"))
             raise UsageError(f"{op.run} has no log {file!r}; there is: {', '.join(known) or 'none yet'}")
         return [path]
     names = ["environment", *(step.name for step in Job.from_json(op.job).steps)]
-    return [pod.log(name) for name in names if pod.log(name).exists()]
+    return [path for name in names if (path := folder / f"{name}.log").exists()]
 
 
 def write(path: Path, offset: int, tail: int = 0) -> int:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def plan_for(
     settings: Settings, request: Request, *, phase: str, packages: str = "", persona: str = "", seed: int | None = None,
-    steps: int | None = None, tag: str = "", limits: Limits = planning.NO_LIMITS,
+    steps: int | None = None, tag: str = "", limits: Limits = planning.NO_LIMITS, pod_store: str = "",
 ) -> Plan:  # fmt: skip
     """Raises UsageError for words that mean nothing."""
     if steps is not None and steps < 1:
@@ -34,8 +34,13 @@ def plan_for(
     )
     plan = planning.resolve(
         wanted, inventory(settings.store), ROOT, run=request.run, request=request, limits=limits,
-        flops_per_s=machine.flops_per_s(), torch=environment.torch_build(), environments=str(settings.environments),
+        flops_per_s=machine.flops_per_s(), pod_store=pod_store,
+        torch=("cuda" if request.num_gpus else "cpu") if pod_store else environment.torch_build(),
+        environments="" if pod_store else str(settings.environments),
     )  # fmt: skip
+    if pod_store:
+        kept = "artifacts stay on the machine until somebody who follows (or inv status, or inv pull) brings them home"
+        return replace(plan, notes=(kept,) if plan.job else ())
     if plan.job and not environment.find("train", ROOT, settings.environments, plan.job.torch):
         return replace(plan, notes=("the train environment is built first: a minute or so, depending on the network",))
     return plan

@@ -1,6 +1,8 @@
 """What the user typed, as values: settings, providers, durations. Shared by the tasks."""
 
+import functools
 import re
+from pathlib import Path
 from typing import Any
 
 from infra.errors import UsageError
@@ -22,18 +24,30 @@ def secrets(settings: Settings) -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def provider(settings: Settings, name: str = "") -> Provider:
-    """Raises UsageError for one that cannot be used yet."""
-    name = name or settings.provider
+@functools.lru_cache(maxsize=8)
+def _provider(name: str, place: tuple[Path, ...]) -> Provider:
+    """One of each, so that a machine is connected to once."""
+    settings = Settings.load(ROOT)
     if name == "ssh":
         from infra.providers.ssh import SshPools
 
         return SshPools.of(settings)
-    if name != "local":
-        raise UsageError(f"provider {name!r} cannot be used yet; known: local, ssh")
     from infra.providers.local import Local
 
     return Local(settings.pods)
+
+
+def provider(settings: Settings, name: str = "") -> Provider:
+    """Raises UsageError for one that cannot be used yet."""
+    name = name or settings.provider
+    if name not in ("local", "ssh"):
+        raise UsageError(f"provider {name!r} cannot be used yet; known: local, ssh")
+    return _provider(name, (settings.pods, settings.pools, settings.state_file))
+
+
+def homes(settings: Settings) -> Path:
+    """Where what is brought home of each run is kept."""
+    return settings.pods.parent / "logs"
 
 
 def seconds(text: str) -> float | None:

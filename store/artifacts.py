@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from store import local
-from store.manifest import FLAT_MANIFEST, MANIFEST, Artifact, FileEntry, Manifest, StoreError, check_name
+from store.manifest import FLAT_MANIFEST, MANIFEST, Artifact, FileEntry, Manifest, StoreError, check_name, places
 
 _LEFTOVER = re.compile(r"(?:.*/)?\.(?:tmp|trash)-[0-9a-f]{32}")
 _CHUNK = 1 << 20
@@ -73,7 +73,7 @@ class Store:
         """The artifact of that name, verified; `problem` says when it is missing or damaged."""
         check_name(name)
         with self._locked(exclusive=False):
-            for manifest in (f"{name}/{MANIFEST}", f"{name}{FLAT_MANIFEST}"):
+            for manifest in places(name):
                 if self._fs.exists(self._at(manifest)):
                     return self._verify([manifest], self._find(self._at(name)))[0]
         return Artifact(name, "", "it is missing")
@@ -91,6 +91,16 @@ class Store:
         if not self._is_local:
             raise StoreError(f"{name} in {self.uri}: it is not in a folder of this machine")
         return Path(self._at(name)) if self._fs.exists(self._at(f"{name}/{MANIFEST}")) else Path(self._root)
+
+    def manifest(self, name: str) -> Manifest:
+        """What is written down about that artifact; nothing is verified. Raises StoreError when there is none."""
+        for place in places(check_name(name)):
+            if self._fs.exists(self._at(place)):
+                try:
+                    return self._read(self._at(place))
+                except ValueError as error:
+                    raise StoreError(f"{name} in {self.uri}: {error}") from None
+        raise StoreError(f"{name} in {self.uri}: it is missing")
 
     # Writing.
 

@@ -43,6 +43,10 @@ class Manifest:
     published_at: float  # UTC epoch seconds
     flat: bool = False
 
+    def place(self, path: str) -> str:
+        """Where a file of the artifact lies, under the store's root."""
+        return path if self.flat else f"{self.name}/{path}"
+
     def to_json(self) -> str:
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, sort_keys=True) + "\n"
 
@@ -65,6 +69,11 @@ class Manifest:
         except (KeyError, TypeError, AttributeError, ValueError, StoreError) as error:
             raise ValueError(f"its manifest cannot be used ({error})") from None
         return manifest
+
+
+def places(name: str) -> tuple[str, str]:
+    """Where the manifest of an artifact may lie, under the store's root: in its folder, or beside flat files."""
+    return f"{name}/{MANIFEST}", f"{name}{FLAT_MANIFEST}"
 
 
 def check_name(name: str) -> str:

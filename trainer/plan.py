@@ -185,11 +185,13 @@ def resolve(
     limits: Limits = NO_LIMITS,
     torch: str = "cpu",
     environments: str = "",
+    pod_store: str = "",
 ) -> Plan:
     """Compare what is wanted with what is there; the job holds exactly the steps that are due.
 
     A step is due when its artifact is missing, damaged or of another fingerprint, or when a step that makes one of
-    its inputs is due. `root` is the checkout whose code will run, `flops_per_s` what the machine does of useful work.
+    its inputs is due. `root` is the checkout whose code will run, `flops_per_s` what the machine does of useful work,
+    `pod_store` the store as the pod names it, where that is not the one at home.
     """
     nodes = recipe(wanted)
     needed = _closure(nodes, wanted.phases)
@@ -204,7 +206,7 @@ def resolve(
         artifacts.append(PlannedArtifact(node.artifact, state, name if state != "here" else "", reason, estimate))
         if state != "here":
             due.add(name)
-            steps.append(_step(node, nodes, prints, inventory.store, profile))
+            steps.append(_step(node, nodes, prints, pod_store or inventory.store, profile))
     target = _digest([prints[phase] for phase in wanted.phases])
     job = None
     if steps:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from infra.agent.job import Limits
 from infra.records import Account, Offer, Pod, Request
+from infra.transport import Transport
 
 
 class Provider(Protocol):
@@ -17,6 +18,10 @@ class Provider(Protocol):
     @property
     def settle_s(self) -> float:
         """How long after a lost answer a pod may still turn up in a listing."""
+
+    @property
+    def pod_store(self) -> str:
+        """The artifact store as the pod's steps name it, from their code folder; "" = the one at home."""
 
     def account(self) -> Account:
         """Who pays, and what is left. AuthError: the key is missing or refused."""
@@ -42,3 +47,6 @@ class Provider(Protocol):
 
         Returning is no proof of absence: find() is. SlipwayError: it may be there still.
         """
+
+    def reach(self, pod: Pod) -> Transport:
+        """The way to that pod; asks nobody yet."""

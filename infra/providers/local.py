@@ -31,6 +31,7 @@ class Local:
 
     name = "local"
     settle_s = 0.0
+    pod_store = ""
 
     def account(self) -> Account:
         return Account(provider=self.name, owner=getpass.getuser())
@@ -88,6 +89,9 @@ class Local:
                 raise SlipwayError(f"local: ending {found.run} in {found.address}: exit code {done.exited}: {said}")
         pod.secrets.unlink(missing_ok=True)
         pod.marker.unlink(missing_ok=True)
+
+    def reach(self, pod: Pod) -> ThisMachine:
+        return ThisMachine()
 
 
 def _token(folder: Path) -> str:

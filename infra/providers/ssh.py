@@ -44,6 +44,7 @@ class SshPools:
 
     name = "ssh"
     settle_s = 0.0
+    pod_store = "../../../artifacts"  # ~/.slipway/artifacts, shared by the runs on that machine
 
     @staticmethod
     def of(settings: Settings) -> "SshPools":
@@ -108,6 +109,10 @@ class SshPools:
             raise SlipwayError(f"ssh: {host.place} is {survivors}; end them there, then run the same again")
         if pod:
             ask(transport, host.python, "unmark", pod.run, token)
+
+    def reach(self, pod: Pod) -> Transport:
+        """By its id. Raises UsageError when its machine is no longer in the inventory."""
+        return self.connect(self._host(pod.pod_id.partition("@")[2]))
 
     def _offer(self, host: Host, request: Request) -> Offer:
         """Raises SlipwayError that says why not."""

@@ -1,0 +1,166 @@
+"""What of a run is kept at home, so that it outlives its pod: logs as they grow, last words, artifacts.
+
+In: a journal row and the way to its pod. Out: files under `<homes>/<run>/`, artifacts in the store at home. All of it
+may be repeated: what is here already is not fetched again.
+"""
+
+import contextlib
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from infra.agent.job import Job, PodFolder
+from infra.errors import SlipwayError
+from infra.journal import Op
+from infra.pods import folder_of
+from infra.transport import READ_BYTES, Transport
+from store import Manifest, Store, StoreError, places
+
+LIST_S = 30.0
+SLOWEST_BYTES_PER_S = 100_000
+LIST_LOGS = 'cd -- "$1" 2>/dev/null || exit 0; for log in *.log; do [ -f "$log" ] && wc -c -- "$log"; done; exit 0'
+
+
+def bring_logs(op: Op, transport: Transport, folder: Path) -> list[Path]:
+    """Append to the copies in `folder` what the pod's logs have grown by; the logs that there are, by name."""
+    pod = folder_of(op)
+    done = transport.run(["sh", "-c", LIST_LOGS, "sh", str(pod.logs)], timeout_s=LIST_S)
+    if done.exited != 0:
+        raise SlipwayError(f"{op.run}: listing its logs: {done.stderr.strip() or f'exit code {done.exited}'}")
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for line in done.stdout.splitlines():
+        size, name = line.split(maxsplit=1)
+        path = folder / PurePosixPath(name).name
+        _append(transport, str(pod.logs / path.name), path, int(size))
+        paths.append(path)
+    return sorted(paths)
+
+
+def _append(transport: Transport, source: str, path: Path, size: int) -> None:
+    """Bring a copy to `size` bytes; one that is longer is of another pod, and begins anew."""
+    here = path.stat().st_size if path.exists() else 0
+    if here > size:
+        path.unlink()
+        here = 0
+    with path.open("ab") as file:
+        while here < size:
+            piece = transport.read(source, here)[: size - here]
+            if not piece:
+                raise SlipwayError(f"{source} has shrunk while it was read")
+            file.write(piece)
+            here += len(piece)
+
+
+def bring_words(op: Op, transport: Transport, folder: Path) -> None:
+    """Copy what the pod says of itself: progress, verdict and guard."""
+    pod = folder_of(op)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in (pod.progress, pod.verdict, pod.state / "guard.json"):
+        with contextlib.suppress(FileNotFoundError):
+            content = transport.get(path)
+            if json.loads(content).get("token") == op.token:
+                draft = folder / f".{path.name}.draft"
+                draft.write_bytes(content)
+                draft.replace(folder / path.name)
+
+
+def words_at_home(op: Op, folder: Path) -> dict[str, Any]:
+    """What `bring_words` kept of this very pod, by kind."""
+    said = {}
+    for kind in ("progress", "verdict", "guard"):
+        with contextlib.suppress(FileNotFoundError):
+            said[kind] = json.loads((folder / f"{kind}.json").read_text(encoding="utf-8"))
+    return said
+
+
+def send_artifacts(job: Job, pod: PodFolder, pod_store: str, transport: Transport, home: Store) -> list[str]:
+    """Copy to the pod's store what the job reads and does not make; the names of what was sent."""
+    makings = [step.config["making"] for step in job.steps if "making" in step.config]
+    made = {making["name"] for making in makings}
+    wanted = {one["name"]: one["fingerprint"] for making in makings for one in making["inputs"].values()}
+    sent = []
+    for name, fingerprint in sorted(wanted.items()):
+        if name not in made and _fingerprint_there(pod, pod_store, name, transport) != fingerprint:
+            folder, manifest = home.path(name, fingerprint), home.manifest(name)
+            place = places(name)[manifest.flat]
+            root = pod.code / pod_store
+            transport.run(["rm", "-f", "--", str(root / place)], timeout_s=LIST_S)  # whole only when it is back
+            for entry in manifest.files:
+                _put(transport, folder / entry.path, str(root / manifest.place(entry.path)))
+            transport.put(manifest.to_json().encode(), root / place)
+            sent.append(name)
+    return sent
+
+
+def bring_artifacts(op: Op, pod_store: str, transport: Transport, home: Store) -> list[str]:
+    """Publish at home what the job of this row has made on its pod; the names of what was brought.
+
+    Raises StoreError when what arrived is not what the pod's manifest says.
+    """
+    pod, brought = folder_of(op), []
+    for step in Job.from_json(op.job).steps:
+        making = step.config.get("making", {})
+        name, fingerprint = making.get("name", ""), making.get("fingerprint", "")
+        if not name or _is_home(home, name, fingerprint):
+            continue
+        manifest = _manifest_there(pod, pod_store, name, transport)
+        if manifest is None or manifest.fingerprint != fingerprint:
+            continue
+        with tempfile.TemporaryDirectory(prefix="slipway-") as draft:
+            for entry in manifest.files:
+                source = str(pod.code / pod_store / manifest.place(entry.path))
+                if _fetch(transport, source, Path(draft, entry.path)) != entry.sha256:
+                    raise StoreError(
+                        f"{name} from {op.run}: {entry.path} arrived damaged; run again: inv pull {op.run}"
+                    )
+            home.publish(draft, name, fingerprint, manifest.about, flat=manifest.flat)
+        brought.append(name)
+    return brought
+
+
+def _is_home(home: Store, name: str, fingerprint: str) -> bool:
+    found = home.check(name)
+    return not found.problem and found.fingerprint == fingerprint
+
+
+def _fingerprint_there(pod: PodFolder, pod_store: str, name: str, transport: Transport) -> str:
+    manifest = _manifest_there(pod, pod_store, name, transport)
+    return manifest.fingerprint if manifest else ""
+
+
+def _manifest_there(pod: PodFolder, pod_store: str, name: str, transport: Transport) -> Manifest | None:
+    """None when there is none that can be used: then it is made, or sent, again."""
+    for place in places(name):
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return Manifest.from_json(transport.get(pod.code / pod_store / place))
+    return None
+
+
+def _fetch(transport: Transport, source: str, path: Path) -> str:
+    """Copy a file of the pod; the sha256 of what arrived."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        while piece := transport.read(source, file.tell()):
+            file.write(piece)
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _put(transport: Transport, path: Path, place: str) -> None:
+    """Copy a file to the pod, in pieces."""
+
+    def pieces() -> Iterator[bytes]:
+        with path.open("rb") as file:
+            while piece := file.read(READ_BYTES):
+                yield piece
+
+    script = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
+    timeout_s = LIST_S + path.stat().st_size / SLOWEST_BYTES_PER_S
+    done = transport.run(["sh", "-c", script, "sh", place], stdin=pieces(), timeout_s=timeout_s)
+    if done.exited != 0:
+        raise SlipwayError(f"sending {place}: {done.stderr.strip() or f'exit code {done.exited}'}")
