@@ -6,13 +6,14 @@ sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)  # invoke turns ca
 
 from invoke import Collection  # noqa: E402
 
-from scripts import data, launch, pool, program, project, train  # noqa: E402
+from scripts import data, launch, pod, pool, program, project, train  # noqa: E402
 
 program.mend()
 namespace = Collection(
     *(launch.launch, launch.status, launch.logs, launch.down, launch.resume),
     *(data.shard, data.tokenizer),
     *(train.train, train.eval, train.chat, train.export),
+    *(pod.ssh, pod.forward, pod.pull),
     pool.hosts,
     Collection("pool", pool.list_, pool.up, pool.check, pool.import_),
     *(project.config, project.doctor, project.test, project.check),

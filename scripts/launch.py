@@ -233,7 +233,7 @@ def bring_home(op: Op, vendor: Provider, settings: Settings) -> list[str]:
     return home.bring_artifacts(op, vendor.pod_store, transport, Store(op.store)) if vendor.pod_store else []
 
 
-def find_run(journal: Journal, run: str) -> Op:
+def find_run(journal: Journal, run: str = "") -> Op:
     """The newest row of a run, by a prefix of its name; the last run by default. Raises UsageError."""
     runs = journal.runs()
     if not runs:

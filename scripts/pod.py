@@ -1,0 +1,51 @@
+"""Being on a run's machine: a shell, a port, its artifacts, its code."""
+
+import signal
+
+from invoke import Exit
+
+from infra import pods
+from infra.errors import UsageError
+from infra.journal import Journal
+from scripts import render, words
+from scripts.launch import bring_home, find_run, way
+from scripts.program import command, print_json, words_after_dashes
+
+
+@command(word="run")
+def ssh(c, run=""):
+    """A shell in a run's folder, on its machine; `inv ssh RUN -- words` runs words there and leaves with their code."""
+    settings = words.settings()
+    with Journal.open(settings.state_file) as journal:
+        op = find_run(journal, run)
+        code = way(settings, op).shell(words_after_dashes() or None, cwd=pods.folder_of(op).root)
+    if code:
+        raise Exit(code=code)
+
+
+@command(word="what", iterable=["what"], help={"what": "RUN and LOCAL:REMOTE ports, such as 6006:6006"})
+def forward(c, what=None):
+    """A port of a run's machine here, on loopback only, until Ctrl-C; TensorBoard: `inv forward RUN 6006:6006`."""
+    *run, ports = what or [""]
+    local, _, remote = ports.partition(":")
+    if len(run) > 1 or not local.isdecimal() or not (remote or local).isdecimal():
+        raise UsageError("expected a run and ports, such as: inv forward brave-otter-3 6006:6006")
+    settings = words.settings()
+    with Journal.open(settings.state_file) as journal:
+        op = find_run(journal, *run)
+        with way(settings, op).forward(int(local), int(remote or local)) as port:
+            render.say(f"port {remote or local} of {op.run} answers on 127.0.0.1:{port}; Ctrl-C ends that")
+            signal.pause()
+
+
+@command(word="run", help={"json": "one JSON document on stdout"})
+def pull(c, run="", json=False):
+    """Bring home what a run has made so far: artifacts, logs, last words."""
+    settings = words.settings()
+    with Journal.open(settings.state_file) as journal:
+        op = find_run(journal, run)
+        names = bring_home(op, words.provider(settings, op.vendor), settings)
+    if json:
+        print_json({"run": op.run, "brought": names, "store": op.store})
+    else:
+        render.say(f"{op.run}: {', '.join(names) or 'nothing new'}; logs in {words.homes(settings) / op.run}")
