@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from store import local
-from store.manifest import FLAT_MANIFEST, MANIFEST, Artifact, FileEntry, Manifest, StoreError, check_name
+from store.manifest import FLAT_MANIFEST, MANIFEST, Artifact, FileEntry, Manifest, NoStore, StoreError, check_name
 
 _LEFTOVER = re.compile(r"(?:.*/)?\.(?:tmp|trash)-[0-9a-f]{32}")
 _CHUNK = 1 << 20
@@ -36,7 +36,7 @@ class Store:
         try:
             self._fs, root = url_to_fs(self.uri)
         except (ImportError, ValueError) as error:
-            raise StoreError(f"store {self.uri}: {error}") from None
+            raise NoStore(f"store {self.uri}: {error}") from None
         self._is_local = "file" in (self._fs.protocol if isinstance(self._fs.protocol, tuple) else (self._fs.protocol,))
         self._root = os.path.realpath(root) if self._is_local else root.rstrip("/")
 
