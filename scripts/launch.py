@@ -12,7 +12,7 @@ from invoke import Exit
 
 from infra import launch as street
 from infra import pods, watch
-from infra.agent.job import Limits
+from infra.agent.job import Job
 from infra.errors import UsageError
 from infra.follow import follow
 from infra.journal import Journal, Op, Taken
@@ -62,8 +62,8 @@ def launch(
         settle(journal, settings)
         request = Request(run=name or "new", provider=vendor.name, gpu=gpu, num_gpus=num_gpus)
         plan = plan_for(
-            settings, request, phase=phase, packages=packages, persona=persona, seed=seed or None, steps=steps or None,
-            tag=tag, limits=Limits(time_s=words.seconds(ttl), reserve_bytes=settings.reserve_bytes),
+            settings, request, phase=phase, packages=packages, persona=persona, seed=seed, steps=steps,
+            tag=tag, time_s=words.seconds(ttl),
         )  # fmt: skip
         if not json:
             render.say(f"provider {vendor.name} ({settings.sources['provider']})")

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def plan_for(
     settings: Settings, request: Request, *, phase: str, packages: str = "", persona: str = "", seed: int | None = None,
-    steps: int | None = None, tag: str = "", limits: Limits = planning.NO_LIMITS,
+    steps: int | None = None, tag: str = "", time_s: float | None = None,
 ) -> Plan:  # fmt: skip
     """Raises UsageError for words that mean nothing."""
     if steps is not None and steps < 1:
@@ -32,7 +32,8 @@ def plan_for(
         steps=steps,
     )
     return planning.resolve(
-        wanted, inventory(settings.store), ROOT, run=request.run, request=request, limits=limits,
+        wanted, inventory(settings.store), ROOT, run=request.run, request=request,
+        limits=Limits(time_s=time_s, reserve_bytes=settings.reserve_bytes),
         flops_per_s=machine.flops_per_s(), torch=environment.torch_build(), environments=str(settings.environments),
     )  # fmt: skip
 

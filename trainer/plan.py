@@ -35,7 +35,7 @@ from infra.agent.job import Job, Limits, Step
 from infra.errors import UsageError
 from infra.records import Inventory, Plan, PlannedArtifact, Request
 from trainer import recipes
-from trainer.config import PhaseConfig, Profile
+from trainer.config import Keeping, PhaseConfig, Profile
 
 PHASES = ("base", "mid", "sft")
 CHECKPOINTS = {"base": "base_checkpoints", "mid": "mid_checkpoints", "sft": "chatsft_checkpoints"}
@@ -201,8 +201,9 @@ def resolve(
         artifacts.append(PlannedArtifact(node.artifact, state, name if state != "here" else "", reason, estimate))
         if state != "here":
             due.add(name)
-            steps.append(_step(node, nodes, prints, inventory.store, profile))
-    target = _digest([prints[phase] for phase in wanted.phases])
+            keeping = replace(profile.keeping, reserve_bytes=limits.reserve_bytes)
+            steps.append(_step(node, nodes, prints, inventory.store, keeping))
+    target = _digest([[nodes[phase].artifact, prints[phase]] for phase in wanted.phases])
     job = None
     if steps:
         job = Job(run, "", tuple(steps), limits, torch=torch, environments=environments)
@@ -238,12 +239,12 @@ def _why(old: str, new: str) -> str:
     return f"{' and '.join(name for name, a, b in parts if a != b) or 'fingerprint'} changed"
 
 
-def _step(node: Node, nodes: Mapping[str, Node], prints: Mapping[str, str], store: str, profile: Profile) -> Step:
+def _step(node: Node, nodes: Mapping[str, Node], prints: Mapping[str, str], store: str, keeping: Keeping) -> Step:
     inputs = {role: Input(name=nodes[name].artifact, fingerprint=prints[name]) for role, name in node.inputs.items()}
     making = Making(store=store, name=node.artifact, fingerprint=prints[node.name], inputs=inputs)
     config: dict[str, Any] = {"making": asdict(making), "spec": asdict(node.spec)}
     if isinstance(node.spec, PhaseConfig):
-        config["keeping"] = asdict(profile.keeping)
+        config["keeping"] = asdict(keeping)
     return Step(node.name, node.words, "train", json.loads(json.dumps(config)), silent_s=SILENT_S)
 
 
