@@ -125,6 +125,10 @@ def attach(op: Op, vendor: Provider, journal: Journal, settings: Settings) -> Op
 def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> None:
     """Follow to the verdict, settle the row, tell the result. Ctrl-C leaves the run at work."""
     try:
+    return again(op, vendor, journal, settings)
+
+
+def again(op: Op, vendor: Provider, journal: Journal, settings: Settings) -> Op:
         progress, verdict = show_progress(op, journal, quiet=as_json)
     except KeyboardInterrupt:
         render.say(f"\ndetached; {op.run} goes on.")
@@ -309,14 +313,14 @@ def resume(c, run="", detach=False, json=False):
     with Journal.open(settings.state_file) as journal:
         settle(journal, settings)
         op = find_run(journal, run)
-        transport = reach(op.vendor)
-        verdict = pods.verdict_of(op, transport)
+        verdict = pods.verdict_of(op, reach(op.vendor))
         if verdict.get("state") == "succeeded":
             raise UsageError(f"{op.run} has succeeded; there is nothing to go on with")
-        if op.is_live and watch.is_alive(op, transport):
-            render.say(f"{op.run} is at work; following it")
-        else:
-            op = street.resume(op, words.provider(settings, op.vendor), journal, words.secrets(settings))
+        vendor = words.provider(settings, op.vendor)
+        try:
+            op = (attach if op.is_live else again)(op, vendor, journal, settings)
+        except Taken as taken_by:
+            op = attach(taken_by.op, vendor, journal, settings)
         if detach:
             say_how(op, json)
         else:

@@ -1,18 +1,18 @@
 """Reading a run's logs: all steps in order, the last lines of one, or on and on until the run ends."""
 
 import sys
-import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from invoke import Exit
 
 from infra.agent.job import Job, PodFolder
 from infra.errors import UsageError
+from infra.follow import follow as follow_run
 from infra.follow import look
 from infra.journal import Journal, Op
 from infra.transport import reach
-
-POLL_S = 0.3
 
 
 def show(op: Op, journal: Journal, *, follow: bool, tail: int, file: str, errors: bool) -> None:
@@ -24,18 +24,20 @@ def show(op: Op, journal: Journal, *, follow: bool, tail: int, file: str, errors
             print(f"{op.run} has written no error log", file=sys.stderr)
     else:
         paths = choose(pod, op, file, follow)
+        if not paths and not follow:
+            print(f"{op.run} has written no log yet", file=sys.stderr)
     offsets = {path: write(path, 0, tail) for path in paths}
     if not follow:
         return
-    while True:
-        verdict = look(op, reach(op.vendor))[1]
+    verdict: Mapping[str, Any] = {}
+    transport = reach(op.vendor)
+    for seen in follow_run(op, journal, transport) if op.is_live else [look(op, transport)]:
+        verdict = seen[1]
         for path in choose(pod, op, file, follow):
             offsets[path] = write(path, offsets.get(path, 0))
-        if verdict or not journal.op(op.token).is_live:
-            state = verdict.get("state", "stopped")
-            print(f"{op.run} {state} {verdict.get('reason', '')}".rstrip(), file=sys.stderr)
-            raise Exit(code={"succeeded": 0, "limit": 5}.get(state, 1))
-        time.sleep(POLL_S)
+    state = verdict.get("state", "stopped")
+    print(f"{op.run} {state} {verdict.get('reason', '')}".rstrip(), file=sys.stderr)
+    raise Exit(code={"succeeded": 0, "limit": 5}.get(state, 1))
 
 
 def choose(pod: PodFolder, op: Op, file: str, follow: bool) -> list[Path]:

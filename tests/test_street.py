@@ -1,5 +1,6 @@
 """The whole street with real processes: launch, follow, kill, resume, damage, talk."""
 
+import contextlib
 import json
 import os
 import random
@@ -200,6 +201,25 @@ def killed_at_random(world: World, done: World, kills: int, seed: int) -> None:
         victims = found if dice.random() < 0.3 else dice.sample(found, min(len(found), 1))
         for pid in victims:
             try:
+def test_two_that_resume_a_run_at_once_both_follow_it(world):
+    run = world.json("launch", "--phase", "base", "--yes", "--detach")["run"]
+    world.inv("down", run)
+    both = [world.begin("resume", run, "--json") for _ in range(2)]
+    said = [one.communicate(timeout=300) for one in both]
+    assert [json.loads(out)["state"] for out, _ in said] == ["succeeded", "succeeded"], said
+
+
+def test_following_the_log_of_a_run_that_was_killed_ends_and_says_what_to_do(world):
+    run = world.json("launch", "--phase", "base", "--yes", "--detach")["run"]
+    while victims := world.processes():
+        for pid in victims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    process = world.begin("logs", "--follow")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and f"inv resume {run}" in err
+
+
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue  # it has ended meanwhile
