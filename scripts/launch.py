@@ -1,5 +1,6 @@
 """Runs: launch them, watch them, read them, stop them, go on with them."""
 
+import shlex
 import sys
 import time
 from collections import deque
@@ -24,6 +25,7 @@ from infra.transport import reach
 from scripts import render, words
 from scripts.planning import ROOT, plan_for
 from scripts.program import command, print_json
+from trainer.plan import CHECKPOINTS
 
 DETACHED = 130
 
@@ -84,7 +86,7 @@ def report_plan(plan: Plan, journal: Journal, as_json: bool, dry_run: bool) -> N
         state = "planned" if plan.job else "succeeded"
         print_json({"run": last.run if last else None, "state": state, "ran": [], **render.plan_json(plan)})
     elif plan.job is None:
-        render.say("everything is here; nothing to do. Talk to it: ./inv chat")
+        render.say(f"everything is here; nothing to do. {talk_to(plan.artifacts[-1].name, plan.store)}")
     elif dry_run:
         render.say("dry run: nothing was started")
 
@@ -132,7 +134,7 @@ def again(op: Op, vendor: Provider, journal: Journal, settings: Settings) -> Op:
         progress, verdict = show_progress(op, journal, quiet=as_json)
     except KeyboardInterrupt:
         render.say(f"\ndetached; {op.run} goes on.")
-        say_how(op, False)
+        say_how(op, as_json)
         raise Exit(code=DETACHED) from None
     settle(journal, settings)
     succeeded = verdict["state"] == "succeeded"
@@ -148,14 +150,24 @@ def again(op: Op, vendor: Provider, journal: Journal, settings: Settings) -> Op:
         )
     elif succeeded:
         total = sum(step["elapsed_s"] for step in progress["steps"])
-        render.say(f"{op.run} succeeded in {render.duration(total)}. Talk to it: ./inv chat")
+        made = Job.from_json(op.job).steps[-1].config["making"]["name"]
+        render.say(f"{op.run} succeeded in {render.duration(total)}. {talk_to(made, op.store)}")
     if not succeeded:
         logs = f"./inv logs {op.run}{' --errors' if verdict['state'] == 'failed' else ''}"
         if verdict.get("tail") and not as_json:
             render.say(verdict["tail"])
         reason = f": {verdict['reason']}" if verdict["reason"] else ""
         code = 5 if verdict["state"] == "limit" else 1
-        raise Exit(f"{op.run} {verdict['state']}{reason}; see {logs}; go on with ./inv resume {op.run}", code=code)
+        then = "mend that, then launch again or " if verdict["state"] == "failed" else "go on with "
+        raise Exit(f"{op.run} {verdict['state']}{reason}; see {logs}; {then}./inv resume {op.run}", code=code)
+
+
+def talk_to(artifact: str, store: str) -> str:
+    """The command for a model just made, which need not be the one that is meant when nothing is said."""
+    usual = words.settings()
+    where = "" if store == usual.store else f"SLIPWAY_STORE={shlex.quote(store)} "
+    model = "" if artifact == f"{CHECKPOINTS['sft']}/{usual.profile}" else f" {artifact}"
+    return f"Talk to it: {where}./inv chat{model}"
 
 
 def say_how(op: Op, as_json: bool) -> None:
@@ -206,6 +218,13 @@ def settle(journal: Journal, settings: Settings) -> None:
     """Look after what nobody follows any more: rows whose work has ended are ended."""
     for op in journal.ops(live=True):
         pods.settle(words.provider(settings, op.vendor), op, journal, reach(op.vendor))
+
+def open_journal(settings: Settings) -> Journal:
+    journal = Journal.open(settings.state_file)
+    if journal.is_replacement:
+        render.say(f"the journal {journal.path} was lost and begins anew: runs before now are only in {settings.pods}")
+    return journal
+
 
 
 def find_run(journal: Journal, run: str) -> Op:

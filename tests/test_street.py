@@ -128,6 +128,30 @@ def test_the_model_answers_and_is_measured_and_exported(done, tmp_path):
     assert {"bits_per_byte", "gzip", "xz", "identity", "leaks", "pydocs"} <= scores.keys()
     world.inv("export", "sft", "--out", str(tmp_path / "hf"))
     assert (tmp_path / "hf" / "config.json").is_file()
+    again = world.begin("export", "sft", "--out", str(tmp_path / "hf"))
+    assert again.communicate(timeout=60)[1] == f"inv export: {tmp_path / 'hf'} exists already\n"
+
+
+def test_the_model_that_was_made_is_the_one_that_is_named(done):
+    world, _ = done
+    plain = {**world.environ, "SLIPWAY_PROFILE": "", "SLIPWAY_STORE": ""}
+    flags = ("--profile", "tiny", "--phase", "base", "--store", world.environ["SLIPWAY_STORE"])
+    said = subprocess.run(
+        [sys.executable, "-m", "invoke", "launch", *flags], cwd=ROOT, env=plain, capture_output=True, text=True
+    )
+    assert said.stderr.endswith(f"SLIPWAY_STORE={world.environ['SLIPWAY_STORE']} ./inv chat base_checkpoints/tiny\n")
+
+
+def test_a_seed_of_zero_is_a_seed(done):
+    assert done[0].json("launch", "--seed", "0", "--dry-run")["steps"] == ["base", "mid", "sft"]
+
+
+def test_text_may_be_named_from_where_one_stands(world, tmp_path):
+    (tmp_path / "corpus.txt").write_text("some words\n" * 400)
+    source = os.path.relpath(tmp_path / "corpus.txt", ROOT)
+    result = world.json("launch", "--phase", "base", "--source", source, "--yes", code=1)
+    states = {step["name"]: step["state"] for step in result["steps"]}
+    assert (states["text"], states["tokenizer"]) == ("done", "failed")  # so little text yields no vocabulary
 
 
 def test_a_changed_persona_makes_again_only_what_depends_on_it(done, tmp_path):
