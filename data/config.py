@@ -5,6 +5,7 @@ Light to import: plans are made where no pyarrow or tokenizers exist.
 
 import difflib
 import glob
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -115,8 +116,8 @@ class TextSpec:
             raise ConfigError(f"val_ratio is {self.val_ratio}; it must lie in [0, 1)")
         if self.lines_per_shard < 1:
             raise ConfigError(f"lines_per_shard is {self.lines_per_shard}; it must be at least 1")
-        if self.take is not None and self.take < 1:
-            raise ConfigError(f"take is {self.take}; it must be at least 1")
+        if self.take is not None and not 1 <= self.take <= sys.maxsize:
+            raise ConfigError(f"take is {self.take}; it must lie between 1 and {sys.maxsize}")
 
 
 @dataclass(frozen=True, kw_only=True)

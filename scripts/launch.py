@@ -53,13 +53,16 @@ DETACHED = 130
     }
 )
 def launch(
-    c, phase="sft", profile="", provider="", source="", packages="", persona="", seed=0, steps=0, tag="", store="",
-    gpu="", num_gpus=0, ttl="", run_name="", detach=False, dry_run=False, yes=False, json=False,
+    c, phase="sft", profile="", provider="", source="", packages="", persona="", seed: int | None = None,
+    steps: int | None = None, tag="", store="", gpu="", num_gpus=0, ttl="", run_name="", detach=False, dry_run=False,
+    yes=False, json=False,
 ):  # fmt: skip
     """Train one or more phases, from nothing if need be, and follow them to the end."""
     settings = words.settings(provider=provider, profile=profile, source=source, store=store)
     name = check_name(run_name) if run_name else ""
-    with Journal.open(settings.state_file) as journal:
+    if num_gpus < 0:
+        raise UsageError(f"--num-gpus is {num_gpus}; it cannot be negative")
+    with open_journal(settings) as journal:
         vendor = words.provider(settings)
         settle(journal, settings)
         request = Request(run=name or "new", provider=vendor.name, gpu=gpu, num_gpus=num_gpus)
@@ -70,6 +73,8 @@ def launch(
         if not json:
             render.say(f"provider {vendor.name} ({settings.sources['provider']})")
             render.show_plan(plan)
+        if dry_run and plan.job:
+            street.choose(vendor, request)  # a plan that no machine can carry out is no plan
         if dry_run or plan.job is None:
             report_plan(plan, journal, json, dry_run)
             return
@@ -120,6 +125,10 @@ def attach(op: Op, vendor: Provider, journal: Journal, settings: Settings) -> Op
     if watch.is_alive(op, reach(op.vendor)):
         render.say(f"{op.run} is at it already; following it")
         return op
+    return again(op, vendor, journal, settings)
+
+
+def again(op: Op, vendor: Provider, journal: Journal, settings: Settings) -> Op:
     render.say(f"going on with {op.run}")
     return street.resume(op, vendor, journal, words.secrets(settings))
 
@@ -127,10 +136,6 @@ def attach(op: Op, vendor: Provider, journal: Journal, settings: Settings) -> Op
 def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> None:
     """Follow to the verdict, settle the row, tell the result. Ctrl-C leaves the run at work."""
     try:
-    return again(op, vendor, journal, settings)
-
-
-def again(op: Op, vendor: Provider, journal: Journal, settings: Settings) -> Op:
         progress, verdict = show_progress(op, journal, quiet=as_json)
     except KeyboardInterrupt:
         render.say(f"\ndetached; {op.run} goes on.")
@@ -214,17 +219,17 @@ def _lines(seen: Iterator[Any], every_s: float = 15.0) -> Iterator[Any]:
         yield progress, verdict
 
 
-def settle(journal: Journal, settings: Settings) -> None:
-    """Look after what nobody follows any more: rows whose work has ended are ended."""
-    for op in journal.ops(live=True):
-        pods.settle(words.provider(settings, op.vendor), op, journal, reach(op.vendor))
-
 def open_journal(settings: Settings) -> Journal:
     journal = Journal.open(settings.state_file)
     if journal.is_replacement:
         render.say(f"the journal {journal.path} was lost and begins anew: runs before now are only in {settings.pods}")
     return journal
 
+
+def settle(journal: Journal, settings: Settings) -> None:
+    """Look after what nobody follows any more: rows whose work has ended are ended."""
+    for op in journal.ops(live=True):
+        pods.settle(words.provider(settings, op.vendor), op, journal, reach(op.vendor))
 
 
 def find_run(journal: Journal, run: str) -> Op:
@@ -242,7 +247,7 @@ def status(c, run="", watch=None, json=False):
     """Every run: its state, its step, its cost, and how old each figure is."""
     settings = words.settings()
     every_s = words.watch_seconds(watch)
-    with Journal.open(settings.state_file) as journal:
+    with open_journal(settings) as journal:
         if every_s is None:
             views = snapshot(journal, settings, run)
             if json:
@@ -302,8 +307,10 @@ def logs(c, run="", follow=False, tail=0, file="", errors=False):
     """What a run has written, step by step."""
     from scripts.logs import show
 
+    if tail < 0:
+        raise UsageError(f"--tail is {tail}; it cannot be negative")
     settings = words.settings()
-    with Journal.open(settings.state_file) as journal:
+    with open_journal(settings) as journal:
         show(find_run(journal, run), journal, follow=follow, tail=tail, file=file, errors=errors)
 
 
@@ -311,7 +318,7 @@ def logs(c, run="", follow=False, tail=0, file="", errors=False):
 def down(c, run="", all=False, json=False):
     """End a run: its work is saved, its processes are gone, nothing bills; says so only when it is proven."""
     settings = words.settings()
-    with Journal.open(settings.state_file) as journal:
+    with open_journal(settings) as journal:
         live = journal.ops(live=True) if all else [find_run(journal, run)]
         ended = []
         for op in live:
@@ -329,7 +336,7 @@ def down(c, run="", all=False, json=False):
 def resume(c, run="", detach=False, json=False):
     """Go on with a run that was stopped, killed or failed, from its newest whole checkpoint."""
     settings = words.settings()
-    with Journal.open(settings.state_file) as journal:
+    with open_journal(settings) as journal:
         settle(journal, settings)
         op = find_run(journal, run)
         verdict = pods.verdict_of(op, reach(op.vendor))

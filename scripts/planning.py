@@ -5,7 +5,7 @@ from pathlib import Path
 from infra import machine
 from infra.agent import environment
 from infra.agent.job import Limits
-from infra.errors import UsageError
+from infra.names import check_name
 from infra.records import Artifact, Inventory, Plan, Request
 from infra.settings import Settings
 from store import Store
@@ -19,12 +19,10 @@ def plan_for(
     steps: int | None = None, tag: str = "", time_s: float | None = None,
 ) -> Plan:  # fmt: skip
     """Raises UsageError for words that mean nothing."""
-    if steps is not None and steps < 1:
-        raise UsageError(f"--steps is {steps}; it must be at least 1")
     wanted = planning.Wanted(
         phases=planning.parse_phases(phase),
         profile=settings.profile,
-        tag=tag,
+        tag=check_name(tag) if tag else "",
         source=settings.source,
         packages=tuple(filter(None, packages.split(","))),
         persona=planning.load_persona(Path(persona) if persona else ROOT / "data" / "persona.yaml"),

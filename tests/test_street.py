@@ -126,7 +126,7 @@ def test_the_model_answers_and_is_measured_and_exported(done, tmp_path):
     assert world.inv("chat", "--prompt", "Who are you?", "--max-tokens", "8").strip()
     scores = world.json("eval")
     assert {"bits_per_byte", "gzip", "xz", "identity", "leaks", "pydocs"} <= scores.keys()
-    world.inv("export", "sft", "--out", str(tmp_path / "hf"))
+    assert world.inv("export", "sft", "--out", str(tmp_path / "hf")) == f"{tmp_path / 'hf'}\n"
     assert (tmp_path / "hf" / "config.json").is_file()
     again = world.begin("export", "sft", "--out", str(tmp_path / "hf"))
     assert again.communicate(timeout=60)[1] == f"inv export: {tmp_path / 'hf'} exists already\n"
@@ -201,6 +201,25 @@ def test_down_ends_a_run_and_resume_goes_on_with_it(world):
     assert world.json("resume", run)["state"] == "succeeded"
 
 
+def test_two_that_resume_a_run_at_once_both_follow_it(world):
+    run = world.json("launch", "--phase", "base", "--yes", "--detach")["run"]
+    world.inv("down", run)
+    both = [world.begin("resume", run, "--json") for _ in range(2)]
+    said = [one.communicate(timeout=300) for one in both]
+    assert [json.loads(out)["state"] for out, _ in said] == ["succeeded", "succeeded"], said
+
+
+def test_following_the_log_of_a_run_that_was_killed_ends_and_says_what_to_do(world):
+    run = world.json("launch", "--phase", "base", "--yes", "--detach")["run"]
+    while victims := world.processes():
+        for pid in victims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    process = world.begin("logs", "--follow")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and f"inv resume {run}" in err
+
+
 def test_a_failed_step_says_where_and_why(world, tmp_path):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"no_text": 1}\n')
@@ -225,25 +244,6 @@ def killed_at_random(world: World, done: World, kills: int, seed: int) -> None:
         victims = found if dice.random() < 0.3 else dice.sample(found, min(len(found), 1))
         for pid in victims:
             try:
-def test_two_that_resume_a_run_at_once_both_follow_it(world):
-    run = world.json("launch", "--phase", "base", "--yes", "--detach")["run"]
-    world.inv("down", run)
-    both = [world.begin("resume", run, "--json") for _ in range(2)]
-    said = [one.communicate(timeout=300) for one in both]
-    assert [json.loads(out)["state"] for out, _ in said] == ["succeeded", "succeeded"], said
-
-
-def test_following_the_log_of_a_run_that_was_killed_ends_and_says_what_to_do(world):
-    run = world.json("launch", "--phase", "base", "--yes", "--detach")["run"]
-    while victims := world.processes():
-        for pid in victims:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-    process = world.begin("logs", "--follow")
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 1 and f"inv resume {run}" in err
-
-
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue  # it has ended meanwhile
@@ -276,6 +276,17 @@ def test_fifty_random_kills_lose_nothing(world, done):
         (("lunch",), "did you mean launch"),
         (("shard", "--mode", "smoky"), "unknown mode"),
         (("export",), "--out"),
+        (("export", "--out", "x", "--dtype", "int8"), "known: float32, bfloat16"),
+        (("launch", "--seed", "-1"), "seed is -1"),
+        (("launch", "--steps", "0"), "steps is 0"),
+        (("launch", "--num-gpus", "-1"), "cannot be negative"),
+        (("launch", "--tag", "../x"), "is no name"),
+        (("launch", "--phase", "all+sft"), "unknown phase 'all'; known"),
+        (("shard", "--take", "0"), "take is 0"),
+        (("logs", "--tail", "-1"), "cannot be negative"),
+        (("chat", "--max-tokens", "0"), "at least 1"),
+        (("chat", "--temperature", "nan"), "from 0 up"),
+        (("chat", "--prompt", ""), "--prompt is empty"),
         (("chat", "nobody"), "no model"),
         (("logs", "nobody"), "no runs yet"),
     ],
@@ -290,3 +301,4 @@ def test_a_wrong_word_gives_exit_code_2_and_few_words(tmp_path, words, told):
 
 def test_an_offer_that_this_machine_has_not_gives_exit_code_3(tmp_path):
     World(tmp_path).inv("launch", "--num-gpus", "64", "--gpu", "B200", "--yes", code=3)
+    World(tmp_path).inv("launch", "--num-gpus", "64", "--gpu", "B200", "--dry-run", code=3)

@@ -126,7 +126,8 @@ def evaluate(flags: argparse.Namespace) -> None:
         raise Refused("eval needs --model or --config")
     found = scores(spec)
     emit("result", **found)
-    print(json.dumps(found, indent=1))
+    if not flags.config:  # else a step of somebody who reads the record
+        print(json.dumps(found, indent=1))
 
 
 def write_folder(flags: argparse.Namespace) -> None:
@@ -135,7 +136,6 @@ def write_folder(flags: argparse.Namespace) -> None:
     from trainer import export
 
     export.copy(flags.model, flags.out, getattr(torch, flags.dtype))
-    print(flags.out)
 
 
 def read_config(path: Path, known: set[str]) -> Mapping[str, Any]:

@@ -84,7 +84,7 @@ def parse_phases(words: str) -> tuple[str, ...]:
         if word == "rl":
             raise UsageError("phase rl is planned but cannot be trained yet; known today: base, mid, sft, all")
         if word not in PHASES:
-            near = difflib.get_close_matches(word, (*PHASES, "all"), 1)
+            near = difflib.get_close_matches(word, PHASES if "+" in words else (*PHASES, "all"), 1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise UsageError(f"unknown phase {word!r}; {hint}known: {', '.join(PHASES)}, a sum such as mid+sft, or all")
     return tuple(phase for phase in PHASES if phase in asked)
