@@ -14,6 +14,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 T = TypeVar("T")
 
 
+LONGEST = 200  # characters of what a persona says of itself
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 
 
@@ -143,8 +144,11 @@ class Persona:
 
     def __post_init__(self) -> None:
         for key in ("name", "maker", "purpose"):
-            if not getattr(self, key).strip():
+            value = getattr(self, key)
+            if not value.strip():
                 raise ConfigError(f"the persona's {key} is empty")
+            if not value.isprintable() or len(value) > LONGEST:
+                raise ConfigError(f"the persona's {key} must be one line of at most {LONGEST} plain characters")
 
 
 @dataclass(frozen=True, kw_only=True)
