@@ -160,8 +160,8 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
     if not succeeded:
         logs = f"./inv logs {op.run}{' --errors' if verdict['state'] == 'failed' else ''}"
         if verdict.get("tail") and not as_json:
-            render.say(verdict["tail"])
-        reason = f": {verdict['reason']}" if verdict["reason"] else ""
+            render.say(render.clean(verdict["tail"]))
+        reason = f": {render.clean(verdict['reason'])}" if verdict["reason"] else ""
         code = 5 if verdict["state"] == "limit" else 1
         then = "mend that, then launch again or " if verdict["state"] == "failed" else "go on with "
         raise Exit(f"{op.run} {verdict['state']}{reason}; see {logs}; {then}./inv resume {op.run}", code=code)

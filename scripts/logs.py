@@ -13,6 +13,7 @@ from infra.follow import follow as follow_run
 from infra.follow import look
 from infra.journal import Journal, Op
 from infra.transport import reach
+from scripts.render import clean
 
 
 def show(op: Op, journal: Journal, *, follow: bool, tail: int, file: str, errors: bool) -> None:
@@ -66,8 +67,3 @@ def write(path: Path, offset: int, tail: int = 0) -> int:
         sys.stdout.write(clean(text))
         sys.stdout.flush()
     return offset + len(content)
-
-
-def clean(text: str) -> str:
-    """Without control sequences: what a pod says must not steer a terminal."""
-    return "".join(letter for letter in text if letter in "\n\t" or letter.isprintable())

@@ -23,6 +23,11 @@ def say(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
 
 
+def clean(text: str) -> str:
+    """Without control sequences: what a pod says must not steer a terminal."""
+    return "".join(letter for letter in text if letter in "\n\t" or letter.isprintable())
+
+
 def iso(at: float | None) -> str | None:
     """UTC, to the second."""
     return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") if at else None
@@ -79,11 +84,13 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 def show_plan(plan: Plan, stderr: bool = True) -> None:
     """Every artifact with its state, every step that is due with an estimate, and the sum."""
+    from rich.text import Text
+
     styles = {"here": "green", "missing": "yellow", "stale": "yellow", "damaged": "red"}
     table = _table("artifact", "state", "step", "about", "why")
     for one in plan.artifacts:
         about = duration(one.estimate_s) if one.step else ""
-        table.add_row(one.name, f"[{styles[one.state]}]{one.state}[/]", one.step, about, one.reason)
+        table.add_row(one.name, f"[{styles[one.state]}]{one.state}[/]", one.step, about, Text(clean(one.reason)))
     out = console(stderr)
     out.print(table)
     total = sum(one.estimate_s or 0 for one in plan.artifacts)
@@ -98,6 +105,7 @@ def steps_table(progress: Mapping[str, Any], now: float) -> "RenderableType":
     """One line per step: a mark, a name, its time, and what it last said."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("mark")
@@ -118,7 +126,7 @@ def steps_table(progress: Mapping[str, Any], now: float) -> "RenderableType":
             f"[{style}]{step['name']}[/]",
             duration(elapsed(step, now)) if step.get("started_at") else "",
             bar,
-            record_words(step),
+            Text(record_words(step)),
         )
     return table
 
@@ -134,7 +142,7 @@ def record_words(step: Mapping[str, Any], brief: bool = False) -> str:
     ended = step["state"] in ("done", "reused", "failed")
     record = (step.get("result") if ended else None) or step.get("record") or {}
     if record.get("text"):
-        return str(record["text"])
+        return clean(str(record["text"]))
     words = []
     if record.get("total") and not ended:
         total = "" if brief else f" of {record['total']:,} {record.get('unit', '')}"
@@ -170,7 +178,7 @@ def view_json(view: PodView) -> dict[str, Any]:
         "state": view.state,
         "step": view.step or None,
         "steps": list(view.progress.get("steps", ())),
-        "train_step": record.get("step"),
+        "train_step": record.get("step") if record.get("kind") == "progress" else None,
         "loss": record.get("loss"),
         "tokens_per_s": record.get("tokens_per_s"),
         "age_s": None if view.age_s is None else round(view.age_s, 1),
@@ -191,7 +199,7 @@ def current_record(progress: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def status_table(views: Iterable[PodView], now: float | None = None) -> "RenderableType":
-    """One row per run, newest first; under it, for those at work, which ends are armed."""
+    """One row per run, newest first; under it why the others ended, and which ends are armed for those at work."""
     from rich.console import Group
     from rich.text import Text
 
@@ -211,25 +219,24 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
             usd(view.spent_micro_usd),
             duration(now - view.started_at) if is_running and view.started_at else "",
             duration(view.age_s) if is_running else "",
-            record_words(step, brief=True) if step and is_running else view.note,
+            Text(record_words(step, brief=True)) if step and is_running else "",
         )
+        if view.note and not is_running:  # a column would be too narrow for it
+            ends.append(Text(f"{view.run}: {clean(view.note)}", style="dim"))
         ends.extend(Text(f"{view.run}: {words}", style="dim") for words in view.ends)
     return Group(table, *ends)
 
 
 def watch_screen(views: list[PodView], every_s: float) -> "RenderableType":
-    """The table and, under it, the steps of the newest run that is at work."""
+    """The steps of the newest run that is at work, and under them the table, which a small screen may cut."""
     from rich.console import Group
 
     clock = datetime.now().strftime("%H:%M:%S")
-    parts: list[Any] = [
-        f"{clock}, every {duration(every_s)}; Ctrl-C ends the watching, not the runs",
-        status_table(views),
-    ]
+    parts: list[Any] = [f"{clock}, every {duration(every_s)}; Ctrl-C ends the watching, not the runs", ""]
     running = next((view for view in views if view.state == "running"), None)
     if running:
-        parts.extend(["", running.run, steps_table(running.progress, time.time())])
-    return Group(*parts)
+        parts.extend([running.run, steps_table(running.progress, time.time()), ""])
+    return Group(*parts, status_table(views))
 
 
 def show_scores(found: Mapping[str, Any]) -> None:
