@@ -87,7 +87,8 @@ class Store:
         if found.problem:
             raise StoreError(f"{name} in {self.uri}: {found.problem}")
         if found.fingerprint != fingerprint:
-            raise StoreError(f"{name} in {self.uri}: its fingerprint is {found.fingerprint}, wanted is {fingerprint}")
+            seen = f"its fingerprint is {found.fingerprint}, wanted is {fingerprint}"
+            raise StoreError(f"{name} in {self.uri}: {seen}: another launch has replaced it; launch again")
         if not self._is_local:
             raise StoreError(f"{name} in {self.uri}: it is not in a folder of this machine")
         return Path(self._at(name)) if self._fs.exists(self._at(f"{name}/{MANIFEST}")) else Path(self._root)

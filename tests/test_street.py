@@ -142,6 +142,13 @@ def test_the_model_that_was_made_is_the_one_that_is_named(done):
     assert said.stderr.endswith(f"SLIPWAY_STORE={world.environ['SLIPWAY_STORE']} ./inv chat base_checkpoints/tiny\n")
 
 
+def test_a_lost_journal_is_told_and_not_taken_for_a_beginning(world):
+    world.inv("status")
+    (world.folder / "state" / "journal.db").unlink()
+    _, err = world.begin("status").communicate(timeout=60)
+    assert "was lost and begins anew" in err
+
+
 def test_a_seed_of_zero_is_a_seed(done):
     assert done[0].json("launch", "--seed", "0", "--dry-run")["steps"] == ["base", "mid", "sft"]
 

@@ -326,6 +326,7 @@ def source_fingerprint(source: str) -> str:
 
 
 DATA_STEP_S = {"text": 3.0, "tokenizer": 2.0, "tokens": 3.0, "identity": 1.0, "questions": 1.0}
+PHASE_START_S = 4.0  # torch, the inputs, the first compiled step
 CHAT_TOKENS = 48  # of a usual row of the chat phases, padding included
 
 
@@ -335,4 +336,4 @@ def estimate_s(node: Node, flops_per_s: float) -> float:
         return DATA_STEP_S[node.name]
     config = node.spec
     row = min(CHAT_TOKENS, config.sequence_len) if config.mixture else config.sequence_len
-    return 6.0 * config.model.num_params * config.steps * config.rows * row / flops_per_s
+    return PHASE_START_S + 6.0 * config.model.num_params * config.steps * config.rows * row / flops_per_s
