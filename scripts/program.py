@@ -147,8 +147,10 @@ def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]
     except (SlipwayError, ConfigError, StoreError) as error:
         raise leave(str(error), getattr(error, "exit_code", 2)) from None
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and is_closed(1):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more at its end
+        closed = [number for number in (1, 2) if is_closed(number)]
+        if isinstance(error, BrokenPipeError) and closed:
+            for number in closed:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), number)  # or Python complains once more at its end
             raise Exit(code=141) from None
         if isinstance(error, OSError) and error.errno in STATE_OF_THE_DISK:
             raise leave(str(error), 1) from None

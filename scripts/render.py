@@ -56,7 +56,11 @@ def duration(seconds: float | None) -> str:
 def console(stderr: bool = True) -> "Console":
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False)
+    class Frank(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich itself would leave with code 1
+
+    return Frank(stderr=stderr, highlight=False)
 
 
 def _table(*headings: str) -> Any:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -140,6 +141,23 @@ def test_the_model_that_was_made_is_the_one_that_is_named(done):
         [sys.executable, "-m", "invoke", "launch", *flags], cwd=ROOT, env=plain, capture_output=True, text=True
     )
     assert said.stderr.endswith(f"SLIPWAY_STORE={world.environ['SLIPWAY_STORE']} ./inv chat base_checkpoints/tiny\n")
+
+
+def test_a_conversation_bears_bytes_that_are_no_text_and_a_listener_that_leaves(done):
+    world, _ = done
+    words = [sys.executable, "-m", "invoke", "chat", "--max-tokens", "4"]
+    for listener, code in (("cat", 0), ("true", 141)):
+        line = f"printf 'hi\\n\\377\\376\\n' | {{ {shlex.join(words)}; echo $? >&2; }} | {listener}"
+        talk = subprocess.run(line, shell=True, cwd=ROOT, env=world.environ, capture_output=True, text=True, timeout=60)
+        assert talk.stderr == f"{code}\n"
+
+
+def test_a_listener_that_leaves_ends_a_plan_in_silence(done):
+    line = f"{{ {sys.executable} -m invoke launch --dry-run; echo $? >&3; }} 2>&1 | true"
+    told = subprocess.run(
+        f"({line}) 3>&1", shell=True, cwd=ROOT, env=done[0].environ, capture_output=True, text=True, timeout=60
+    )
+    assert (told.stdout, told.stderr) == ("141\n", "")
 
 
 def test_a_lost_journal_is_told_and_not_taken_for_a_beginning(world):

@@ -108,10 +108,14 @@ def talk(flags: argparse.Namespace) -> None:
     from trainer.chat import Talk, converse, tell
 
     one = Talk(flags.model, flags.temperature, flags.top_k, flags.max_tokens, flags.seed)
-    if flags.prompt is None:
-        converse(one)
-    else:
-        tell(one, flags.prompt)
+    try:
+        if flags.prompt is None:
+            converse(one)
+        else:
+            tell(one, flags.prompt)
+    except BrokenPipeError:  # nobody listens any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
+        sys.exit(141)
 
 
 def evaluate(flags: argparse.Namespace) -> None:
