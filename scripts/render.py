@@ -136,6 +136,8 @@ def steps_table(progress: Mapping[str, Any], now: float) -> "RenderableType":
 
 
 def elapsed(step: Mapping[str, Any], now: float) -> float:
+    if not step.get("started_at"):  # reused: an earlier agent's work
+        return 0.0
     if step.get("ended_at"):
         return step["ended_at"] - step["started_at"]
     return max(0.0, now - step["started_at"])

@@ -25,6 +25,11 @@ def test_what_a_pod_says_neither_steers_the_terminal_nor_is_taken_for_markup():
         assert "[/red] [31mevil [bold]" in text and "\x1b" not in text and "\u202e" not in text
 
 
+def test_a_reused_step_took_no_time_of_this_run():
+    reused = {**STEP, "state": "reused", "started_at": None, "ended_at": 9.0, "record": None, "result": None}
+    assert render.step_line(reused, 9.0).endswith("= base 0.0 s")
+
+
 def test_a_reason_in_a_plan_is_no_markup(capsys):
     artifact = PlannedArtifact("tokenizer", "damaged", "tokenizer", HOSTILE)
     render.show_plan(Plan("t", "store", (artifact,), None, Request(run="r")), stderr=False)
