@@ -263,11 +263,10 @@ def status(c, run="", watch=None, json=False):
 def snapshot(journal: Journal, settings: Settings, run: str) -> list[Any]:
     settle(journal, settings)
     vendors = {op.vendor: words.provider(settings, op.vendor) for op in journal.ops()}
-    views = watch.snapshot(journal, vendors)[::-1]
-    if run:
-        name = match(run, [view.run for view in views])
-        views = [view for view in views if view.run == name]
-    return views
+    if not run:
+        return watch.snapshot(journal, vendors)[::-1]
+    name = match(run, journal.runs())
+    return [view for view in watch.snapshot(journal, vendors, ended=len(journal.runs())) if view.run == name]
 
 
 def redraw(journal: Journal, settings: Settings, run: str, every_s: float, as_json: bool) -> None:

@@ -68,7 +68,7 @@ def _table(*headings: str) -> Any:
 
     table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
     for heading in headings:
-        right, wraps = heading in ("time", "about", "cost", "age"), heading in ("progress", "why", "beside", "measure")
+        right, wraps = heading in ("time", "about", "cost", "age"), heading in ("why", "beside", "measure")
         table.add_column(heading, justify="right" if right else "left", no_wrap=not wraps)
     return table
 
@@ -205,14 +205,14 @@ def current_record(progress: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def status_table(views: Iterable[PodView], now: float | None = None) -> "RenderableType":
-    """One row per run, newest first; under it why the others ended, and which ends are armed for those at work."""
+    """One row per run, newest first; under it what each says, and which ends are armed."""
     from rich.console import Group
     from rich.text import Text
 
     now = time.time() if now is None else now
     styles = {"running": "bold green", "succeeded": "green", "failed": "red", "lost": "red", "limit": "yellow"}
-    table = _table("run", "provider", "state", "step", "cost", "time", "age", "progress")
-    ends: list[Text] = []
+    table = _table("run", "provider", "state", "step", "cost", "time", "age")
+    lines: list[Text] = []  # what is said: a column would be too narrow for it
     for view in views:
         step = next((one for one in view.progress.get("steps", ()) if one["name"] == view.step), None)
         is_running = view.state == "running"
@@ -225,12 +225,12 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
             usd(view.spent_micro_usd),
             duration(now - view.started_at) if is_running and view.started_at else "",
             duration(view.age_s) if is_running else "",
-            Text(record_words(step, brief=True)) if step and is_running else "",
         )
-        if view.note and not is_running:  # a column would be too narrow for it
-            ends.append(Text(f"{view.run}: {clean(view.note)}", style="dim"))
-        ends.extend(Text(f"{view.run}: {words}", style="dim") for words in view.ends)
-    return Group(table, *ends)
+        said = record_words(step, brief=True) if step and is_running else ""
+        if said:
+            lines.append(Text(f"{view.run}: {said}"))
+        lines.extend(Text(f"{view.run}: {words}", style="dim") for words in (clean(view.note), *view.ends) if words)
+    return Group(table, *lines)
 
 
 def watch_screen(views: list[PodView], every_s: float) -> "RenderableType":

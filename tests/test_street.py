@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from infra.journal import Journal
+from infra.names import new_token
+
 ROOT = Path(__file__).parents[1]
 EVERYTHING = ["text", "tokenizer", "tokens", "base", "identity", "questions", "mid", "sft"]
 
@@ -120,6 +123,15 @@ def test_status_and_logs_tell_the_story_afterwards(done):
     assert result["run"] in world.inv("status")
     assert "step-" in world.inv("logs", result["run"], "--file", "base") or world.inv("logs", "--tail", "3")
     assert world.inv("down", result["run"]) == ""
+
+
+def test_a_run_is_found_however_many_came_after_it(world):
+    with Journal.open(world.environ["SLIPWAY_STATE_FILE"], world.environ) as journal:
+        for number in range(12):
+            op = journal.plan(token=new_token(journal.installation), run=f"old-{number:02d}", vendor="local")
+            journal.advance(journal.advance(op, "sending"), "refused")
+    assert [row["run"] for row in world.json("status", "old-00")] == ["old-00"]
+    assert len(world.json("status")) == 10
 
 
 def test_the_model_answers_and_is_measured_and_exported(done, tmp_path):
