@@ -1,5 +1,6 @@
 """Flags and the store as they are now -> a plan. Shared by `launch` and `train`."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from infra import machine
@@ -29,11 +30,14 @@ def plan_for(
         seed=seed,
         steps=steps,
     )
-    return planning.resolve(
+    plan = planning.resolve(
         wanted, inventory(settings.store), ROOT, run=request.run, request=request,
         limits=Limits(time_s=time_s, reserve_bytes=settings.reserve_bytes),
         flops_per_s=machine.flops_per_s(), torch=environment.torch_build(), environments=str(settings.environments),
     )  # fmt: skip
+    if plan.job and not environment.find("train", ROOT, settings.environments, plan.job.torch):
+        return replace(plan, notes=("the train environment is built first: a minute or so, depending on the network",))
+    return plan
 
 
 def inventory(uri: str) -> Inventory:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pty
 import random
 import shlex
 import signal
@@ -263,6 +264,34 @@ def test_a_failed_step_says_where_and_why(world, tmp_path):
     result = world.json("launch", "--phase", "base", "--source", str(corpus), "--yes", code=1)
     assert (result["state"], result["steps"][1]["state"]) == ("failed", "failed")
     assert "text" in world.inv("logs", "--errors")
+
+
+def test_watching_redraws_and_gives_the_terminal_back(done):
+    world, result = done
+    screen, terminal = pty.openpty()
+    watch = subprocess.Popen(
+        [sys.executable, "-m", "invoke", "status", "--watch", "1"],
+        cwd=ROOT, env={**world.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}, start_new_session=True,
+        stdin=terminal, stdout=terminal, stderr=terminal,
+    )  # fmt: skip
+    os.close(terminal)
+    os.set_blocking(screen, False)
+    shown = b""
+
+    def read() -> bytes:
+        nonlocal shown
+        with contextlib.suppress(BlockingIOError, OSError):  # nothing new, or the terminal is closed
+            shown += os.read(screen, 1 << 16)
+        return shown
+
+    until(lambda: read().count(b"every 1.0 s") >= 2 and result["run"].encode() in shown, "two looks")
+    watch.send_signal(signal.SIGINT)
+    until(lambda: (read(), watch.poll())[1] is not None, "it leaves")
+    read()
+    os.close(screen)
+    assert watch.returncode == 130
+    assert shown.rindex(b"\x1b[?1049l") > shown.rindex(b"\x1b[?1049h"), "the screen is not given back"
+    assert shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l"), "the cursor is not given back"
 
 
 def killed_at_random(world: World, done: World, kills: int, seed: int) -> None:

@@ -165,8 +165,11 @@ class Decoder(nn.Module):
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
         """Summed cross entropy in nats, fp32 scalar; targets (B, T) of -1 do not count."""
-        hidden = self.hidden(ids).flatten(0, 1)
-        return _SummedCrossEntropy.apply(hidden, self.head, targets.flatten())
+        hidden, targets = self.hidden(ids).flatten(0, 1), targets.flatten()
+        counted = (targets != IGNORED).nonzero().squeeze(1)
+        if len(counted) < len(targets):  # in chat most tokens do not count: logits are made for those that do
+            hidden, targets = hidden.index_select(0, counted), targets[counted]
+        return _SummedCrossEntropy.apply(hidden, self.head, targets)
 
     def _positions(self, ids: Tensor, cache: Cache | None) -> Positions:
         length, past = ids.shape[1], cache.length if cache is not None else 0
@@ -203,16 +206,14 @@ class _SummedCrossEntropy(torch.autograd.Function):
         head_grad = torch.zeros_like(head) if grad else None
         for start in range(0, len(hidden), LOSS_ROWS):
             part = slice(start, start + LOSS_ROWS)
-            wanted = targets[part]
-            counted = (wanted != IGNORED).unsqueeze(1)  # (t, 1)
-            index = wanted.clamp(min=0).unsqueeze(1)
+            index = targets[part].unsqueeze(1)  # (t, 1)
             logits = F.linear(hidden[part], weight).float()  # (t, V)
             norm = logits.logsumexp(dim=1, keepdim=True)
-            total += torch.where(counted, norm - logits.gather(1, index), 0.0).sum()
+            total += (norm - logits.gather(1, index)).sum()
             if grad:
                 slope = logits.sub_(norm).exp_()
                 slope.scatter_add_(1, index, torch.full_like(index, -1, dtype=slope.dtype))
-                slope = slope.mul_(counted).to(hidden.dtype)
+                slope = slope.to(hidden.dtype)
                 hidden_grad[part] = slope @ weight
                 head_grad += slope.t() @ hidden[part]
         ctx.save_for_backward(*((hidden_grad, head_grad) if grad else ()))

@@ -43,7 +43,10 @@ SILENT_S = 30 * 60.0
 NO_LIMITS = Limits()
 
 # Modules whose text does not change what a step makes, only how it is told or kept.
-NEUTRAL = {"store", "data.report", "data.config", "data.anchors", "trainer.config", "trainer.checkpoint"}
+NEUTRAL = {
+    *("store", "data.report", "data.config", "data.errors", "data.anchors"),
+    *("trainer.config", "trainer.errors", "trainer.metrics", "trainer.checkpoint", "trainer.tensorfile"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

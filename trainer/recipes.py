@@ -53,7 +53,8 @@ def smoke() -> Profile:
         sequence_len=256,
         mixture={"identity": 0.25, "pydocs": 0.4, "other": 0.35},
     )
-    return Profile(name="smoke", vocab_size=4096, phases={"base": base, "mid": mid, "sft": sft}, keeping=Keeping())
+    phases = {"base": base, "mid": mid, "sft": sft}
+    return Profile(name="smoke", vocab_size=4096, phases=phases, keeping=Keeping(save_every=20))
 
 
 def tiny() -> Profile:
@@ -78,8 +79,3 @@ def tiny() -> Profile:
 
 
 PROFILES = {"smoke": smoke, "tiny": tiny}
-
-
-def profile(name: str) -> Profile:
-    """Raises KeyError for a name that no recipe has."""
-    return PROFILES[name]()
