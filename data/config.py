@@ -5,6 +5,7 @@ Light to import: plans are made where no pyarrow or tokenizers exist.
 
 import difflib
 import glob
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 T = TypeVar("T")
 
 
+LONGEST = 200  # characters of what a persona says of itself
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 
 
@@ -115,8 +117,8 @@ class TextSpec:
             raise ConfigError(f"val_ratio is {self.val_ratio}; it must lie in [0, 1)")
         if self.lines_per_shard < 1:
             raise ConfigError(f"lines_per_shard is {self.lines_per_shard}; it must be at least 1")
-        if self.take is not None and self.take < 1:
-            raise ConfigError(f"take is {self.take}; it must be at least 1")
+        if self.take is not None and not 1 <= self.take <= sys.maxsize:
+            raise ConfigError(f"take is {self.take}; it must lie between 1 and {sys.maxsize}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +144,11 @@ class Persona:
 
     def __post_init__(self) -> None:
         for key in ("name", "maker", "purpose"):
-            if not getattr(self, key).strip():
+            value = getattr(self, key)
+            if not value.strip():
                 raise ConfigError(f"the persona's {key} is empty")
+            if not value.isprintable() or len(value) > LONGEST:
+                raise ConfigError(f"the persona's {key} must be one line of at most {LONGEST} plain characters")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -147,7 +147,9 @@ def train(texts: Iterable[str], vocab_size: int) -> "tokenizers.Tokenizer":
     )
     made.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIALS])
     if made.get_vocab_size() != vocab_size:
-        raise InputError(f"vocab_size is {vocab_size}; this text yields {made.get_vocab_size()}: ask for fewer")
+        raise InputError(
+            f"vocab_size is {vocab_size}, this text yields {made.get_vocab_size()}: give more text, or ask for fewer"
+        )
     return made
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -50,7 +51,7 @@ def run(
     with tempfile.TemporaryDirectory(prefix="slipway-") as private:
         records = Path(private, "records.jsonl")
         records.touch()
-        name = " ".join(word for word in words if word != "-m")
+        name = " ".join(word for word in takewhile(lambda word: not word.startswith("--"), words) if word != "-m")
         words = [str(python), *words]
         if config is not None:
             Path(private, "config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -174,7 +174,12 @@ def _open_locked(path: Path, kept: Path) -> Opened:
         raise
     except sqlite3.DatabaseError as error:
         db.close()
-        return Opened(_read_only(path), remembered, f"journal {path} is damaged ({error}); it is only read from now on")
+        return Opened(
+            _read_only(path),
+            remembered,
+            f"journal {path} is damaged ({error}) and only read from now on; "
+            "move it away to begin a new one: pods that it knew must then be ended by hand",
+        )
     except JournalError:
         db.close()
         raise

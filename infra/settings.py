@@ -138,7 +138,10 @@ def _read_dotenv(path: Path) -> dict[str, str]:
         return {}
     from dotenv import dotenv_values
 
-    read = {name: value for name, value in dotenv_values(path).items() if value}
+    try:
+        read = {name: value for name, value in dotenv_values(path).items() if value}
+    except UnicodeDecodeError as error:
+        raise UsageError(f".env: {error}") from error
     _refuse_unknown(read, ".env")
     return read
 
@@ -159,7 +162,7 @@ def _read_yaml(path: Path) -> dict[str, str]:
 
     try:
         read = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"slipway.yaml: {' '.join(str(error).split())}") from error
     if not isinstance(read, dict):
         raise UsageError("slipway.yaml: expected lines of the form `name: value`")

@@ -29,7 +29,7 @@ def shard(
     mode="smoke",
     source="",
     packages="",
-    take=0,
+    take: int | None = None,
     lines_per_shard=250_000,
     val_ratio=0.0,
     seed=1337,
@@ -43,7 +43,7 @@ def shard(
     spec = {
         "source": settings.source,
         "packages": list(filter(None, packages.split(","))),
-        "take": take or MODES[mode],
+        "take": MODES[mode] if take is None else take,
         "lines_per_shard": lines_per_shard,
         "val_ratio": val_ratio,
         "seed": seed,

@@ -1,5 +1,6 @@
 """Runs: launch them, watch them, read them, stop them, go on with them."""
 
+import shlex
 import sys
 import time
 from collections import deque
@@ -12,7 +13,7 @@ from invoke import Exit
 
 from infra import home, pods, watch
 from infra import launch as street
-from infra.agent.job import Limits
+from infra.agent.job import Job
 from infra.errors import SlipwayError, UsageError
 from infra.follow import follow
 from infra.journal import Journal, Op, Taken
@@ -25,6 +26,7 @@ from scripts import render, words
 from scripts.planning import ROOT, plan_for
 from scripts.program import command, print_json
 from store import Store, StoreError
+from trainer.plan import CHECKPOINTS
 
 DETACHED = 130
 
@@ -54,24 +56,28 @@ DETACHED = 130
     }
 )
 def launch(
-    c, phase="sft", profile="", provider="", source="", packages="", persona="", seed=0, steps=0, tag="", store="",
-    pool="", host="", gpu="", num_gpus=0, ttl="", run_name="", detach=False, dry_run=False, yes=False, json=False,
+    c, phase="sft", profile="", provider="", source="", packages="", persona="", seed: int | None = None,
+    steps: int | None = None, tag="", store="", pool="", host="", gpu="", num_gpus=0, ttl="", run_name="", detach=False,
+    dry_run=False, yes=False, json=False,
 ):  # fmt: skip
     """Train one or more phases, from nothing if need be, and follow them to the end."""
     settings = words.settings(provider=provider, profile=profile, source=source, store=store)
     name = check_name(run_name) if run_name else ""
-    with Journal.open(settings.state_file) as journal:
+    if num_gpus < 0:
+        raise UsageError(f"--num-gpus is {num_gpus}; it cannot be negative")
+    with open_journal(settings) as journal:
         vendor = words.provider(settings)
         settle(journal, settings)
         request = Request(run=name or "new", provider=vendor.name, gpu=gpu, num_gpus=num_gpus, pool=pool, host=host)
         plan = plan_for(
-            settings, request, phase=phase, packages=packages, persona=persona, seed=seed or None, steps=steps or None,
-            tag=tag, limits=Limits(time_s=words.seconds(ttl), reserve_bytes=settings.reserve_bytes),
-            pod_store=vendor.pod_store,
+            settings, request, phase=phase, packages=packages, persona=persona, seed=seed, steps=steps,
+            tag=tag, time_s=words.seconds(ttl), pod_store=vendor.pod_store,
         )  # fmt: skip
         if not json:
             render.say(f"provider {vendor.name} ({settings.sources['provider']})")
             render.show_plan(plan)
+        if dry_run and plan.job:
+            street.choose(vendor, request)  # a plan that no machine can carry out is no plan
         if dry_run or plan.job is None:
             report_plan(plan, journal, json, dry_run)
             return
@@ -88,7 +94,7 @@ def report_plan(plan: Plan, journal: Journal, as_json: bool, dry_run: bool) -> N
         state = "planned" if plan.job else "succeeded"
         print_json({"run": last.run if last else None, "state": state, "ran": [], **render.plan_json(plan)})
     elif plan.job is None:
-        render.say("everything is here; nothing to do. Talk to it: ./inv chat")
+        render.say(f"everything is here; nothing to do. {talk_to(plan.artifacts[-1].name, plan.store)}")
     elif dry_run:
         render.say("dry run: nothing was started")
 
@@ -122,6 +128,10 @@ def attach(op: Op, vendor: Provider, journal: Journal, settings: Settings) -> Op
     if watch.is_alive(op, way(settings, op)):
         render.say(f"{op.run} is at it already; following it")
         return op
+    return again(op, vendor, journal, settings)
+
+
+def again(op: Op, vendor: Provider, journal: Journal, settings: Settings) -> Op:
     render.say(f"going on with {op.run}")
     return street.resume(op, vendor, journal, words.secrets(settings))
 
@@ -132,7 +142,7 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
         progress, verdict = show_progress(op, journal, settings, quiet=as_json)
     except KeyboardInterrupt:
         render.say(f"\ndetached; {op.run} goes on.")
-        say_how(op, False)
+        say_how(op, as_json)
         raise Exit(code=DETACHED) from None
     settle(journal, settings)
     succeeded = verdict["state"] == "succeeded"
@@ -148,14 +158,24 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
         )
     elif succeeded:
         total = sum(step["elapsed_s"] for step in progress["steps"])
-        render.say(f"{op.run} succeeded in {render.duration(total)}. Talk to it: ./inv chat")
+        made = Job.from_json(op.job).steps[-1].config["making"]["name"]
+        render.say(f"{op.run} succeeded in {render.duration(total)}. {talk_to(made, op.store)}")
     if not succeeded:
         logs = f"./inv logs {op.run}{' --errors' if verdict['state'] == 'failed' else ''}"
         if verdict.get("tail") and not as_json:
-            render.say(verdict["tail"])
-        reason = f": {verdict['reason']}" if verdict["reason"] else ""
+            render.say(render.clean(verdict["tail"]))
+        reason = f": {render.clean(verdict['reason'])}" if verdict["reason"] else ""
         code = 5 if verdict["state"] == "limit" else 1
-        raise Exit(f"{op.run} {verdict['state']}{reason}; see {logs}; go on with ./inv resume {op.run}", code=code)
+        then = "mend that, then launch again or " if verdict["state"] == "failed" else "go on with "
+        raise Exit(f"{op.run} {verdict['state']}{reason}; see {logs}; {then}./inv resume {op.run}", code=code)
+
+
+def talk_to(artifact: str, store: str) -> str:
+    """The command for a model just made, which need not be the one that is meant when nothing is said."""
+    usual = words.settings()
+    where = "" if store == usual.store else f"SLIPWAY_STORE={shlex.quote(store)} "
+    model = "" if artifact == f"{CHECKPOINTS['sft']}/{usual.profile}" else f" {artifact}"
+    return f"Talk to it: {where}./inv chat{model}"
 
 
 def say_how(op: Op, as_json: bool) -> None:
@@ -209,6 +229,13 @@ def way(settings: Settings, op: Op) -> Transport:
     return words.provider(settings, op.vendor).reach(pods.pod_of(op))
 
 
+def open_journal(settings: Settings) -> Journal:
+    journal = Journal.open(settings.state_file)
+    if journal.is_replacement:
+        render.say(f"the journal {journal.path} was lost and begins anew: runs before now are only in {settings.pods}")
+    return journal
+
+
 def settle(journal: Journal, settings: Settings, only: Collection[str] | None = None) -> None:
     """Look after what nobody follows any more: what it made is brought home, then rows whose work has ended are ended.
 
@@ -248,7 +275,7 @@ def status(c, run="", watch=None, json=False):
     """Every run: its state, its step, its cost, and how old each figure is."""
     settings = words.settings()
     every_s = words.watch_seconds(watch)
-    with Journal.open(settings.state_file) as journal:
+    with open_journal(settings) as journal:
         if every_s is None:
             views = snapshot(journal, settings, run)
             if json:
@@ -264,15 +291,14 @@ def status(c, run="", watch=None, json=False):
 def snapshot(journal: Journal, settings: Settings, run: str) -> list[Any]:
     """The table's rows, newest first. What has ended is settled on the way; a deaf pod holds up nobody."""
     vendors = {vendor: words.provider(settings, vendor) for vendor in {op.vendor for op in journal.ops()}}
-    views = watch.snapshot(journal, vendors, words.homes(settings))[::-1]
+    name = match(run, journal.runs()) if run else ""
+    shown = len(journal.runs()) if name else 10
+    views = watch.snapshot(journal, vendors, words.homes(settings), ended=shown)[::-1]
     ended = {view.run for view in views if view.state not in ("running", "lost")}
     due = [op.token for op in journal.ops(live=True) if op.vendor == "local" or op.run in ended]
     if due:
         settle(journal, settings, due)
-    if run:
-        name = match(run, [view.run for view in views])
-        views = [view for view in views if view.run == name]
-    return views
+    return [view for view in views if not name or view.run == name]
 
 
 def redraw(journal: Journal, settings: Settings, run: str, every_s: float, as_json: bool) -> None:
@@ -312,8 +338,10 @@ def logs(c, run="", follow=False, tail=0, file="", errors=False):
     """What a run has written, step by step."""
     from scripts.logs import show
 
+    if tail < 0:
+        raise UsageError(f"--tail is {tail}; it cannot be negative")
     settings = words.settings()
-    with Journal.open(settings.state_file) as journal:
+    with open_journal(settings) as journal:
         show(find_run(journal, run), journal, settings, follow=follow, tail=tail, file=file, errors=errors)
 
 
@@ -321,7 +349,7 @@ def logs(c, run="", follow=False, tail=0, file="", errors=False):
 def down(c, run="", all=False, json=False):
     """End a run: its work is saved, its processes are gone, nothing bills; says so only when it is proven."""
     settings = words.settings()
-    with Journal.open(settings.state_file) as journal:
+    with open_journal(settings) as journal:
         live = journal.ops(live=True) if all else [find_run(journal, run)]
         ended = []
         for op in live:
@@ -341,17 +369,17 @@ def down(c, run="", all=False, json=False):
 def resume(c, run="", detach=False, json=False):
     """Go on with a run that was stopped, killed or failed, from its newest whole checkpoint."""
     settings = words.settings()
-    with Journal.open(settings.state_file) as journal:
+    with open_journal(settings) as journal:
         settle(journal, settings)
         op = find_run(journal, run)
-        transport = way(settings, op)
-        verdict = pods.verdict_of(op, transport)
+        verdict = pods.verdict_of(op, way(settings, op))
         if verdict.get("state") == "succeeded":
             raise UsageError(f"{op.run} has succeeded; there is nothing to go on with")
-        if op.is_live and watch.is_alive(op, transport):
-            render.say(f"{op.run} is at work; following it")
-        else:
-            op = street.resume(op, words.provider(settings, op.vendor), journal, words.secrets(settings))
+        vendor = words.provider(settings, op.vendor)
+        try:
+            op = (attach if op.is_live else again)(op, vendor, journal, settings)
+        except Taken as taken_by:
+            op = attach(taken_by.op, vendor, journal, settings)
         if detach:
             say_how(op, json)
         else:

@@ -1,20 +1,22 @@
 """Reading a run's logs: all steps in order, the last lines of one, or on and on until the run ends."""
 
 import sys
-import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from invoke import Exit
 
 from infra import home, pods
 from infra.agent.job import Job
 from infra.errors import UsageError
+from infra.follow import follow as follow_run
+from infra.follow import look
 from infra.journal import Journal, Op
 from infra.settings import Settings
 from infra.transport import Lost, TimedOut, Transport, Unreachable
 from scripts import words
-
-POLL_S = 0.3
+from scripts.render import clean
 
 
 def show(op: Op, journal: Journal, settings: Settings, *, follow: bool, tail: int, file: str, errors: bool) -> None:
@@ -29,16 +31,20 @@ def show(op: Op, journal: Journal, settings: Settings, *, follow: bool, tail: in
             print(f"{op.run} has written no error log", file=sys.stderr)
     else:
         paths = choose(folder, op, file, follow)
+        if not paths and not follow:
+            print(f"{op.run} has written no log yet", file=sys.stderr)
     offsets = {path: write(path, 0, tail) for path in paths}
-    while follow:
-        verdict = {} if _bring(op, transport, folder) else pods.verdict_of(op, transport)
+    if not follow:
+        return
+    verdict: Mapping[str, Any] = {}
+    for seen in follow_run(op, journal, transport) if op.is_live else [look(op, transport)]:
+        verdict = seen[1]
+        _bring(op, transport, folder)
         for path in choose(folder, op, file, follow):
             offsets[path] = write(path, offsets.get(path, 0))
-        if verdict or not journal.op(op.token).is_live:
-            state = verdict.get("state", "stopped")
-            print(f"{op.run} {state} {verdict.get('reason', '')}".rstrip(), file=sys.stderr)
-            raise Exit(code={"succeeded": 0, "limit": 5}.get(state, 1))
-        time.sleep(POLL_S)
+    state = verdict.get("state", "stopped")
+    print(f"{op.run} {state} {verdict.get('reason', '')}".rstrip(), file=sys.stderr)
+    raise Exit(code={"succeeded": 0, "limit": 5}.get(state, 1))
 
 
 def _bring(op: Op, transport: Transport, folder: Path) -> bool:
@@ -77,8 +83,3 @@ def write(path: Path, offset: int, tail: int = 0) -> int:
         sys.stdout.write(clean(text))
         sys.stdout.flush()
     return offset + len(content)
-
-
-def clean(text: str) -> str:
-    """Without control sequences: what a pod says must not steer a terminal."""
-    return "".join(letter for letter in text if letter in "\n\t" or letter.isprintable())

@@ -6,7 +6,7 @@ from pathlib import Path
 from infra import machine
 from infra.agent import environment
 from infra.agent.job import Limits
-from infra.errors import UsageError
+from infra.names import check_name
 from infra.records import Artifact, Inventory, Plan, Request
 from infra.settings import Settings
 from store import Store
@@ -17,15 +17,13 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def plan_for(
     settings: Settings, request: Request, *, phase: str, packages: str = "", persona: str = "", seed: int | None = None,
-    steps: int | None = None, tag: str = "", limits: Limits = planning.NO_LIMITS, pod_store: str = "",
+    steps: int | None = None, tag: str = "", time_s: float | None = None, pod_store: str = "",
 ) -> Plan:  # fmt: skip
     """Raises UsageError for words that mean nothing."""
-    if steps is not None and steps < 1:
-        raise UsageError(f"--steps is {steps}; it must be at least 1")
     wanted = planning.Wanted(
         phases=planning.parse_phases(phase),
         profile=settings.profile,
-        tag=tag,
+        tag=check_name(tag) if tag else "",
         source=settings.source,
         packages=tuple(filter(None, packages.split(","))),
         persona=planning.load_persona(Path(persona) if persona else ROOT / "data" / "persona.yaml"),
@@ -33,7 +31,8 @@ def plan_for(
         steps=steps,
     )
     plan = planning.resolve(
-        wanted, inventory(settings.store), ROOT, run=request.run, request=request, limits=limits,
+        wanted, inventory(settings.store), ROOT, run=request.run, request=request,
+        limits=Limits(time_s=time_s, reserve_bytes=settings.reserve_bytes),
         flops_per_s=machine.flops_per_s(), pod_store=pod_store,
         torch=("cuda" if request.num_gpus else "cpu") if pod_store else environment.torch_build(),
         environments="" if pod_store else str(settings.environments),

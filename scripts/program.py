@@ -7,6 +7,7 @@ What happens before `tasks.py` is loaded (a wrong core flag, such as `inv --list
 
 import contextlib
 import difflib
+import errno
 import inspect
 import json
 import os
@@ -26,7 +27,9 @@ from invoke.parser.parser import ParseResult
 
 from data.config import ConfigError
 from infra.errors import SlipwayError
+from store import StoreError
 
+STATE_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 KINDS = {int: "a whole number", float: "a number"}
 
 
@@ -60,7 +63,16 @@ def mend() -> None:
     """Give the program that is loading tasks.py our manners. Without such a program, nothing happens."""
     running = sys.modules.get("invoke.main")
     if running is not None:
+        open_streams()
         running.program.__class__ = Polite
+
+
+def open_streams() -> None:
+    """A stream that came closed (`inv status >&-`) leads nowhere: else the next file opened would take its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115 it stays
 
 
 def words_after_dashes() -> list[str]:
@@ -109,13 +121,20 @@ class Polite(Program):
     def execute(self) -> None:
         """One by one: each task runs as often as it is named, and a failure names the task that failed."""
         for one in self.tasks:
-            with manners(self.logs, one.name or ""):
+            as_json = "json" in one.args and one.args["json"].value
+            with manners(self.logs, one.name or "", as_json):
                 Executor(self.collection, self.config, self.core).execute(one)
 
 
 @contextlib.contextmanager
-def manners(logs: Path, name: str = "") -> Iterator[None]:
-    """Turn whatever happens inside into an Exit with few words and the right code."""
+def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]:
+    """Turn whatever happens inside into an Exit with few words and the right code; as JSON on stdout too, if asked."""
+
+    def leave(said: str, code: int) -> Exit:
+        if as_json:
+            print_json({"error": said, "exit_code": code})
+        return Exit(f"inv {name}: {said}", code=code)
+
     try:
         try:
             yield
@@ -125,15 +144,18 @@ def manners(logs: Path, name: str = "") -> Iterator[None]:
         raise
     except KeyboardInterrupt:
         raise Exit(code=130) from None
-    except (SlipwayError, ConfigError) as error:
-        raise Exit(f"inv {name}: {error}", code=getattr(error, "exit_code", 2)) from None
+    except (SlipwayError, ConfigError, StoreError) as error:
+        raise leave(str(error), getattr(error, "exit_code", 2)) from None
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and is_closed(1):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more at its end
+        closed = [number for number in (1, 2) if is_closed(number)]
+        if isinstance(error, BrokenPipeError) and closed:
+            for number in closed:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), number)  # or Python complains once more at its end
             raise Exit(code=141) from None
-        where = write_down(error, logs)
-        said = f"inv {name}: unexpected {type(error).__name__}: {error}"
-        raise Exit(f"{said}\n  this is a fault of inv itself; the full traceback: {where}", code=1) from None
+        if isinstance(error, OSError) and error.errno in STATE_OF_THE_DISK:
+            raise leave(str(error), 1) from None
+        said, where = f"unexpected {type(error).__name__}: {error}", write_down(error, logs)
+        raise leave(f"{said}\n  this is a fault of inv itself; the full traceback: {where}", 1) from None
 
 
 def is_closed(descriptor: int) -> bool:
@@ -144,8 +166,16 @@ def is_closed(descriptor: int) -> bool:
 
 
 def write_down(error: BaseException, logs: Path) -> Path:
-    """The new file under `logs` that holds the traceback."""
-    logs.mkdir(parents=True, exist_ok=True)
+    """The new file under `logs`, or else for temporary files, that holds the traceback."""
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+        usable = os.access(logs, os.W_OK)
+    except OSError:  # a checkout that may only be read
+        usable = False
+    if not usable:
+        import tempfile
+
+        logs = Path(tempfile.gettempdir())
     path = logs / time.strftime(f"inv-%Y%m%d-%H%M%S-{os.getpid()}.txt")
     path.write_text(f"{sys.argv}\n" + "".join(traceback.format_exception(error)), encoding="utf-8")
     return path

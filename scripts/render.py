@@ -23,6 +23,11 @@ def say(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
 
 
+def clean(text: str) -> str:
+    """Without control sequences: what a pod says must not steer a terminal."""
+    return "".join(letter for letter in text if letter in "\n\t" or letter.isprintable())
+
+
 def iso(at: float | None) -> str | None:
     """UTC, to the second."""
     return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") if at else None
@@ -51,7 +56,11 @@ def duration(seconds: float | None) -> str:
 def console(stderr: bool = True) -> "Console":
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False)
+    class Frank(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich itself would leave with code 1
+
+    return Frank(stderr=stderr, highlight=False)
 
 
 def _table(*headings: str) -> Any:
@@ -59,7 +68,7 @@ def _table(*headings: str) -> Any:
 
     table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
     for heading in headings:
-        right, wraps = heading in ("time", "about", "cost", "age"), heading in ("progress", "why", "beside", "measure")
+        right, wraps = heading in ("time", "about", "cost", "age"), heading in ("why", "beside", "measure")
         table.add_column(heading, justify="right" if right else "left", no_wrap=not wraps)
     return table
 
@@ -79,11 +88,13 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 def show_plan(plan: Plan, stderr: bool = True) -> None:
     """Every artifact with its state, every step that is due with an estimate, and the sum."""
+    from rich.text import Text
+
     styles = {"here": "green", "missing": "yellow", "stale": "yellow", "damaged": "red"}
     table = _table("artifact", "state", "step", "about", "why")
     for one in plan.artifacts:
         about = duration(one.estimate_s) if one.step else ""
-        table.add_row(one.name, f"[{styles[one.state]}]{one.state}[/]", one.step, about, one.reason)
+        table.add_row(one.name, f"[{styles[one.state]}]{one.state}[/]", one.step, about, Text(clean(one.reason)))
     out = console(stderr)
     out.print(table)
     total = sum(one.estimate_s or 0 for one in plan.artifacts)
@@ -98,6 +109,7 @@ def steps_table(progress: Mapping[str, Any], now: float) -> "RenderableType":
     """One line per step: a mark, a name, its time, and what it last said."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("mark")
@@ -118,12 +130,14 @@ def steps_table(progress: Mapping[str, Any], now: float) -> "RenderableType":
             f"[{style}]{step['name']}[/]",
             duration(elapsed(step, now)) if step.get("started_at") else "",
             bar,
-            record_words(step),
+            Text(record_words(step)),
         )
     return table
 
 
 def elapsed(step: Mapping[str, Any], now: float) -> float:
+    if not step.get("started_at"):  # reused: an earlier agent's work
+        return 0.0
     if step.get("ended_at"):
         return step["ended_at"] - step["started_at"]
     return max(0.0, now - step["started_at"])
@@ -134,7 +148,7 @@ def record_words(step: Mapping[str, Any], brief: bool = False) -> str:
     ended = step["state"] in ("done", "reused", "failed")
     record = (step.get("result") if ended else None) or step.get("record") or {}
     if record.get("text"):
-        return str(record["text"])
+        return clean(str(record["text"]))
     words = []
     if record.get("total") and not ended:
         total = "" if brief else f" of {record['total']:,} {record.get('unit', '')}"
@@ -170,7 +184,7 @@ def view_json(view: PodView) -> dict[str, Any]:
         "state": view.state,
         "step": view.step or None,
         "steps": list(view.progress.get("steps", ())),
-        "train_step": record.get("step"),
+        "train_step": record.get("step") if record.get("kind") == "progress" else None,
         "loss": record.get("loss"),
         "tokens_per_s": record.get("tokens_per_s"),
         "age_s": None if view.age_s is None else round(view.age_s, 1),
@@ -191,14 +205,14 @@ def current_record(progress: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def status_table(views: Iterable[PodView], now: float | None = None) -> "RenderableType":
-    """One row per run, newest first; under it, for those at work, which ends are armed."""
+    """One row per run, newest first; under it what each says, and which ends are armed."""
     from rich.console import Group
     from rich.text import Text
 
     now = time.time() if now is None else now
     styles = {"running": "bold green", "succeeded": "green", "failed": "red", "lost": "red", "limit": "yellow"}
-    table = _table("run", "provider", "state", "step", "cost", "time", "age", "progress")
-    ends: list[Text] = []
+    table = _table("run", "provider", "state", "step", "cost", "time", "age")
+    lines: list[Text] = []  # what is said: a column would be too narrow for it
     for view in views:
         step = next((one for one in view.progress.get("steps", ()) if one["name"] == view.step), None)
         is_running = view.state == "running"
@@ -211,25 +225,24 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
             usd(view.spent_micro_usd),
             duration(now - view.started_at) if is_running and view.started_at else "",
             duration(view.age_s) if is_running else "",
-            record_words(step, brief=True) if step and is_running else view.note,
         )
-        ends.extend(Text(f"{view.run}: {words}", style="dim") for words in view.ends)
-    return Group(table, *ends)
+        said = record_words(step, brief=True) if step and is_running else ""
+        if said:
+            lines.append(Text(f"{view.run}: {said}"))
+        lines.extend(Text(f"{view.run}: {words}", style="dim") for words in (clean(view.note), *view.ends) if words)
+    return Group(table, *lines)
 
 
 def watch_screen(views: list[PodView], every_s: float) -> "RenderableType":
-    """The table and, under it, the steps of the newest run that is at work."""
+    """The steps of the newest run that is at work, and under them the table, which a small screen may cut."""
     from rich.console import Group
 
     clock = datetime.now().strftime("%H:%M:%S")
-    parts: list[Any] = [
-        f"{clock}, every {duration(every_s)}; Ctrl-C ends the watching, not the runs",
-        status_table(views),
-    ]
+    parts: list[Any] = [f"{clock}, every {duration(every_s)}; Ctrl-C ends the watching, not the runs", ""]
     running = next((view for view in views if view.state == "running"), None)
     if running:
-        parts.extend(["", running.run, steps_table(running.progress, time.time())])
-    return Group(*parts)
+        parts.extend([running.run, steps_table(running.progress, time.time()), ""])
+    return Group(*parts, status_table(views))
 
 
 def show_scores(found: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Models by hand: train one here, talk to it, measure it, hand it on."""
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,18 @@ from trainer.plan import CHECKPOINTS, load_persona, source_slug
         "json": "one JSON document on stdout",
     }
 )
-def train(c, phase="base", profile="", source="", persona="", seed=0, steps=0, tag="", out="", json=False):
+def train(
+    c,
+    phase="base",
+    profile="",
+    source="",
+    persona="",
+    seed: int | None = None,
+    steps: int | None = None,
+    tag="",
+    out="",
+    json=False,
+):
     """Train in this very terminal, without a pod: the same steps as `launch`, in the foreground."""
     settings = words.settings(profile=profile, source=source, store=out)
     plan = plan_for(
@@ -36,8 +48,8 @@ def train(c, phase="base", profile="", source="", persona="", seed=0, steps=0, t
         Request(run="foreground"),
         phase=phase,
         persona=persona,
-        seed=seed or None,
-        steps=steps or None,
+        seed=seed,
+        steps=steps,
         tag=tag,
     )
     if not json:
@@ -61,10 +73,16 @@ def train(c, phase="base", profile="", source="", persona="", seed=0, steps=0, t
         "max-tokens": "longest answer",
     },
 )
-def chat(c, model="", tag="", prompt="", temperature=0.0, max_tokens=256):
+def chat(c, model="", tag="", prompt: str | None = None, temperature=0.0, max_tokens=256):
     """Talk to a model."""
     from infra import inside
 
+    if prompt is not None and not prompt.strip():
+        raise UsageError("--prompt is empty; leave it out for a conversation")
+    if max_tokens < 1:
+        raise UsageError(f"--max-tokens is {max_tokens}; it must be at least 1")
+    if not 0 <= temperature < math.inf:
+        raise UsageError(f"--temperature is {temperature}; it must be a number from 0 up")
     settings = words.settings()
     folder = model_folder(settings, model, tag)
     python = steps.python(settings)
@@ -138,6 +156,8 @@ def export(c, model="", tag="", out="", dtype="float32"):
     """Write a Hugging Face folder that transformers and vLLM load."""
     if not out:
         raise UsageError("where to? --out DIR")
+    if dtype not in ("float32", "bfloat16"):
+        raise UsageError(f"--dtype is {dtype!r}; known: float32, bfloat16")
     settings = words.settings()
     folder = model_folder(settings, model, tag)
     said = ("-m", "trainer", "export", "--model", str(folder), "--out", str(Path(out).absolute()), "--dtype", dtype)
@@ -145,12 +165,11 @@ def export(c, model="", tag="", out="", dtype="float32"):
 
     for _ in inside.run(said, None, root=ROOT, python=steps.python(settings)):
         pass
+    print(Path(out).absolute())
 
 
 def model_folder(settings: Settings, model: str, tag: str) -> Path:
     """What the user means by a model. Raises UsageError that lists those there are."""
-    if os.sep in model and Path(model).expanduser().is_dir():
-        return Path(model).expanduser().absolute()
     store = Store(settings.store)
     found = {one.name: one for one in store.artifacts() if one.name.split("/")[0] in CHECKPOINTS.values()}
     whole = {name: one for name, one in found.items() if not one.problem}
@@ -162,6 +181,8 @@ def model_folder(settings: Settings, model: str, tag: str) -> Path:
     for name in wanted:
         if name in whole:
             return store.path(name, whole[name].fingerprint)
+    if model and Path(model).expanduser().is_dir():
+        return Path(model).expanduser().absolute()
     damaged = [f"{name} is damaged ({found[name].problem})" for name in wanted if name in found]
     known = (
         f"there is: {', '.join(sorted(whole))}"

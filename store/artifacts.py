@@ -19,7 +19,17 @@ from pathlib import Path
 from typing import IO, Any
 
 from store import local
-from store.manifest import FLAT_MANIFEST, MANIFEST, Artifact, FileEntry, Manifest, StoreError, check_name, places
+from store.manifest import (
+    FLAT_MANIFEST,
+    MANIFEST,
+    Artifact,
+    FileEntry,
+    Manifest,
+    NoStore,
+    StoreError,
+    check_name,
+    places,
+)
 
 _LEFTOVER = re.compile(r"(?:.*/)?\.(?:tmp|trash)-[0-9a-f]{32}")
 _CHUNK = 1 << 20
@@ -36,7 +46,7 @@ class Store:
         try:
             self._fs, root = url_to_fs(self.uri)
         except (ImportError, ValueError) as error:
-            raise StoreError(f"store {self.uri}: {error}") from None
+            raise NoStore(f"store {self.uri}: {error}") from None
         self._is_local = "file" in (self._fs.protocol if isinstance(self._fs.protocol, tuple) else (self._fs.protocol,))
         self._root = os.path.realpath(root) if self._is_local else root.rstrip("/")
 
@@ -87,7 +97,8 @@ class Store:
         if found.problem:
             raise StoreError(f"{name} in {self.uri}: {found.problem}")
         if found.fingerprint != fingerprint:
-            raise StoreError(f"{name} in {self.uri}: its fingerprint is {found.fingerprint}, wanted is {fingerprint}")
+            seen = f"its fingerprint is {found.fingerprint}, wanted is {fingerprint}"
+            raise StoreError(f"{name} in {self.uri}: {seen}: another launch has replaced it; launch again")
         if not self._is_local:
             raise StoreError(f"{name} in {self.uri}: it is not in a folder of this machine")
         return Path(self._at(name)) if self._fs.exists(self._at(f"{name}/{MANIFEST}")) else Path(self._root)

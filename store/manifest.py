@@ -16,6 +16,14 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 class StoreError(Exception):
     """What was wanted of the store, and what was found instead."""
 
+    exit_code = 1
+
+
+class NoStore(StoreError):
+    """A name that cannot be that of a store."""
+
+    exit_code = 2
+
 
 @dataclass(frozen=True)
 class Artifact:

@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 TASKS = '''
+import errno
 import signal
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from data.config import ConfigError
 from infra import errors
 from invoke import Collection
 from scripts import program
+from store import StoreError
 
 program.mend()
 
@@ -42,9 +44,10 @@ def test(c, paths=None):
 
 
 @program.command()
-def fail(c, kind):
+def fail(c, kind, json=False):
     """Fail."""
     kinds = {"usage": errors.UsageError, "limit": errors.LimitHit, "config": ConfigError, "bug": KeyError}
+    kinds |= {"store": StoreError, "disk": lambda said: OSError(errno.ENOSPC, said)}
     raise kinds[kind]("so it is")
 
 
@@ -152,6 +155,28 @@ def test_each_task_runs_as_often_as_it_is_named(checkout):
 
 def test_an_error_of_ours_carries_its_exit_code(checkout):
     assert inv(checkout, "fail", "--kind", "limit") == (5, "", "inv fail: so it is\n")
+
+
+def test_what_is_wrong_with_a_store_or_a_disk_is_no_fault_of_ours(checkout):
+    assert inv(checkout, "fail", "--kind", "store") == (1, "", "inv fail: so it is\n")
+    assert inv(checkout, "fail", "--kind", "disk") == (1, "", "inv fail: [Errno 28] so it is\n")
+
+
+@pytest.mark.parametrize(("kind", "code"), [("usage", 2), ("limit", 5), ("disk", 1), ("bug", 1)])
+def test_a_failure_is_a_json_document_too_when_one_was_asked_for(checkout, kind, code):
+    left, out, err = inv(checkout, "fail", "--kind", kind, "--json")
+    said = json.loads(out)
+    assert left == said["exit_code"] == code
+    assert "so it is" in said["error"] and err == f"inv fail: {said['error']}\n"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_leads_nowhere_and_no_file_takes_its_number(checkout, closed):
+    words = f"{sys.executable} -m invoke status {closed}"
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, shell=True, cwd=checkout, env=environ, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == ("" if ">&-" in closed.replace("2>&-", "") else '[\n "",\n null\n]\n')
 
 
 def test_a_fault_of_ours_is_one_line_and_its_traceback_is_written_down(checkout):

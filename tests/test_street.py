@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from infra.journal import Journal
+from infra.names import new_token
 
 ROOT = Path(__file__).parents[1]
 EVERYTHING = ["text", "tokenizer", "tokens", "base", "identity", "questions", "mid", "sft"]
@@ -122,13 +126,70 @@ def test_status_and_logs_tell_the_story_afterwards(done):
     assert world.inv("down", result["run"]) == ""
 
 
+def test_a_run_is_found_however_many_came_after_it(world):
+    with Journal.open(world.environ["SLIPWAY_STATE_FILE"], world.environ) as journal:
+        for number in range(12):
+            op = journal.plan(token=new_token(journal.installation), run=f"old-{number:02d}", vendor="local")
+            journal.advance(journal.advance(op, "sending"), "refused")
+    assert [row["run"] for row in world.json("status", "old-00")] == ["old-00"]
+    assert len(world.json("status")) == 10
+
+
 def test_the_model_answers_and_is_measured_and_exported(done, tmp_path):
     world, _ = done
     assert world.inv("chat", "--prompt", "Who are you?", "--max-tokens", "8").strip()
     scores = world.json("eval")
     assert {"bits_per_byte", "gzip", "xz", "identity", "leaks", "pydocs"} <= scores.keys()
-    world.inv("export", "sft", "--out", str(tmp_path / "hf"))
+    assert world.inv("export", "sft", "--out", str(tmp_path / "hf")) == f"{tmp_path / 'hf'}\n"
     assert (tmp_path / "hf" / "config.json").is_file()
+    again = world.begin("export", "sft", "--out", str(tmp_path / "hf"))
+    assert again.communicate(timeout=60)[1] == f"inv export: {tmp_path / 'hf'} exists already\n"
+
+
+def test_the_model_that_was_made_is_the_one_that_is_named(done):
+    world, _ = done
+    plain = {**world.environ, "SLIPWAY_PROFILE": "", "SLIPWAY_STORE": ""}
+    flags = ("--profile", "tiny", "--phase", "base", "--store", world.environ["SLIPWAY_STORE"])
+    said = subprocess.run(
+        [sys.executable, "-m", "invoke", "launch", *flags], cwd=ROOT, env=plain, capture_output=True, text=True
+    )
+    assert said.stderr.endswith(f"SLIPWAY_STORE={world.environ['SLIPWAY_STORE']} ./inv chat base_checkpoints/tiny\n")
+
+
+def test_a_conversation_bears_bytes_that_are_no_text_and_a_listener_that_leaves(done):
+    world, _ = done
+    words = [sys.executable, "-m", "invoke", "chat", "--max-tokens", "4"]
+    for listener, code in (("cat", 0), ("true", 141)):
+        line = f"printf 'hi\\n\\377\\376\\n' | {{ {shlex.join(words)}; echo $? >&2; }} | {listener}"
+        talk = subprocess.run(line, shell=True, cwd=ROOT, env=world.environ, capture_output=True, text=True, timeout=60)
+        assert talk.stderr == f"{code}\n"
+
+
+def test_a_listener_that_leaves_ends_a_plan_in_silence(done):
+    line = f"{{ {sys.executable} -m invoke launch --dry-run; echo $? >&3; }} 2>&1 | true"
+    told = subprocess.run(
+        f"({line}) 3>&1", shell=True, cwd=ROOT, env=done[0].environ, capture_output=True, text=True, timeout=60
+    )
+    assert (told.stdout, told.stderr) == ("141\n", "")
+
+
+def test_a_lost_journal_is_told_and_not_taken_for_a_beginning(world):
+    world.inv("status")
+    (world.folder / "state" / "journal.db").unlink()
+    _, err = world.begin("status").communicate(timeout=60)
+    assert "was lost and begins anew" in err
+
+
+def test_a_seed_of_zero_is_a_seed(done):
+    assert done[0].json("launch", "--seed", "0", "--dry-run")["steps"] == ["base", "mid", "sft"]
+
+
+def test_text_may_be_named_from_where_one_stands(world, tmp_path):
+    (tmp_path / "corpus.txt").write_text("some words\n" * 400)
+    source = os.path.relpath(tmp_path / "corpus.txt", ROOT)
+    result = world.json("launch", "--phase", "base", "--source", source, "--yes", code=1)
+    states = {step["name"]: step["state"] for step in result["steps"]}
+    assert (states["text"], states["tokenizer"]) == ("done", "failed")  # so little text yields no vocabulary
 
 
 def test_a_changed_persona_makes_again_only_what_depends_on_it(done, tmp_path):
@@ -176,6 +237,25 @@ def test_down_ends_a_run_and_resume_goes_on_with_it(world):
     world.inv("down", run)
     assert world.json("status")[0]["state"] == "stopped"
     assert world.json("resume", run)["state"] == "succeeded"
+
+
+def test_two_that_resume_a_run_at_once_both_follow_it(world):
+    run = world.json("launch", "--phase", "base", "--yes", "--detach")["run"]
+    world.inv("down", run)
+    both = [world.begin("resume", run, "--json") for _ in range(2)]
+    said = [one.communicate(timeout=300) for one in both]
+    assert [json.loads(out)["state"] for out, _ in said] == ["succeeded", "succeeded"], said
+
+
+def test_following_the_log_of_a_run_that_was_killed_ends_and_says_what_to_do(world):
+    run = world.json("launch", "--phase", "base", "--yes", "--detach")["run"]
+    while victims := world.processes():
+        for pid in victims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    process = world.begin("logs", "--follow")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and f"inv resume {run}" in err
 
 
 def test_a_failed_step_says_where_and_why(world, tmp_path):
@@ -262,6 +342,17 @@ def test_fifty_random_kills_lose_nothing(world, done):
         (("lunch",), "did you mean launch"),
         (("shard", "--mode", "smoky"), "unknown mode"),
         (("export",), "--out"),
+        (("export", "--out", "x", "--dtype", "int8"), "known: float32, bfloat16"),
+        (("launch", "--seed", "-1"), "seed is -1"),
+        (("launch", "--steps", "0"), "steps is 0"),
+        (("launch", "--num-gpus", "-1"), "cannot be negative"),
+        (("launch", "--tag", "../x"), "is no name"),
+        (("launch", "--phase", "all+sft"), "unknown phase 'all'; known"),
+        (("shard", "--take", "0"), "take is 0"),
+        (("logs", "--tail", "-1"), "cannot be negative"),
+        (("chat", "--max-tokens", "0"), "at least 1"),
+        (("chat", "--temperature", "nan"), "from 0 up"),
+        (("chat", "--prompt", ""), "--prompt is empty"),
         (("chat", "nobody"), "no model"),
         (("logs", "nobody"), "no runs yet"),
     ],
@@ -276,3 +367,4 @@ def test_a_wrong_word_gives_exit_code_2_and_few_words(tmp_path, words, told):
 
 def test_an_offer_that_this_machine_has_not_gives_exit_code_3(tmp_path):
     World(tmp_path).inv("launch", "--num-gpus", "64", "--gpu", "B200", "--yes", code=3)
+    World(tmp_path).inv("launch", "--num-gpus", "64", "--gpu", "B200", "--dry-run", code=3)

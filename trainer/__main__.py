@@ -108,10 +108,14 @@ def talk(flags: argparse.Namespace) -> None:
     from trainer.chat import Talk, converse, tell
 
     one = Talk(flags.model, flags.temperature, flags.top_k, flags.max_tokens, flags.seed)
-    if flags.prompt is None:
-        converse(one)
-    else:
-        tell(one, flags.prompt)
+    try:
+        if flags.prompt is None:
+            converse(one)
+        else:
+            tell(one, flags.prompt)
+    except BrokenPipeError:  # nobody listens any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
+        sys.exit(141)
 
 
 def evaluate(flags: argparse.Namespace) -> None:
@@ -126,7 +130,8 @@ def evaluate(flags: argparse.Namespace) -> None:
         raise Refused("eval needs --model or --config")
     found = scores(spec)
     emit("result", **found)
-    print(json.dumps(found, indent=1))
+    if not flags.config:  # else a step of somebody who reads the record
+        print(json.dumps(found, indent=1))
 
 
 def write_folder(flags: argparse.Namespace) -> None:
@@ -135,7 +140,6 @@ def write_folder(flags: argparse.Namespace) -> None:
     from trainer import export
 
     export.copy(flags.model, flags.out, getattr(torch, flags.dtype))
-    print(flags.out)
 
 
 def read_config(path: Path, known: set[str]) -> Mapping[str, Any]:

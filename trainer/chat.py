@@ -28,6 +28,7 @@ class Talk:
 
     def say(self, words: str) -> Iterator[str]:
         """The answer, piece by piece. What no longer fits into the model's positions is forgotten, oldest first."""
+        words = words.encode("utf-8", "replace").decode()  # what was no text in the terminal is none for the tokenizer
         self.messages.append({"role": "user", "content": words})
         prompt = chat.prompt(self.messages, self.tokenizer)
         room = self.model.config.max_position_embeddings - min(

@@ -104,6 +104,8 @@ class PhaseConfig:
         if self.sequence_len > self.model.max_position_embeddings:
             longest = self.model.max_position_embeddings
             raise ConfigError(f"sequence_len is {self.sequence_len}; the model holds {longest} positions")
+        if not 0 <= self.seed < 1 << 63:
+            raise ConfigError(f"seed is {self.seed}; it must lie between 0 and 2**63 - 1")
         if self.steps < 1:
             raise ConfigError(f"steps is {self.steps}; it must be at least 1")
 

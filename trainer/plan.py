@@ -35,7 +35,7 @@ from infra.agent.job import Job, Limits, Step
 from infra.errors import UsageError
 from infra.records import Inventory, Plan, PlannedArtifact, Request
 from trainer import recipes
-from trainer.config import PhaseConfig, Profile
+from trainer.config import Keeping, PhaseConfig, Profile
 
 PHASES = ("base", "mid", "sft")
 CHECKPOINTS = {"base": "base_checkpoints", "mid": "mid_checkpoints", "sft": "chatsft_checkpoints"}
@@ -87,7 +87,7 @@ def parse_phases(words: str) -> tuple[str, ...]:
         if word == "rl":
             raise UsageError("phase rl is planned but cannot be trained yet; known today: base, mid, sft, all")
         if word not in PHASES:
-            near = difflib.get_close_matches(word, (*PHASES, "all"), 1)
+            near = difflib.get_close_matches(word, PHASES if "+" in words else (*PHASES, "all"), 1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise UsageError(f"unknown phase {word!r}; {hint}known: {', '.join(PHASES)}, a sum such as mid+sft, or all")
     return tuple(phase for phase in PHASES if phase in asked)
@@ -206,8 +206,9 @@ def resolve(
         artifacts.append(PlannedArtifact(node.artifact, state, name if state != "here" else "", reason, estimate))
         if state != "here":
             due.add(name)
-            steps.append(_step(node, nodes, prints, pod_store or inventory.store, profile))
-    target = _digest([prints[phase] for phase in wanted.phases])
+            keeping = replace(profile.keeping, reserve_bytes=limits.reserve_bytes)
+            steps.append(_step(node, nodes, prints, pod_store or inventory.store, keeping))
+    target = _digest([[nodes[phase].artifact, prints[phase]] for phase in wanted.phases])
     job = None
     if steps:
         job = Job(run, "", tuple(steps), limits, torch=torch, environments=environments)
@@ -243,12 +244,12 @@ def _why(old: str, new: str) -> str:
     return f"{' and '.join(name for name, a, b in parts if a != b) or 'fingerprint'} changed"
 
 
-def _step(node: Node, nodes: Mapping[str, Node], prints: Mapping[str, str], store: str, profile: Profile) -> Step:
+def _step(node: Node, nodes: Mapping[str, Node], prints: Mapping[str, str], store: str, keeping: Keeping) -> Step:
     inputs = {role: Input(name=nodes[name].artifact, fingerprint=prints[name]) for role, name in node.inputs.items()}
     making = Making(store=store, name=node.artifact, fingerprint=prints[node.name], inputs=inputs)
     config: dict[str, Any] = {"making": asdict(making), "spec": asdict(node.spec)}
     if isinstance(node.spec, PhaseConfig):
-        config["keeping"] = asdict(profile.keeping)
+        config["keeping"] = asdict(keeping)
     return Step(node.name, node.words, "train", json.loads(json.dumps(config)), silent_s=SILENT_S)
 
 
@@ -330,6 +331,7 @@ def source_fingerprint(source: str) -> str:
 
 
 DATA_STEP_S = {"text": 3.0, "tokenizer": 2.0, "tokens": 3.0, "identity": 1.0, "questions": 1.0}
+PHASE_START_S = 4.0  # torch, the inputs, the first compiled step
 CHAT_TOKENS = 48  # of a usual row of the chat phases, padding included
 
 
@@ -339,4 +341,4 @@ def estimate_s(node: Node, flops_per_s: float) -> float:
         return DATA_STEP_S[node.name]
     config = node.spec
     row = min(CHAT_TOKENS, config.sequence_len) if config.mixture else config.sequence_len
-    return 6.0 * config.model.num_params * config.steps * config.rows * row / flops_per_s
+    return PHASE_START_S + 6.0 * config.model.num_params * config.steps * config.rows * row / flops_per_s

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 from infra.agent.job import PodFolder, Step
 from infra.agent.process import reap
-from infra.agent.state import grace_s, read_json, say, write_json
+from infra.agent.state import AgentError, grace_s, read_json, say, write_json
 
 RESUME_ME = 75  # exit code of a step that stopped in good order
 POLL_S = 0.05
@@ -42,19 +42,22 @@ class Watch:
 
 
 def attempt(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str], watch: Watch) -> Ending:
-    """Run the step once. Afterwards no process of it is left."""
+    """Run the step once. Afterwards no process of it is left. Raises AgentError when it cannot be started."""
     for folder in (pod.logs, pod.work):
         folder.mkdir(parents=True, exist_ok=True)
     with open(pod.log(step.name), "ab") as log:
-        process = subprocess.Popen(
-            words,
-            cwd=pod.code,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        try:
+            process = subprocess.Popen(
+                words,
+                cwd=pod.code,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:  # its environment or its code is gone
+            raise AgentError(f"step {step.name} cannot be started: {error}") from error
     cut = _watch(process, step, watch)
     watch.end_tree(LEFTOVER_GRACE_S if process.poll() is not None else 0.0)
     return Ending(process.wait(), cut)

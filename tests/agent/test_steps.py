@@ -218,3 +218,18 @@ def test_an_environment_that_cannot_be_made_ends_the_run_with_its_line(world: Wo
     world.start()
     verdict = world.verdict()
     assert (verdict["step"], verdict["tail"]) == ("environment", "train: no torch of that kind")
+
+
+def test_an_environment_that_vanishes_between_two_steps_fails_the_next_and_a_start_makes_it_again(world: World) -> None:
+    (world.pod.code / "infra" / "agent" / "environment.py").write_text(ENVIRONMENT)
+    cache = world.pod.root / "cache"
+    world.program("vanish", f"import shutil; shutil.rmtree({str(cache)!r})")
+    world.program("after", "")
+    world.job(module("vanish", environment="train"), module("after", environment="train"), environments=str(cache))
+    world.start()
+    verdict = world.verdict()
+    assert (verdict["state"], verdict["step"], verdict["tail"]) == ("failed", "after", "")
+    assert verdict["reason"].startswith("step after cannot be started: [Errno 2]")
+    world.start()
+    assert world.verdict()["state"] == "succeeded"
+    assert names(world.progress()["steps"]) == {"environment": "done", "vanish": "reused", "after": "done"}

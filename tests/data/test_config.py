@@ -1,8 +1,14 @@
 import pytest
 
-from data.config import ConfigError, IdentitySpec, Making, TextSpec, load
+from data.config import ConfigError, IdentitySpec, Making, Persona, TextSpec, load
 
 MAKING = {"store": "s", "name": "n", "fingerprint": "f", "inputs": {"text": {"name": "n", "fingerprint": "f"}}}
+
+
+@pytest.mark.parametrize("name", ["", " ", "two\nlines", "\x1b[31mred", "x" * 201])
+def test_a_persona_says_of_itself_one_plain_line(name):
+    with pytest.raises(ConfigError, match="persona's name"):
+        Persona(name=name, maker="us", purpose="to test")
 
 
 def test_records_come_out_of_plain_values_at_any_depth():

@@ -95,5 +95,12 @@ def test_what_is_wrong_is_refused_with_its_place(tmp_path, overrides, dotenv, ya
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("name", [".env", "slipway.yaml"])
+def test_a_file_that_is_no_text_is_refused_with_its_name(tmp_path, name):
+    (tmp_path / name).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match=f"^{name}: .*codec"):
+        Settings.load(tmp_path, environ={})
+
+
 def test_the_example_file_lists_every_variable_with_one_comment_each():
     assert (REPOSITORY / ".env.example").read_text(encoding="utf-8") == settings.example()

@@ -172,6 +172,12 @@ def test_links_are_neither_published_nor_followed_out(store, made, root, tmp_pat
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
+def test_a_store_that_nothing_can_speak_to_is_a_wrong_word():
+    with pytest.raises(StoreError, match="foo") as refused:
+        Store("foo://x")
+    assert refused.value.exit_code == 2
+
+
 def test_nothing_and_nested_things_are_not_published(store, made, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(StoreError, match="holds no file"):

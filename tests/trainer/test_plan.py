@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from data.config import ConfigError, Persona
+from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.records import Artifact, Inventory, Plan, Request
 from trainer import plan as planning
@@ -41,6 +42,17 @@ def test_with_everything_there_nothing_is_due():
     plan = planned(WANTED, everything_made())
     assert plan.job is None
     assert {one.state for one in plan.artifacts} == {"here"}
+
+
+def test_another_tag_is_another_target():
+    plans = [planned(replace(WANTED, tag=tag), Inventory("somewhere")) for tag in ("a", "b", "a")]
+    assert plans[0].target == plans[2].target != plans[1].target
+
+
+def test_the_reserve_that_was_set_is_what_checkpoints_leave_free():
+    plan = resolve(WANTED, Inventory("somewhere"), ROOT, run="r", request=Request(run="r"), flops_per_s=1e11,
+                   limits=Limits(reserve_bytes=7))  # fmt: skip
+    assert [step.config["keeping"]["reserve_bytes"] for step in plan.job.steps if "keeping" in step.config] == [7, 7, 7]
 
 
 def test_an_earlier_phase_needs_no_later_one():

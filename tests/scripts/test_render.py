@@ -1,0 +1,47 @@
+"""What records look like as text, whatever a pod has put into them."""
+
+from dataclasses import replace
+
+from rich.console import Console
+
+from infra.records import Plan, PlannedArtifact, PodView, Request
+from scripts import render
+
+HOSTILE = "[/red] \x1b[31m\u202eevil [bold]"
+STEP = {"name": "base", "state": "running", "started_at": 1.0, "record": {"kind": "note", "text": HOSTILE}}
+VIEW = PodView("brave-otter-3", "local", "failed", step="base", progress={"steps": [STEP]}, note=HOSTILE)
+
+
+def shown(what, width: int = 80) -> str:
+    console = Console(width=width, force_terminal=False)
+    with console.capture() as captured:
+        console.print(what)
+    return captured.get()
+
+
+def test_what_a_pod_says_neither_steers_the_terminal_nor_is_taken_for_markup():
+    running = replace(VIEW, state="running")
+    for text in (shown(render.watch_screen([running, VIEW], 2.0)), shown(render.steps_table({"steps": [STEP]}, 2.0))):
+        assert "[/red] [31mevil [bold]" in text and "\x1b" not in text and "\u202e" not in text
+
+
+def test_a_reused_step_took_no_time_of_this_run():
+    reused = {**STEP, "state": "reused", "started_at": None, "ended_at": 9.0, "record": None, "result": None}
+    assert render.step_line(reused, 9.0).endswith("= base 0.0 s")
+
+
+def test_a_reason_in_a_plan_is_no_markup(capsys):
+    artifact = PlannedArtifact("tokenizer", "damaged", "tokenizer", HOSTILE)
+    render.show_plan(Plan("t", "store", (artifact,), None, Request(run="r")), stderr=False)
+    assert "[/red] [31mevil" in capsys.readouterr().out
+
+
+def test_why_a_run_ended_has_a_line_of_its_own():
+    view = replace(VIEW, note="step tokenizer failed with exit code 2")
+    assert "brave-otter-3: step tokenizer failed with exit code 2\n" in shown(render.status_table([view]))
+
+
+def test_the_step_of_training_is_a_number_or_unknown():
+    said = {"kind": "result", "step": "text"}, {"kind": "progress", "step": 7}
+    views = [replace(VIEW, progress={"steps": [{**STEP, "record": one}]}) for one in said]
+    assert [render.view_json(view)["train_step"] for view in views] == [None, 7]
