@@ -23,7 +23,7 @@ from infra.pools import Host, find, load, select
 from infra.records import Account, Address, Offer, Pod, Request
 from infra.settings import Settings
 from infra.survey import LOOK_S, Connect, contact, has, misfit, shortfall
-from infra.transport import TimedOut, Transport
+from infra.transport import Lost, TimedOut, Transport
 
 STOP_S = 300.0  # the agent's last rites, and whoever else is just starting or stopping
 END_S = 40.0
@@ -66,10 +66,9 @@ class SshPools:
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
         """Mark the machine of `offer`. NoOffer: it holds another pod."""
         host = find(self.hosts, offer.place)
-        transport = contact(host, self.connect)  # what fails here has changed nothing
         try:
-            said = ask(transport, host.python, "mark", check_name(request.run), token)
-        except SlipwayError as error:
+            said = ask(contact(host, self.connect), host.python, "mark", check_name(request.run), token)
+        except (TimedOut, Lost) as error:
             raise Ambiguous(f"ssh: marking {host.place}: {error}") from error
         if "holder" in said:
             raise NoOffer(f"ssh: {host.place} is not free: {_in_words(said['holder'])}")
