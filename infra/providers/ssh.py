@@ -30,7 +30,7 @@ END_S = 40.0
 Pods = list[Pod]
 END_ALL = b"""
 import json
-print(json.dumps({"survivors": in_words(end_all(sys.argv[1], 5.0))}))
+print(json.dumps({"survivors": in_words(end_all(sys.argv[1], 2.0, kill_s=6.0))}))
 """
 
 

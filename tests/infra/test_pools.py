@@ -68,7 +68,7 @@ def test_skypilots_file_is_read_as_it_is(home):
 
 
 def test_an_alias_of_the_ssh_config_outweighs_the_pool_but_not_a_port_of_its_own(home):
-    text = "p: {{user: root, identity_file: {0}/pool, hosts: [box, {{ip: other, port: 5}}, 1.1.1.1]}}".format(home)
+    text = f"p: {{user: root, identity_file: {home}/pool, hosts: [box, {{ip: other, port: 5}}, 1.1.1.1]}}"
     assert [reached(host) for host in load(home, text)] == [
         "boxer@9.9.9.9:77 boxkey", "boxer@9.9.9.9:5 boxkey", "root@1.1.1.1:22 pool"
     ]  # fmt: skip
@@ -215,7 +215,7 @@ def test_addresses_come_out_of_every_form_of_terraforms_json(terraform, wrap):
     [
         ("{", "", "make it with: terraform output -json"),
         ("[]", "", "no output is an address"),
-        (json.dumps({"image": {"value": "debian"}}), "", "no output is an address, a list or a map of addresses (image)"),
+        ('{"image": {"value": "debian"}}', "", "no output is an address, a list or a map of addresses (image)"),
         (json.dumps(OUTPUTS), "node", "there is no output 'node'; there is: server_ip"),
     ],
 )  # fmt: skip
