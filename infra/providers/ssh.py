@@ -26,11 +26,11 @@ from infra.survey import LOOK_S, Connect, contact, has, misfit, shortfall
 from infra.transport import Lost, TimedOut, Transport
 
 STOP_S = 300.0  # the agent's last rites, and whoever else is just starting or stopping
-END_S = 40.0
+ANSWER_S = 30.0
 Pods = list[Pod]
 END_ALL = b"""
 import json
-print(json.dumps({"survivors": in_words(end_all(sys.argv[1], 2.0, kill_s=6.0))}))
+print(json.dumps({"survivors": in_words(end_all(sys.argv[1], 2.0, kill_s=float(sys.argv[2])))}))
 """
 
 
@@ -41,6 +41,7 @@ class SshPools:
     hosts: tuple[Host, ...]
     connect: Connect
     memory: HostMemory
+    end_s: float = 60.0  # a killed process that lives on for so long makes its machine DIRTY
 
     name = "ssh"
     settle_s = 0.0
@@ -102,7 +103,8 @@ class SshPools:
         if pod:
             _stop(transport, host.python, PodFolder(Path(Address.parse(pod.address).folder)))
         script = (AGENT / "process.py").read_bytes() + END_ALL
-        survivors = run_script(transport, host.python, script, token, timeout_s=END_S)["survivors"]
+        ended = run_script(transport, host.python, script, token, str(self.end_s), timeout_s=self.end_s + ANSWER_S)
+        survivors = ended["survivors"]
         if survivors:
             raise SlipwayError(f"ssh: {host.place} is {survivors}; end them there, then run the same again")
         if pod:

@@ -55,7 +55,9 @@ def inventory(hosts, tmp_path):  # noqa: F811
 
     def make(count, **about):
         inventory.hosts = hosts(count)
-        machines = [pools.Host(pool="lab", name=one.address.host, address=one.address, **about) for one in inventory.hosts]
+        machines = [
+            pools.Host(pool="lab", name=one.address.host, address=one.address, **about) for one in inventory.hosts
+        ]
 
         @functools.cache
         def connect(machine):
@@ -271,7 +273,7 @@ def working(transport, pod):
 
 
 def test_a_machine_where_processes_outlive_their_end_is_dirty_and_stays_leased(inventory, journal):
-    provider = inventory(1)
+    provider = replace(inventory(1), end_s=0.5)
     op = rent(provider, journal, "a-1")
     stranger = subprocess.Popen([sys.executable, "-c", RESPAWN % op.token])  # not of the pod: nothing of ours ends it
     try:
