@@ -109,7 +109,7 @@ def at_once(function: Callable[[T], R], items: Sequence[T], deadline_s: float) -
             results[index] = function(items[index])
         except SlipwayError as error:
             results[index] = error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:  # also an answer that is not what was asked for
             results[index] = SlipwayError(f"{type(error).__name__}: {error}")
 
     threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(len(items))]

@@ -56,7 +56,8 @@ class SshPools:
 
     def offers(self, request: Request) -> list[Offer]:
         """The machines that fit and are free. NoOffer: too few for the nodes asked for, and why each other is none."""
-        hosts = [host for host in select(self.hosts, request.pool) if host in select(self.hosts, request.host)]
+        named = select(self.hosts, request.host)
+        hosts = [host for host in select(self.hosts, request.pool) if host in named]
         found = at_once(lambda host: self._offer(host, request), hosts, LOOK_S)
         offers = [one for one in found if isinstance(one, Offer)]
         if len(offers) < request.nodes:
@@ -113,18 +114,19 @@ class SshPools:
     def _offer(self, host: Host, request: Request) -> Offer:
         """Raises SlipwayError that says why not."""
         known = self.memory.of(f"ssh:{host.place}")
-        if known.failure and not request.host:
+        if known.failure and request.host not in (host.place, host.name):
             raise NoOffer(f"it failed before: {known.failure}; run: inv hosts --forget {host.place}")
-        said = ask(contact(host, self.connect), host.python, "pods" if known.facts else "facts")
-        facts = known.facts or said
-        if not known.facts:
+        facts = known.facts if known.facts and not shortfall(host, known.facts) else {}
+        said = ask(contact(host, self.connect), host.python, "pods" if facts else "facts")
+        if not facts:
+            facts = said
             self.memory.see(f"ssh:{host.place}", facts)
-        problem = shortfall(host, facts) or misfit(request, has(host, facts))
+        what = has(host, facts)
+        problem = shortfall(host, facts) or misfit(request, what)
         if problem:
             raise NoOffer(problem)
         if said["pods"]:
             raise NoOffer(_in_words(said["pods"][0]))
-        what = has(host, facts)
         return Offer(provider=self.name, offer_id=host.place, region=host.pool, gpu=what.gpu,
                      num_gpus=what.num_gpus or 0, cpus=what.cpus or 0, memory_bytes=what.memory_bytes or 0,
                      micro_usd_per_hour=host.micro_usd_per_hour, place=host.place)  # fmt: skip

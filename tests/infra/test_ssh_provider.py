@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from infra import launch, pods, pools, survey
+from infra.acceptance import Thresholds, examine
 from infra.agent.job import Job, Limits, PodFolder, Step
 from infra.agent.process import find
 from infra.errors import NoOffer, SlipwayError
@@ -310,3 +311,11 @@ def test_a_machine_without_a_usable_python_is_named(inventory):
     provider = inventory(1, python="/opt/none/python3")
     (look,) = survey.look(provider.hosts, provider.connect, provider.memory)
     assert "there is no /opt/none/python3; install Python 3.9 or newer there, or set `python:`" in look.problem
+
+
+def test_a_machine_is_examined_over_its_connection(inventory):
+    provider = inventory(1)
+    least = Thresholds(disk_write_bytes_per_s=1, free_bytes=1, disk_s=20)
+    report = examine(on(provider, 0), Request(run="a-1"), least)
+    assert report.is_accepted and {one.state for one in report.checks} == {"ok", "later"}
+    assert not examine(on(provider, 0), Request(run="a-1", num_gpus=1), least).is_accepted
