@@ -7,11 +7,13 @@ promised and is not there, or measured and too little, does.
 """
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from infra.errors import UsageError
 from infra.hosts import AGENT, ask, run_script
 from infra.records import Request
 from infra.settings import Settings
@@ -40,6 +42,10 @@ class Thresholds:
     download_s: float = 10.0
     matmul_s: float = 60.0
     """With the import of torch from a cold disk."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"\d+(\.\d+)?", self.cuda):
+            raise UsageError(f"SLIPWAY_ACCEPT_CUDA is {self.cuda!r}; write a version such as 13.0")
 
     @staticmethod
     def of(settings: Settings) -> "Thresholds":

@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 
 from infra.acceptance import Thresholds, examine, judge
-from infra.errors import SlipwayError
+from infra.errors import SlipwayError, UsageError
 from infra.records import Request
+from infra.settings import Settings
 from infra.transport import ThisMachine
 
 LEAST = Thresholds(disk_write_bytes_per_s=1, free_bytes=1, download_bytes_per_s=1, disk_s=20, download_s=20)
@@ -236,6 +237,14 @@ def test_what_is_not_known_is_said_and_refuses_nothing():
 def test_a_clock_is_judged_by_what_it_must_at_least_be_off(began_at, asked, state):
     states, failure = verdicts(began_at=began_at, ended_at=began_at + 5, asked=asked)
     assert states["clock"] == state and bool(failure) == (state == "bad")
+
+
+def test_the_settings_are_the_thresholds_and_a_cuda_that_is_no_version_is_refused(tmp_path):
+    environ = {"SLIPWAY_ACCEPT_FREE_GB": "20", "SLIPWAY_ACCEPT_CUDA": "12.8"}
+    least = Thresholds.of(Settings.load(tmp_path, environ=environ))
+    assert (least.free_bytes, least.cuda, least.disk_write_bytes_per_s) == (20e9, "12.8", 50e6)
+    with pytest.raises(UsageError, match="SLIPWAY_ACCEPT_CUDA is 'new'"):
+        Thresholds.of(Settings.load(tmp_path, environ={"SLIPWAY_ACCEPT_CUDA": "new"}))
 
 
 @pytest.mark.gpu
