@@ -7,11 +7,13 @@ promised and is not there, or measured and too little, does.
 """
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from infra.errors import UsageError
 from infra.hosts import AGENT, ask, run_script
 from infra.records import Request
 from infra.settings import Settings
@@ -20,13 +22,12 @@ from infra.transport import Transport
 
 SLACK_S = 15.0
 FOLDER = "~/.slipway"
-DISK_S, DOWNLOAD_S, MATMUL_S = 6.0, 10.0, 60.0
 LEAST_DOWNLOAD_BYTES = 1 << 20  # less than that measures the way, not its width
 
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """What a machine must reach."""
+    """What a machine must reach, and how long each check may take."""
 
     cuda: str = "13.0"
     """What the pinned torch is built for; a driver serves every CUDA of its major version."""
@@ -37,6 +38,14 @@ class Thresholds:
     url: str = ""
     """What is downloaded for a few seconds; "" = no download."""
     download_bytes_per_s: float = 2e6
+    disk_s: float = 6.0
+    download_s: float = 10.0
+    matmul_s: float = 60.0
+    """With the import of torch from a cold disk."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"\d+(\.\d+)?", self.cuda):
+            raise UsageError(f"SLIPWAY_ACCEPT_CUDA is {self.cuda!r}; write a version such as 13.0")
 
     @staticmethod
     def of(settings: Settings) -> "Thresholds":
@@ -80,12 +89,11 @@ def examine(
     Raises SlipwayError when the machine does not answer at all.
     """
     facts = ask(transport, python, "facts")
-    config = {"folder": folder, "pythons": pythons, "url": thresholds.url, "disk_s": DISK_S, "download_s": DOWNLOAD_S,
-              "matmul_s": MATMUL_S}  # fmt: skip
+    limits_s = {"disk_s": thresholds.disk_s, "download_s": thresholds.download_s, "matmul_s": thresholds.matmul_s}
+    config = {"folder": folder, "gpus": _wants_gpus(request), "pythons": pythons, "url": thresholds.url, **limits_s}
     script = (AGENT / "examine.py").read_bytes()
     asked_at = time.time()
-    timeout_s = max(DISK_S, DOWNLOAD_S, MATMUL_S) + SLACK_S
-    seen = run_script(transport, python, script, json.dumps(config), timeout_s=timeout_s)
+    seen = run_script(transport, python, script, json.dumps(config), timeout_s=max(limits_s.values()) + SLACK_S)
     return judge(facts, seen, (asked_at, time.time()), request, thresholds)
 
 
@@ -103,11 +111,15 @@ def judge(
     return Report(tuple(checks))
 
 
+def _wants_gpus(request: Request) -> bool:
+    return bool(request.num_gpus or request.gpu)
+
+
 def _gpus(facts: Mapping[str, Any], request: Request) -> Check:
     """As many as promised, of that kind and size."""
     gpus = facts["gpus"]
     there = f"{len(gpus)} x {gpus[0]['name']}" if gpus else "none"
-    if not request.num_gpus and not request.gpu:
+    if not _wants_gpus(request):
         return Check("GPUs", "ok", f"none was asked for; {there}")
     if facts["gpu_problem"]:
         return Check("GPUs", "bad", facts["gpu_problem"])
@@ -128,7 +140,7 @@ def _gpus(facts: Mapping[str, Any], request: Request) -> Check:
 
 
 def _driver(facts: Mapping[str, Any], cuda: Mapping[str, Any], request: Request, least: Thresholds) -> Check:
-    if not request.num_gpus and not request.gpu:
+    if not _wants_gpus(request):
         return Check("driver", "ok", "none is needed")
     if "value" not in cuda:
         return _silent("driver", cuda)
@@ -140,7 +152,7 @@ def _driver(facts: Mapping[str, Any], cuda: Mapping[str, Any], request: Request,
 
 def _matmul(matmul: Mapping[str, Any], request: Request) -> Check:
     """A GPU that multiplies wrongly, or not at all, is no GPU."""
-    if not request.num_gpus and not request.gpu:
+    if not _wants_gpus(request):
         return Check("matmul", "ok", "no GPU was asked for")
     if "error" in matmul:
         return Check("matmul", "bad", matmul["error"])

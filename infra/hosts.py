@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from infra import journal_file
 from infra.agent.job import write_durably
 from infra.errors import SlipwayError
-from infra.transport import Transport
+from infra.transport import Lost, Transport
 
 AGENT = Path(__file__).parent / "agent"
 ASK_S = 30.0
@@ -84,7 +84,10 @@ def ask(transport: Transport, python: str, verb: str, *words: str) -> dict[str, 
 def run_script(
     transport: Transport, python: str, script: bytes, *words: str, timeout_s: float = ASK_S
 ) -> dict[str, Any]:
-    """The one JSON object that a Python script prints on the machine. Raises TimedOut, SlipwayError."""
+    """The one JSON object that a Python script prints on the machine.
+
+    TimedOut, Lost: it may have done its work. Any other SlipwayError: it has failed, or was never begun.
+    """
     done = transport.run([python, "-", *words], stdin=script, timeout_s=timeout_s)
     if done.exited == 127:
         raise SlipwayError(f"there is no {python}; install Python 3.9 or newer there, or set `python:` of this host")
@@ -94,7 +97,7 @@ def run_script(
     try:  # a start-up file may have said something before
         return dict(json.loads(done.stdout.strip().splitlines()[-1]))
     except (IndexError, ValueError, TypeError):
-        raise SlipwayError(f"{python} did not answer as expected; it said: {said}") from None
+        raise Lost(f"{python} did not answer as expected; it said: {said}") from None
 
 
 def at_once(function: Callable[[T], R], items: Sequence[T], deadline_s: float) -> "list[R | SlipwayError]":
@@ -106,7 +109,7 @@ def at_once(function: Callable[[T], R], items: Sequence[T], deadline_s: float) -
             results[index] = function(items[index])
         except SlipwayError as error:
             results[index] = error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:  # also an answer that is not what was asked for
             results[index] = SlipwayError(f"{type(error).__name__}: {error}")
 
     threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(len(items))]

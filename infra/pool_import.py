@@ -54,7 +54,10 @@ def addresses(path: Path, only: str = "") -> tuple[Found, ...]:
     found = [one for name, output in outputs.items() if only in ("", name) for one in _in(name, output.get("value"))]
     if not found:
         raise UsageError(f"{path}: no output is an address, a list or a map of addresses ({', '.join(outputs)})")
-    return tuple({one.address: one for one in reversed(found)}.values())[::-1]
+    first: dict[str, Found] = {}
+    for one in found:
+        first.setdefault(one.address, one)
+    return tuple(first.values())
 
 
 def plan(

@@ -184,7 +184,7 @@ def _default(one: Field, environ: Mapping[str, str], root: Path) -> str:
         state = environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         return str(Path(state) / "slipway" / "journal.db")
     if one.name == "pools" and not (root / POOLS).exists():
-        shared = Path.home() / ".sky" / POOLS  # SkyPilot's own
+        shared = Path(environ.get("HOME") or Path.home()) / ".sky" / POOLS  # SkyPilot's own
         return str(shared if shared.exists() else root / POOLS)
     return one.metadata["default"]
 

@@ -20,16 +20,19 @@ SCANNED_BYTES = 1 << 20
 _NOT_WALKED = frozenset({".git", ".hg", ".svn", ".venv", "var", "__pycache__", ".mypy_cache", ".ruff_cache"})
 _SECRET_NAMES = (".env", ".env.*", "*.pem", ".netrc", "_netrc", ".git-credentials", "journal.sqlite*")
 _HARMLESS_NAMES = (".env.example", "*.py")
-_SECRET_CONTENT = {
-    "a private key": rb"(?m)^-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----\s*$",
-    "an AWS key": rb"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
-    "a GitHub token": rb"\b(?:gh[opsur]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{60,})",
-    "a GitLab token": rb"\bglpat-[A-Za-z0-9_-]{20}",
-    "a Google key": rb"\bAIza[0-9A-Za-z_-]{35}",
-    "a Hugging Face token": rb"\bhf_[A-Za-z0-9]{30,}",
-    "a RunPod key": rb"\brpa_[A-Z0-9]{30,}",
-    "a Slack token": rb"\bxox[abprs]-[0-9A-Za-z-]{20,}",
-    "an API key": rb"\bsk-(?:proj-|svcacct-|ant-[a-z0-9]+-|or-v1-)?[A-Za-z0-9]{20,}",
+_SECRET_CONTENT = {  # what it is: (words of which one is in it, and are found fast; what it looks like)
+    "a private key": ("PRIVATE KEY", rb"(?m)^-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----\s*$"),
+    "an AWS key": ("AKIA ASIA", rb"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
+    "a GitHub token": (
+        "gho_ ghp_ ghr_ ghs_ ghu_ github_pat_",
+        rb"\b(?:gh[opsur]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{60,})",
+    ),
+    "a GitLab token": ("glpat-", rb"\bglpat-[A-Za-z0-9_-]{20}"),
+    "a Google key": ("AIza", rb"\bAIza[0-9A-Za-z_-]{35}"),
+    "a Hugging Face token": ("hf_", rb"\bhf_[A-Za-z0-9]{30,}"),
+    "a RunPod key": ("rpa_", rb"\brpa_[A-Z0-9]{30,}"),
+    "a Slack token": ("xox", rb"\bxox[abprs]-[0-9A-Za-z-]{20,}"),
+    "an API key": ("sk-", rb"\bsk-(?:proj-|svcacct-|ant-[a-z0-9]+-|or-v1-)?[A-Za-z0-9]{20,}"),
 }
 
 
@@ -76,7 +79,7 @@ def survey(root: Path) -> dict[str, os.stat_result]:
     found = {}
     for path in sorted(_listed(root) if _is_checkout(root) else _walked(root)):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # listed by git, deleted but not committed
-            found[path] = os.lstat(root / path)
+            found[path] = os.lstat(f"{root}/{path}")
     if not found:
         raise UsageError(f"{root}: no file to send")
     return found
@@ -87,29 +90,29 @@ def mode(seen: os.stat_result) -> int | str:
     return "link" if stat.S_ISLNK(seen.st_mode) else 0o755 if seen.st_mode & 0o100 else 0o644
 
 
-def inspect(root: Path, path: str) -> tuple[str, str]:
+def inspect(root: Path, path: str, seen: os.stat_result) -> tuple[str, str]:
     """(sha256 of what would be sent, why it may not be: "" when it may)."""
-    reason = _why_not(root, path)
+    reason = _why_not(root, path, seen)
     if reason:
         return "", reason
     found = hashlib.sha256()
     head = b""
-    for piece in pieces(root / path):
+    for piece in pieces(root, path):
         found.update(piece)
         head = head or piece
-    if not (root / path).is_symlink():
-        for kind, pattern in _SECRET_CONTENT.items():
-            if re.search(pattern, head):
-                return "", f"it holds {kind}"
+    for kind, (words, pattern) in _SECRET_CONTENT.items():
+        if any(word.encode() in head for word in words.split()) and re.search(pattern, head):
+            return "", f"it holds {kind}"
     return found.hexdigest(), ""
 
 
-def pieces(full: Path) -> Iterator[bytes]:
+def pieces(root: Path, path: str) -> Iterator[bytes]:
     """What is sent of a file: its content; of a link, where it leads."""
-    if full.is_symlink():
+    full = f"{root}/{path}"
+    if os.path.islink(full):
         yield os.fsencode(os.readlink(full))
         return
-    with open(full, "rb") as file:
+    with open(full, "rb", buffering=0) as file:
         while piece := file.read(SCANNED_BYTES):
             yield piece
 
@@ -118,8 +121,8 @@ def pack(root: Path) -> Shipment:
     """Raises UsageError when there is nothing to send, or git fails in a checkout."""
     root = root.resolve()
     contents, refused = {}, []
-    for path in survey(root):
-        sha, reason = inspect(root, path)
+    for path, seen in survey(root).items():
+        sha, reason = inspect(root, path, seen)
         if reason:
             refused.append(Refusal(path, reason))
         else:
@@ -146,17 +149,17 @@ def preview(root: Path, known: Mapping[str, str]) -> SyncPlan:
     )
 
 
-def _why_not(root: Path, path: str) -> str:
+def _why_not(root: Path, path: str, seen: os.stat_result) -> str:
     """Why `path` stays behind whatever it holds; "" when it may go."""
-    full, name = root / path, os.path.basename(path)
-    if full.is_symlink():
-        target = os.readlink(full)
-        is_inside = Path(os.path.realpath(full)).is_relative_to(root) and not os.path.isabs(target)
+    if stat.S_ISLNK(seen.st_mode):
+        target = os.readlink(root / path)
+        is_inside = Path(os.path.realpath(root / path)).is_relative_to(root) and not os.path.isabs(target)
         return "" if is_inside else f"a link out of the folder, to {target}"
-    if full.is_dir():
+    if stat.S_ISDIR(seen.st_mode):
         return "a repository of its own"
-    if not full.is_file():
+    if not stat.S_ISREG(seen.st_mode):
         return "no regular file"
+    name = os.path.basename(path)
     if _matches(name, _SECRET_NAMES) and not _matches(name, _HARMLESS_NAMES):
         return "its name says that it holds secrets"
     return ""

@@ -5,6 +5,7 @@ Values of `env` go through the channel's stdin; they are on no command line, her
 """
 
 import contextlib
+import itertools
 import os
 import secrets
 import select
@@ -26,7 +27,8 @@ from infra.relay import LOOPBACK, relay
 from infra.transport import READ_BYTES, Lost, Pushed, Result, TimedOut, Unreachable
 
 FILE_S = 120.0  # to put or get one file
-_ABSENT = 44
+_KILL_S = 2.0
+_ABSENT = 44  # exit code
 _CHUNK = 1 << 16
 
 
@@ -183,37 +185,36 @@ class Ssh:
     ) -> tuple[int, bytes, bytes]:
         """Exit code (negative: a signal), stdout, stderr of a shell script; `name` is what errors call it."""
         deadline = time.monotonic() + timeout_s
-        # The shell stays, so that it tells of a signal: sshd would, but paramiko does not listen.
-        script = f"({script}); exit $?"
+        # First its process group, by which it can be ended. The shell stays, so that it tells of a signal: sshd would,
+        # but paramiko does not listen.
+        script = f"echo $$; ({script}); exit $?"
         pieces: Iterable[bytes] = () if stdin is None else (stdin,) if isinstance(stdin, bytes) else stdin
         if env:
             exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in env.items()).encode()
             # Byte by byte, so that what follows is left to the command.
             script = f'eval "$(dd bs=1 count={len(exports)} 2>/dev/null)"; {script}'
-            pieces = _chain(exports, pieces)
+            pieces = itertools.chain([exports], pieces)
+        out, err = bytearray(), bytearray()
         with self._session(deadline) as (link, channel):
             feeder = _Feeder(channel, pieces)
             try:
                 link.send(channel, "exec", "exec sh -c " + shlex.quote(script))
                 feeder.start()
-                out, err = _listen(channel, deadline)
-                if not channel.status_event.wait(max(0.0, deadline - time.monotonic())):
-                    raise TimeoutError
+                _listen(channel, out, err, deadline)
             except TimeoutError:
-                with contextlib.suppress(*_broken()):  # then it cannot be told any more
-                    link.send(channel, "signal", "KILL")
+                _kill(link, bytes(out).partition(b"\n")[0])
                 raise TimedOut(f"{self._where}: {name}: no end after {timeout_s:g} s") from None
             except _broken() as error:
                 raise self._lost(link, name, str(error)) from None
             finally:
                 channel.close()
                 feeder.stop()
-            if channel.exit_status < 0:
-                raise self._lost(link, name, "the connection was closed")
             if feeder.error is not None:
                 raise feeder.error
-        code = channel.exit_status
-        return (128 - code if 128 < code <= 128 + 64 else code), out, err
+            code = channel.exit_status
+            if code < 0:
+                raise self._lost(link, name, "the connection was closed")
+        return (128 - code if 128 < code <= 128 + 64 else code), bytes(out).partition(b"\n")[2], bytes(err)
 
     def _lost(self, link: Link, name: str, why: str) -> Lost:
         return Lost(
@@ -227,11 +228,6 @@ def _broken() -> tuple[type[BaseException], ...]:
     from paramiko import SSHException
 
     return SSHException, EOFError, OSError
-
-
-def _chain(first: bytes, rest: Iterable[bytes]) -> Iterator[bytes]:
-    yield first
-    yield from rest
 
 
 class _Feeder:
@@ -272,9 +268,8 @@ class _Feeder:
                 return
 
 
-def _listen(channel: Any, deadline: float) -> tuple[bytes, bytes]:
-    """All of stdout and stderr. Raises TimeoutError."""
-    out, err = bytearray(), bytearray()
+def _listen(channel: Any, out: bytearray, err: bytearray, deadline: float) -> None:
+    """Gather stdout and stderr until the command has ended. Raises TimeoutError."""
     ready = select.poll()
     ready.register(channel.fileno(), select.POLLIN)
     while True:
@@ -283,9 +278,19 @@ def _listen(channel: Any, deadline: float) -> tuple[bytes, bytes]:
             out += channel.recv(_CHUNK)
         while channel.recv_stderr_ready():
             err += channel.recv_stderr(_CHUNK)
+        left_s = max(0.0, deadline - time.monotonic())
         if is_over:
-            return bytes(out), bytes(err)
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
+            if not channel.status_event.wait(left_s):
+                raise TimeoutError
+            return
+        if not left_s:
             raise TimeoutError
         ready.poll(left_s * 1000)
+
+
+def _kill(link: Link, group: bytes) -> None:
+    """End the process group of a command that took too long, if its machine still listens."""
+    if group.isdigit():
+        with contextlib.suppress(TimeoutError, *_broken()), link.session(_KILL_S) as channel:
+            link.send(channel, "exec", f"kill -s KILL -- -{group.decode()}")
+            channel.status_event.wait(_KILL_S)

@@ -9,6 +9,7 @@ from typing import Any
 
 from infra.errors import SlipwayError
 from infra.hosts import OLDEST_PYTHON, HostMemory, ask, at_once
+from infra.link import StrangeHost, Unreachable
 from infra.pools import Host
 from infra.records import Request
 from infra.transport import Transport
@@ -62,14 +63,16 @@ def reachable(hosts: Sequence[Host], connect: Connect, deadline_s: float = LOOK_
 
 
 def contact(host: Host, connect: Connect) -> Transport:
-    """A connection that works. SlipwayError: it does not, and nothing was done there."""
+    """A connection that works. Unreachable, StrangeHost: it does not, and nothing was done."""
     try:
         transport = connect(host)
         done = transport.run(["true"], timeout_s=CONNECT_S)
-    except SlipwayError as error:
-        raise SlipwayError(_unreachable(host, str(error))) from None
+    except StrangeHost:
+        raise
+    except SlipwayError as error:  # none of them matters: nothing was asked for yet
+        raise Unreachable(_unreachable(host, str(error))) from None
     if done.exited != 0:
-        raise SlipwayError(_unreachable(host, f"`true` ended with exit code {done.exited}: {done.stderr.strip()}"))
+        raise Unreachable(_unreachable(host, f"`true` ended with exit code {done.exited}: {done.stderr.strip()}"))
     return transport
 
 

@@ -5,6 +5,7 @@ for by path, then inspected for secrets, hashed, and streamed in one go. A file 
 the last push is only listed. When nothing changed the second exchange is left out.
 """
 
+import itertools
 import json
 import os
 import time
@@ -43,13 +44,18 @@ def push(machine: "Transport", root: Path, dest: str | Path, token: str) -> Push
     """As in Transport. Raises UsageError for a refusal on either side; may be repeated after any error."""
     root = root.resolve()
     now = time.time_ns()
-    found = shipment.survey(root)
-    listing = [[path, _stamp(seen), shipment.mode(seen)] for path, seen in found.items()]
-    answer = _exchange(machine, {"dest": str(dest), "token": token, "listing": listing}, (), 0)
+    where = {"dest": str(dest), "token": token}
+    found: dict[str, os.stat_result] = {}
+
+    def question() -> Iterator[bytes]:  # drawn while the pod's side is starting
+        found.update(shipment.survey(root))
+        yield _packed({"listing": [[path, _stamp(seen), shipment.mode(seen)] for path, seen in found.items()]})
+
+    answer = _exchange(machine, where, question(), BASE_S)
     keep, send, refused = [], [], []
     for path, held in answer["ask"].items():
         seen = found[path]
-        sha, reason = shipment.inspect(root, path)
+        sha, reason = shipment.inspect(root, path, seen)
         is_fresh = max(seen.st_mtime_ns, seen.st_ctime_ns) > now - _FRESH_NS
         entry = [path, None if is_fresh else _stamp(seen), shipment.mode(seen), sha]
         if reason:
@@ -63,9 +69,10 @@ def push(machine: "Transport", root: Path, dest: str | Path, token: str) -> Push
     remove = answer["gone"] + [refusal.path for refusal in refused]
     removed = 0
     if keep or send or remove:
-        wanted = {"dest": str(dest), "token": token, "remove": remove, "keep": keep, "send": send}
+        request = _packed({"remove": remove, "keep": keep, "send": send})
+        timeout_s = BASE_S + sum(entry[4] for entry in send) / SLOWEST_BYTES_PER_S
         contents = _contents(root, [(entry[0], entry[4]) for entry in send])
-        removed = _exchange(machine, wanted, contents, sum(entry[4] for entry in send))["removed"]
+        removed = _exchange(machine, where, itertools.chain([request], contents), timeout_s)["removed"]
     return Pushed(
         len(send), len(found) - len(send) - len(refused), removed, tuple(sorted(refused, key=lambda one: one.path))
     )
@@ -77,27 +84,25 @@ def pushed(machine: "Transport", dest: str | Path) -> dict[str, str]:
         memory = json.loads(machine.get(PodFolder(Path(dest).parent).state / receive.MEMORY))
     except FileNotFoundError:
         return {}
-    return {path: entry["sha"] if entry else "" for path, entry in memory.items()}
+    return {path: entry[2] if entry else "" for path, entry in memory.items()}
 
 
-def _exchange(machine: "Transport", head: dict[str, Any], contents: Iterable[bytes], num_bytes: int) -> Any:
+def _exchange(machine: "Transport", where: dict[str, str], request: Iterable[bytes], timeout_s: float) -> Any:
     code = Path(receive.__file__).read_bytes()
-    packed = zlib.compress(json.dumps(head).encode(), 1)
     # Isolated and without `site`: half the start-up, and nothing on the pod changes what runs.
     words = [machine.python, "-ISX", "utf8", "-c", f"import sys; exec(sys.stdin.buffer.read({len(code)}))"]
-    stdin = _chain(code + b"%d\n" % len(packed) + packed, contents)
-    timeout_s = BASE_S + num_bytes / SLOWEST_BYTES_PER_S
+    stdin = itertools.chain([code + json.dumps(where).encode() + b"\n"], request)
     done = machine.run(words, stdin=stdin, timeout_s=timeout_s)
     if done.exited == receive.REFUSED:
         raise UsageError(done.stderr.strip())
     if done.exited != 0:
-        raise SlipwayError(f"push to {head['dest']}: {done.stderr.strip() or f'exit code {done.exited}'}")
+        raise SlipwayError(f"push to {where['dest']}: {done.stderr.strip() or f'exit code {done.exited}'}")
     return json.loads(done.stdout)
 
 
-def _chain(first: bytes, rest: Iterable[bytes]) -> Iterator[bytes]:
-    yield first
-    yield from rest
+def _packed(request: dict[str, Any]) -> bytes:
+    text = zlib.compress(json.dumps(request).encode(), 1)
+    return b"%d\n" % len(text) + text
 
 
 def _stamp(seen: os.stat_result) -> list[int]:
@@ -111,7 +116,7 @@ def _contents(root: Path, files: list[tuple[str, int]]) -> Iterator[bytes]:
     num_held = 0
     for path, size in files:
         left = size
-        for piece in shipment.pieces(root / path):
+        for piece in shipment.pieces(root, path):
             left -= len(piece)
             held.append(deflate.compress(piece))
             num_held += len(held[-1])

@@ -121,8 +121,10 @@ def leave(looks: Sequence[survey.Look]) -> None:
         "json": "one JSON document on stdout",
     },
 )
-def import_(c, from_, output="", pool="terraform", user="", key="", dry_run=False, json=False):
+def import_(c, from_="", output="", pool="terraform", user="", key="", dry_run=False, json=False):
     """Add the machines that Terraform made to the inventory; what is there stays, comments too."""
+    if not from_:
+        raise UsageError("which file? pool.import --from terraform.json, made with: terraform output -json")
     path = words.settings().pools
     found = pool_import.addresses(Path(from_).expanduser(), output)
     plan = pool_import.plan(path, pool, found, user=user, key=key)

@@ -24,7 +24,7 @@ import pytest
 from infra.records import Address
 
 DEADLINE_S = 20.0
-SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") or ""
 _CLONE_NEWNET = 0x40000000
 
 
@@ -59,7 +59,7 @@ class Host:
     listen: str
     prefix: Sequence[str] = ()  # what a command is put behind to run where this sshd runs
     network: str = ""  # name of its namespace
-    hidden: Sequence[str] = ()  # programs that it has not
+    options: Sequence[str] = ()  # more of sshd's
     server: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def start(self) -> None:
@@ -72,6 +72,7 @@ class Host:
         if not _knows_penalties():
             del options["PerSourcePenalties"]
         flags = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
+        flags += self.options
         Path("/run/sshd").mkdir(exist_ok=True)
         log = open(self.folder / "sshd.log", "ab")  # noqa: SIM115 (the child keeps it)
         with log:
@@ -129,6 +130,14 @@ class Host:
     def restore(self) -> None:
         call("ip", "-n", self.network, "link", "set", "eth0", "up")
 
+    def rename(self, gone: "Host") -> None:
+        """Come up at the address of a host that was cut off."""
+        self.stop()
+        call("ip", "-n", self.network, "addr", "add", f"{gone.listen}/16", "dev", "eth0")
+        call("ip", "netns", "exec", self.network, "ping", "-c", "1", "-I", gone.listen, "10.77.0.1")
+        self.listen = gone.listen
+        self.start()
+
     def firewall(self, *rule: str) -> None:
         """Append to what arrives: `-j DROP`, or `-p tcp -j REJECT --reject-with tcp-reset`."""
         call("ip", "netns", "exec", self.network, "iptables", "-w", "-A", "INPUT", *rule)
@@ -172,7 +181,6 @@ def _signal(pid: int, number: int) -> bool:
 
 def _knows_penalties() -> bool:
     """OpenSSH 9.8 and later shut out an address that fails often."""
-    assert SSHD is not None
     done = subprocess.run([SSHD, "-T", "-f", "/dev/null"], capture_output=True, text=True)
     return "persourcepenalties" in done.stdout.lower()
 
@@ -180,7 +188,7 @@ def _knows_penalties() -> bool:
 @pytest.fixture
 def sshd(tmp_path: Path) -> Iterator[Host]:
     """A real OpenSSH server on loopback with its own keys."""
-    if SSHD is None:
+    if not SSHD:
         pytest.skip("sshd is missing; install openssh-server")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -188,7 +196,9 @@ def sshd(tmp_path: Path) -> Iterator[Host]:
     folder.mkdir()
     make_key(folder / "host")
     key = make_key(folder / "user")
-    host = Host(folder, Address(getpass.getuser(), "127.0.0.1", port, str(key), str(tmp_path / "pod")), "127.0.0.1")
+    address = Address(getpass.getuser(), "127.0.0.1", port, str(key), str(tmp_path / "pod"))
+    # A home of its own, so that no start-up file of the user's is read, nor its time measured.
+    host = Host(folder, address, "127.0.0.1", options=["-o", f"SetEnv=HOME={folder}"])
     try:
         host.start()
         yield host
@@ -230,7 +240,7 @@ class Hosts:
         # The home hides the test's folder when that lies in it, so it is bound last and keys are read before.
         script = f'{"; ".join(reversed(binds))}; hostname {network}; exec "$@"'
         prefix = ["ip", "netns", "exec", network, "unshare", "-m", "--uts", "sh", "-ec", script, "sh"]
-        host = Host(folder, address, ip, prefix, network, hidden)
+        host = Host(folder, address, ip, prefix, network)
         self.all.append(host)
         call("ip", "-n", self.bridge, "link", "add", f"v{number}", "type", "veth", "peer", "eth0", "netns", network)
         call("ip", "-n", self.bridge, "link", "set", f"v{number}", "master", "br0", "up")
@@ -269,7 +279,7 @@ def _enter(namespace: int) -> None:
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Callable[..., list[Host]]]:
     """`hosts(2)`, `hosts(1, hidden=["rsync"])`: fresh hosts, whose addresses the test can reach from then on."""
-    if SSHD is None:
+    if not SSHD:
         pytest.skip("sshd is missing; install openssh-server")
     if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("iptables"):
         pytest.skip("network namespaces need root, iproute2 and iptables")

@@ -1,9 +1,10 @@
 """How well a machine works: measured there, in the first minute, before any work.
 
 Sent over a connection and run as `python3 - CONFIG`: one file that imports nothing of ours and says one JSON document.
-CONFIG is JSON: `folder` (whose disk is written to), `pythons` (interpreters that may have torch), `url` ("" = no
-download), `disk_s`, `download_s`, `matmul_s`. Each check is a process group of its own with a deadline, so that a
-dead disk or a hung driver delays nobody; its entry has a `value`, or an `error`, or `later` (it cannot be told yet).
+CONFIG is JSON: `folder` (whose disk is written to), `gpus` (whether they matter), `pythons` (interpreters that may have
+torch), `url` ("" = no download), `disk_s`, `download_s`, `matmul_s`. Each check is a process group of its own with a
+deadline, so that a dead disk or a hung driver delays nobody; its entry has a `value`, or an `error`, or `later` (it
+cannot be told yet).
 """
 
 import contextlib
@@ -28,7 +29,10 @@ ENVIRONMENTS = "~/.cache/slipway/environments/train-*/bin/python"
 NO_TORCH = 3
 MATMUL = """
 import json, sys, time
+from importlib import metadata
 try:
+    if metadata.version("torch").endswith("+cpu"):  # told without the import, which takes seconds
+        sys.exit(3)
     import torch
 except ImportError:
     sys.exit(3)
@@ -84,8 +88,8 @@ def download(config: Dict[str, Any]) -> Dict[str, Any]:
 
 def cuda(config: Dict[str, Any]) -> Dict[str, Any]:
     """The newest CUDA that the driver serves, as text."""
-    if not shutil.which("nvidia-smi"):
-        return {"later": "there is no nvidia-smi"}
+    if not config["gpus"] or not shutil.which("nvidia-smi"):
+        return {"later": "no GPU is asked for, or there is no nvidia-smi"}
     said = subprocess.run(["nvidia-smi"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     found = re.search(r"CUDA[A-Z ]* Version: *([0-9]+\.[0-9]+)", said.stdout.decode(errors="replace"))
     return {"value": found.group(1)} if found else {"error": "nvidia-smi names no CUDA version"}
@@ -93,9 +97,10 @@ def cuda(config: Dict[str, Any]) -> Dict[str, Any]:
 
 def matmul(config: Dict[str, Any]) -> Dict[str, Any]:
     """Per GPU: TFLOP/s in bfloat16, and whether the product was right."""
-    if not shutil.which("nvidia-smi"):
-        return {"later": "there is no nvidia-smi"}
-    for python in config["pythons"] + sorted(glob.glob(os.path.expanduser(ENVIRONMENTS))) + [sys.executable]:
+    if not config["gpus"] or not shutil.which("nvidia-smi"):
+        return {"later": "no GPU is asked for, or there is no nvidia-smi"}
+    pythons = config["pythons"] + sorted(glob.glob(os.path.expanduser(ENVIRONMENTS))) + [sys.executable]
+    for python in dict.fromkeys(pythons):
         with tempfile.TemporaryFile() as errors:
             done = subprocess.run(
                 [python, "-c", MATMUL], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors

@@ -1,14 +1,14 @@
 """The pod's side of a push: say what is wanted, then take it in. Sent as text, since no code of ours is there yet.
 
-In: one JSON line on stdin, for `take` followed by a zlib stream of file contents. Out: one JSON object on stdout; a
-refusal goes to stderr with exit code 3. Standard library only, Python 3.9, no import of ours.
+In, on stdin: a JSON line that says where, the size of a request and the request as compressed JSON; for `take` a zlib
+stream of file contents after it. Out: one JSON object on stdout; a refusal goes to stderr with its own exit code.
+Standard library only, Python 3.9, no import of ours.
 
 `state/pushed.json` beside the code remembers what pushes brought:
-    {path: {"stamp": what the sender saw, "sha": content, "mode": mode, "seen": what the pod saw}, or null: unknown}
+    {path: [stamp: what the sender saw, mode, sha: of the content, seen: what the pod saw] or null: not known}
 A file that both sides see as they last saw it is not read again.
 """
 
-import hashlib
 import json
 import os
 import stat
@@ -34,6 +34,7 @@ class Pod:
         if os.path.islink(self.target):
             raise Refused(f"{self.target} is a link; nothing is pushed through it")
         self.files: dict = {}
+        self.open: dict = {}  # by folder: no link stands in its way
         if os.path.exists(self.memory):
             with open(self.memory, encoding="ascii") as file:
                 read = json.load(file)
@@ -49,12 +50,15 @@ class Pod:
             raise Refused(f"{self.root} is the pod of {found}, not of {token}; nothing is pushed there")
 
     def place(self, path):
-        """Where `path` lies, and whether a link stands in its way."""
-        full = os.path.join(self.target, path)
-        if os.path.isabs(path) or ".." in path.split("/"):
-            raise Refused(f"{path} leads out of {self.target}")
-        folder = os.path.dirname(full)
-        return full, os.path.realpath(folder) == folder
+        """Where `path` lies, and whether the way there is free of links."""
+        folder, _, name = path.rpartition("/")
+        if folder not in self.open:
+            here = os.path.join(self.target, folder) if folder else self.target
+            if os.path.isabs(path) or ".." in folder.split("/"):
+                raise Refused(f"{path} leads out of {self.target}")
+            self.open[folder] = here, os.path.realpath(here) == here
+        here, is_open = self.open[folder]
+        return f"{here}/{name}", is_open
 
     def compare(self, listing):
         """What is not known to stand here as listed, with the content that does; and what is listed no more.
@@ -65,9 +69,9 @@ class Pod:
         for path, stamp, mode in listing:
             known = self.files.get(path)
             full, is_open = self.place(path)
-            if known and is_open and known["seen"] and known["seen"] == look(full):
-                if known["stamp"] != stamp or known["mode"] != mode:
-                    ask[path] = known["sha"] if known["mode"] == mode else None
+            if known and is_open and known[3] and known[3] == look(full):
+                if known[:2] != [stamp, mode]:
+                    ask[path] = known[2] if known[1] == mode else None
             else:
                 ask[path] = content(full, mode) if is_open else None
         listed = {path for path, _, _ in listing}
@@ -84,13 +88,14 @@ class Pod:
         removed = sum([self._remove(path) for path in wanted["remove"] if path in self.files])
         for path in wanted["remove"]:
             self.files.pop(path, None)
+        self.open = {}
         for path, _, mode, sha, size in wanted["send"]:
             self._write(path, mode, sha, source.read(size))
         now = self._remember(self.files)
         for path, stamp, mode, sha in wanted["keep"] + [entry[:4] for entry in wanted["send"]]:
             seen = look(self.place(path)[0])
             is_fresh = seen is None or max(seen[2], seen[3]) > now - FRESH_NS
-            self.files[path] = {"stamp": stamp, "sha": sha, "mode": mode, "seen": None if is_fresh else seen}
+            self.files[path] = [stamp, mode, sha, None if is_fresh else seen]
         self._remember(self.files)
         return {"removed": removed}
 
@@ -101,7 +106,7 @@ class Pod:
         folder, name = os.path.split(full)
         os.makedirs(folder, exist_ok=True)
         draft = os.path.join(folder, f".{name[:200]}.{os.getpid()}.draft")
-        found = hashlib.sha256()
+        found = sha256()
         try:
             if mode == "link":
                 target = b"".join(pieces)
@@ -181,22 +186,31 @@ def content(full, mode):
     if seen is None:
         return None
     if mode == "link":
-        return hashlib.sha256(os.fsencode(os.readlink(full))).hexdigest() if stat.S_ISLNK(seen[0]) else None
+        return sha256(os.fsencode(os.readlink(full))).hexdigest() if stat.S_ISLNK(seen[0]) else None
     if not stat.S_ISREG(seen[0]) or stat.S_IMODE(seen[0]) != mode:
         return None
-    found = hashlib.sha256()
+    found = sha256()
     with open(full, "rb") as file:
         for piece in iter(lambda: file.read(CHUNK), b""):
             found.update(piece)
     return found.hexdigest()
 
 
+def sha256(text=b""):
+    import hashlib  # a tenth of a push that finds nothing changed, which needs none of it
+
+    return hashlib.sha256(text)
+
+
 def main():
     source = sys.stdin.buffer
-    head = json.loads(zlib.decompress(source.read(int(source.readline()))))
     try:
-        pod = Pod(head["dest"], head["token"])
-        answer = pod.compare(head["listing"]) if "listing" in head else pod.take(head, Stream(source))
+        pod = Pod(**json.loads(source.readline()))  # while the request is still being made
+        size = source.readline()
+        if not size:
+            raise Refused("the request was cut off")
+        request = json.loads(zlib.decompress(source.read(int(size))))
+        answer = pod.compare(request["listing"]) if "listing" in request else pod.take(request, Stream(source))
     except Refused as refusal:
         print(refusal, file=sys.stderr)
         return REFUSED

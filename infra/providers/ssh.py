@@ -23,14 +23,14 @@ from infra.pools import Host, find, load, select
 from infra.records import Account, Address, Offer, Pod, Request
 from infra.settings import Settings
 from infra.survey import LOOK_S, Connect, contact, has, misfit, shortfall
-from infra.transport import TimedOut, Transport
+from infra.transport import Lost, TimedOut, Transport
 
 STOP_S = 300.0  # the agent's last rites, and whoever else is just starting or stopping
-END_S = 40.0
+ANSWER_S = 30.0
 Pods = list[Pod]
 END_ALL = b"""
 import json
-print(json.dumps({"survivors": in_words(end_all(sys.argv[1], 5.0))}))
+print(json.dumps({"survivors": in_words(end_all(sys.argv[1], 2.0, kill_s=float(sys.argv[2])))}))
 """
 
 
@@ -41,6 +41,7 @@ class SshPools:
     hosts: tuple[Host, ...]
     connect: Connect
     memory: HostMemory
+    end_s: float = 60.0  # a killed process that lives on for so long makes its machine DIRTY
 
     name = "ssh"
     settle_s = 0.0
@@ -56,7 +57,8 @@ class SshPools:
 
     def offers(self, request: Request) -> list[Offer]:
         """The machines that fit and are free. NoOffer: too few for the nodes asked for, and why each other is none."""
-        hosts = [host for host in select(self.hosts, request.pool) if host in select(self.hosts, request.host)]
+        named = select(self.hosts, request.host)
+        hosts = [host for host in select(self.hosts, request.pool) if host in named]
         found = at_once(lambda host: self._offer(host, request), hosts, LOOK_S)
         offers = [one for one in found if isinstance(one, Offer)]
         if len(offers) < request.nodes:
@@ -67,10 +69,9 @@ class SshPools:
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
         """Mark the machine of `offer`. NoOffer: it holds another pod."""
         host = find(self.hosts, offer.place)
-        transport = contact(host, self.connect)  # what fails here has changed nothing
         try:
-            said = ask(transport, host.python, "mark", check_name(request.run), token)
-        except SlipwayError as error:
+            said = ask(contact(host, self.connect), host.python, "mark", check_name(request.run), token)
+        except (TimedOut, Lost) as error:
             raise Ambiguous(f"ssh: marking {host.place}: {error}") from error
         if "holder" in said:
             raise NoOffer(f"ssh: {host.place} is not free: {_in_words(said['holder'])}")
@@ -104,7 +105,8 @@ class SshPools:
         if pod:
             _stop(transport, host.python, PodFolder(Path(Address.parse(pod.address).folder)))
         script = (AGENT / "process.py").read_bytes() + END_ALL
-        survivors = run_script(transport, host.python, script, token, timeout_s=END_S)["survivors"]
+        ended = run_script(transport, host.python, script, token, str(self.end_s), timeout_s=self.end_s + ANSWER_S)
+        survivors = ended["survivors"]
         if survivors:
             raise SlipwayError(f"ssh: {host.place} is {survivors}; end them there, then run the same again")
         if pod:
@@ -117,18 +119,19 @@ class SshPools:
     def _offer(self, host: Host, request: Request) -> Offer:
         """Raises SlipwayError that says why not."""
         known = self.memory.of(f"ssh:{host.place}")
-        if known.failure and not request.host:
+        if known.failure and request.host not in (host.place, host.name):
             raise NoOffer(f"it failed before: {known.failure}; run: inv hosts --forget {host.place}")
-        said = ask(contact(host, self.connect), host.python, "pods" if known.facts else "facts")
-        facts = known.facts or said
-        if not known.facts:
+        facts = known.facts if known.facts and not shortfall(host, known.facts) else {}
+        said = ask(contact(host, self.connect), host.python, "pods" if facts else "facts")
+        if not facts:
+            facts = said
             self.memory.see(f"ssh:{host.place}", facts)
-        problem = shortfall(host, facts) or misfit(request, has(host, facts))
+        what = has(host, facts)
+        problem = shortfall(host, facts) or misfit(request, what)
         if problem:
             raise NoOffer(problem)
         if said["pods"]:
             raise NoOffer(_in_words(said["pods"][0]))
-        what = has(host, facts)
         return Offer(provider=self.name, offer_id=host.place, region=host.pool, gpu=what.gpu,
                      num_gpus=what.num_gpus or 0, cpus=what.cpus or 0, memory_bytes=what.memory_bytes or 0,
                      micro_usd_per_hour=host.micro_usd_per_hour, place=host.place)  # fmt: skip

@@ -228,6 +228,24 @@ def test_a_journal_of_another_installation_is_refused(environ):
         Journal.open(environ=environ)
 
 
+def test_a_journal_of_the_first_schema_is_brought_up_to_date_with_its_rows(environ):
+    path = journal_file.default_path(environ)
+    path.parent.mkdir(parents=True)
+    db = sqlite3.connect(path)
+    for statement in journal_file.MIGRATIONS[0]:
+        db.execute(statement)
+    db.execute("INSERT INTO meta VALUES ('installation', 'abcdefgh')")
+    columns = "token, run, slot, role, vendor, account_fp, spec_hash, target, store, job, state, epoch, rate"
+    values = "'t', 'a-1', 0, 'train', 'local', '', '', '', '', '', 'READY', 3, 0"
+    db.execute(f"INSERT INTO ops ({columns}, storage_rate, intent_at, absent_n, reason) VALUES ({values}, 0, 1, 0, '')")
+    db.execute("PRAGMA user_version=1")
+    db.commit()
+    db.close()
+    with Journal.open(environ=environ) as journal:
+        (op,) = journal.ops()
+        assert (op.run, op.epoch, op.place, journal.installation) == ("a-1", 3, "", "abcdefgh")
+
+
 def test_a_newer_schema_is_refused(environ):
     with Journal.open(environ=environ) as journal:
         pass

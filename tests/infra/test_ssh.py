@@ -1,0 +1,381 @@
+"""One way to connect, against real OpenSSH servers, and what happens when it breaks."""
+
+import os
+import shlex
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.errors import AuthError, SlipwayError, UsageError
+from infra.link import SILENT_S, StrangeHost, Unreachable
+from infra.records import Address
+from infra.ssh import Ssh
+from infra.transport import Lost, Result, TimedOut
+from tests.hosts import Host, hosts, make_key, sshd, until  # noqa: F401
+
+VERDICT_S = 15.0
+
+
+@pytest.fixture
+def pod(sshd, tmp_path):  # noqa: F811
+    with Ssh(sshd.address, tmp_path / "pins/known_hosts") as pod:
+        yield pod
+
+
+def connections(host: Host) -> int:
+    return (host.folder / "sshd.log").read_text().count("Accepted publickey")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+# addresses
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        Address("root", "10.0.0.1", 22, "/keys/a key?&", "/root/pod #1"),
+        Address("a b@c".replace(" ", "-"), "host.example", 40022, "", "/"),
+        Address("ubuntu", "fe80::1", 22, "/k", "/workspace/brave-otter-3"),
+    ],
+)
+def test_an_address_is_read_back_from_its_text(address):
+    assert Address.parse(str(address)) == address
+
+
+@pytest.mark.parametrize(
+    "text", ["/var/pods/a", "ssh://host/f", "ssh://-oX@h/f", "ssh://u@-h/f", "ssh://u@h:0/f", "ssh://u@h"]
+)
+def test_what_is_no_address_is_refused(text):
+    with pytest.raises(ValueError):
+        Address.parse(text)
+
+
+# run, put, get, read
+
+
+def test_a_program_reports_its_exit_code_and_its_words(pod, tmp_path):
+    script = "cat; echo $WORD; pwd >&2; exit 7"
+    env = {"WORD": "'a'  \"b\"\n$(c)"}
+    done = pod.run(["sh", "-c", script], stdin=b"in\n", timeout_s=20, cwd=tmp_path, env=env)
+    assert done == Result(7, "in\n'a' \"b\" $(c)\n", f"{tmp_path}\n")
+    assert pod.run(["cat"], timeout_s=20) == Result(0, "", "")
+
+
+def test_words_arrive_as_they_are(pod):
+    words = ["a b", "", "$HOME", "`id`", "'", '"', "\\", "line\nbreak", "*", "-n", "ü", "!x", "a;b&c|d>e"]
+    done = pod.run(["printf", "<%s>", *words], timeout_s=20)
+    assert done.stdout == "".join(f"<{word}>" for word in words)
+
+
+def test_much_goes_through_both_ways_at_once(pod):
+    text = os.urandom(300_000).hex().encode()
+    done = pod.run(["sh", "-c", "tee /dev/stderr"], stdin=(text for _ in range(5)), timeout_s=30)
+    assert done.stdout.encode() == done.stderr.encode() == text * 5
+
+
+def test_a_program_ended_by_a_signal_says_so(pod):
+    assert pod.run(["sh", "-c", "kill -TERM $$"], timeout_s=20).exited == -15
+
+
+def test_a_program_that_leaves_its_input_unread_is_no_failure(pod):
+    assert pod.run(["true"], stdin=b"x" * 5_000_000, timeout_s=20).exited == 0
+
+
+def test_what_the_maker_of_the_input_raises_comes_through(pod):
+    def pieces():
+        yield b"one"
+        raise UsageError("no more")
+
+    with pytest.raises(UsageError, match="no more"):
+        pod.run(["cat"], stdin=pieces(), timeout_s=20)
+
+
+def test_a_program_that_takes_too_long_is_ended_with_its_children(pod, tmp_path):
+    start = time.monotonic()
+    with pytest.raises(TimedOut, match="sh: no end after 1.5 s"):
+        pod.run(["sh", "-c", f"sleep 300 & echo $! > {tmp_path}/child; wait"], timeout_s=1.5)
+    assert time.monotonic() - start < 5
+    child = int((tmp_path / "child").read_text())
+    until(lambda: not is_running(child), "the child's end")
+
+
+def test_a_file_is_put_whole_with_its_mode_and_read_back(pod, tmp_path):
+    place = tmp_path / "de ep/it's"
+    for content in (b"one", b"\x00two" * 200_000):
+        pod.put(content, place, 0o600)
+        assert pod.get(place) == content and place.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(place.parent) == ["it's"] and place.parent.stat().st_mode & 0o777 == 0o755
+    with pytest.raises(FileNotFoundError):
+        pod.get(tmp_path / "absent")
+    with pytest.raises(SlipwayError, match="put /proc/nothing"):
+        pod.put(b"", "/proc/nothing/here")
+
+
+def test_a_growing_file_is_read_on_from_where_reading_stopped(pod, tmp_path):
+    log, held = tmp_path / "log", b""
+    for number in range(3):
+        with open(log, "ab") as file:
+            file.write(b"line %d\n" % number)
+        held += pod.read(log, len(held))
+    assert held == b"line 0\nline 1\nline 2\n" and pod.read(log, len(held)) == b""
+    with pytest.raises(FileNotFoundError):
+        pod.read(tmp_path / "absent", 0)
+
+
+def test_no_secret_is_on_a_command_line(pod, tmp_path):
+    """Every command line of this machine, both sides of the connection, as fast as they can be read."""
+    seen: set[str] = set()
+    stop = threading.Event()
+
+    def poll() -> None:
+        while not stop.is_set():
+            for entry in os.listdir("/proc"):
+                if entry.isdigit():
+                    try:
+                        text = Path(f"/proc/{entry}/cmdline").read_bytes()
+                    except (FileNotFoundError, ProcessLookupError):  # it ended
+                        continue
+                    seen.update(word for word in ("canary", "visible") if word.encode() in text)
+
+    watcher = threading.Thread(target=poll)
+    watcher.start()
+    try:
+        for number in range(10):
+            words = ["sh", "-c", "sleep 0.05; test ${#TOKEN} = 8 # visible"]
+            assert pod.run(words, env={"TOKEN": f"canary-{number}"}, timeout_s=20).exited == 0
+            pod.put(b"canary", tmp_path / "secrets", 0o600)
+    finally:
+        stop.set()
+        watcher.join()
+    assert seen == {"visible"}
+
+
+# one connection, one key, one host
+
+
+def test_many_threads_share_one_connection(pod, sshd):  # noqa: F811
+    with ThreadPoolExecutor(20) as threads:
+        answers = threads.map(lambda number: pod.run(["echo", str(number)], timeout_s=60).stdout, range(40))
+        assert list(answers) == [f"{number}\n" for number in range(40)]
+    assert connections(sshd) == 1
+
+
+def test_only_the_key_of_the_pod_is_tried(sshd, tmp_path):  # noqa: F811
+    """Not the agent's, which would be let in."""
+    other = make_key(tmp_path / "other")
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", tmp_path / "agent"], stdout=subprocess.DEVNULL)
+    before = os.environ.get("SSH_AUTH_SOCK")
+    try:
+        until((tmp_path / "agent").exists, "an agent")
+        os.environ["SSH_AUTH_SOCK"] = str(tmp_path / "agent")
+        subprocess.run(["ssh-add", "-q", sshd.address.key], check=True)
+        with Ssh(replace(sshd.address, key=str(other)), tmp_path / "known_hosts") as pod:
+            with pytest.raises(AuthError, match="was not let in"):
+                pod.run(["true"], timeout_s=20)
+            line = pod.line(["true"], is_terminal=False)
+            assert subprocess.run(line, stderr=subprocess.DEVNULL).returncode == 255
+    finally:
+        os.environ.pop("SSH_AUTH_SOCK") if before is None else os.environ.update(SSH_AUTH_SOCK=before)
+        agent.terminate()
+        agent.wait()
+    with pytest.raises(UsageError, match="its key .*absent is not here"):
+        Ssh(replace(sshd.address, key=str(tmp_path / "absent")), tmp_path / "known_hosts").run(["true"], timeout_s=9)
+
+
+def test_another_host_key_stops_everything_before_it_is_sent(pod, sshd):  # noqa: F811
+    assert pod.run(["true"], timeout_s=20).exited == 0
+    assert pod.known_hosts.stat().st_mode & 0o777 == 0o600
+    pin = pod.known_hosts.read_text()
+    prints = [fingerprint(sshd)]
+    for _ in range(10):
+        pod.close()
+        sshd.change_key()
+        before = connections(sshd)
+        with pytest.raises(StrangeHost, match="nothing was sent") as refusal:
+            pod.run(["true"], timeout_s=20)
+        assert prints[0] in str(refusal.value) and fingerprint(sshd) in str(refusal.value)
+        assert connections(sshd) == before and "Postponed" not in (sshd.folder / "sshd.log").read_text()
+    with pytest.raises(StrangeHost):
+        pod.shell(["true"])
+    assert subprocess.run(pod.line(["true"], is_terminal=False), stderr=subprocess.DEVNULL).returncode == 255
+    assert pod.known_hosts.read_text() == pin
+
+
+def fingerprint(host: Host) -> str:
+    done = subprocess.run(["ssh-keygen", "-lf", host.folder / "host.pub"], capture_output=True, text=True, check=True)
+    return done.stdout.split()[1]
+
+
+def test_a_key_of_another_type_is_another_key(pod, sshd):  # noqa: F811
+    pod.run(["true"], timeout_s=20)
+    pod.close()
+    sshd.stop()
+    (sshd.folder / "host").unlink()
+    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", sshd.folder / "host"], check=True)
+    sshd.start()
+    with pytest.raises(StrangeHost):
+        pod.run(["true"], timeout_s=20)
+
+
+def test_a_damaged_pin_is_no_pin_that_may_be_made_anew(pod):
+    pod.known_hosts.parent.mkdir(exist_ok=True)
+    pod.known_hosts.write_text("pod ssh-ed25519\n")
+    with pytest.raises(UsageError, match="holds no host key"):
+        pod.run(["true"], timeout_s=20)
+
+
+def test_a_shell_passes_its_exit_code_on_and_its_line_can_be_typed(pod, tmp_path):
+    assert pod.shell(["sh", "-c", 'test "$PWD" = "$0" || exit 1; exit 9', str(tmp_path)], cwd=tmp_path) == 9
+    typed = shlex.join(pod.line(["echo", "a  b"], is_terminal=False))
+    assert subprocess.run(typed, shell=True, capture_output=True, text=True).stdout == "a  b\n"
+
+
+def test_a_port_of_the_pod_answers_here_on_loopback_only(pod):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=shout, args=(server, 3))
+        thread.start()
+        with pod.forward(0, server.getsockname()[1]) as port:
+            for text in (b"one", b"two", b"x" * 1_000_000):
+                with socket.create_connection(("127.0.0.1", port), timeout=20) as caller:
+                    caller.sendall(text)
+                    caller.shutdown(socket.SHUT_WR)
+                    assert b"".join(iter(lambda: caller.recv(1 << 16), b"")) == text.upper()
+            listening = subprocess.run(["ss", "-ltnH", f"sport = :{port}"], capture_output=True, text=True)
+            assert listening.stdout.split()[3] == f"127.0.0.1:{port}"
+            with pytest.raises(UsageError, match=f"port {port} of this machine cannot be used"), pod.forward(port, 1):
+                pass
+        thread.join()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+
+
+def shout(server: socket.socket, times: int) -> None:
+    for _ in range(times):
+        with closing(server.accept()[0]) as caller:
+            text = b"".join(iter(lambda: caller.recv(1 << 16), b""))
+            caller.sendall(text.upper())
+
+
+def test_nothing_behind_a_forwarded_port_hangs_up(pod):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        empty = free.getsockname()[1]
+    with pod.forward(0, empty) as port, socket.create_connection(("127.0.0.1", port), timeout=20) as caller:
+        assert caller.recv(1) == b""
+
+
+# what breaks
+
+
+def test_a_connection_lost_while_nobody_looked_is_made_anew(pod, sshd):  # noqa: F811
+    for number in range(1, 11):
+        assert pod.run(["echo", "here"], timeout_s=20).stdout == "here\n"
+        assert connections(sshd) == number
+        assert sshd.kill_sessions()
+
+
+def test_a_command_that_may_have_run_is_not_sent_again_and_runs_on(pod, sshd, tmp_path):  # noqa: F811
+    script = (
+        f"echo x >> {tmp_path}/began; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; echo x >> {tmp_path}/ended"
+    )
+    began, ended, go = tmp_path / "began", tmp_path / "ended", tmp_path / "go"
+    for number in range(1, 6):
+        with ThreadPoolExecutor(1) as threads:
+            running = threads.submit(pod.run, ["sh", "-c", script], timeout_s=60)
+            until(lambda: began.exists() and len(began.read_text()) == 2 * number, "the command")  # noqa: B023
+            sshd.kill_sessions()
+            with pytest.raises(Lost, match="may have run, or run still: look before it is repeated"):
+                running.result(timeout=VERDICT_S)
+        go.touch()
+        until(lambda: ended.exists() and len(ended.read_text()) == 2 * number, "the end of the job")  # noqa: B023
+        go.unlink()
+        assert len(began.read_text()) == 2 * number
+
+
+def test_nobody_there_is_said_at_once(sshd, tmp_path):  # noqa: F811
+    sshd.stop()
+    with pytest.raises(Unreachable, match="Connection refused"):
+        Ssh(sshd.address, tmp_path / "known_hosts").run(["true"], timeout_s=20)
+
+
+FAULTS: dict[str, Callable[[Host], None]] = {
+    "the link is down": Host.cut,
+    "a firewall drops": lambda host: host.firewall("-j", "DROP"),
+    "a firewall resets": lambda host: host.firewall("-p", "tcp", "-j", "REJECT", "--reject-with", "tcp-reset"),
+    "sshd is frozen": Host.freeze,
+}
+
+
+def test_a_silent_network_is_noticed_in_time_whatever_was_being_done(hosts, tmp_path):  # noqa: F811
+    """All faults at once, a host each, on which a command waits, a file is sent, and a new connection is made.
+
+    On one more host nothing is wrong, and a command says nothing for as long.
+    """
+    *broken, healthy = hosts(len(FAULTS) + 1)
+    made = dict(zip(FAULTS, broken, strict=True))
+
+    def break_it(what: str) -> dict[str, tuple[str, float]]:
+        host, calls = made[what], {}
+        with Ssh(host.address, tmp_path / what) as pod, ThreadPoolExecutor(3) as threads:
+            job = "echo began; while sleep 0.1; do echo on >> ~/job; done"
+            slow = (time.sleep(0.05) or b"x" * 100_000 for _ in range(100_000))
+            calls["waiting"] = threads.submit(timed, lambda: pod.run(["sh", "-c", job], timeout_s=60))
+            calls["sending"] = threads.submit(
+                timed, lambda: pod.run(["sh", "-c", "cat > ~/sent"], stdin=slow, timeout_s=60)
+            )
+            home = host.folder / "home"
+            until(lambda: (home / "job").exists() and (home / "sent").exists(), "both commands")
+            FAULTS[what](host)
+            since = time.monotonic()
+            late = Ssh(host.address, tmp_path / what)
+            calls["connecting"] = threads.submit(timed, lambda: late.run(["true"], timeout_s=60))
+            seen = {name: (kind, at - since) for name, (kind, at) in ((n, c.result()) for n, c in calls.items())}
+        size = (home / "job").stat().st_size
+        until(lambda: (home / "job").stat().st_size > size, "the job to live on")
+        return seen
+
+    with ThreadPoolExecutor(len(FAULTS) + 1) as threads, Ssh(healthy.address, tmp_path / "healthy") as pod:
+        quiet = threads.submit(pod.run, ["sleep", str(SILENT_S + 1)], timeout_s=60)
+        seen = dict(zip(FAULTS, threads.map(break_it, FAULTS), strict=True))
+    for what, calls in seen.items():
+        kinds = {name: kind for name, (kind, _) in calls.items()}
+        assert kinds == {"waiting": "Lost", "sending": "Lost", "connecting": "Unreachable"}, what
+        assert max(at for _, at in calls.values()) < VERDICT_S, (what, calls)
+    assert quiet.result().exited == 0 and connections(healthy) == 1
+    assert all(seen[what]["waiting"][1] > SILENT_S - 4 for what in FAULTS if "resets" not in what)
+
+
+def timed(call: Callable[[], object]) -> tuple[str, float]:
+    """What was raised, and when."""
+    try:
+        call()
+    except SlipwayError as error:
+        return type(error).__name__, time.monotonic()
+    return "", time.monotonic()
+
+
+def test_another_host_at_the_address_of_a_pod_is_not_taken_for_it(hosts, tmp_path):  # noqa: F811
+    first, second = hosts(2)
+    with Ssh(first.address, tmp_path / "known_hosts") as pod:
+        assert pod.run(["hostname"], timeout_s=60).stdout == f"{first.network}\n"
+        first.cut()
+        first.restore()  # a short one is sat out
+        assert pod.run(["hostname"], timeout_s=60).stdout == f"{first.network}\n"
+    first.cut()
+    second.rename(first)
+    with Ssh(first.address, tmp_path / "known_hosts") as pod, pytest.raises(StrangeHost, match="another machine"):
+        pod.run(["hostname"], timeout_s=60)
+    assert connections(second) == 0
