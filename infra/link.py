@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ OPEN_S = 10.0  # each of: TCP, banner, key exchange, authentication
 PING_S = 3.0
 SILENT_S = 12.0  # a verdict within 15 s, whatever the scheduler does
 TICK_S = 0.5
+REFUSED_S = 0.02  # until a refused session is asked for again
 SESSIONS = 8  # at once; sshd allows ten by default, and a shell may want one
 ALIAS = "pod"  # the one name in a pod's known_hosts: its address may change, its key may not
 
@@ -66,23 +68,32 @@ class Link:
     @contextlib.contextmanager
     def session(self, timeout_s: float) -> Iterator[Any]:
         """A channel for one command. Raises TimeoutError, or what paramiko raises when the connection is gone."""
-        from paramiko import SSHException
-
-        if not self._free.acquire(timeout=max(0.0, timeout_s)):
+        deadline = time.monotonic() + max(0.1, timeout_s)
+        if not self._free.acquire(timeout=max(0.1, timeout_s)):
             raise TimeoutError(f"all {SESSIONS} sessions of the connection are in use")
         try:
-            try:
-                channel = self.transport.open_session(timeout=max(0.1, min(OPEN_S, timeout_s)))
-            except SSHException:
-                if self.is_alive:
-                    raise TimeoutError("no session was opened") from None
-                raise
+            channel = self._channel(min(deadline, time.monotonic() + OPEN_S))
             try:
                 yield channel
             finally:
                 channel.close()
         finally:
             self._free.release()
+
+    def _channel(self, deadline: float) -> Any:
+        from paramiko import ChannelException, SSHException
+
+        while True:
+            try:
+                return self.transport.open_session(timeout=max(0.1, deadline - time.monotonic()))
+            except ChannelException as error:  # sshd has not yet counted off a session that was closed just now
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"no session was opened: {error}") from None
+                self._closed.wait(REFUSED_S)
+            except SSHException:
+                if self.is_alive:
+                    raise TimeoutError("no session was opened") from None
+                raise
 
     def send(self, channel: Any, kind: str, *fields: str) -> None:
         """A request about a channel that is not waited for: the answer is in what the channel does next."""

@@ -99,9 +99,8 @@ class Address:
             raise ValueError(f"{text!r} is no address; expected ssh://user@host:port/folder?key=/path")
         key = parse_qs(parts.query).get("key", [""])[0]
         user, host = unquote(parts.username or ""), parts.hostname or ""
-        return Address(
-            user=user, host=host, port=22 if parts.port is None else parts.port, key=key, folder=unquote(parts.path)
-        )
+        port = 22 if parts.port is None else parts.port
+        return Address(user=user, host=host, port=port, key=key, folder=unquote(parts.path))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ Needs root for namespaces: `hosts` skips by name where it is missing, and a skip
 import contextlib
 import ctypes
 import getpass
+import json
 import os
 import shutil
 import signal
@@ -130,11 +131,14 @@ class Host:
     def restore(self) -> None:
         call("ip", "-n", self.network, "link", "set", "eth0", "up")
 
-    def rename(self, gone: "Host") -> None:
+    def take_address(self, gone: "Host") -> None:
         """Come up at the address of a host that was cut off."""
         self.stop()
         call("ip", "-n", self.network, "addr", "add", f"{gone.listen}/16", "dev", "eth0")
-        call("ip", "netns", "exec", self.network, "ping", "-c", "1", "-I", gone.listen, "10.77.0.1")
+        shown = subprocess.run(
+            ["ip", "-n", gone.network, "-j", "link", "show", "eth0"], capture_output=True, check=True
+        )
+        call("ip", "-n", self.network, "link", "set", "eth0", "address", json.loads(shown.stdout)[0]["address"])
         self.listen = gone.listen
         self.start()
 

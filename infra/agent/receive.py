@@ -52,10 +52,10 @@ class Pod:
     def place(self, path):
         """Where `path` lies, and whether the way there is free of links."""
         folder, _, name = path.rpartition("/")
+        if os.path.isabs(path) or name in ("", ".", "..") or ".." in folder.split("/"):
+            raise Refused(f"{path} leads out of {self.target}")
         if folder not in self.open:
             here = os.path.join(self.target, folder) if folder else self.target
-            if os.path.isabs(path) or ".." in folder.split("/"):
-                raise Refused(f"{path} leads out of {self.target}")
             self.open[folder] = here, os.path.realpath(here) == here
         here, is_open = self.open[folder]
         return f"{here}/{name}", is_open

@@ -175,8 +175,8 @@ def test_a_push_that_was_cut_off_is_mended_by_the_next(sshd, root, tmp_path):  #
 
         def cut(self, pieces):
             for number, piece in enumerate(pieces):
-                if number == 90:
-                    until(lambda: (dest / "big1").exists(), "the first files")
+                if number == 10:
+                    until(lambda: (dest / "big0").exists(), "the first files")
                     sshd.kill_sessions()
                 yield piece
 
@@ -204,22 +204,24 @@ def test_a_host_without_rsync_is_pushed_to(hosts, root, tmp_path):  # noqa: F811
 def test_a_file_that_changes_while_it_is_sent_stays_as_it_was(root, tmp_path):
     dest = make_pod(tmp_path / "pod")
 
+    ThisMachine().push(root, dest, TOKEN)
+
     class Late(ThisMachine):
+        """Somebody edits the file between the question and the stream."""
+
+        def __init__(self, after):
+            self.after = [None, after]
+
         def run(self, words, *, stdin, **more):
-            return super().run(words, stdin=self.late(stdin), **more)
+            after = self.after.pop(0)
+            if after is not None:
+                (root / "empty").write_bytes(after)
+            return super().run(words, stdin=stdin, **more)
 
-        def late(self, pieces):
-            for number, piece in enumerate(pieces):
-                if number == 1 and (dest.parent / "state").exists():
-                    (root / "empty").write_bytes(after)
-                yield piece
-
-    machine = Late()
-    machine.push(root, dest, TOKEN)
     for before, after in ((b"12", b"34"), (b"56", b"7890")):
         (root / "empty").write_bytes(before)
         with pytest.raises(UsageError, match="empty changed while it was sent; push again"):
-            machine.push(root, dest, TOKEN)
+            Late(after).push(root, dest, TOKEN)
         assert (dest / "empty").read_bytes() == b""
 
 
