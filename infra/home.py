@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from infra.agent.job import Job, PodFolder
+from infra.agent.job import Job, PodFolder, write_durably
 from infra.errors import SlipwayError
 from infra.journal import Op
 from infra.pods import folder_of
@@ -55,21 +55,25 @@ def _append(transport: Transport, source: str, path: Path, size: int) -> None:
             here += len(piece)
 
 
-def bring_words(op: Op, transport: Transport, folder: Path) -> None:
-    """Copy what the pod says of itself: progress, verdict and guard."""
-    pod = folder_of(op)
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in (pod.progress, pod.verdict, pod.state / "guard.json"):
+def words_there(op: Op, transport: Transport) -> dict[str, Any]:
+    """What the pod says of itself, by kind: progress, verdict, guard. What an earlier pod of the run left is left out."""
+    pod, said = folder_of(op), {}
+    for kind, path in {"progress": pod.progress, "verdict": pod.verdict, "guard": pod.state / "guard.json"}.items():
         with contextlib.suppress(FileNotFoundError):
-            content = transport.get(path)
-            if json.loads(content).get("token") == op.token:
-                draft = folder / f".{path.name}.draft"
-                draft.write_bytes(content)
-                draft.replace(folder / path.name)
+            found = json.loads(transport.get(path))
+            if found.get("token") == op.token:
+                said[kind] = found
+    return said
+
+
+def bring_words(op: Op, transport: Transport, folder: Path) -> None:
+    """Keep what the pod says of itself."""
+    for kind, found in words_there(op, transport).items():
+        write_durably(folder / f"{kind}.json", json.dumps(found))
 
 
 def words_at_home(op: Op, folder: Path) -> dict[str, Any]:
-    """What `bring_words` kept of this very pod, by kind."""
+    """What `bring_words` kept, by kind."""
     said = {}
     for kind in ("progress", "verdict", "guard"):
         with contextlib.suppress(FileNotFoundError):

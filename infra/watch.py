@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import SlipwayError
-from infra.home import words_at_home
+from infra.home import words_at_home, words_there
 from infra.journal import Journal, Op
 from infra.pods import folder_of, pod_of
 from infra.providers import Provider
@@ -148,7 +148,12 @@ def _read(op: Op, provider: Provider | None, homes: Path) -> Reading:
         return Reading(problem=f"provider {op.vendor} is not set up here")
     try:
         exists = provider.find(op.remote_id or op.token) is not None if op.is_live else False
-        said = ask(op, provider.reach(pod_of(op))) if exists else _of(op, words_at_home(op, homes / op.run))
+        if exists:
+            said = ask(op, provider.reach(pod_of(op)))
+        elif provider.pod_store:  # another machine, which need not be there any more
+            said = _of(op, words_at_home(op, homes / op.run))
+        else:
+            said = _of(op, words_there(op, provider.reach(pod_of(op))))
         return Reading(exists, _is_alive(said), said["guard"], said["progress"], said["verdict"])
     except (SlipwayError, OSError, ValueError) as error:
         return Reading(problem=str(error))

@@ -8,7 +8,7 @@ import pytest
 
 from infra.errors import SlipwayError, UsageError
 from infra.shipment import pack
-from infra.transport import Pushed, Result, ThisMachine, TimedOut, reach
+from infra.transport import Pushed, Result, ThisMachine, TimedOut
 
 here = ThisMachine()
 TOKEN = "sw1-abcdefgh-0123456789abcdef"
@@ -91,12 +91,6 @@ def test_a_file_is_put_whole_with_its_mode_and_read_back(tmp_path):
     assert os.listdir(place.parent) == ["secrets.json"]
     with pytest.raises(FileNotFoundError):
         here.get(tmp_path / "absent")
-
-
-def test_only_this_machine_can_be_reached_yet():
-    assert isinstance(reach("local"), ThisMachine)
-    with pytest.raises(UsageError, match="no way yet to reach a pod of lium"):
-        reach("lium")
 
 
 # push

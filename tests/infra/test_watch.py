@@ -16,6 +16,7 @@ from infra.journal import Journal, Op
 from infra.providers.local import Local
 from infra.records import Request
 from infra.states import STATES
+from infra.transport import ThisMachine
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -52,19 +53,19 @@ def start(op, journal, script):
 def await_view(journal, local, wanted):
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        (view,) = watch.snapshot(journal, {"local": local})
+        (view,) = watch.snapshot(journal, {"local": local}, local.pods.parent / "homes")
         if wanted(view):
             return view
     raise AssertionError(f"never came: {view}")
 
 
 def test_nothing_rented_is_nothing_to_see(journal, local):
-    assert watch.snapshot(journal, {"local": local}) == []
+    assert watch.snapshot(journal, {"local": local}, local.pods.parent / "homes") == []
 
 
 def test_a_pod_is_seen_planned_running_and_stopped(journal, local):
     op = rent(local, journal)
-    (planned,) = watch.snapshot(journal, {"local": local})
+    (planned,) = watch.snapshot(journal, {"local": local}, local.pods.parent / "homes")
     assert (planned.state, planned.age_s, planned.ends) == ("planned", None, ())
     try:
         start(op, journal, "import time\nwhile True: time.sleep(0.1)\n")
@@ -72,11 +73,11 @@ def test_a_pod_is_seen_planned_running_and_stopped(journal, local):
         assert (running.run, running.provider, running.state) == ("a-1", "local", "running")
         assert running.progress["token"] == op.token and 0 <= running.age_s < 30
         assert running.ends[0].startswith("guard alive, ends it in ")
-        assert watch.is_alive(op, watch.reach("local"))
+        assert watch.is_alive(op, ThisMachine())
     finally:
         pods.end(local, journal.op(op.token), journal)
-    assert not watch.is_alive(op, watch.reach("local"))
-    (stopped,) = watch.snapshot(journal, {"local": local})
+    assert not watch.is_alive(op, ThisMachine())
+    (stopped,) = watch.snapshot(journal, {"local": local}, local.pods.parent / "homes")
     assert (stopped.state, stopped.ends) == ("stopped", ()) and stopped.progress["state"] == "stopped"
 
 
@@ -85,8 +86,8 @@ def test_a_pod_that_ended_by_itself_shows_how_before_and_after_it_is_settled(jou
     op = start(rent(local, journal), journal, script)
     view = await_view(journal, local, lambda view: view.state not in ("planned", "running"))
     assert (view.state, view.progress["state"]) == (state, state)
-    assert pods.settle(local, op, journal, watch.reach("local")).state == "TERMINATED"
-    (settled,) = watch.snapshot(journal, {"local": local})
+    assert pods.settle(local, op, journal, ThisMachine()).state == "TERMINATED"
+    (settled,) = watch.snapshot(journal, {"local": local}, local.pods.parent / "homes")
     assert (settled.state, settled.note, settled.ends) == (state, view.note, ())
 
 
@@ -110,7 +111,7 @@ def test_the_last_ended_runs_stay_listed_beside_those_that_live(journal, local):
     for number in range(1, 14):
         pods.end(local, rent(local, journal, f"over-{number}"), journal)
     pods.end(local, rent(local, journal, "over-5"), journal)
-    runs = [view.run for view in watch.snapshot(journal, {"local": local})]
+    runs = [view.run for view in watch.snapshot(journal, {"local": local}, local.pods.parent / "homes")]
     assert runs == ["live-0", *(f"over-{number}" for number in (4, 6, 7, 8, 9, 10, 11, 12, 13)), "over-5"]
     pods.end(local, live, journal)
 
@@ -132,7 +133,9 @@ def test_a_provider_that_does_not_answer_holds_up_nobody(journal, local):
     pods.rent(silent, request, local.offers(request)[0], Job("", "", ()), journal)
     rent(local, journal, "quick-2")
     try:
-        slow, quick = watch.snapshot(journal, {"local": local, "silent": silent}, deadline_s=2)
+        slow, quick = watch.snapshot(
+            journal, {"local": local, "silent": silent}, local.pods.parent / "homes", deadline_s=2
+        )
         assert (slow.run, slow.note, slow.state) == ("slow-1", "no answer in 2 s", "planned")
         assert (quick.run, quick.note, quick.state) == ("quick-2", "", "planned")
     finally:
@@ -142,9 +145,9 @@ def test_a_provider_that_does_not_answer_holds_up_nobody(journal, local):
 def test_what_goes_wrong_with_one_pod_is_a_note_in_its_row(journal, local):
     op = rent(local, journal)
     (Path(op.address) / "POD.json").write_text("{")
-    (view,) = watch.snapshot(journal, {"local": local})
+    (view,) = watch.snapshot(journal, {"local": local}, local.pods.parent / "homes")
     assert "POD.json is damaged" in view.note
-    (view,) = watch.snapshot(journal, {})
+    (view,) = watch.snapshot(journal, {}, local.pods.parent / "homes")
     assert view.note == "provider local is not set up here"
 
 
@@ -153,10 +156,10 @@ def test_the_verdict_of_an_earlier_pod_of_the_run_is_not_this_one_s(journal, loc
     said = {"token": first.token, "state": "failed", "step": "work", "reason": "why"}
     PodFolder(Path(first.address)).verdict.write_text(json.dumps(said))
     pods.end(local, first, journal)
-    (view,) = watch.snapshot(journal, {"local": local})
+    (view,) = watch.snapshot(journal, {"local": local}, local.pods.parent / "homes")
     assert (view.state, view.step, view.note) == ("failed", "work", "why")
     rent(local, journal)
-    (view,) = watch.snapshot(journal, {"local": local})
+    (view,) = watch.snapshot(journal, {"local": local}, local.pods.parent / "homes")
     assert (view.state, view.step, view.note) == ("planned", "", "")
 
 
