@@ -56,7 +56,7 @@ def _append(transport: Transport, source: str, path: Path, size: int) -> None:
 
 
 def words_there(op: Op, transport: Transport) -> dict[str, Any]:
-    """What the pod says of itself, by kind: progress, verdict, guard. What an earlier pod of the run left is left out."""
+    """What this very pod says of itself, by kind: progress, verdict, guard."""
     pod, said = folder_of(op), {}
     for kind, path in {"progress": pod.progress, "verdict": pod.verdict, "guard": pod.state / "guard.json"}.items():
         with contextlib.suppress(FileNotFoundError):
