@@ -131,7 +131,7 @@ def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]
     """Turn whatever happens inside into an Exit with few words and the right code; as JSON on stdout too, if asked."""
 
     def leave(said: str, code: int) -> Exit:
-        if as_json:
+        if as_json and not is_closed(1):
             print_json({"error": said, "exit_code": code})
         return Exit(f"inv {name}: {said}", code=code)
 

@@ -170,6 +170,14 @@ def test_a_failure_is_a_json_document_too_when_one_was_asked_for(checkout, kind,
     assert "so it is" in said["error"] and err == f"inv fail: {said['error']}\n"
 
 
+def test_a_failure_that_nobody_reads_as_json_is_still_told(checkout):
+    with start(checkout, "fail", "--kind", "usage", "--json") as process:
+        process.stdout.close()
+        err = process.stderr.read()
+        process.wait(30)
+    assert (process.returncode, err) == (2, "inv fail: so it is\n")
+
+
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_closed_stream_leads_nowhere_and_no_file_takes_its_number(checkout, closed):
     words = f"{sys.executable} -m invoke status {closed}"
