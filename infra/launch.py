@@ -23,26 +23,45 @@ from store import Store
 ARM_S = 60.0
 
 Say = Callable[[str], None]
+Accept = Callable[[Transport, Request, Offer], str]  # why a machine is not taken, "" when it is
 
 
-def start(plan: Plan, provider: Provider, journal: Journal, root: Path, secrets: Mapping[str, str], say: Say) -> Op:
-    """Rent a pod for the plan's job, send it the code of `root`, hand over. Raises Taken when it runs already."""
+def start(
+    plan: Plan, provider: Provider, journal: Journal, root: Path, secrets: Mapping[str, str], say: Say,
+    accept: Accept | None = None,
+) -> Op:  # fmt: skip
+    """Rent a pod for the plan's job, send it the code of `root`, hand over.
+
+    The cheapest offer is tried first; one that somebody else took, or that `accept` finds wanting, is passed over.
+    Raises Taken when the run is at work already, NoOffer when no offer is left.
+    """
     assert plan.job is not None
-    offer = choose(provider, plan.request)
-    op = pods.rent(provider, plan.request, offer, plan.job, journal, target=plan.target, store=plan.store)
-    try:
-        transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
-        say(f"sending the code to {op.address}")
-        pushed = transport.push(root, pod.code, op.token)
-        for refusal in pushed.refused:
-            say(f"not sent: {refusal}")
-        if provider.pod_store:
-            for name in home.send_artifacts(plan.job, pod, provider.pod_store, transport, Store(plan.store)):
-                say(f"sent {name}")
-        return hand_over(op, transport, journal, secrets)
-    except BaseException as error:  # also Ctrl-C: a pod without its job must not stay
-        pods.end(provider, op, journal, f"hand-over failed: {error}")
-        raise
+    passed = []
+    for offer in choose(provider, plan.request):
+        try:
+            op = pods.rent(provider, plan.request, offer, plan.job, journal, target=plan.target, store=plan.store)
+        except NoOffer as error:
+            passed.append(str(error))
+            continue
+        try:
+            transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
+            failure = accept(transport, plan.request, offer) if accept else ""
+            if failure:
+                passed.append(f"{offer.place or offer.offer_id} was given back: {failure}")
+                say(passed[-1])
+                pods.end(provider, op, journal, failure)
+                continue
+            say(f"sending the code to {op.address}")
+            for refusal in transport.push(root, pod.code, op.token).refused:
+                say(f"not sent: {refusal}")
+            if provider.pod_store:
+                for name in home.send_artifacts(plan.job, pod, provider.pod_store, transport, Store(plan.store)):
+                    say(f"sent {name}")
+            return hand_over(op, transport, journal, secrets)
+        except BaseException as error:  # also Ctrl-C: a pod without its job must not stay
+            pods.end(provider, journal.op(op.token), journal, f"hand-over failed: {error}")
+            raise
+    raise NoOffer(f"{provider.name}: no machine is left: {'; '.join(passed)}")
 
 
 def resume(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, str]) -> Op:
@@ -62,7 +81,7 @@ def resume(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, s
     except FileNotFoundError:
         raise UsageError(f"{op.run} left nothing to go on with; run: inv launch") from None
     request = Request(run=op.run, provider=op.vendor, host=op.place)
-    new = pods.rent(provider, request, choose(provider, request), job, journal, target=op.target, store=op.store)
+    new = pods.rent(provider, request, choose(provider, request)[0], job, journal, target=op.target, store=op.store)
     try:
         return hand_over(new, provider.reach(pods.pod_of(new)), journal, secrets)
     except BaseException as error:
@@ -70,15 +89,15 @@ def resume(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, s
         raise
 
 
-def choose(provider: Provider, request: Request) -> Offer:
-    """The cheapest machine that satisfies the request. Raises NoOffer."""
+def choose(provider: Provider, request: Request) -> list[Offer]:
+    """The machines that satisfy the request, cheapest first. Raises NoOffer."""
     offers = provider.offers(request)
     if not offers:
         wanted = f"{request.num_gpus or ''} {request.gpu or 'GPU'}".strip()
         raise NoOffer(
             f"{provider.name} has no machine with {wanted} on {request.nodes} node(s); ask for less, or run: inv doctor"
         )
-    return min(offers, key=lambda offer: offer.micro_usd_per_hour)
+    return sorted(offers, key=lambda offer: offer.micro_usd_per_hour)
 
 
 def hand_over(op: Op, transport: Transport, journal: Journal, secrets: Mapping[str, str]) -> Op:

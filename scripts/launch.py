@@ -50,6 +50,7 @@ DETACHED = 130
         "ttl": "end the run after this long: 90s, 30m, 2h",
         "run-name": "name of the run instead of a generated one",
         "detach": "hand over and return",
+        "no-accept": "take a machine as it is, without looking whether it works",
         "dry-run": "show the plan and stop",
         "yes": "ask nothing",
         "json": "one JSON document on stdout",
@@ -58,7 +59,7 @@ DETACHED = 130
 def launch(
     c, phase="sft", profile="", provider="", source="", packages="", persona="", seed: int | None = None,
     steps: int | None = None, tag="", store="", pool="", host="", gpu="", num_gpus=0, ttl="", run_name="", detach=False,
-    dry_run=False, yes=False, json=False,
+    no_accept=False, dry_run=False, yes=False, json=False,
 ):  # fmt: skip
     """Train one or more phases, from nothing if need be, and follow them to the end."""
     settings = words.settings(provider=provider, profile=profile, source=source, store=store)
@@ -81,7 +82,7 @@ def launch(
         if dry_run or plan.job is None:
             report_plan(plan, journal, json, dry_run)
             return
-        op = begin(plan, vendor, journal, settings, name)
+        op = begin(plan, vendor, journal, settings, name, no_accept)
         if detach:
             say_how(op, json)
             return
@@ -99,7 +100,7 @@ def report_plan(plan: Plan, journal: Journal, as_json: bool, dry_run: bool) -> N
         render.say("dry run: nothing was started")
 
 
-def begin(plan: Plan, vendor: Provider, journal: Journal, settings: Settings, name: str) -> Op:
+def begin(plan: Plan, vendor: Provider, journal: Journal, settings: Settings, name: str, unchecked: bool = False) -> Op:
     """The run at work on this plan: one that is at it already, the one that was cut off, or a new one."""
     same = [op for op in journal.ops() if (op.target, op.store) == (plan.target, plan.store)]
     before = same[-1] if same else None
@@ -112,7 +113,8 @@ def begin(plan: Plan, vendor: Provider, journal: Journal, settings: Settings, na
     name = name or run_name(taken)
     plan = replace(plan, request=replace(plan.request, run=name))
     try:
-        return street.start(plan, vendor, journal, ROOT, words.secrets(settings), render.say)
+        accept = words.accept(settings) if vendor.pod_store and not unchecked else None
+        return street.start(plan, vendor, journal, ROOT, words.secrets(settings), render.say, accept)
     except Taken as taken_by:
         if (taken_by.op.target, taken_by.op.store) != (plan.target, plan.store):
             raise

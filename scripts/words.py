@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import UsageError
+from infra.launch import Accept
 from infra.providers import Provider
+from infra.records import Offer, Request
 from infra.settings import Settings
+from infra.transport import Transport
 from scripts.planning import ROOT
 
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -43,6 +46,20 @@ def provider(settings: Settings, name: str = "") -> Provider:
     if name not in ("local", "ssh"):
         raise UsageError(f"provider {name!r} cannot be used yet; known: local, ssh")
     return _provider(name, (settings.pods, settings.pools, settings.state_file))
+
+
+def accept(settings: Settings) -> Accept:
+    """What `start` asks of a machine before any work; one that fails is remembered and not offered again."""
+    from infra.acceptance import Thresholds, examine
+    from infra.hosts import HostMemory
+
+    def judge(transport: Transport, request: Request, offer: Offer) -> str:
+        report = examine(transport, request, Thresholds.of(settings), python=transport.python)
+        if not report.is_accepted:
+            HostMemory.beside(settings.state_file).blame(f"{offer.provider}:{offer.place}", report.failure)
+        return report.failure
+
+    return judge
 
 
 def homes(settings: Settings) -> Path:
