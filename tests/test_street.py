@@ -10,80 +10,14 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from infra.journal import Journal
 from infra.names import new_token
+from tests.world import ROOT, World, until
 
-ROOT = Path(__file__).parents[1]
 EVERYTHING = ["text", "tokenizer", "tokens", "base", "identity", "questions", "mid", "sft"]
-
-
-@dataclass(frozen=True)
-class World:
-    """An installation of its own: journal, pods and store in one folder."""
-
-    folder: Path
-
-    @property
-    def environ(self) -> dict[str, str]:
-        return {
-            **os.environ,
-            "SLIPWAY_STATE_FILE": str(self.folder / "state" / "journal.db"),
-            "SLIPWAY_STORE": str(self.folder / "artifacts"),
-            "SLIPWAY_PODS": str(self.folder / "pods"),
-            "SLIPWAY_PROFILE": "tiny",
-            "SLIPWAY_RESERVE_BYTES": "0",
-            "XDG_CONFIG_HOME": str(self.folder / "config"),
-        }
-
-    def begin(self, *words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "invoke", *words],
-            cwd=ROOT, env=self.environ, text=True, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-
-    def inv(self, *words: str, code: int = 0) -> str:
-        """What `inv words` prints on stdout; it must leave with `code`."""
-        process = self.begin(*words)
-        out, err = process.communicate(timeout=300)
-        assert process.returncode == code, f"inv {' '.join(words)}: exit code {process.returncode}\n{out}\n{err}"
-        assert "Traceback" not in err
-        return out
-
-    def json(self, *words: str, code: int = 0) -> dict:
-        return json.loads(self.inv(*words, "--json", code=code))
-
-    def model(self, phase: str) -> bytes:
-        """The weights of a published phase."""
-        return next((self.folder / "artifacts" / phase / "tiny" / "hf").glob("*.safetensors")).read_bytes()
-
-    def processes(self) -> list[int]:
-        """Every process whose environment names this world."""
-        mine = f"SLIPWAY_STATE_FILE={self.folder}/".encode()
-        found = []
-        for folder in Path("/proc").iterdir():
-            if folder.name.isdigit() and int(folder.name) != os.getpid():
-                try:
-                    if mine in (folder / "environ").read_bytes():
-                        found.append(int(folder.name))
-                except OSError:
-                    continue  # it has ended meanwhile
-        return found
-
-
-def until(truth, what: str, within_s: float = 120.0):
-    """The first true value of `truth()`."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if found := truth():
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"not within {within_s:g} s: {what}")
 
 
 @pytest.fixture
