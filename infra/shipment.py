@@ -107,14 +107,17 @@ def inspect(root: Path, path: str, seen: os.stat_result) -> tuple[str, str]:
 
 
 def pieces(root: Path, path: str) -> Iterator[bytes]:
-    """What is sent of a file: its content; of a link, where it leads."""
+    """What is sent of a file: its content; of a link, where it leads. Raises UsageError when it cannot be read."""
     full = f"{root}/{path}"
-    if os.path.islink(full):
-        yield os.fsencode(os.readlink(full))
-        return
-    with open(full, "rb", buffering=0) as file:
-        while piece := file.read(SCANNED_BYTES):
-            yield piece
+    try:
+        if os.path.islink(full):
+            yield os.fsencode(os.readlink(full))
+            return
+        with open(full, "rb", buffering=0) as file:
+            while piece := file.read(SCANNED_BYTES):
+                yield piece
+    except OSError as error:
+        raise UsageError(f"{full} cannot be read to be sent: {error.strerror}") from None
 
 
 def pack(root: Path) -> Shipment:

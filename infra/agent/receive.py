@@ -36,8 +36,13 @@ class Pod:
         self.files: dict = {}
         self.open: dict = {}  # by folder: no link stands in its way
         if os.path.exists(self.memory):
-            with open(self.memory, encoding="ascii") as file:
-                read = json.load(file)
+            try:
+                with open(self.memory, encoding="ascii") as file:
+                    read = json.load(file)
+            except ValueError as error:
+                raise Refused(
+                    f"{self.memory} is damaged ({error}); nothing is pushed on top of what it forgot"
+                ) from None
             self.files = read if isinstance(read, dict) else dict.fromkeys(read)
 
     def _check_marker(self, token):

@@ -263,3 +263,19 @@ def test_a_preview_of_what_is_no_checkout_counts_what_is_not_walked(tmp_path):
     write(tmp_path / "plain", {"a.py": b"a", ".venv/lib/x": b"xx", "sub/__pycache__/y.pyc": b"yyy"})
     plan = shipment.preview(tmp_path / "plain", {})
     assert (plan.files, plan.ignored_files, plan.ignored_bytes) == (1, 2, 5)
+
+
+def test_a_damaged_memory_of_earlier_pushes_is_named(machine, root, tmp_path):
+    dest = make_pod(tmp_path / "pod")
+    machine.push(root, dest, TOKEN)
+    (tmp_path / "pod/state/pushed.json").write_text('{"half": [')
+    with pytest.raises(UsageError, match="pushed.json is damaged"):
+        machine.push(root, dest, TOKEN)
+
+
+def test_a_file_that_cannot_be_read_is_named(root, tmp_path):
+    (root / "gone").write_text("x")
+    seen = os.lstat(root / "gone")
+    (root / "gone").unlink()
+    with pytest.raises(UsageError, match="gone cannot be read to be sent: No such file"):
+        shipment.inspect(root, "gone", seen)
