@@ -15,6 +15,7 @@ namespace = Collection(
     *(train.train, train.eval, train.chat, train.export),
     *(pod.ssh, pod.forward, pod.pull),
     pool.hosts,
+    Collection("pod", pod.sync),
     Collection("pool", pool.list_, pool.up, pool.check, pool.import_),
     *(project.config, project.doctor, project.test, project.check),
 )

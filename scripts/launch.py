@@ -154,7 +154,7 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
                 "run": op.run,
                 "state": verdict["state"],
                 "ran": [step["name"] for step in progress["steps"] if step["state"] == "done"],
-                "steps": progress["steps"],
+                "steps": render.steps_json(progress),
                 "reason": verdict["reason"] or None,
             }
         )

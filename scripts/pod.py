@@ -5,10 +5,13 @@ import signal
 from invoke import Exit
 
 from infra import pods
+from infra import sync as code_sync
 from infra.errors import UsageError
 from infra.journal import Journal
+from infra.shipment import preview
 from scripts import render, words
 from scripts.launch import bring_home, find_run, way
+from scripts.planning import ROOT
 from scripts.program import command, print_json, words_after_dashes
 
 
@@ -36,6 +39,29 @@ def forward(c, what=None):
         with way(settings, op).forward(int(local), int(remote or local)) as port:
             render.say(f"port {remote or local} of {op.run} answers on 127.0.0.1:{port}; Ctrl-C ends that")
             signal.pause()
+
+
+@command(word="run", help={"plan": "show what would be sent, and send nothing", "json": "one JSON document on stdout"})
+def sync(c, run="", plan=False, json=False):
+    """Send the code to a run's machine again; `--plan` shows files, sizes, what is new, refused and ignored."""
+    settings = words.settings()
+    with Journal.open(settings.state_file) as journal:
+        op = find_run(journal, run) if run or not plan else None
+        if plan:
+            known = code_sync.pushed(way(settings, op), pods.folder_of(op).code) if op else {}
+            seen = preview(ROOT, known)
+            print_json(seen) if json else render.show_sync(seen, op.run if op else "")
+            return
+        assert op is not None
+        if not op.is_live:
+            raise UsageError(f"{op.run} has ended; a new launch sends the code as it is now")
+        done = way(settings, op).push(ROOT, pods.folder_of(op).code, op.token)
+    if json:
+        print_json(done)
+    else:
+        for refusal in done.refused:
+            render.say(f"not sent: {refusal}")
+        render.say(f"{op.run}: {done.sent} files sent, {done.unchanged} unchanged, {done.removed} removed")
 
 
 @command(word="run", help={"json": "one JSON document on stdout"})

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from infra.records import Plan, PodView
+from infra.shipment import SyncPlan
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -176,6 +177,17 @@ def step_line(step: Mapping[str, Any], now: float) -> str:
     return f"{line}: {words}" if words else line
 
 
+def steps_json(progress: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The steps of a progress, their times in ISO form."""
+
+    def step_json(step: Mapping[str, Any]) -> dict[str, Any]:
+        times = {key: iso(step.get(key)) for key in ("started_at", "ended_at")}
+        said = {key: {**one, "at": iso(one.get("at"))} for key in ("record", "result") if (one := step.get(key))}
+        return {**step, **times, **said}
+
+    return [step_json(step) for step in progress.get("steps", ())]
+
+
 def view_json(view: PodView) -> dict[str, Any]:
     record = current_record(view.progress)
     return {
@@ -183,7 +195,7 @@ def view_json(view: PodView) -> dict[str, Any]:
         "provider": view.provider,
         "state": view.state,
         "step": view.step or None,
-        "steps": list(view.progress.get("steps", ())),
+        "steps": steps_json(view.progress),
         "train_step": record.get("step") if record.get("kind") == "progress" else None,
         "loss": record.get("loss"),
         "tokens_per_s": record.get("tokens_per_s"),
@@ -264,3 +276,26 @@ def show_scores(found: Mapping[str, Any]) -> None:
     for key, _, _ in rows:
         for odd in found.get(f"{key}_odd", ()):
             out.print(f"{key}: {odd['question']!r} -> {odd['answer']!r}", markup=False)
+
+
+def show_sync(plan: SyncPlan, run: str) -> None:
+    """What a push would do: totals, the largest files, what is new, what stays here and why."""
+    out = console(stderr=False)
+    since = f" since the last push to {run}" if run else ""
+    out.print(f"{plan.files:,} files, {size(plan.bytes)}; {len(plan.new):,} new{since}, {len(plan.gone):,} to remove")
+    table = _table("largest", "size")
+    for path, num_bytes in plan.largest:
+        table.add_row(clean(path), size(num_bytes))
+    out.print(table, markup=False)
+    for refusal in plan.refused:
+        out.print(f"refused, stays here: {clean(str(refusal))}", markup=False)
+    out.print(f"ignored by git: {plan.ignored_files:,} files, {size(plan.ignored_bytes)}")
+
+
+def size(num_bytes: float) -> str:
+    """`812 B`, `3.4 kB`, `30.0 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000 or unit == "GB":
+            break
+        num_bytes /= 1000
+    return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
