@@ -1,14 +1,6 @@
-"""Data by hand: text shards and a tokenizer in a folder of the user's choice."""
+"""Data by hand. What these do stands in `shards.py`."""
 
-from pathlib import Path
-from typing import Any
-
-from infra.errors import UsageError
-from scripts import steps, words
-from scripts.program import command, print_json
-
-MODES = {"smoke": 2_000, "prod": None}  # documents; None = all
-MAX_VOCAB = 1 << 24
+from scripts.program import command
 
 
 @command(
@@ -37,19 +29,19 @@ def shard(
     json=False,
 ):
     """Documents into text shards with a manifest: one document per line."""
-    if mode not in MODES:
-        raise UsageError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
-    settings = words.settings(source=source)
-    spec = {
-        "source": settings.source,
-        "packages": list(filter(None, packages.split(","))),
-        "take": MODES[mode] if take is None else take,
-        "lines_per_shard": lines_per_shard,
-        "val_ratio": val_ratio,
-        "seed": seed,
-    }
-    folder = Path(out or f"var/datasets/{mode}").absolute()
-    tell(steps.run("shard", ("-m", "data", "text"), {"out": str(folder), "spec": spec}, settings, json), json)
+    from scripts import shards
+
+    shards.shard(
+        mode=mode,
+        source=source,
+        packages=packages,
+        take=take,
+        lines_per_shard=lines_per_shard,
+        val_ratio=val_ratio,
+        seed=seed,
+        out=out,
+        json=json,
+    )
 
 
 @command(
@@ -62,22 +54,6 @@ def shard(
 )
 def tokenizer(c, text="", vocab_size=4096, out="", json=False):
     """A byte-level BPE tokenizer from text shards."""
-    settings = words.settings()
-    if not 512 <= vocab_size <= MAX_VOCAB:
-        raise UsageError(f"--vocab-size is {vocab_size}; it must lie between 512 and {MAX_VOCAB}")
-    if text:
-        source = Path(text).expanduser().absolute()
-    else:
-        from trainer.plan import source_slug
+    from scripts import shards
 
-        source = steps.artifact(settings, f"datasets/{source_slug(settings.source)}/text", "./inv shard --out DIR")
-    folder = Path(out or "var/tokenizer").absolute()
-    config = {"out": str(folder), "inputs": {"text": str(source)}, "spec": {"vocab_size": vocab_size}}
-    tell(steps.run("tokenizer", ("-m", "data", "tokenizer"), config, settings, json), json)
-
-
-def tell(result: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(result)
-    else:
-        print(result["out"])
+    shards.tokenizer(text=text, vocab_size=vocab_size, out=out, json=json)

@@ -1,34 +1,6 @@
-"""Runs: launch them, watch them, read them, stop them, go on with them."""
+"""Runs: launch them, watch them, read them, stop them, go on with them. What they do stands in `runs.py`."""
 
-import shlex
-import sys
-import time
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
-
-from invoke import Exit
-
-from infra import home, pods, watch
-from infra import launch as street
-from infra.agent.job import Job
-from infra.errors import SlipwayError, UsageError
-from infra.follow import follow
-from infra.journal import Journal, Op, Taken
-from infra.names import check_name, match, run_name
-from infra.providers import Provider
-from infra.records import Plan, Request
-from infra.settings import Settings
-from infra.transport import Transport
-from scripts import render, words
-from scripts.planning import ROOT, plan_for
-from scripts.program import command, print_json
-from store import Store, StoreError
-from trainer.plan import CHECKPOINTS
-
-DETACHED = 130
+from scripts.program import command
 
 
 @command(
@@ -62,212 +34,31 @@ def launch(
     no_accept=False, dry_run=False, yes=False, json=False,
 ):  # fmt: skip
     """Train one or more phases, from nothing if need be, and follow them to the end."""
-    settings = words.settings(provider=provider, profile=profile, source=source, store=store)
-    name = check_name(run_name) if run_name else ""
-    if num_gpus < 0:
-        raise UsageError(f"--num-gpus is {num_gpus}; it cannot be negative")
-    with open_journal(settings) as journal:
-        vendor = words.provider(settings)
-        settle(journal, settings)
-        request = Request(run=name or "new", provider=vendor.name, gpu=gpu, num_gpus=num_gpus, pool=pool, host=host)
-        plan = plan_for(
-            settings, request, phase=phase, packages=packages, persona=persona, seed=seed, steps=steps,
-            tag=tag, time_s=words.seconds(ttl), pod_store=vendor.pod_store,
-        )  # fmt: skip
-        if not json:
-            render.say(f"provider {vendor.name} ({settings.sources['provider']})")
-            render.show_plan(plan)
-        if dry_run and plan.job:
-            street.choose(vendor, request)  # a plan that no machine can carry out is no plan
-        if dry_run or plan.job is None:
-            report_plan(plan, journal, json, dry_run)
-            return
-        op = begin(plan, vendor, journal, settings, name, no_accept)
-        if detach:
-            say_how(op, json)
-            return
-        conclude(op, journal, settings, json)
+    from scripts import runs
 
-
-def report_plan(plan: Plan, journal: Journal, as_json: bool, dry_run: bool) -> None:
-    last = next((op for op in reversed(journal.ops()) if (op.target, op.store) == (plan.target, plan.store)), None)
-    if as_json:
-        state = "planned" if plan.job else "succeeded"
-        print_json({"run": last.run if last else None, "state": state, "ran": [], **render.plan_json(plan)})
-    elif plan.job is None:
-        render.say(f"everything is here; nothing to do. {talk_to(plan.artifacts[-1].name, plan.store)}")
-    elif dry_run:
-        render.say("dry run: nothing was started")
-
-
-def begin(plan: Plan, vendor: Provider, journal: Journal, settings: Settings, name: str, unchecked: bool = False) -> Op:
-    """The run at work on this plan: one that is at it already, the one that was cut off, or a new one."""
-    same = [op for op in journal.ops() if (op.target, op.store) == (plan.target, plan.store)]
-    before = same[-1] if same else None
-    if before and before.is_live:
-        return attach(before, vendor, journal, settings)
-    taken = [op.run for op in journal.ops()]
-    if before and not name and pods.verdict_of(before, way(settings, before)).get("state") != "succeeded":
-        name = before.run
-        render.say(f"going on with {name}")
-    name = name or run_name(taken)
-    plan = replace(plan, request=replace(plan.request, run=name))
-    try:
-        accept = words.accept(settings) if vendor.pod_store and not unchecked else None
-        return street.start(plan, vendor, journal, ROOT, words.secrets(settings), render.say, accept)
-    except Taken as taken_by:
-        if (taken_by.op.target, taken_by.op.store) != (plan.target, plan.store):
-            raise
-        return attach(taken_by.op, vendor, journal, settings)
-
-
-def attach(op: Op, vendor: Provider, journal: Journal, settings: Settings) -> Op:
-    """Join a run that another launch began; bring it back when it is lost."""
-    deadline = time.monotonic() + street.ARM_S
-    while op.state in ("PLANNED", "CREATING", "BOOTING") and time.monotonic() < deadline:
-        time.sleep(0.1)
-        op = journal.op(op.token)
-    if watch.is_alive(op, way(settings, op)):
-        render.say(f"{op.run} is at it already; following it")
-        return op
-    return again(op, vendor, journal, settings)
-
-
-def again(op: Op, vendor: Provider, journal: Journal, settings: Settings) -> Op:
-    render.say(f"going on with {op.run}")
-    return street.resume(op, vendor, journal, words.secrets(settings))
-
-
-def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> None:
-    """Follow to the verdict, settle the row, tell the result. Ctrl-C leaves the run at work."""
-    try:
-        progress, verdict = show_progress(op, journal, settings, quiet=as_json)
-    except KeyboardInterrupt:
-        render.say(f"\ndetached; {op.run} goes on.")
-        say_how(op, as_json)
-        raise Exit(code=DETACHED) from None
-    settle(journal, settings)
-    succeeded = verdict["state"] == "succeeded"
-    if as_json:
-        print_json(
-            {
-                "run": op.run,
-                "state": verdict["state"],
-                "ran": [step["name"] for step in progress["steps"] if step["state"] == "done"],
-                "steps": render.steps_json(progress),
-                "reason": verdict["reason"] or None,
-            }
-        )
-    elif succeeded:
-        total = sum(step["elapsed_s"] for step in progress["steps"])
-        made = Job.from_json(op.job).steps[-1].config["making"]["name"]
-        render.say(f"{op.run} succeeded in {render.duration(total)}. {talk_to(made, op.store)}")
-    if not succeeded:
-        logs = f"./inv logs {op.run}{' --errors' if verdict['state'] == 'failed' else ''}"
-        if verdict.get("tail") and not as_json:
-            render.say(render.clean(verdict["tail"]))
-        reason = f": {render.clean(verdict['reason'])}" if verdict["reason"] else ""
-        code = 5 if verdict["state"] == "limit" else 1
-        then = "mend that, then launch again or " if verdict["state"] == "failed" else "go on with "
-        raise Exit(f"{op.run} {verdict['state']}{reason}; see {logs}; {then}./inv resume {op.run}", code=code)
-
-
-def talk_to(artifact: str, store: str) -> str:
-    """The command for a model just made, which need not be the one that is meant when nothing is said."""
-    usual = words.settings()
-    where = "" if store == usual.store else f"SLIPWAY_STORE={shlex.quote(store)} "
-    model = "" if artifact == f"{CHECKPOINTS['sft']}/{usual.profile}" else f" {artifact}"
-    return f"Talk to it: {where}./inv chat{model}"
-
-
-def say_how(op: Op, as_json: bool) -> None:
-    if as_json:
-        print_json({"run": op.run, "state": "running"})
-    render.say(f"follow: ./inv logs {op.run} --follow   watch: ./inv status --watch   stop: ./inv down {op.run}")
-
-
-def show_progress(
-    op: Op, journal: Journal, settings: Settings, quiet: bool
-) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Bars on a terminal, a line per step elsewhere; returns the last progress and the verdict."""
-    seen = follow(op, journal, way(settings, op))
-    if not quiet:
-        render.say(f"run {op.run} in {op.address}")
-    if quiet:
-        return _last(seen)
-    if not sys.stderr.isatty():
-        return _last(_lines(seen))
-    from rich.live import Live
-
-    with Live(console=render.console(), refresh_per_second=8) as live:
-        return _last(_redraw(seen, live))
-
-
-def _last(seen: Iterator[Any]) -> Any:
-    return deque(seen, maxlen=1).pop()
-
-
-def _redraw(seen: Iterator[Any], live: Any) -> Iterator[Any]:
-    for progress, verdict in seen:
-        live.update(render.steps_table(progress, time.time()))
-        yield progress, verdict
-
-
-def _lines(seen: Iterator[Any], every_s: float = 15.0) -> Iterator[Any]:
-    """A line when a step begins and ends, and now and then between."""
-    told: dict[str, tuple[str, float]] = {}
-    for progress, verdict in seen:
-        for step in progress.get("steps", ()):
-            state, at = told.get(step["name"], ("waiting", 0.0))
-            due = step["state"] == "running" and time.monotonic() - at > every_s
-            if step["state"] != state or due:
-                told[step["name"]] = (step["state"], time.monotonic())
-                render.say(render.step_line(step, time.time()))
-        yield progress, verdict
-
-
-def way(settings: Settings, op: Op) -> Transport:
-    """To the pod of a row."""
-    return words.provider(settings, op.vendor).reach(pods.pod_of(op))
-
-
-def open_journal(settings: Settings) -> Journal:
-    journal = Journal.open(settings.state_file)
-    if journal.is_replacement:
-        render.say(f"the journal {journal.path} was lost and begins anew: runs before now are only in {settings.pods}")
-    return journal
-
-
-def settle(journal: Journal, settings: Settings, only: Collection[str] | None = None) -> None:
-    """Look after what nobody follows any more: what it made is brought home, then rows whose work has ended are ended.
-
-    `only`: tokens; all live rows without. A pod that cannot be asked stays as it is, and is told.
-    """
-    for op in journal.ops(live=True):
-        if only is None or op.token in only:
-            vendor = words.provider(settings, op.vendor)
-            try:
-                if pods.verdict_of(op, vendor.reach(pods.pod_of(op))):
-                    bring_home(op, vendor, settings)
-                pods.settle(vendor, op, journal, vendor.reach(pods.pod_of(op)))
-            except (SlipwayError, StoreError) as error:
-                render.say(f"{op.run}: {error}")
-
-
-def bring_home(op: Op, vendor: Provider, settings: Settings) -> list[str]:
-    """Logs, last words and artifacts of a pod; the names of the artifacts. Raises SlipwayError, StoreError."""
-    transport, folder = vendor.reach(pods.pod_of(op)), words.homes(settings) / op.run
-    home.bring_logs(op, transport, folder)
-    home.bring_words(op, transport, folder)
-    return home.bring_artifacts(op, vendor.pod_store, transport, Store(op.store)) if vendor.pod_store else []
-
-
-def find_run(journal: Journal, run: str = "") -> Op:
-    """The newest row of a run, by a prefix of its name; the last run by default. Raises UsageError."""
-    runs = journal.runs()
-    if not runs:
-        raise UsageError("there are no runs yet; begin with: ./inv launch --phase sft")
-    return journal.ops(run=match(run, runs) if run else runs[-1])[-1]
+    runs.launch(
+        phase=phase,
+        profile=profile,
+        provider=provider,
+        source=source,
+        packages=packages,
+        persona=persona,
+        seed=seed,
+        steps=steps,
+        tag=tag,
+        store=store,
+        pool=pool,
+        host=host,
+        gpu=gpu,
+        num_gpus=num_gpus,
+        ttl=ttl,
+        run_name=run_name,
+        detach=detach,
+        no_accept=no_accept,
+        dry_run=dry_run,
+        yes=yes,
+        json=json,
+    )
 
 
 @command(
@@ -275,56 +66,9 @@ def find_run(journal: Journal, run: str = "") -> Op:
 )
 def status(c, run="", watch=None, json=False):
     """Every run: its state, its step, its cost, and how old each figure is."""
-    settings = words.settings()
-    every_s = words.watch_seconds(watch)
-    with open_journal(settings) as journal:
-        if every_s is None:
-            views = snapshot(journal, settings, run)
-            if json:
-                print_json([render.view_json(view) for view in views])
-            elif views:
-                render.console(stderr=False).print(render.status_table(views))
-            else:
-                render.say("no runs yet; begin with: ./inv launch --phase sft")
-            return
-        redraw(journal, settings, run, every_s, json)
+    from scripts import runs
 
-
-def snapshot(journal: Journal, settings: Settings, run: str) -> list[Any]:
-    """The table's rows, newest first. What has ended is settled on the way; a deaf pod holds up nobody."""
-    vendors = {vendor: words.provider(settings, vendor) for vendor in {op.vendor for op in journal.ops()}}
-    name = match(run, journal.runs()) if run else ""
-    shown = len(journal.runs()) if name else 10
-    views = watch.snapshot(journal, vendors, words.homes(settings), ended=shown)[::-1]
-    ended = {view.run for view in views if view.state not in ("running", "lost")}
-    due = [op.token for op in journal.ops(live=True) if op.vendor == "local" or op.run in ended]
-    if due:
-        settle(journal, settings, due)
-    return [view for view in views if not name or view.run == name]
-
-
-def redraw(journal: Journal, settings: Settings, run: str, every_s: float, as_json: bool) -> None:
-    """Until Ctrl-C. On a terminal one table that changes in place; elsewhere a table, or a JSON line, per look."""
-    out = render.console(stderr=False)
-    with screen(out) as show:
-        while True:
-            views = snapshot(journal, settings, run)
-            if as_json:
-                print_json([render.view_json(view) for view in views], indent=None)
-            else:
-                show(render.watch_screen(views, every_s))
-            time.sleep(every_s)
-
-
-@contextmanager
-def screen(out: Any) -> Iterator[Any]:
-    if not out.is_terminal:
-        yield out.print
-        return
-    from rich.live import Live
-
-    with Live(console=out, screen=True, auto_refresh=False) as live:
-        yield lambda what: live.update(what, refresh=True)
+    runs.status(run=run, watch=watch, json=json)
 
 
 @command(
@@ -338,51 +82,22 @@ def screen(out: Any) -> Iterator[Any]:
 )
 def logs(c, run="", follow=False, tail=0, file="", errors=False):
     """What a run has written, step by step."""
-    from scripts.logs import show
+    from scripts import runs
 
-    if tail < 0:
-        raise UsageError(f"--tail is {tail}; it cannot be negative")
-    settings = words.settings()
-    with open_journal(settings) as journal:
-        show(find_run(journal, run), journal, settings, follow=follow, tail=tail, file=file, errors=errors)
+    runs.logs(run=run, follow=follow, tail=tail, file=file, errors=errors)
 
 
 @command(word="run", help={"all": "every live run", "json": "one JSON document on stdout"})
 def down(c, run="", all=False, json=False):
     """End a run: its work is saved, its processes are gone, nothing bills; says so only when it is proven."""
-    settings = words.settings()
-    with open_journal(settings) as journal:
-        live = journal.ops(live=True) if all else [find_run(journal, run)]
-        ended = []
-        for op in live:
-            was_live, vendor = op.is_live, words.provider(settings, op.vendor)
-            pods.end(vendor, op, journal)
-            if was_live and op.address:
-                bring_home(op, vendor, settings)
-            ended.append(op.run)
-            render.say(f"{op.run}: {'ended, nothing of it runs' if was_live else 'had ended already'}")
-        if json:
-            print_json({"ended": ended})
-        elif not live:
-            render.say("nothing is running")
+    from scripts import runs
+
+    runs.down(run=run, all=all, json=json)
 
 
 @command(word="run", help={"detach": "hand over and return", "json": "one JSON document on stdout"})
 def resume(c, run="", detach=False, json=False):
     """Go on with a run that was stopped, killed or failed, from its newest whole checkpoint."""
-    settings = words.settings()
-    with open_journal(settings) as journal:
-        settle(journal, settings)
-        op = find_run(journal, run)
-        verdict = pods.verdict_of(op, way(settings, op))
-        if verdict.get("state") == "succeeded":
-            raise UsageError(f"{op.run} has succeeded; there is nothing to go on with")
-        vendor = words.provider(settings, op.vendor)
-        try:
-            op = (attach if op.is_live else again)(op, vendor, journal, settings)
-        except Taken as taken_by:
-            op = attach(taken_by.op, vendor, journal, settings)
-        if detach:
-            say_how(op, json)
-        else:
-            conclude(op, journal, settings, json)
+    from scripts import runs
+
+    runs.resume(run=run, detach=detach, json=json)

@@ -1,77 +1,35 @@
-"""Being on a run's machine: a shell, a port, its artifacts, its code."""
+"""Being on the machine of a run. What these do stands in `place.py`."""
 
-import signal
-
-from invoke import Exit
-
-from infra import pods
-from infra import sync as code_sync
-from infra.errors import UsageError
-from infra.journal import Journal
-from infra.shipment import preview
-from scripts import render, words
-from scripts.launch import bring_home, find_run, way
-from scripts.planning import ROOT
-from scripts.program import command, print_json, words_after_dashes
+from scripts.program import command
 
 
 @command(word="run")
 def ssh(c, run=""):
     """A shell in a run's folder, on its machine; `inv ssh RUN -- words` runs words there and leaves with their code."""
-    settings = words.settings()
-    with Journal.open(settings.state_file) as journal:
-        op = find_run(journal, run)
-        code = way(settings, op).shell(words_after_dashes() or None, cwd=pods.folder_of(op).root)
-    if code:
-        raise Exit(code=code)
+    from scripts import place
+
+    place.ssh(run=run)
 
 
 @command(word="what", iterable=["what"], help={"what": "RUN and LOCAL:REMOTE ports, such as 6006:6006"})
 def forward(c, what=None):
     """A port of a run's machine here, on loopback only, until Ctrl-C; TensorBoard: `inv forward RUN 6006:6006`."""
-    *run, ports = what or [""]
-    local, _, remote = ports.partition(":")
-    if len(run) > 1 or not local.isdecimal() or not (remote or local).isdecimal():
-        raise UsageError("expected a run and ports, such as: inv forward brave-otter-3 6006:6006")
-    settings = words.settings()
-    with Journal.open(settings.state_file) as journal:
-        op = find_run(journal, *run)
-        with way(settings, op).forward(int(local), int(remote or local)) as port:
-            render.say(f"port {remote or local} of {op.run} answers on 127.0.0.1:{port}; Ctrl-C ends that")
-            signal.pause()
+    from scripts import place
+
+    place.forward(what=what)
 
 
 @command(word="run", help={"plan": "show what would be sent, and send nothing", "json": "one JSON document on stdout"})
 def sync(c, run="", plan=False, json=False):
     """Send the code to a run's machine again; `--plan` shows files, sizes, what is new, refused and ignored."""
-    settings = words.settings()
-    with Journal.open(settings.state_file) as journal:
-        op = find_run(journal, run) if run or not plan else None
-        if plan:
-            known = code_sync.pushed(way(settings, op), pods.folder_of(op).code) if op else {}
-            seen = preview(ROOT, known)
-            print_json(seen) if json else render.show_sync(seen, op.run if op else "")
-            return
-        assert op is not None
-        if not op.is_live:
-            raise UsageError(f"{op.run} has ended; a new launch sends the code as it is now")
-        done = way(settings, op).push(ROOT, pods.folder_of(op).code, op.token)
-    if json:
-        print_json(done)
-    else:
-        for refusal in done.refused:
-            render.say(f"not sent: {refusal}")
-        render.say(f"{op.run}: {done.sent} files sent, {done.unchanged} unchanged, {done.removed} removed")
+    from scripts import place
+
+    place.sync(run=run, plan=plan, json=json)
 
 
 @command(word="run", help={"json": "one JSON document on stdout"})
 def pull(c, run="", json=False):
     """Bring home what a run has made so far: artifacts, logs, last words."""
-    settings = words.settings()
-    with Journal.open(settings.state_file) as journal:
-        op = find_run(journal, run)
-        names = bring_home(op, words.provider(settings, op.vendor), settings)
-    if json:
-        print_json({"run": op.run, "brought": names, "store": op.store})
-    else:
-        render.say(f"{op.run}: {', '.join(names) or 'nothing new'}; logs in {words.homes(settings) / op.run}")
+    from scripts import place
+
+    place.pull(run=run, json=json)

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from invoke import Exit
 
-from infra import inside, machine
-from infra.settings import Settings
 from scripts.program import command, print_json, words_after_dashes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,6 +17,8 @@ TYPED = ("infra", "data", "store", "scripts")
 @command(help={"json": "one JSON document"})
 def config(c, json=False):
     """Show every setting, its value and where that came from."""
+    from infra.settings import Settings
+
     shown = Settings.load(ROOT).shown()
     if json:
         print_json({one.name: one for one in shown})
@@ -29,6 +29,9 @@ def config(c, json=False):
 @command(help={"json": "one JSON document"})
 def doctor(c, json=False):
     """Say what this machine has and lacks; exit 0 when everything runs on it."""
+    from infra import machine
+    from infra.settings import Settings
+
     found = machine.findings(ROOT, Settings.load(ROOT))
     if json:
         print_json(found)
@@ -76,6 +79,9 @@ def check(c):
 
 def run_in_dev(words: Sequence[str], cwd: Path) -> int:
     """Run `python *words` in the dev environment on this terminal; returns its exit code."""
+    from infra import inside
+    from infra.settings import Settings
+
     python = inside.interpreter(ROOT, Settings.load(ROOT).environments, say, "dev")
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen([str(python), *words], cwd=cwd, env=environ, stdin=subprocess.DEVNULL)

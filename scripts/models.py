@@ -1,0 +1,149 @@
+"""Models by hand: train one here, talk to it, measure it, hand it on."""
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from infra.errors import UsageError
+from infra.records import Request
+from infra.settings import Settings
+from scripts import render, steps, words
+from scripts.planning import ROOT, plan_for
+from scripts.program import print_json
+from scripts.steps import run as run_step
+from store import Store
+from trainer.plan import CHECKPOINTS, load_persona, source_slug
+
+
+def train(
+    phase="base",
+    profile="",
+    source="",
+    persona="",
+    seed: int | None = None,
+    steps: int | None = None,
+    tag="",
+    out="",
+    json=False,
+):
+    """Train in this very terminal, without a pod: the same steps as `launch`, in the foreground."""
+    settings = words.settings(profile=profile, source=source, store=out)
+    plan = plan_for(
+        settings,
+        Request(run="foreground"),
+        phase=phase,
+        persona=persona,
+        seed=seed,
+        steps=steps,
+        tag=tag,
+    )
+    if not json:
+        render.show_plan(plan)
+    results = {}
+    for step in plan.job.steps if plan.job else ():
+        results[step.name] = run_step(step.name, step.words, step.config, settings, quiet=json)
+    if json:
+        print_json({"state": "succeeded", "ran": list(results), "results": results})
+    elif not results:
+        render.say("everything is here; nothing to do")
+
+
+def chat(model="", tag="", prompt: str | None = None, temperature=0.0, max_tokens=256):
+    """Talk to a model."""
+    from infra import inside
+
+    if prompt is not None and not prompt.strip():
+        raise UsageError("--prompt is empty; leave it out for a conversation")
+    if max_tokens < 1:
+        raise UsageError(f"--max-tokens is {max_tokens}; it must be at least 1")
+    if not 0 <= temperature < math.inf:
+        raise UsageError(f"--temperature is {temperature}; it must be a number from 0 up")
+    settings = words.settings()
+    folder = model_folder(settings, model, tag)
+    python = steps.python(settings)
+    said = ["-m", "trainer", "chat", "--model", str(folder), "--temperature", str(temperature)]
+    said += ["--max-tokens", str(max_tokens), *(["--prompt", prompt] if prompt else [])]
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    inside.exec_interactive(said, root=ROOT, python=python)
+
+
+def eval(model="", tag="", source="", persona="", json=False):
+    """Measure a model: bits per byte beside gzip and xz, and its answers to held-out questions.
+
+    Without MODEL: base on text, the last phase on questions.
+    """
+    settings = words.settings(source=source)
+    material = held_out(settings, persona)
+    if model:
+        found = measure(settings, model_folder(settings, model, tag), material, json)
+    else:  # text is what base reads, and what the chat phases forget
+        text = {key: value for key, value in material.items() if key == "text"}
+        answers = {key: value for key, value in material.items() if key != "text"}
+        found = measure(settings, model_folder(settings, "base", tag), text, json) if text else {}
+        if answers:
+            found |= measure(settings, model_folder(settings, "", tag), answers, json)
+    if json:
+        print_json(found)
+    else:
+        render.show_scores(found)
+
+
+def held_out(settings: Settings, persona: str) -> dict[str, str]:
+    """What there is to measure on, as fields of `EvalSpec`. Raises UsageError when there is nothing."""
+    store, data = Store(settings.store), f"datasets/{source_slug(settings.source)}"
+    names = {"text": f"{data}/text", "identity": "identity_conversations", "questions": f"{data}/questions"}
+    found = {key: one for key, name in names.items() if not (one := store.check(name)).problem}
+    if not found:
+        raise UsageError(f"{settings.store} holds nothing to measure on; make it with: ./inv launch --phase base")
+    spec = {key: str(store.path(one.name, one.fingerprint)) for key, one in found.items()}
+    if "identity" in found:
+        spec["name"] = load_persona(Path(persona)).name if persona else found["identity"].about["persona"]
+    elif "questions" in found:
+        del spec["questions"]
+    return spec
+
+
+def measure(settings: Settings, folder: Path, material: dict[str, str], quiet: bool) -> dict[str, Any]:
+    spec = {"spec": {"model": str(folder), **material}}
+    return run_step("eval", ("-m", "trainer", "eval"), spec, settings, quiet)
+
+
+def export(model="", tag="", out="", dtype="float32"):
+    """Write a Hugging Face folder that transformers and vLLM load."""
+    if not out:
+        raise UsageError("where to? --out DIR")
+    if dtype not in ("float32", "bfloat16"):
+        raise UsageError(f"--dtype is {dtype!r}; known: float32, bfloat16")
+    settings = words.settings()
+    folder = model_folder(settings, model, tag)
+    said = ("-m", "trainer", "export", "--model", str(folder), "--out", str(Path(out).absolute()), "--dtype", dtype)
+    from infra import inside
+
+    for _ in inside.run(said, None, root=ROOT, python=steps.python(settings)):
+        pass
+    print(Path(out).absolute())
+
+
+def model_folder(settings: Settings, model: str, tag: str) -> Path:
+    """What the user means by a model. Raises UsageError that lists those there are."""
+    store = Store(settings.store)
+    found = {one.name: one for one in store.artifacts() if one.name.split("/")[0] in CHECKPOINTS.values()}
+    whole = {name: one for name, one in found.items() if not one.problem}
+    tag = tag or settings.profile
+    if model in CHECKPOINTS:
+        wanted = [f"{CHECKPOINTS[model]}/{tag}"]
+    else:
+        wanted = [model] if model else [f"{CHECKPOINTS[phase]}/{tag}" for phase in ("sft", "mid", "base")]
+    for name in wanted:
+        if name in whole:
+            return store.path(name, whole[name].fingerprint)
+    if model and Path(model).expanduser().is_dir():
+        return Path(model).expanduser().absolute()
+    damaged = [f"{name} is damaged ({found[name].problem})" for name in wanted if name in found]
+    known = (
+        f"there is: {', '.join(sorted(whole))}"
+        if whole
+        else "there is none yet; make one with: ./inv launch --phase sft"
+    )
+    raise UsageError(f"no model {model or tag!r} in {settings.store}; {'; '.join([*damaged, known])}")
