@@ -1,0 +1,21 @@
+"""Every command says what it does, explains its flags, and has its place in the README."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+import tasks
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+COMMANDS = {name: tasks.namespace[name] for name in tasks.namespace.task_names}
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_a_command_has_a_sentence_help_for_its_flags_and_a_line_in_the_readme(name):
+    command = COMMANDS[name]
+    assert (command.__doc__ or "").strip(), "no sentence"
+    assert f"`{name}`" in README or f"inv {name}" in README, "not in the README"
+    flags = set(inspect.signature(command.body).parameters) - {"c", "run", "model", "words"}
+    explained = {word.replace("-", "_") for word in command.help}
+    assert {flag.rstrip("_") for flag in flags} <= explained | {"run"}, "a flag without help"
