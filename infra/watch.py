@@ -137,6 +137,11 @@ def ask(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
     return _of(op, json.loads(done.stdout))
 
 
+def words_of(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
+    """What the files of a pod that has ended still say."""
+    return _of(op, words_there(op, transport))
+
+
 def is_alive(op: Op, transport: Transport) -> bool:
     """Whether guard or agent of this very pod lives."""
     return _is_alive(ask(op, transport))
@@ -144,16 +149,14 @@ def is_alive(op: Op, transport: Transport) -> bool:
 
 def _read(op: Op, provider: Provider | None, homes: Path) -> Reading:
     """Whatever goes wrong becomes words: a table with one bad row is still a table."""
-    if provider is None:
+    if provider is None and op.is_live:
         return Reading(problem=f"provider {op.vendor} is not set up here")
     try:
-        exists = provider.find(op.remote_id or op.token) is not None if op.is_live else False
-        if exists:
-            said = ask(op, provider.reach(pod_of(op)))
-        elif provider.pod_store:  # another machine, which need not be there any more
+        exists = op.is_live and provider is not None and provider.find(op.remote_id or op.token) is not None
+        if provider is None or (provider.pod_store and not exists):  # another machine need not be there any more
             said = _of(op, words_at_home(op, homes / op.run))
         else:
-            said = _of(op, words_there(op, provider.reach(pod_of(op))))
+            said = (ask if exists else words_of)(op, provider.reach(pod_of(op)))
         return Reading(exists, _is_alive(said), said["guard"], said["progress"], said["verdict"])
     except (SlipwayError, OSError, ValueError) as error:
         return Reading(problem=str(error))

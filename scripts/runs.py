@@ -5,7 +5,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -220,8 +220,8 @@ def settle(journal: Journal, settings: Settings, only: Collection[str] | None = 
     """
     for op in journal.ops(live=True):
         if only is None or op.token in only:
-            vendor = words.provider(settings, op.vendor)
             try:
+                vendor = words.provider(settings, op.vendor)
                 if pods.verdict_of(op, vendor.reach(pods.pod_of(op))):
                     bring_home(op, vendor, settings)
                 pods.settle(vendor, op, journal, vendor.reach(pods.pod_of(op)))
@@ -264,7 +264,10 @@ def status(run="", watch=None, json=False):
 
 def snapshot(journal: Journal, settings: Settings, run: str) -> list[Any]:
     """The table's rows, newest first. What has ended is settled on the way; a deaf pod holds up nobody."""
-    vendors = {vendor: words.provider(settings, vendor) for vendor in {op.vendor for op in journal.ops()}}
+    vendors = {}
+    for name in {op.vendor for op in journal.ops()}:
+        with suppress(UsageError):  # no inventory any more, say: its rows say that their provider is not set up
+            vendors[name] = words.provider(settings, name)
     name = match(run, journal.runs()) if run else ""
     shown = len(journal.runs()) if name else 10
     views = watch.snapshot(journal, vendors, words.homes(settings), ended=shown)[::-1]
