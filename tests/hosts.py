@@ -10,6 +10,7 @@ import ctypes
 import getpass
 import json
 import os
+import pwd
 import shutil
 import signal
 import socket
@@ -27,6 +28,7 @@ from infra.records import Address
 DEADLINE_S = 20.0
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") or ""
 _CLONE_NEWNET = 0x40000000
+HOME = Path(pwd.getpwuid(os.geteuid()).pw_dir)  # as sshd sees it, whatever our environment says
 
 
 def until(truth: Callable[[], Any], what: str, within_s: float = DEADLINE_S) -> Any:
@@ -236,8 +238,8 @@ class Hosts:
         make_key(folder / "host")
         key = make_key(folder / "user")
         call("ip", "netns", "add", network)
-        address = Address(getpass.getuser(), ip, 22, str(key), str(Path.home() / "pod"))
-        binds = [f"mount --bind '{folder}/home' '{Path.home()}'"]
+        address = Address(getpass.getuser(), ip, 22, str(key), str(HOME / "pod"))
+        binds = [f"mount --bind '{folder}/home' '{HOME}'"]
         for program in hidden:
             found = shutil.which(program)
             binds += [f"mount --bind /dev/null '{found}'"] if found else []

@@ -21,7 +21,7 @@ from infra.names import new_token
 from infra.providers.ssh import SshPools
 from infra.records import Address, Request
 from infra.ssh import Ssh
-from tests.hosts import hosts, until  # noqa: F401 (a fixture)
+from tests.hosts import HOME, hosts, until  # noqa: F401 (a fixture)
 
 REPOSITORY = Path(__file__).parents[2]
 STUBBORN = """
@@ -102,7 +102,7 @@ def test_free_machines_are_offered_and_a_pod_exists_from_create_to_delete(invent
     assert offers[0].cpus >= 1 and offers[0].memory_bytes > 1 << 28
     pod = take(provider, "a-1", first)
     folder = Address.parse(pod.address).folder
-    assert folder == f"{Path.home()}/.slipway/pods/a-1"
+    assert folder == f"{HOME}/.slipway/pods/a-1"
     assert provider.find(pod.pod_id) == provider.find(pod.token) == pod and provider.list() == [pod]
     assert [one.place for one in provider.offers(Request(run="b-2"))] == [second]
     on(provider, 0).put(b"precious", f"{folder}/work/checkpoint")
