@@ -28,7 +28,7 @@ def smoke() -> Profile:
         schedule=ScheduleConfig(warmup_steps=10, decay=0.7),
         steps=160,
         rows=16,
-        micro_rows=8,
+        micro_rows=16,
         sequence_len=256,
     )
     mid = PhaseConfig(
@@ -54,7 +54,7 @@ def smoke() -> Profile:
         mixture={"identity": 0.25, "pydocs": 0.4, "other": 0.35},
     )
     phases = {"base": base, "mid": mid, "sft": sft}
-    return Profile(name="smoke", vocab_size=4096, phases=phases, keeping=Keeping(save_every=20))
+    return Profile(name="smoke", vocab_size=4096, phases=phases, keeping=Keeping(save_every=40))
 
 
 def tiny() -> Profile:
