@@ -332,7 +332,7 @@ def source_fingerprint(source: str) -> str:
 
 DATA_STEP_S = {"text": 3.0, "tokenizer": 2.0, "tokens": 3.0, "identity": 1.0, "questions": 1.0}
 PHASE_START_S = 4.0  # torch, the inputs, the first compiled step
-CHAT_TOKENS = 48  # of a usual row of the chat phases, padding included
+CHAT_TOKENS = 64  # of a usual row of the chat phases, padding included
 
 
 def estimate_s(node: Node, flops_per_s: float) -> float:
