@@ -27,8 +27,8 @@ PHASES = ("base", "mid", "sft")
 
 def main(words: list[str] | None = None) -> int:
     flags = parser().parse_args(words)
-    # Threads that wait spin this long before they sleep: at the default, two programs that share the cores each run at a
-    # sixth of their speed; without any, one alone loses a fifth.
+    # So long waiting threads spin before they sleep. At the default, two programs that share the cores each run at a
+    # sixth of their speed; without any spinning, one alone loses a fifth.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # whoever watches asks a silent trainer where it stands
