@@ -105,14 +105,14 @@ def test_free_machines_are_offered_and_a_pod_exists_from_create_to_delete(invent
     assert folder == f"{HOME}/.slipway/pods/a-1"
     assert provider.find(pod.pod_id) == provider.find(pod.token) == pod and provider.list() == [pod]
     assert [one.place for one in provider.offers(Request(run="b-2"))] == [second]
-    on(provider, 0).put(b"precious", f"{folder}/work/checkpoint")
+    on(provider, 0).put(b"precious", PodFolder(Path(folder)).work / "checkpoint")
     on(provider, 0).put(b"{}", f"{folder}/secrets.json")
     for _ in range(2):
         provider.delete(pod.pod_id)
         assert provider.find(pod.pod_id) is None and provider.list() == []
     again = take(provider, "a-1", first)
     assert again.address == pod.address and again.pod_id != pod.pod_id
-    assert on(provider, 0).get(f"{folder}/work/checkpoint") == b"precious"
+    assert on(provider, 0).get(PodFolder(Path(folder)).work / "checkpoint") == b"precious"
     with pytest.raises(FileNotFoundError):
         on(provider, 0).get(f"{folder}/secrets.json")
     provider.delete(pod.pod_id)
