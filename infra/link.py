@@ -42,6 +42,19 @@ class _Counted(socket.socket):
         return got
 
 
+class _Port:
+    """A channel whose shutdown wakes who reads from it, as a socket's does."""
+
+    def __init__(self, channel: Any) -> None:
+        self.recv, self.sendall, self._channel = channel.recv, channel.sendall, channel
+
+    def shutdown(self, how: int) -> None:
+        if how == socket.SHUT_RDWR:
+            hush(self._channel)
+        else:
+            self._channel.shutdown(how)
+
+
 class Link:
     """An open connection. Raises Unreachable, StrangeHost, AuthError, UsageError when it cannot be made."""
 
@@ -72,37 +85,52 @@ class Link:
         if not self._free.acquire(timeout=max(0.1, timeout_s)):
             raise TimeoutError(f"all {SESSIONS} sessions of the connection are in use")
         try:
-            channel = self._channel(min(deadline, time.monotonic() + OPEN_S))
-            try:
+            with self._closing(self._opened(min(deadline, time.monotonic() + OPEN_S))) as channel:
                 yield channel
-            finally:
-                channel.close()
         finally:
             self._free.release()
 
-    def _channel(self, deadline: float) -> Any:
-        from paramiko import ChannelException, SSHException
+    @contextlib.contextmanager
+    def port(self, number: int) -> Iterator[Any]:
+        """A port of the pod's loopback, used as a socket. Raises what paramiko raises when nothing answers there."""
+        here = there = ("127.0.0.1", number)
+        with self._closing(self.transport.open_channel("direct-tcpip", there, here, timeout=OPEN_S)) as channel:
+            yield _Port(channel)
+
+    def _opened(self, deadline: float) -> Any:
+        from paramiko import SSHException
 
         while True:
             try:
                 return self.transport.open_session(timeout=max(0.1, deadline - time.monotonic()))
-            except ChannelException as error:  # sshd has not yet counted off a session that was closed just now
+            except SSHException as error:
+                # sshd has not yet counted off a session that was closed just now. Its reason is told to one thread of
+                # those refused at once, so that the kind of the error says nothing.
+                if not self.is_alive:
+                    raise
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"no session was opened: {error}") from None
                 self._closed.wait(REFUSED_S)
-            except SSHException:
-                if self.is_alive:
-                    raise TimeoutError("no session was opened") from None
-                raise
+
+    @contextlib.contextmanager
+    def _closing(self, channel: Any) -> Iterator[Any]:
+        """Tell the pod that the channel is closed, once nobody sends on it any more: see `_transport`."""
+        from paramiko import SSHException
+        from paramiko.common import cMSG_CHANNEL_CLOSE
+
+        try:
+            yield channel
+        finally:
+            hush(channel)
+            with contextlib.suppress(SSHException, EOFError, OSError):  # the connection is gone, and the channel too
+                self.transport._send_user_message(_message(cMSG_CHANNEL_CLOSE, channel))
+            self.transport._unlink_channel(channel.chanid)
 
     def send(self, channel: Any, kind: str, *fields: str) -> None:
         """A request about a channel that is not waited for: the answer is in what the channel does next."""
         from paramiko.common import cMSG_CHANNEL_REQUEST
-        from paramiko.message import Message
 
-        message = Message()
-        message.add_byte(cMSG_CHANNEL_REQUEST)
-        message.add_int(channel.remote_chanid)
+        message = _message(cMSG_CHANNEL_REQUEST, channel)
         message.add_string(kind)
         message.add_boolean(False)
         for field in fields:
@@ -136,6 +164,37 @@ class Link:
                     self._socket.shutdown(socket.SHUT_RDWR)
 
 
+def hush(channel: Any) -> None:
+    """Wake whoever reads from a channel or writes to it; nothing more goes through."""
+    with channel.lock:
+        channel._set_closed()
+
+
+def _message(kind: bytes, channel: Any) -> Any:
+    from paramiko.message import Message
+
+    message = Message()
+    message.add_byte(kind)
+    message.add_int(channel.remote_chanid)
+    return message
+
+
+def _transport(*words: Any, **flags: Any) -> Any:
+    """A paramiko Transport that leaves the last word on a channel to the channel's user.
+
+    By itself it answers a CLOSE at once, from its own thread; what another thread sends at that moment on the same
+    channel comes after it, is about a channel that sshd no longer knows, and costs the whole connection.
+    """
+    from paramiko import Transport
+    from paramiko.common import MSG_CHANNEL_CLOSE
+
+    transport = Transport(*words, **flags)
+    transport._channel_handler_table = {
+        **Transport._channel_handler_table, MSG_CHANNEL_CLOSE: lambda channel, message: hush(channel)
+    }  # fmt: skip
+    return transport
+
+
 def _dial(address: Address) -> _Counted:
     try:
         plain = socket.create_connection((address.host, address.port), timeout=OPEN_S)
@@ -160,7 +219,7 @@ def _authenticate(address: Address, known_hosts: Path, connected: socket.socket)
         connect_timeout=OPEN_S,
         connect_kwargs={
             "sock": connected, "key_filename": address.key, "allow_agent": False, "look_for_keys": False,
-            "banner_timeout": OPEN_S, "auth_timeout": OPEN_S,
+            "banner_timeout": OPEN_S, "auth_timeout": OPEN_S, "transport_factory": _transport,
         },
     )  # fmt: skip
     client = connection.client

@@ -5,6 +5,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from infra.errors import SlipwayError, UsageError
@@ -15,18 +16,18 @@ _CHUNK = 1 << 16
 
 
 @contextlib.contextmanager
-def relay(port: int, dial: Callable[[], Any]) -> Iterator[int]:
+def relay(port: int, dial: Callable[[], AbstractContextManager[Any]]) -> Iterator[int]:
     """Listen on `port` (0: any) and join each caller with what `dial` returns; gives the port.
 
-    `dial`: a connected socket, or anything with recv, sendall, shutdown and close; what it raises costs that caller
-    its connection, and a warning. Raises UsageError when the port is taken.
+    `dial`: gives a connected socket, or anything with recv, sendall and shutdown, to a `with`; what it raises costs
+    that caller its connection, and a warning. Raises UsageError when the port is taken.
     """
     try:
         listener = socket.create_server((LOOPBACK, port))
     except OSError as error:
         raise UsageError(f"port {port} of this machine cannot be used: {error}") from None
     listener.settimeout(TICK_S)
-    calls: list[tuple[threading.Thread, Any]] = []
+    calls: list[_Call] = []
     stop = threading.Event()
 
     def serve() -> None:
@@ -34,9 +35,9 @@ def relay(port: int, dial: Callable[[], Any]) -> Iterator[int]:
             with contextlib.suppress(TimeoutError):  # a look at `stop`
                 near, _ = listener.accept()
                 near.settimeout(None)
-                calls[:] = [one for one in calls if one[0].is_alive()]
-                calls.append((threading.Thread(target=_join, args=(near, dial), daemon=True), near))
-                calls[-1][0].start()
+                calls[:] = [call for call in calls if call.is_alive()]
+                calls.append(_Call(near, dial))
+                calls[-1].start()
 
     server = threading.Thread(target=serve, daemon=True)
     server.start()
@@ -46,23 +47,39 @@ def relay(port: int, dial: Callable[[], Any]) -> Iterator[int]:
         stop.set()
         server.join()
         listener.close()
-        for thread, near in calls:
-            _hang_up(near)
-            thread.join()
+        for call in calls:
+            call.hang_up()
+        for call in calls:
+            call.join()
 
 
-def _join(near: socket.socket, dial: Callable[[], Any]) -> None:
-    with near:
+class _Call(threading.Thread):
+    """One caller and what it is joined with."""
+
+    def __init__(self, near: socket.socket, dial: Callable[[], AbstractContextManager[Any]]) -> None:
+        super().__init__(daemon=True)
+        self._dial = dial
+        self._ends: list[Any] = [near]
+        self._is_over = False
+
+    def run(self) -> None:
+        near = self._ends[0]
         try:
-            far = dial()
+            with near, self._dial() as far:
+                self._ends.append(far)
+                if self._is_over:
+                    return
+                back = threading.Thread(target=_pump, args=(far, near), daemon=True)
+                back.start()
+                _pump(near, far)
+                back.join()
         except (OSError, SlipwayError) as error:
             logging.getLogger(__name__).warning("no answer behind the forwarded port: %s", error)
-            return
-        back = threading.Thread(target=_pump, args=(far, near), daemon=True)
-        back.start()
-        _pump(near, far)
-        back.join()
-        far.close()
+
+    def hang_up(self) -> None:
+        self._is_over = True
+        for end in tuple(self._ends):
+            _hang_up(end)
 
 
 def _pump(source: Any, sink: Any) -> None:

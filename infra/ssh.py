@@ -8,7 +8,6 @@ import contextlib
 import itertools
 import os
 import secrets
-import select
 import shlex
 import shutil
 import subprocess
@@ -21,9 +20,9 @@ from typing import Any
 
 from infra import sync
 from infra.errors import SlipwayError, UsageError
-from infra.link import ALIAS, OPEN_S, SILENT_S, Link
+from infra.link import ALIAS, OPEN_S, SILENT_S, Link, hush
 from infra.records import Address
-from infra.relay import LOOPBACK, relay
+from infra.relay import relay
 from infra.transport import READ_BYTES, Lost, Pushed, Result, TimedOut, Unreachable
 
 FILE_S = 120.0  # to put or get one file
@@ -99,14 +98,14 @@ class Ssh:
     def forward(self, local_port: int, remote_port: int) -> Iterator[int]:
         """Raises UsageError when the port is taken here; nothing is opened there before the first caller."""
 
-        def dial() -> Any:
-            link = self._open(time.monotonic() + OPEN_S)
-            try:
-                return link.transport.open_channel(
-                    "direct-tcpip", (LOOPBACK, remote_port), (LOOPBACK, local_port), timeout=OPEN_S
-                )
-            except _broken() as error:
-                raise Unreachable(f"{self._where}: port {remote_port} there: {error}") from None
+        @contextlib.contextmanager
+        def dial() -> Iterator[Any]:
+            with contextlib.ExitStack() as stack:
+                try:
+                    channel = stack.enter_context(self._open(time.monotonic() + OPEN_S).port(remote_port))
+                except _broken() as error:
+                    raise Unreachable(f"{self._where}: port {remote_port} there: {error}") from None
+                yield channel
 
         with relay(local_port, dial) as port:
             yield port
@@ -207,7 +206,7 @@ class Ssh:
             except _broken() as error:
                 raise self._lost(link, name, str(error)) from None
             finally:
-                channel.close()
+                hush(channel)
                 feeder.stop()
             if feeder.error is not None:
                 raise feeder.error
@@ -257,7 +256,7 @@ class _Feeder:
                 piece = next(pieces, None)
             except Exception as error:  # of whoever makes the pieces: it is raised where the command was run
                 self.error = error
-                self._channel.close()
+                hush(self._channel)
                 return
             try:
                 if piece is None:
@@ -268,24 +267,34 @@ class _Feeder:
                 return
 
 
+class _Wake(threading.Event):
+    """Set by paramiko when anything arrives, cleared by us alone.
+
+    The pipe behind `channel.fileno()` loses wake-ups when stdout and stderr arrive at once.
+    """
+
+    def clear(self) -> None:
+        pass
+
+    forget = threading.Event.clear
+
+
 def _listen(channel: Any, out: bytearray, err: bytearray, deadline: float) -> None:
     """Gather stdout and stderr until the command has ended. Raises TimeoutError."""
-    ready = select.poll()
-    ready.register(channel.fileno(), select.POLLIN)
+    arrived = _Wake()
+    channel.in_buffer.set_event(arrived)
+    channel.in_stderr_buffer.set_event(arrived)
     while True:
+        arrived.forget()
         is_over = channel.eof_received or channel.closed  # asked before reading: what came before it is there
         while channel.recv_ready():
             out += channel.recv(_CHUNK)
         while channel.recv_stderr_ready():
             err += channel.recv_stderr(_CHUNK)
-        left_s = max(0.0, deadline - time.monotonic())
-        if is_over:
-            if not channel.status_event.wait(left_s):
-                raise TimeoutError
-            return
-        if not left_s:
+        if not (channel.status_event if is_over else arrived).wait(max(0.0, deadline - time.monotonic())):
             raise TimeoutError
-        ready.poll(left_s * 1000)
+        if is_over:
+            return
 
 
 def _kill(link: Link, group: bytes) -> None:

@@ -1,5 +1,6 @@
 """One way to connect, against real OpenSSH servers, and what happens when it breaks."""
 
+import contextlib
 import os
 import shlex
 import socket
@@ -276,6 +277,16 @@ def test_nothing_behind_a_forwarded_port_hangs_up(pod):
         empty = free.getsockname()[1]
     with pod.forward(0, empty) as port, socket.create_connection(("127.0.0.1", port), timeout=20) as caller:
         assert caller.recv(1) == b""
+
+
+def test_a_forwarded_port_is_closed_though_both_sides_are_silent(pod):
+    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as stack:
+        with pod.forward(0, server.getsockname()[1]) as port:
+            caller = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            caller.sendall(b"x")
+            silent = stack.enter_context(server.accept()[0])
+            assert silent.recv(1) == b"x"
+        assert caller.recv(1) == b"" and silent.recv(1) == b""
 
 
 # what breaks
