@@ -4,6 +4,7 @@ from scripts.program import command
 
 
 @command(
+    "scripts.shards",
     help={
         "mode": "smoke (a small sample) or prod (everything)",
         "source": "pydocs, fineweb, or a path of .txt, .jsonl, .parquet",
@@ -14,7 +15,7 @@ from scripts.program import command
         "seed": "of the held-out choice",
         "out": "folder for the shards and manifest.json",
         "json": "one JSON document on stdout",
-    }
+    },
 )
 def shard(
     c,
@@ -29,31 +30,16 @@ def shard(
     json=False,
 ):
     """Documents into text shards with a manifest: one document per line."""
-    from scripts import shards
-
-    shards.shard(
-        mode=mode,
-        source=source,
-        packages=packages,
-        take=take,
-        lines_per_shard=lines_per_shard,
-        val_ratio=val_ratio,
-        seed=seed,
-        out=out,
-        json=json,
-    )
 
 
 @command(
+    "scripts.shards",
     help={
         "text": "folder of text shards, as `inv shard` writes it (default: the store's)",
         "vocab-size": "ids, the 256 bytes and nine chat specials included",
         "out": "folder for tokenizer.json and its companions",
         "json": "one JSON document on stdout",
-    }
+    },
 )
 def tokenizer(c, text="", vocab_size=4096, out="", json=False):
     """A byte-level BPE tokenizer from text shards."""
-    from scripts import shards
-
-    shards.tokenizer(text=text, vocab_size=vocab_size, out=out, json=json)

@@ -4,6 +4,7 @@ from scripts.program import command
 
 
 @command(
+    "scripts.runs",
     help={
         "phase": "base, mid, sft, a sum such as mid+sft, or all",
         "profile": "recipe of model and training (smoke, tiny)",
@@ -26,7 +27,7 @@ from scripts.program import command
         "dry-run": "show the plan and stop",
         "yes": "ask nothing",
         "json": "one JSON document on stdout",
-    }
+    },
 )
 def launch(
     c, phase="sft", profile="", provider="", source="", packages="", persona="", seed: int | None = None,
@@ -34,44 +35,20 @@ def launch(
     no_accept=False, dry_run=False, yes=False, json=False,
 ):  # fmt: skip
     """Train one or more phases, from nothing if need be, and follow them to the end."""
-    from scripts import runs
-
-    runs.launch(
-        phase=phase,
-        profile=profile,
-        provider=provider,
-        source=source,
-        packages=packages,
-        persona=persona,
-        seed=seed,
-        steps=steps,
-        tag=tag,
-        store=store,
-        pool=pool,
-        host=host,
-        gpu=gpu,
-        num_gpus=num_gpus,
-        ttl=ttl,
-        run_name=run_name,
-        detach=detach,
-        no_accept=no_accept,
-        dry_run=dry_run,
-        yes=yes,
-        json=json,
-    )
 
 
 @command(
-    word="run", help={"watch": "redraw every N seconds (60)", "json": "one JSON document on stdout"}, optional=["watch"]
+    "scripts.runs",
+    word="run",
+    help={"watch": "redraw every N seconds (60)", "json": "one JSON document on stdout"},
+    optional=["watch"],
 )
 def status(c, run="", watch=None, json=False):
     """Every run: its state, its step, its cost, and how old each figure is."""
-    from scripts import runs
-
-    runs.status(run=run, watch=watch, json=json)
 
 
 @command(
+    "scripts.runs",
     word="run",
     help={
         "follow": "go on until the run ends, and exit with its code",
@@ -82,22 +59,13 @@ def status(c, run="", watch=None, json=False):
 )
 def logs(c, run="", follow=False, tail=0, file="", errors=False):
     """What a run has written, step by step."""
-    from scripts import runs
-
-    runs.logs(run=run, follow=follow, tail=tail, file=file, errors=errors)
 
 
-@command(word="run", help={"all": "every live run", "json": "one JSON document on stdout"})
+@command("scripts.runs", word="run", help={"all": "every live run", "json": "one JSON document on stdout"})
 def down(c, run="", all=False, json=False):
     """End a run: its work is saved, its processes are gone, nothing bills; says so only when it is proven."""
-    from scripts import runs
-
-    runs.down(run=run, all=all, json=json)
 
 
-@command(word="run", help={"detach": "hand over and return", "json": "one JSON document on stdout"})
+@command("scripts.runs", word="run", help={"detach": "hand over and return", "json": "one JSON document on stdout"})
 def resume(c, run="", detach=False, json=False):
     """Go on with a run that was stopped, killed or failed, from its newest whole checkpoint."""
-    from scripts import runs
-
-    runs.resume(run=run, detach=detach, json=json)

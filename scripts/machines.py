@@ -1,4 +1,4 @@
-"""Own machines: what the inventory holds, whether each can be used, and which ones have failed."""
+"""What the commands of `pool.py` do: the inventory, whether each machine can be used, and which ones have failed."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,8 +17,7 @@ from scripts.program import print_json
 from scripts.project import columns
 
 
-def list_(pool="", json=False):
-    """The machines of the inventory: GPUs, price, and which run has each. Asks nobody."""
+def list_(pool, json):
     settings = words.settings()
     hosts = pools.select(pools.load(settings.pools), pool)
     known = HostMemory.beside(settings.state_file).all()
@@ -55,8 +54,7 @@ def about(host: pools.Host, known: Any, run: str | None) -> dict[str, Any]:
     }
 
 
-def up(pool="", json=False):
-    """Look at every machine: CPUs, memory, disk, GPUs, Python, rsync, uv; remember it. May be repeated."""
+def up(pool, json):
     settings = words.settings()
     hosts = pools.select(pools.load(settings.pools), pool)
     looks = survey.look(hosts, connections(settings), HostMemory.beside(settings.state_file))
@@ -89,8 +87,7 @@ def gigabytes(size: int | None) -> str:
     return "?" if size is None else f"{size / 1e9:.0f} GB"
 
 
-def check(pool="", json=False):
-    """Whether each machine can be reached, and its key is for its owner only."""
+def check(pool, json):
     settings = words.settings()
     looks = survey.reachable(pools.select(pools.load(settings.pools), pool), connections(settings))
     if json:
@@ -106,8 +103,7 @@ def leave(looks: Sequence[survey.Look]) -> None:
         raise Exit(f"{len(bad)} of {len(looks)} machines cannot be used: {', '.join(bad)}", code=1)
 
 
-def import_(from_="", output="", pool="terraform", user="", key="", dry_run=False, json=False):
-    """Add the machines that Terraform made to the inventory; what is there stays, comments too."""
+def import_(from_, output, pool, user, key, dry_run, json):
     if not from_:
         raise UsageError("which file? pool.import --from terraform.json, made with: terraform output -json")
     path = words.settings().pools
@@ -123,8 +119,7 @@ def import_(from_="", output="", pool="terraform", user="", key="", dry_run=Fals
     render.say(f"{path}: {len(plan.new)} machines {'would be added' if dry_run else 'added'} to {pool}")
 
 
-def hosts(forget=None, json=False):
-    """Machines that failed and are not offered any more, why, and since when."""
+def hosts(forget, json):
     memory = HostMemory.beside(words.settings().state_file)
     failed = {machine: known for machine, known in memory.all().items() if known.failure}
     for word in forget:

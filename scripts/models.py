@@ -1,4 +1,4 @@
-"""Models by hand: train one here, talk to it, measure it, hand it on."""
+"""What the commands of `train.py` do: train a model here, talk to it, measure it, hand it on."""
 
 import math
 import os
@@ -16,28 +16,9 @@ from store import Store
 from trainer.plan import CHECKPOINTS, load_persona, source_slug
 
 
-def train(
-    phase="base",
-    profile="",
-    source="",
-    persona="",
-    seed: int | None = None,
-    steps: int | None = None,
-    tag="",
-    out="",
-    json=False,
-):
-    """Train in this very terminal, without a pod: the same steps as `launch`, in the foreground."""
+def train(profile, source, out, json, **wanted):
     settings = words.settings(profile=profile, source=source, store=out)
-    plan = plan_for(
-        settings,
-        Request(run="foreground"),
-        phase=phase,
-        persona=persona,
-        seed=seed,
-        steps=steps,
-        tag=tag,
-    )
+    plan = plan_for(settings, Request(run="foreground"), **wanted)
     if not json:
         render.show_plan(plan)
     results = {}
@@ -49,8 +30,7 @@ def train(
         render.say("everything is here; nothing to do")
 
 
-def chat(model="", tag="", prompt: str | None = None, temperature=0.0, max_tokens=256):
-    """Talk to a model."""
+def chat(model, tag, prompt, temperature, max_tokens):
     from infra import inside
 
     if prompt is not None and not prompt.strip():
@@ -68,11 +48,7 @@ def chat(model="", tag="", prompt: str | None = None, temperature=0.0, max_token
     inside.exec_interactive(said, root=ROOT, python=python)
 
 
-def eval(model="", tag="", source="", persona="", json=False):
-    """Measure a model: bits per byte beside gzip and xz, and its answers to held-out questions.
-
-    Without MODEL: base on text, the last phase on questions.
-    """
+def eval(model, tag, source, persona, json):
     settings = words.settings(source=source)
     material = held_out(settings, persona)
     if model:
@@ -109,8 +85,7 @@ def measure(settings: Settings, folder: Path, material: dict[str, str], quiet: b
     return run_step("eval", ("-m", "trainer", "eval"), spec, settings, quiet)
 
 
-def export(model="", tag="", out="", dtype="float32"):
-    """Write a Hugging Face folder that transformers and vLLM load."""
+def export(model, tag, out, dtype):
     if not out:
         raise UsageError("where to? --out DIR")
     if dtype not in ("float32", "bfloat16"):

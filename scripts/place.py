@@ -1,4 +1,4 @@
-"""Being on a run's machine: a shell, a port, its artifacts, its code."""
+"""What the commands of `pod.py` do: a shell, a port, the artifacts, the code of a run's machine."""
 
 import signal
 
@@ -15,8 +15,7 @@ from scripts.program import print_json, words_after_dashes
 from scripts.runs import bring_home, find_run, way
 
 
-def ssh(run=""):
-    """A shell in a run's folder, on its machine; `inv ssh RUN -- words` runs words there and leaves with their code."""
+def ssh(run):
     settings = words.settings()
     with Journal.open(settings.state_file) as journal:
         op = find_run(journal, run)
@@ -25,8 +24,7 @@ def ssh(run=""):
         raise Exit(code=code)
 
 
-def forward(what=None):
-    """A port of a run's machine here, on loopback only, until Ctrl-C; TensorBoard: `inv forward RUN 6006:6006`."""
+def forward(what):
     *run, ports = what or [""]
     local, _, remote = ports.partition(":")
     if len(run) > 1 or not local.isdecimal() or not (remote or local).isdecimal():
@@ -39,8 +37,7 @@ def forward(what=None):
             signal.pause()
 
 
-def sync(run="", plan=False, json=False):
-    """Send the code to a run's machine again; `--plan` shows files, sizes, what is new, refused and ignored."""
+def sync(run, plan, json):
     settings = words.settings()
     with Journal.open(settings.state_file) as journal:
         op = find_run(journal, run) if run or not plan else None
@@ -61,8 +58,7 @@ def sync(run="", plan=False, json=False):
         render.say(f"{op.run}: {done.sent} files sent, {done.unchanged} unchanged, {done.removed} removed")
 
 
-def pull(run="", json=False):
-    """Bring home what a run has made so far: artifacts, logs, last words."""
+def pull(run, json):
     settings = words.settings()
     with Journal.open(settings.state_file) as journal:
         op = find_run(journal, run)

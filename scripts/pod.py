@@ -3,33 +3,27 @@
 from scripts.program import command
 
 
-@command(word="run")
+@command("scripts.place", word="run")
 def ssh(c, run=""):
     """A shell in a run's folder, on its machine; `inv ssh RUN -- words` runs words there and leaves with their code."""
-    from scripts import place
-
-    place.ssh(run=run)
 
 
-@command(word="what", iterable=["what"], help={"what": "RUN and LOCAL:REMOTE ports, such as 6006:6006"})
+@command(
+    "scripts.place", word="what", iterable=["what"], help={"what": "RUN and LOCAL:REMOTE ports, such as 6006:6006"}
+)
 def forward(c, what=None):
     """A port of a run's machine here, on loopback only, until Ctrl-C; TensorBoard: `inv forward RUN 6006:6006`."""
-    from scripts import place
-
-    place.forward(what=what)
 
 
-@command(word="run", help={"plan": "show what would be sent, and send nothing", "json": "one JSON document on stdout"})
+@command(
+    "scripts.place",
+    word="run",
+    help={"plan": "show what would be sent, and send nothing", "json": "one JSON document on stdout"},
+)
 def sync(c, run="", plan=False, json=False):
     """Send the code to a run's machine again; `--plan` shows files, sizes, what is new, refused and ignored."""
-    from scripts import place
-
-    place.sync(run=run, plan=plan, json=json)
 
 
-@command(word="run", help={"json": "one JSON document on stdout"})
+@command("scripts.place", word="run", help={"json": "one JSON document on stdout"})
 def pull(c, run="", json=False):
     """Bring home what a run has made so far: artifacts, logs, last words."""
-    from scripts import place
-
-    place.pull(run=run, json=json)

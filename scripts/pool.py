@@ -3,31 +3,32 @@
 from scripts.program import command
 
 
-@command(name="list", word="pool", help={"pool": "one pool, or one machine", "json": "one JSON document on stdout"})
+@command(
+    "scripts.machines",
+    name="list",
+    word="pool",
+    help={"pool": "one pool, or one machine", "json": "one JSON document on stdout"},
+)
 def list_(c, pool="", json=False):
     """The machines of the inventory: GPUs, price, and which run has each. Asks nobody."""
-    from scripts import machines
-
-    machines.list_(pool=pool, json=json)
-
-
-@command(word="pool", help={"pool": "one pool, or one machine", "json": "one JSON document on stdout"})
-def up(c, pool="", json=False):
-    """Look at every machine: CPUs, memory, disk, GPUs, Python, rsync, uv; remember it. May be repeated."""
-    from scripts import machines
-
-    machines.up(pool=pool, json=json)
-
-
-@command(word="pool", help={"pool": "one pool, or one machine", "json": "one JSON document on stdout"})
-def check(c, pool="", json=False):
-    """Whether each machine can be reached, and its key is for its owner only."""
-    from scripts import machines
-
-    machines.check(pool=pool, json=json)
 
 
 @command(
+    "scripts.machines", word="pool", help={"pool": "one pool, or one machine", "json": "one JSON document on stdout"}
+)
+def up(c, pool="", json=False):
+    """Look at every machine: CPUs, memory, disk, GPUs, Python, rsync, uv; remember it. May be repeated."""
+
+
+@command(
+    "scripts.machines", word="pool", help={"pool": "one pool, or one machine", "json": "one JSON document on stdout"}
+)
+def check(c, pool="", json=False):
+    """Whether each machine can be reached, and its key is for its owner only."""
+
+
+@command(
+    "scripts.machines",
     name="import",
     help={
         "from": "a file of `terraform output -json`, `terraform show -json`, or a state file",
@@ -41,18 +42,13 @@ def check(c, pool="", json=False):
 )
 def import_(c, from_="", output="", pool="terraform", user="", key="", dry_run=False, json=False):
     """Add the machines that Terraform made to the inventory; what is there stays, comments too."""
-    from scripts import machines
-
-    machines.import_(from_=from_, output=output, pool=pool, user=user, key=key, dry_run=dry_run, json=json)
 
 
 @command(
+    "scripts.machines",
     word="forget",
     iterable=["forget"],
     help={"forget": "a machine that may be offered again; repeatable", "json": "one JSON document on stdout"},
 )
 def hosts(c, forget=None, json=False):
     """Machines that failed and are not offered any more, why, and since when."""
-    from scripts import machines
-
-    machines.hosts(forget=forget, json=json)

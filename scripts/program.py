@@ -8,6 +8,8 @@ What happens before `tasks.py` is loaded (a wrong core flag, such as `inv --list
 import contextlib
 import difflib
 import errno
+import functools
+import importlib
 import inspect
 import json
 import os
@@ -22,7 +24,7 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from invoke import Executor, Exit, ParseError, Program, Task, task
+from invoke import Executor, Exit, ParseError, Program, Task
 from invoke.parser.parser import ParseResult
 
 from data.config import ConfigError
@@ -51,12 +53,21 @@ class Command(Task):
         return options
 
 
-def command(**options: Any) -> Callable[[Callable[..., Any]], Command]:
+def command(does: str = "", **options: Any) -> Callable[[Callable[..., Any]], Command]:
     """A task. `word` names the parameter that may be given without its flag: `inv logs brave-otter-3`.
 
-    A parameter named in both `word` and `iterable` takes any number of bare words.
+    A parameter named in both `word` and `iterable` takes any number of bare words. With `does`, the function below is
+    only the declaration: its namesake in that module gets the flags, and is loaded when the command is called.
     """
-    return task(klass=Command, **options)
+
+    def make(declared: Callable[..., Any]) -> Command:
+        @functools.wraps(declared)
+        def body(c: Any, **flags: Any) -> Any:
+            return getattr(importlib.import_module(does), declared.__name__)(**flags)
+
+        return Command(body if does else declared, **options)
+
+    return make
 
 
 def mend() -> None:

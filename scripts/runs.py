@@ -1,4 +1,7 @@
-"""What the commands of `launch.py` do: the plan, the run at work on it, following it to the end."""
+"""What the commands of `launch.py` do: the plan, the run at work on it, following it to the end.
+
+Each gets the flags as they are declared there.
+"""
 
 import shlex
 import sys
@@ -32,11 +35,9 @@ DETACHED = 130
 
 
 def launch(
-    phase="sft", profile="", provider="", source="", packages="", persona="", seed: int | None = None,
-    steps: int | None = None, tag="", store="", pool="", host="", gpu="", num_gpus=0, ttl="", run_name="", detach=False,
-    no_accept=False, dry_run=False, yes=False, json=False,
+    *, provider, profile, source, store, pool, host, gpu, num_gpus, ttl, run_name, detach, no_accept, dry_run, json,
+    yes, **wanted,
 ):  # fmt: skip
-    """Train one or more phases, from nothing if need be, and follow them to the end."""
     settings = words.settings(provider=provider, profile=profile, source=source, store=store)
     name = check_name(run_name) if run_name else ""
     if num_gpus < 0:
@@ -45,10 +46,7 @@ def launch(
         vendor = words.provider(settings)
         settle(journal, settings)
         request = Request(run=name or "new", provider=vendor.name, gpu=gpu, num_gpus=num_gpus, pool=pool, host=host)
-        plan = plan_for(
-            settings, request, phase=phase, packages=packages, persona=persona, seed=seed, steps=steps,
-            tag=tag, time_s=words.seconds(ttl), pod_store=vendor.pod_store,
-        )  # fmt: skip
+        plan = plan_for(settings, request, time_s=words.seconds(ttl), pod_store=vendor.pod_store, **wanted)
         if not json:
             render.say(f"provider {vendor.name} ({settings.sources['provider']})")
             render.show_plan(plan)
@@ -245,8 +243,7 @@ def find_run(journal: Journal, run: str = "") -> Op:
     return journal.ops(run=match(run, runs) if run else runs[-1])[-1]
 
 
-def status(run="", watch=None, json=False):
-    """Every run: its state, its step, its cost, and how old each figure is."""
+def status(run, watch, json):
     settings = words.settings()
     every_s = words.watch_seconds(watch)
     with open_journal(settings) as journal:
@@ -302,19 +299,17 @@ def screen(out: Any) -> Iterator[Any]:
         yield lambda what: live.update(what, refresh=True)
 
 
-def logs(run="", follow=False, tail=0, file="", errors=False):
-    """What a run has written, step by step."""
+def logs(run, tail, **which):
     from scripts.logs import show
 
     if tail < 0:
         raise UsageError(f"--tail is {tail}; it cannot be negative")
     settings = words.settings()
     with open_journal(settings) as journal:
-        show(find_run(journal, run), journal, settings, follow=follow, tail=tail, file=file, errors=errors)
+        show(find_run(journal, run), journal, settings, tail=tail, **which)
 
 
-def down(run="", all=False, json=False):
-    """End a run: its work is saved, its processes are gone, nothing bills; says so only when it is proven."""
+def down(run, all, json):
     settings = words.settings()
     with open_journal(settings) as journal:
         live = journal.ops(live=True) if all else [find_run(journal, run)]
@@ -332,8 +327,7 @@ def down(run="", all=False, json=False):
             render.say("nothing is running")
 
 
-def resume(run="", detach=False, json=False):
-    """Go on with a run that was stopped, killed or failed, from its newest whole checkpoint."""
+def resume(run, detach, json):
     settings = words.settings()
     with open_journal(settings) as journal:
         settle(journal, settings)

@@ -1,4 +1,4 @@
-"""Data by hand: text shards and a tokenizer in a folder of the user's choice."""
+"""What the commands of `data.py` do: text shards and a tokenizer in a folder of the user's choice."""
 
 from pathlib import Path
 from typing import Any
@@ -11,35 +11,20 @@ MODES = {"smoke": 2_000, "prod": None}  # documents; None = all
 MAX_VOCAB = 1 << 24
 
 
-def shard(
-    mode="smoke",
-    source="",
-    packages="",
-    take: int | None = None,
-    lines_per_shard=250_000,
-    val_ratio=0.0,
-    seed=1337,
-    out="",
-    json=False,
-):
-    """Documents into text shards with a manifest: one document per line."""
+def shard(mode, source, packages, take, out, json, **spec):
     if mode not in MODES:
         raise UsageError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
     settings = words.settings(source=source)
-    spec = {
+    spec |= {
         "source": settings.source,
         "packages": list(filter(None, packages.split(","))),
         "take": MODES[mode] if take is None else take,
-        "lines_per_shard": lines_per_shard,
-        "val_ratio": val_ratio,
-        "seed": seed,
     }
     folder = Path(out or f"var/datasets/{mode}").absolute()
     tell(steps.run("shard", ("-m", "data", "text"), {"out": str(folder), "spec": spec}, settings, json), json)
 
 
-def tokenizer(text="", vocab_size=4096, out="", json=False):
-    """A byte-level BPE tokenizer from text shards."""
+def tokenizer(text, vocab_size, out, json):
     settings = words.settings()
     if not 512 <= vocab_size <= MAX_VOCAB:
         raise UsageError(f"--vocab-size is {vocab_size}; it must lie between 512 and {MAX_VOCAB}")

@@ -4,6 +4,7 @@ from scripts.program import command
 
 
 @command(
+    "scripts.models",
     help={
         "phase": "base, mid, sft, a sum such as mid+sft, or all",
         "profile": "recipe of model and training (smoke, tiny)",
@@ -14,7 +15,7 @@ from scripts.program import command
         "tag": "name of the checkpoints in the store (default: the profile)",
         "out": "store for the artifacts (default var/artifacts)",
         "json": "one JSON document on stdout",
-    }
+    },
 )
 def train(
     c,
@@ -29,22 +30,10 @@ def train(
     json=False,
 ):
     """Train in this very terminal, without a pod: the same steps as `launch`, in the foreground."""
-    from scripts import models
-
-    models.train(
-        phase=phase,
-        profile=profile,
-        source=source,
-        persona=persona,
-        seed=seed,
-        steps=steps,
-        tag=tag,
-        out=out,
-        json=json,
-    )
 
 
 @command(
+    "scripts.models",
     word="model",
     help={
         "model": "base, mid, sft, the name of an artifact, or a Hugging Face folder (default: the last phase there is)",
@@ -56,12 +45,10 @@ def train(
 )
 def chat(c, model="", tag="", prompt: str | None = None, temperature=0.0, max_tokens=256):
     """Talk to a model."""
-    from scripts import models
-
-    models.chat(model=model, tag=tag, prompt=prompt, temperature=temperature, max_tokens=max_tokens)
 
 
 @command(
+    "scripts.models",
     word="model",
     help={
         "model": "base, mid, sft, the name of an artifact, or a Hugging Face folder (default: the last phase there is)",
@@ -76,12 +63,10 @@ def eval(c, model="", tag="", source="", persona="", json=False):
 
     Without MODEL: base on text, the last phase on questions.
     """
-    from scripts import models
-
-    models.eval(model=model, tag=tag, source=source, persona=persona, json=json)
 
 
 @command(
+    "scripts.models",
     word="model",
     help={
         "model": "base, mid, sft, the name of an artifact, or a folder (default: the last phase there is)",
@@ -92,6 +77,3 @@ def eval(c, model="", tag="", source="", persona="", json=False):
 )
 def export(c, model="", tag="", out="", dtype="float32"):
     """Write a Hugging Face folder that transformers and vLLM load."""
-    from scripts import models
-
-    models.export(model=model, tag=tag, out=out, dtype=dtype)
