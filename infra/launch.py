@@ -9,20 +9,20 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from infra import home, pods
+from infra import home, pods, tools
 from infra.agent.job import Job
 from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.journal import Journal, Op
 from infra.providers import Provider
 from infra.records import Offer, Plan, Request
 from infra.settings import VENDORS
+from infra.stages import Say, stage
 from infra.states import LOST, READY
 from infra.transport import Transport
 from store import Store
 
 ARM_S = 60.0
 
-Say = Callable[[str], None]
 Accept = Callable[[Transport, Request, Offer], str]  # why a machine is not taken, "" when it is
 
 
@@ -37,27 +37,37 @@ def start(
     """
     assert plan.job is not None
     passed = []
-    for offer in choose(provider, plan.request):
+    with stage("connect", say):
+        offers = choose(provider, plan.request)
+    for offer in offers:
         try:
-            op = pods.rent(provider, plan.request, offer, plan.job, journal, target=plan.target, store=plan.store)
+            with stage("rent", say):
+                op = pods.rent(provider, plan.request, offer, plan.job, journal, target=plan.target, store=plan.store)
         except NoOffer as error:
             passed.append(str(error))
             continue
         try:
             transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
-            failure = accept(transport, plan.request, offer) if accept else ""
+            failure = ""
+            if accept:
+                with stage("accept", say):
+                    failure = accept(transport, plan.request, offer)
             if failure:
                 passed.append(f"{offer.place or offer.offer_id} was given back: {failure}")
                 say(passed[-1])
                 pods.end(provider, op, journal, failure)
                 continue
             say(f"sending the code to {op.address}")
-            for refusal in transport.push(root, pod.code, op.token).refused:
-                say(f"not sent: {refusal}")
+            with stage("push", say) as told:
+                pushed = transport.push(root, pod.code, op.token)
+                told += [f"{pushed.sent} files", *(f"not sent: {refusal}" for refusal in pushed.refused)]
             if provider.pod_store:
-                for name in home.send_artifacts(plan.job, pod, provider.pod_store, transport, Store(plan.store)):
-                    say(f"sent {name}")
-            return hand_over(op, transport, journal, secrets)
+                with stage("tools", say) as told:
+                    told.append(tools.bring(transport, pod))
+                with stage("inputs", say) as told:
+                    told += home.send_artifacts(plan.job, pod, provider.pod_store, transport, Store(plan.store))
+            with stage("hand-over", say):
+                return hand_over(op, transport, journal, secrets)
         except BaseException as error:  # also Ctrl-C: a pod without its job must not stay
             pods.end(provider, journal.op(op.token), journal, f"hand-over failed: {error}")
             raise

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.agent import environment
+from infra.agent import environment, packages
 from infra.settings import VENDORS, Settings
 
 TRAIN_BYTES = 3 << 30  # the train environment, what is downloaded for it, and a first run
@@ -57,8 +57,7 @@ def _installers() -> list[Finding]:
     uv = Path(sys.prefix, "bin", "uv")
     found = str(uv) if uv.exists() else shutil.which("uv")
     venv = importlib.util.find_spec("ensurepip") is not None
-    base = Path(getattr(sys, "_base_executable", sys.executable))
-    honoured = sorted(environment.pip_settings([base]))  # the names only: an address may hold a password
+    honoured = sorted(packages.pip_settings())  # the names only: an address may hold a password
     return [
         Finding("uv", "ok" if found else "off", found or "fetched from its wheel when it is needed"),
         Finding(

@@ -3,13 +3,15 @@
 In: a group of `[dependency-groups]` in pyproject.toml, its pins in constraints/<group>.txt, and which build of
 torch. Out: the interpreter of an environment that holds exactly that. It is built in place, since a virtual
 environment does not survive a rename, and counts only once its marker is written, which happens last.
-uv does the work where it can be had, else pip; both under pip's configuration.
+uv does the work where it can be had, else pip; both under pip's configuration. Pins are exact, so what uv has cached
+is taken without asking any index.
 
 Used by `./inv` (control), by the agent (step 0 of a job) and by the commands that run code elsewhere than in
 the control environment. Standard library only, and a grammar that Python 3.9 reads.
 """
 
 import ast
+import configparser
 import contextlib
 import fcntl
 import hashlib
@@ -23,12 +25,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
+from infra.agent.packages import NOTHING, Carried, forbids_index, pip_environ, settings_here, uv_environ
+
 Say = Callable[[str], None]
 
 OLDEST = (3, 10)  # what our requirements run on
 MARKER = "slipway-environment"
 TELL_TORCH = "import torch; print('cuda' if torch.version.cuda else 'cpu')"
 TELLING = re.compile(r"\s*(Resolved|Downloading|Building|Installed|Successfully installed) ")
+OLDEST_UV = (0, 5)  # knows the variables that we set
+OWN_UV = ("~/.local/bin/uv", "~/.cargo/bin/uv", "/usr/local/bin/uv")  # where a shell without a login does not look
+OFFLINE = "--offline"
+NO_INDEX = "no package index answers"
+ADVICE = (
+    "check the network and `pip config list` there; for a machine without a network put wheels into a folder on it and"
+    " write `find-links = FOLDER` under [global] in its ~/.config/pip/pip.conf, or copy a uv cache to its ~/.cache/uv"
+)
 KNOWN = (  # what a tool prints, what it means
     (
         r"ensurepip|no module named venv",
@@ -37,7 +49,7 @@ KNOWN = (  # what a tool prints, what it means
     (r"no space left|os error 28", "the disk is full"),
     (
         r"dns error|error sending request|failed to establish|name resolution|timed out|connection refused|unreachable",
-        "no package index answers (check the network and `pip config list`)",
+        NO_INDEX,
     ),
     (r"ResolutionImpossible|no matching distribution", "the pinned versions are not where pip is told to look"),
 )
@@ -63,14 +75,14 @@ class Spec:
     key: str
 
 
-def ensure(name: str, code: Path, cache: Path, torch: str, say: Say) -> Path:
+def ensure(name: str, code: Path, cache: Path, torch: str, say: Say, carried: Carried = NOTHING) -> Path:
     """The interpreter of environment `name` of the checkout `code`, built under `cache` if it is not there.
 
     `torch` is "cpu" or "cuda". `say` hears what is being done; nothing is said when all is there.
-    Raises EnvironmentFailed.
+    `carried`: what came here along with a job. Raises EnvironmentFailed.
     """
     spec = read_spec(name, code, torch)
-    return ensure_at(cache / f"{name}-{spec.key[:12]}", spec, cache, say)
+    return ensure_at(cache / f"{name}-{spec.key[:12]}", spec, cache, say, carried)
 
 
 def find(name: str, code: Path, cache: Path, torch: str) -> Optional[Path]:
@@ -80,17 +92,19 @@ def find(name: str, code: Path, cache: Path, torch: str) -> Optional[Path]:
     return _interpreter(target) if _is_whole(target, spec.key) else None
 
 
-def ensure_at(target: Path, spec: Spec, cache: Path, say: Say) -> Path:
+def ensure_at(target: Path, spec: Spec, cache: Path, say: Say, carried: Carried = NOTHING) -> Path:
     """As ensure(), in the folder `target`; `cache` is where uv is kept. Raises EnvironmentFailed."""
     if not _is_whole(target, spec.key):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with _locked(target, say) as lock:
                 if not _is_whole(target, spec.key):  # another process may have built it meanwhile
-                    _build(target, spec, cache, say, lock)
+                    _build(target, spec, cache, say, carried, lock)
         except OSError as error:
             hint = "SLIPWAY_ENVIRONMENTS names another folder"
             raise EnvironmentFailed(f"the {spec.name} environment cannot be made: {error} ({hint})") from error
+        except (configparser.Error, UnicodeDecodeError) as error:
+            raise EnvironmentFailed(f"pip's configuration cannot be read: {error}; run: pip config debug") from error
     return _interpreter(target)
 
 
@@ -196,27 +210,28 @@ def _locked(target: Path, say: Say) -> Iterator[int]:
         yield lock.fileno()
 
 
-def _build(target: Path, spec: Spec, cache: Path, say: Say, lock: int) -> None:
+def _build(target: Path, spec: Spec, cache: Path, say: Say, carried: Carried, lock: int) -> None:
     """Try each way to make the environment until one gives what was asked for."""
     log = target.with_name(f"{target.name}.log")
     log.write_text("", encoding="utf-8")
     work = _Work(log, lock, say)
-    tools, uv = _tools(spec), Path()
+    tools, uv, said = _tools(spec), Path(), ""
     problems: List[Tuple[str, str]] = []
     if "uv" in tools:
         try:
-            uv = _find_uv(spec, cache, say)
+            uv = _find_uv(spec, cache, say, carried)
         except EnvironmentFailed as error:
             problems.append(("uv", error.seen))
             tools.remove("uv")
     for tool, flags in _ways(spec, tools):
-        way = " ".join([tool, *flags])
-        say(f"making the {spec.name} environment with {way}: {target}")
+        if tool != said:
+            say(f"making the {spec.name} environment with {tool}: {target}")
+        said = tool
         try:
             _remove(target)
-            _install(work, target, spec, uv if tool == "uv" else None, flags)
+            _install(work, target, spec, uv if tool == "uv" else None, flags, carried)
         except EnvironmentFailed as error:
-            problems.append((way, error.seen))
+            problems.append((" ".join([tool, *flags]), error.seen))
             continue
         draft = target / f"{MARKER}.draft"
         draft.write_text(_mark(target, spec.key), encoding="utf-8")
@@ -224,20 +239,21 @@ def _build(target: Path, spec: Spec, cache: Path, say: Say, lock: int) -> None:
         return
     same = len({seen for _, seen in problems}) == 1
     seen = problems[0][1] if same else "; ".join(f"{tried}: {seen}" for tried, seen in problems)
-    raise EnvironmentFailed(f"the {spec.name} environment could not be made: {seen}; all of it: {log}", seen)
+    advice = f"; {ADVICE}" if NO_INDEX in seen else ""
+    raise EnvironmentFailed(f"the {spec.name} environment could not be made: {seen}; all of it: {log}{advice}", seen)
 
 
-def _install(work: "_Work", target: Path, spec: Spec, uv: Optional[Path], flags: List[str]) -> None:
+def _install(work: "_Work", target: Path, spec: Spec, uv: Optional[Path], flags: List[str], carried: Carried) -> None:
     """Make `target` with uv, or with pip when that is None. Raises EnvironmentFailed."""
     python = _interpreter(target)
+    settings = settings_here(carried, offline=OFFLINE in flags)
     if uv:
-        settings = pip_settings([Path(spec.python), _interpreter(uv.parent.parent)])
         environ = uv_environ(settings)
         work.run([uv, "venv", "--python", spec.python, target], environ)
         install = [str(uv), "pip", "install", "--python", str(python)]
-        install += ["--no-index"] if _forbids_index(settings) else []
+        install += ["--no-index"] if forbids_index(settings) else []
     else:
-        environ = pip_environ()
+        environ = pip_environ(settings)
         work.run([spec.python, "-m", "venv", target], environ)
         install = [str(python), "-m", "pip", "install"]
     pins = ["-c", str(spec.constraints)] if spec.constraints else []
@@ -267,9 +283,15 @@ def _tools(spec: Spec) -> List[str]:
 def _ways(spec: Spec, tools: List[str]) -> Iterator[Tuple[str, List[str]]]:
     """What to try, in order: the tool and its flags."""
     for tool in tools:
-        yield tool, []
-        if tool == "uv" and spec.torch and sys.platform == "linux":  # uv knows where PyTorch keeps its own wheels
-            yield tool, ["--torch-backend", "cpu" if spec.torch == "cpu" else "auto"]
+        if tool == "pip":
+            yield tool, []
+            continue
+        builds: List[List[str]] = [[]]
+        if spec.torch and sys.platform == "linux":  # uv knows where PyTorch keeps its own wheels
+            builds.append(["--torch-backend", "cpu" if spec.torch == "cpu" else "auto"])
+        for reach in ([OFFLINE], []):
+            for build in builds:
+                yield tool, [*reach, *build]
 
 
 def _with_build(requirement: str, torch: str) -> str:
@@ -286,77 +308,31 @@ def _check_torch(output: str, torch: str) -> None:
         raise EnvironmentFailed(f"the {got} build of torch came where the {torch} build was asked for")
 
 
-def _find_uv(spec: Spec, cache: Path, say: Say) -> Path:
-    """uv from beside this interpreter, from PATH, or from its wheel in an environment of its own."""
-    beside = Path(sys.prefix) / "bin" / "uv"
-    if beside.exists():
-        return beside
-    on_path = shutil.which("uv")
-    if on_path:
-        return Path(on_path)
+def _find_uv(spec: Spec, cache: Path, say: Say, carried: Carried) -> Path:
+    """uv of this machine, the copy that came along, or its wheel in an environment of its own."""
+    places = [Path(sys.prefix) / "bin" / "uv", shutil.which("uv"), *OWN_UV, carried.uv]
+    for place in places:
+        path = os.path.expanduser(place or "")
+        if os.path.isfile(path) and is_usable(_version(path)):
+            return Path(path)
     pins = spec.constraints and spec.constraints.with_name("control.txt")
     pin = pins and pins.exists() and re.search(r"^uv==\S+$", pins.read_text(encoding="utf-8"), re.M)
     own = _spec("uv", (pin[0] if pin else "uv",), None, "", "")
-    return ensure_at(cache / f"uv-{own.key[:12]}", own, cache, say).parent / "uv"
+    return ensure_at(cache / f"uv-{own.key[:12]}", own, cache, say, carried).parent / "uv"
 
 
-def pip_settings(pythons: List[Path], environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
-    """pip's configuration, by option name: its files as the first of `pythons` that has pip reads them, then PIP_*."""
-    listed = ""
-    for python in pythons:
-        done = subprocess.run(
-            [python, "-m", "pip", "config", "list"], capture_output=True, text=True, env=dict(environ)
-        )
-        if done.returncode == 0:
-            listed = done.stdout
-            break
-    settings: Dict[str, str] = {}
-    for section in ("global", "install"):  # what is set for `pip install` outweighs what is set for all of pip
-        for name, value in re.findall(rf"^{section}\.([\w-]+)=(.+)$", listed, re.M):
-            settings[name] = ast.literal_eval(value)
-    for name, value in environ.items():
-        if name.startswith("PIP_") and value:
-            settings[name[4:].lower().replace("_", "-")] = value
-    return settings
+def _version(uv: str) -> str:
+    try:
+        done = subprocess.run([uv, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    except OSError:  # made for another machine
+        return ""
+    return done.stdout if done.returncode == 0 else ""
 
 
-def uv_environ(settings: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
-    """The environment under which uv looks where pip would. What is said to uv itself (UV_*) stands."""
-
-    def several(option: str) -> List[str]:
-        return settings.get(option, "").split()
-
-    no_index = _forbids_index(settings)
-    links = [link for link in several("find-links") if "://" in link or os.path.exists(os.path.expanduser(link))]
-    timeout_s = settings.get("timeout") or settings.get("default-timeout", "")
-    said = {
-        "UV_DEFAULT_INDEX": "" if no_index else settings.get("index-url", ""),
-        "UV_INDEX": "" if no_index else " ".join(several("extra-index-url")),
-        "UV_INDEX_STRATEGY": "unsafe-best-match",  # pip's own: the best version of all indexes
-        "UV_FIND_LINKS": ",".join(os.path.expanduser(link) for link in links),
-        "UV_INSECURE_HOST": " ".join(several("trusted-host")),
-        "UV_HTTP_TIMEOUT": timeout_s.partition(".")[0],
-        "SSL_CERT_FILE": settings.get("cert", ""),
-        "SSL_CLIENT_CERT": settings.get("client-cert", ""),
-        "ALL_PROXY": settings.get("proxy", ""),
-    }
-    return {**{name: value for name, value in said.items() if value}, **_plain(environ)}
-
-
-def _forbids_index(settings: Mapping[str, str]) -> bool:
-    return settings.get("no-index", "").lower() in ("1", "true", "yes", "on")
-
-
-def pip_environ(environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
-    """The environment under which pip installs into the environment that it lies in, and nowhere else."""
-    plain = _plain(environ)
-    for name in ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_REQUIRE_VIRTUALENV"):
-        plain.pop(name, None)
-    return {"PIP_RETRIES": "2", **plain, "PIP_USER": "0", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-
-
-def _plain(environ: Mapping[str, str]) -> Dict[str, str]:
-    return {name: value for name, value in environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+def is_usable(version: str) -> bool:
+    """Whether that is what a uv new enough for us says of itself."""
+    found = re.match(r"uv (\d+)\.(\d+)", version)
+    return found is not None and (int(found[1]), int(found[2])) >= OLDEST_UV
 
 
 @dataclass(frozen=True)

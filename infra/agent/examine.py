@@ -23,7 +23,7 @@ import urllib.request
 from typing import Any, Callable, Dict, Tuple
 
 BLOCK = 4 << 20
-WRITE_BYTES = 256 << 20
+WRITE_BYTES = 128 << 20
 DOWNLOAD_BYTES = 64 << 20
 ENVIRONMENTS = "~/.cache/slipway/environments/train-*/bin/python"
 NO_TORCH = 3

@@ -1,6 +1,7 @@
 """Step 0: the environments that the steps of a job name.
 
-In: `--config FILE` holding {names, code, cache, torch}. Out: a record per thing done, and a result that
+In: `--config FILE` holding {names, code, cache, torch}, and `state/packages.json` where a job was handed over with one:
+{uv, settings} as in `packages.Carried`. Out: a record per thing done, and a result that
 maps each name to its interpreter. Exit 1 with one line when an environment cannot be made.
 """
 
@@ -11,7 +12,8 @@ import time
 from pathlib import Path
 from typing import Any, Sequence
 
-from infra.agent.job import Job, Step
+from infra.agent.job import Job, PodFolder, Step
+from infra.agent.state import read_json
 
 NAME = "environment"
 
@@ -22,16 +24,25 @@ def step_of(job: Job, code: Path) -> Step:
     return Step(name=NAME, words=("-m", "infra.agent.step_zero"), config=config)
 
 
+def packages_of(pod: PodFolder) -> Path:
+    """What was carried to a pod."""
+    return pod.state / "packages.json"
+
+
 def main(words: Sequence[str]) -> int:
     from infra.agent import environment
+    from infra.agent.packages import Carried
 
     flag, path = words
     assert flag == "--config"
     config = json.loads(Path(path).read_text(encoding="utf-8"))
     code = Path(config["code"])
     cache = Path(config["cache"]) if config["cache"] else environment.default_cache()
+    carried = Carried(**read_json(packages_of(PodFolder(code.parent))))
     try:
-        pythons = {name: str(environment.ensure(name, code, cache, config["torch"], _say)) for name in config["names"]}
+        pythons = {
+            name: str(environment.ensure(name, code, cache, config["torch"], _say, carried)) for name in config["names"]
+        }
     except environment.EnvironmentFailed as error:
         print(error, flush=True)
         return 1
