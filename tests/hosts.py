@@ -15,6 +15,8 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,11 +25,14 @@ from typing import Any
 
 import pytest
 
+from infra.agent import environment
 from infra.records import Address
 
 DEADLINE_S = 20.0
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") or ""
 _CLONE_NEWNET = 0x40000000
+PIP_FILES = (Path("/etc/pip.conf"), Path("/etc/xdg/pip/pip.conf"))
+ROOT = Path(__file__).parents[1]
 HOME = Path(pwd.getpwuid(os.geteuid()).pw_dir)  # as sshd sees it, whatever our environment says
 
 
@@ -229,8 +234,11 @@ class Hosts:
         call("ip", "-n", self.bridge, "addr", "add", "10.77.0.1/16", "dev", "br0")
         call("ip", "-n", self.bridge, "link", "set", "br0", "up")
 
-    def add(self, hidden: Sequence[str] = ()) -> Host:
-        """One more host; it does not have the programs in `hidden`."""
+    def add(self, hidden: Sequence[str] = (), uv_cache: Path | None = None) -> Host:
+        """One more host, with the interpreter below ours; it does not have the programs in `hidden`.
+
+        `uv_cache`: it has a copy of that, and no word of where packages come from.
+        """
         number = len(self.all) + 1
         network, ip = f"{self.name}-{number}", f"10.77.{number}.2"
         folder = self.folder / f"host{number}"
@@ -239,10 +247,17 @@ class Hosts:
         key = make_key(folder / "user")
         call("ip", "netns", "add", network)
         address = Address(getpass.getuser(), ip, 22, str(key), str(HOME / "pod"))
-        binds = [f"mount --bind '{folder}/home' '{HOME}'"]
-        for program in hidden:
-            found = shutil.which(program)
-            binds += [f"mount --bind /dev/null '{found}'"] if found else []
+        binds = [f"mount --rbind '{folder}/home' '{HOME}'"]
+        python = Path(sys.base_prefix)
+        if python.is_relative_to(HOME):
+            shown = folder / "home" / python.relative_to(HOME)
+            shown.mkdir(parents=True)
+            binds.append(f"mount --bind '{python}' '{shown}'")
+        gone = [found for program in hidden for found in _everywhere(program)]
+        if uv_cache:
+            _copy(uv_cache, folder / "home" / ".cache" / "uv")
+            gone += [path for path in PIP_FILES if path.exists()]
+        binds += [f"mount --bind /dev/null '{path}'" for path in gone]
         # The home hides the test's folder when that lies in it, so it is bound last and keys are read before.
         script = f'{"; ".join(reversed(binds))}; hostname {network}; exec "$@"'
         prefix = ["ip", "netns", "exec", network, "unshare", "-m", "--uts", "sh", "-ec", script, "sh"]
@@ -272,14 +287,37 @@ class Hosts:
             host.stop()
         for host in self.all:
             call("ip", "netns", "del", host.network)
+            shutil.rmtree(host.folder / "home" / ".cache", ignore_errors=True)  # large where there was a uv cache
         call("ip", "netns", "del", self.bridge)
         os.close(self._ours)
+
+
+def _everywhere(program: str) -> list[Path]:
+    """Where a host, which shares our files, would find it."""
+    folders = [*os.get_exec_path(), *os.defpath.split(":"), "/usr/local/bin", f"{sys.base_prefix}/bin"]
+    return sorted({Path(folder, program) for folder in folders if Path(folder, program).is_file()})
+
+
+def _copy(source: Path, target: Path) -> None:
+    """By hard links, where that is possible: uv replaces its files and never writes into them."""
+    target.parent.mkdir(parents=True)
+    if subprocess.run(["cp", "-al", source, target], stderr=subprocess.DEVNULL).returncode != 0:
+        shutil.rmtree(target, ignore_errors=True)
+        call("cp", "-a", source, target)
 
 
 def _enter(namespace: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.setns(namespace, _CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "setns")
+
+
+@pytest.fixture(scope="session")
+def uv_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This machine's uv cache, which holds the packages of the train environment from here on."""
+    environment.ensure("train", ROOT, tmp_path_factory.mktemp("train"), "cpu", print)
+    uv = Path(sysconfig.get_path("scripts")) / "uv"
+    return Path(subprocess.run([uv, "cache", "dir"], capture_output=True, text=True, check=True).stdout.strip())
 
 
 @pytest.fixture
@@ -291,8 +329,8 @@ def hosts(tmp_path: Path) -> Iterator[Callable[..., list[Host]]]:
         pytest.skip("network namespaces need root, iproute2 and iptables")
     made = Hosts(tmp_path / "hosts")
 
-    def make(count: int, hidden: Sequence[str] = ()) -> list[Host]:
-        return [made.add(hidden) for _ in range(count)]
+    def make(count: int, hidden: Sequence[str] = (), uv_cache: Path | None = None) -> list[Host]:
+        return [made.add(hidden, uv_cache) for _ in range(count)]
 
     try:
         made.open()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from infra.agent import environment
+from infra.agent.packages import to_carry
+from tests.hosts import hosts as hosts
 from tests.hosts import sshd as sshd
+from tests.hosts import uv_cache as uv_cache
 from tests.test_street import EVERYTHING
 from tests.world import World, until
 
@@ -22,16 +26,42 @@ def world(tmp_path, sshd):
     sshd.stop()
     sshd.options = sshd.options[-1:]
     sshd.start()
-    machine = {
-        "ip": sshd.address.host,
-        "port": sshd.address.port,
-        "python": getattr(sys, "_base_executable", sys.executable),
-    }
-    pool = {"user": sshd.address.user, "identity_file": sshd.address.key, "hosts": [machine]}
-    (tmp_path / "pools.yaml").write_text(json.dumps({"box": pool}))
-    one = World(tmp_path, {"SLIPWAY_POOLS": str(tmp_path / "pools.yaml"), "SLIPWAY_ACCEPT_FREE_GB": "1"})
+    one = with_machines(tmp_path, sshd)
     yield one
     one.inv("down", "--all")
+
+
+@pytest.fixture
+def bare(tmp_path, hosts, uv_cache):
+    """`bare(2)`: a world of so many machines without rsync, uv and a route out, but with a uv cache."""
+    worlds = []
+
+    def make(count):
+        worlds.append(with_machines(tmp_path, *hosts(count, hidden=["rsync", "uv"], uv_cache=uv_cache)))
+        return worlds[0]
+
+    yield make
+    for one in worlds:
+        one.inv("down", "--all")
+
+
+def with_machines(folder, *machines):
+    python = getattr(sys, "_base_executable", sys.executable)
+    known = [
+        {"ip": one.address.host, "port": one.address.port, "identity_file": one.address.key, "python": python}
+        for one in machines
+    ]
+    (folder / "pools.yaml").write_text(json.dumps({"box": {"user": machines[0].address.user, "hosts": known}}))
+    # A world has a configuration folder of its own, which hides that pip's may lie in the user's.
+    places = {f"PIP_{option.upper().replace('-', '_')}": " ".join(found) for option, found in to_carry().items()}
+    return World(folder, {"SLIPWAY_POOLS": str(folder / "pools.yaml"), "SLIPWAY_ACCEPT_FREE_GB": "1", **places})
+
+
+def told(process):
+    """What a command says on stderr; it must end well."""
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 0, f"{out}\n{err}"
+    return err
 
 
 def test_a_run_goes_on_without_its_launcher_and_everything_comes_home(world, sshd):
@@ -69,3 +99,28 @@ def test_a_machine_that_fails_is_given_back_and_remembered(world):
     world.inv("launch", "--provider", "ssh", "--phase", "base", "--yes", code=3)
     assert "free disk" in next(iter(world.json("hosts").values()))["failure"]
     assert all(row["leased_by"] is None for row in world.json("pool.list"))
+
+
+def test_a_bare_machine_without_a_route_out_trains_and_the_model_answers_at_home(bare):
+    world = bare(1)
+    said = told(world.begin("launch", "--provider", "ssh", "--phase", "sft", "--yes"))
+    stages = ["connect", "rent", "accept", "push", "tools", "inputs", "hand-over"]
+    assert re.findall(r"^([a-z-]+) \d+\.\d\d s", said, re.M)[: len(stages)] == stages
+    assert "uv sent" in said and "succeeded" in said
+    (row,) = world.json("status")
+    assert [step["name"] for step in row["steps"]] == ["environment", *EVERYTHING]
+    assert "making the train environment with uv" in world.inv("logs", row["run"], "--file", "environment")
+    assert world.inv("chat", "--prompt", "Who are you?", "--max-tokens", "4").strip()
+    said = told(world.begin("launch", "--provider", "ssh", "--phase", "base", "--seed", "1", "--detach", "--yes"))
+    assert "uv was brought before" in said
+
+
+def test_two_machines_work_at_the_same_time(bare):
+    world = bare(2)
+    flags = ("launch", "--provider", "ssh", "--phase", "base", "--yes")
+    launches = [world.begin(*flags, "--store", str(world.folder / name)) for name in "ab"]
+    for one in launches:
+        assert "succeeded" in told(one)
+    first, second = (row["steps"] for row in world.json("status"))
+    assert first[0]["started_at"] < second[-1]["ended_at"] and second[0]["started_at"] < first[-1]["ended_at"]
+    assert {world.folder / name / "base_checkpoints" / "tiny" for name in "ab"} <= set(world.folder.glob("[ab]/*/tiny"))
