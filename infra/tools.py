@@ -30,7 +30,9 @@ ASK = """
 mkdir -p -- "${1%/*}" && cat > "$1.draft" && mv -f "$1.draft" "$1" || exit 1
 uname -sm; getconf GNU_LIBC_VERSION 2>/dev/null || echo other
 [ -f "$HOME${2#'~'}" ] && echo brought
-shift 2; for uv; do case $uv in '~'*) uv=$HOME${uv#'~'};; esac; "$uv" --version 2>/dev/null; done; exit 0
+shift 2
+for uv; do case $uv in '~'*) uv=$HOME${uv#'~'};; esac; said=$("$uv" --version 2>/dev/null) && echo "$said"; done
+exit 0
 """
 TAKE = """
 import hashlib, os, subprocess, sys, zlib

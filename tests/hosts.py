@@ -196,25 +196,32 @@ def _knows_penalties() -> bool:
     return "persourcepenalties" in done.stdout.lower()
 
 
-@pytest.fixture
-def sshd(tmp_path: Path) -> Iterator[Host]:
-    """A real OpenSSH server on loopback with its own keys."""
-    if not SSHD:
-        pytest.skip("sshd is missing; install openssh-server")
+@contextlib.contextmanager
+def loopback(folder: Path) -> Iterator[Host]:
+    """A real OpenSSH server on loopback with its own keys, and a home of its own where environments are shared."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    folder = tmp_path / "sshd"
-    folder.mkdir()
-    make_key(folder / "host")
-    key = make_key(folder / "user")
-    address = Address(getpass.getuser(), "127.0.0.1", port, str(key), str(tmp_path / "pod"))
+    home = folder / "sshd"
+    home.mkdir()
+    make_key(home / "host")
+    key = make_key(home / "user")
+    address = Address(getpass.getuser(), "127.0.0.1", port, str(key), str(folder / "pod"))
     # A home of its own, so that no start-up file of the user's is read, nor its time measured.
-    host = Host(folder, address, "127.0.0.1", options=["-o", f"SetEnv=HOME={folder}"])
+    shared = f"SetEnv=HOME={home} SLIPWAY_ENVIRONMENTS={environment.default_cache()}"
+    host = Host(home, address, "127.0.0.1", options=["-o", shared])
     try:
         host.start()
         yield host
     finally:
         host.stop()
+
+
+@pytest.fixture
+def sshd(tmp_path: Path) -> Iterator[Host]:
+    if not SSHD:
+        pytest.skip("sshd is missing; install openssh-server")
+    with loopback(tmp_path) as host:
+        yield host
 
 
 class Hosts:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from infra.agent import environment
 from infra.agent.packages import to_carry
 from tests.hosts import hosts as hosts
 from tests.hosts import sshd as sshd
@@ -22,10 +21,6 @@ from tests.world import World, until
 @pytest.fixture
 def world(tmp_path, sshd):
     """A world whose one machine is the sshd on loopback, with environments that are there already."""
-    sshd.options.append(f"-oSetEnv=HOME={sshd.folder} SLIPWAY_ENVIRONMENTS={environment.default_cache()}")
-    sshd.stop()
-    sshd.options = sshd.options[-1:]
-    sshd.start()
     one = with_machines(tmp_path, sshd)
     yield one
     one.inv("down", "--all")

@@ -1,12 +1,17 @@
 """Environments, built for real by uv and by pip from small wheels in a folder, with no network."""
 
 import base64
+import functools
 import hashlib
+import json
 import os
 import re
 import subprocess
 import sys
+import sysconfig
+import threading
 import zipfile
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,12 +21,13 @@ from infra.agent import environment
 REPOSITORY = Path(__file__).parents[2]
 BASE = getattr(sys, "_base_executable", sys.executable)
 ENSURE = """
-import sys
+import json, os, sys
 from pathlib import Path
-from infra.agent import environment
+from infra.agent import environment, packages
 name, code, cache, torch = sys.argv[1:]
+carried = packages.Carried(**json.loads(os.environ.get("CARRIED", "{}")))
 try:
-    print(environment.ensure(name, Path(code), Path(cache), torch, lambda text: print(text, file=sys.stderr)))
+    print(environment.ensure(name, Path(code), Path(cache), torch, lambda text: print(text, file=sys.stderr), carried))
 except environment.EnvironmentFailed as error:
     sys.exit(str(error))
 """
@@ -148,6 +154,38 @@ def test_pip_takes_over_when_uv_does_not_work(rig, tmp_path):
     done = rig.ensure(python=BASE, PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     assert rig.ask(done, "import whale; print(whale.size)") == "big"
     assert "with uv" in done.stderr and "with pip" in done.stderr
+
+
+def test_what_uv_has_cached_is_taken_when_no_index_answers(rig, tmp_path):
+    """The index was carried from another machine, which is how uv knows its cache again."""
+    (tmp_path / "whale").mkdir()
+    make_wheel(tmp_path / "whale", "whale", "1.0", "size = 'served'\n")
+    (tmp_path / "pip.conf").write_text("")
+    serve = functools.partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
+        threading.Thread(target=server.serve_forever).start()
+        index = {"CARRIED": json.dumps({"settings": {"index-url": [f"http://127.0.0.1:{server.server_port}"]}})}
+        online = rig.ensure(**index)
+        server.shutdown()
+    assert rig.ask(online, "import whale; print(whale.size)") == "served"
+    rig.cache = tmp_path / "another"
+    assert rig.ask(rig.ensure(**index, SLIPWAY_INSTALLER="uv"), "import whale; print(whale.size)") == "served"
+    (rig.environ["UV_CACHE_DIR"], rig.cache) = (str(tmp_path / "empty"), tmp_path / "third")
+    nowhere = rig.ensure(**index, SLIPWAY_INSTALLER="uv", PIP_INDEX_URL="http://127.0.0.1:9")
+    last = nowhere.stderr.splitlines()[-1]
+    assert nowhere.returncode == 1 and "uv: no package index answers" in last and "find-links = FOLDER" in last
+
+
+def test_a_uv_that_cannot_be_used_gives_way_to_the_one_that_came_along(rig, tmp_path):
+    (tmp_path / "bin").mkdir()
+    for old in ("echo uv 0.1.2", "exit 126"):
+        (tmp_path / "bin" / "uv").write_text(f"#!/bin/sh\n{old}\n")
+        (tmp_path / "bin" / "uv").chmod(0o755)
+        rig.cache = tmp_path / old
+        uv = Path(sysconfig.get_path("scripts")) / "uv"
+        environ = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "CARRIED": json.dumps({"uv": str(uv)})}
+        done = rig.ensure(python=BASE, SLIPWAY_INSTALLER="uv", **environ)
+        assert rig.ask(done, "import whale; print(whale.size)") == "big"
 
 
 def test_what_cannot_be_found_is_told_in_one_line_and_leaves_nothing_finished(rig):
