@@ -45,6 +45,7 @@ def start(
                 op = pods.rent(provider, plan.request, offer, plan.job, journal, target=plan.target, store=plan.store)
         except NoOffer as error:
             passed.append(str(error))
+            say(passed[-1])
             continue
         try:
             transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)

@@ -156,7 +156,9 @@ def test_without_a_network_there_is_one_line_with_the_fix(tmp_path):
     nowhere |= {"PIP_FIND_LINKS": "", "UV_HTTP_RETRIES": "0", "SLIPWAY_INSTALLER": "uv"}
     code, out, err = one.inv("config", python=sys.executable, **nowhere)  # this one has uv beside it
     assert (code, out) == (1, "")
-    assert "no package index answers (check the network and `pip config list`)" in err.splitlines()[-1]
+    last = err.splitlines()[-1]
+    assert "not all of it is in the cache (uv --offline); no package index answers (uv); " in last
+    assert "; check the network and `pip config list`; " in last
 
 
 def test_an_old_python_is_told_so():

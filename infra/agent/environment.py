@@ -33,18 +33,23 @@ OLDEST = (3, 10)  # what our requirements run on
 MARKER = "slipway-environment"
 TELL_TORCH = "import torch; print('cuda' if torch.version.cuda else 'cpu')"
 TELLING = re.compile(r"\s*(Resolved|Downloading|Building|Installed|Successfully installed) ")
+MANAGED = "3.12"  # what uv is asked for where no Python is new enough
 OLDEST_UV = (0, 5)  # knows the variables that we set
 OWN_UV = ("~/.local/bin/uv", "~/.cargo/bin/uv", "/usr/local/bin/uv")  # where a shell without a login does not look
 OFFLINE = "--offline"
 NO_INDEX = "no package index answers"
 ADVICE = (
-    "check the network and `pip config list` there; for a machine without a network put wheels into a folder on it and"
-    " write `find-links = FOLDER` under [global] in its ~/.config/pip/pip.conf, or copy a uv cache to its ~/.cache/uv"
+    "check the network and `pip config list`; a machine without a network takes a folder of wheels that"
+    " `find-links = FOLDER` under [global] in its ~/.config/pip/pip.conf names, or a uv cache in ~/.cache/uv"
 )
 KNOWN = (  # what a tool prints, what it means
     (
         r"ensurepip|no module named venv",
         "this Python cannot make environments (on Debian or Ubuntu: apt install python3-venv)",
+    ),
+    (
+        r"python-build-standalone|no interpreter found",
+        f"there is no Python {OLDEST[0]}.{OLDEST[1]} or newer, and uv cannot fetch one; install it there",
     ),
     (r"no space left|os error 28", "the disk is full"),
     (
@@ -71,7 +76,7 @@ class Spec:
     requirements: Tuple[str, ...]
     constraints: Optional[Path]
     torch: str  # "cpu", "cuda", or "" when torch is not among the requirements
-    python: str  # the interpreter it is made from
+    python: str  # the interpreter it is made from, or MANAGED
     key: str
 
 
@@ -136,7 +141,7 @@ def read_spec(name: str, code: Path, torch: str) -> Spec:
 
 
 def _spec(name: str, requirements: Tuple[str, ...], constraints: Optional[Path], pins: str, torch: str) -> Spec:
-    python, about = _base_python()
+    python, about = _tell_python() if name == "uv" else _base_python()  # uv runs on any Python that we do
     said = "\n".join([*requirements, pins, torch, about])
     return Spec(name, requirements, constraints, torch, python, hashlib.sha256(said.encode()).hexdigest())
 
@@ -163,7 +168,7 @@ def _project(requirement: str) -> str:
 
 
 def _base_python() -> Tuple[str, str]:
-    """An interpreter that is new enough, outside any virtual environment, and what it is."""
+    """An interpreter that is new enough, outside any virtual environment, and what it is; else one that uv brings."""
     if sys.version_info >= OLDEST:
         return _tell_python()
     here = Path(__file__).resolve().parents[2]
@@ -174,7 +179,7 @@ def _base_python() -> Tuple[str, str]:
         if done and done.returncode == 0:  # a launcher on PATH may stand for a Python that is not there
             executable, about = done.stdout.splitlines()
             return executable, about
-    raise EnvironmentFailed(f"Python {sys.version.split()[0]} is too old and no python3.10 or newer is on PATH")
+    return MANAGED, f"{MANAGED} {sysconfig.get_platform()}"
 
 
 def _tell_python() -> Tuple[str, str]:
@@ -231,14 +236,18 @@ def _build(target: Path, spec: Spec, cache: Path, say: Say, carried: Carried, lo
             _remove(target)
             _install(work, target, spec, uv if tool == "uv" else None, flags, carried)
         except EnvironmentFailed as error:
-            problems.append((" ".join([tool, *flags]), error.seen))
+            is_known = any(error.seen == words for _, words in KNOWN)
+            seen = error.seen if is_known or OFFLINE not in flags else "not all of it is in the cache"
+            problems.append((" ".join([tool, *flags]), seen))
             continue
         draft = target / f"{MARKER}.draft"
         draft.write_text(_mark(target, spec.key), encoding="utf-8")
         os.replace(draft, target / MARKER)
         return
-    same = len({seen for _, seen in problems}) == 1
-    seen = problems[0][1] if same else "; ".join(f"{tried}: {seen}" for tried, seen in problems)
+    tried = {seen: [way for way, found in problems if found == seen] for _, seen in problems}
+    seen = (
+        problems[0][1] if len(tried) == 1 else "; ".join(f"{seen} ({', '.join(ways)})" for seen, ways in tried.items())
+    )
     advice = f"; {ADVICE}" if NO_INDEX in seen else ""
     raise EnvironmentFailed(f"the {spec.name} environment could not be made: {seen}; all of it: {log}{advice}", seen)
 
@@ -277,6 +286,8 @@ def _tools(spec: Spec) -> List[str]:
         raise EnvironmentFailed(f"SLIPWAY_INSTALLER is {forced!r}; it can be uv or pip")
     if spec.name == "uv":
         return ["pip"]
+    if spec.python == MANAGED:  # pip cannot bring a Python
+        return ["uv"]
     return [forced] if forced else ["uv", "pip"]
 
 

@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Dict, List, Mapping, Sequence, Tuple
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 ANSWER_S = 3.0  # for a carried index to accept a connection
 CARRIED = {  # what is carried, by the option of pip, and what uv calls it: the newer name first
@@ -41,7 +41,7 @@ def to_carry(environ: Mapping[str, str] = os.environ) -> Dict[str, List[str]]:
     places = {}
     for option, names in CARRIED.items():
         text = next((told[name] for name in names if told.get(name)), "")
-        places[option] = [_without_password(one) for one in re.split(r"[,\s]+", text) if one]
+        places[option] = [_bare(one) for one in re.split(r"[,\s]+", text) if one]
     return {option: found for option, found in places.items() if found}
 
 
@@ -71,9 +71,9 @@ def _is_here(place: str, offline: bool) -> bool:
         return False
 
 
-def _without_password(place: str) -> str:
-    parts = urlsplit(place)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+def _bare(place: str) -> str:
+    """Without the name that uv lets an index have, and without the password."""
+    return re.sub(r"(?<=//)[^/]*@", "", re.sub(r"^[\w-]+=", "", place))
 
 
 def pip_settings(environ: Mapping[str, str] = os.environ) -> Dict[str, str]:

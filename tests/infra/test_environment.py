@@ -173,7 +173,7 @@ def test_what_uv_has_cached_is_taken_when_no_index_answers(rig, tmp_path):
     (rig.environ["UV_CACHE_DIR"], rig.cache) = (str(tmp_path / "empty"), tmp_path / "third")
     nowhere = rig.ensure(**index, SLIPWAY_INSTALLER="uv", PIP_INDEX_URL="http://127.0.0.1:9")
     last = nowhere.stderr.splitlines()[-1]
-    assert nowhere.returncode == 1 and "uv: no package index answers" in last and "find-links = FOLDER" in last
+    assert nowhere.returncode == 1 and "no package index answers (uv)" in last and "find-links = FOLDER" in last
 
 
 def test_a_uv_that_cannot_be_used_gives_way_to_the_one_that_came_along(rig, tmp_path):
@@ -186,6 +186,21 @@ def test_a_uv_that_cannot_be_used_gives_way_to_the_one_that_came_along(rig, tmp_
         environ = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "CARRIED": json.dumps({"uv": str(uv)})}
         done = rig.ensure(python=BASE, SLIPWAY_INSTALLER="uv", **environ)
         assert rig.ask(done, "import whale; print(whale.size)") == "big"
+
+
+def test_where_every_python_is_too_old_uv_brings_one(rig):
+    """Here it is our own again, since a test downloads none."""
+    too_old = ENSURE.replace(
+        "name, code", f"environment.OLDEST, environment.MANAGED = (99, 0), {BASE!r}\nname, code", 1
+    )
+    words = [sys.executable, "-c", too_old, "tiny", str(rig.code), str(rig.cache), ""]
+    made = subprocess.run(words, env={**rig.environ, "PATH": "/nowhere"}, capture_output=True, text=True)
+    assert rig.ask(made, "import whale; print(whale.size)") == "big"
+    nothing = too_old.replace(repr(BASE), "'9.99'")
+    rig.cache = rig.cache / "other"
+    words = [sys.executable, "-c", nothing, "tiny", str(rig.code), str(rig.cache), ""]
+    failed = subprocess.run(words, env={**rig.environ, "PATH": "/nowhere"}, capture_output=True, text=True)
+    assert failed.returncode == 1 and "no Python 3.10 or newer" in failed.stderr and "(pip)" not in failed.stderr
 
 
 def test_what_cannot_be_found_is_told_in_one_line_and_leaves_nothing_finished(rig):

@@ -60,7 +60,7 @@ def test_places_are_carried_without_their_passwords(tmp_path):
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_INDEX_URL": "https://me:secret@one.invalid:8443/simple",
         "PIP_FIND_LINKS": f"{tmp_path} https://links.invalid/torch.html",
-        "UV_INDEX": "https://two.invalid/simple file:///three",
+        "UV_INDEX": "two=https://me:p@ss@two.invalid/simple file:///three",
     }
     assert packages.to_carry(environ) == {
         "index-url": ["https://one.invalid:8443/simple"],
