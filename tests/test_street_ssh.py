@@ -54,7 +54,7 @@ def with_machines(folder, *machines):
 
 def told(process):
     """What a command says on stderr; it must end well."""
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=280)
     assert process.returncode == 0, f"{out}\n{err}"
     return err
 
@@ -96,6 +96,7 @@ def test_a_machine_that_fails_is_given_back_and_remembered(world):
     assert all(row["leased_by"] is None for row in world.json("pool.list"))
 
 
+@pytest.mark.timeout(300)
 def test_a_bare_machine_without_a_route_out_trains_and_the_model_answers_at_home(bare):
     world = bare(1)
     said = told(world.begin("launch", "--provider", "ssh", "--phase", "sft", "--yes"))
@@ -110,6 +111,7 @@ def test_a_bare_machine_without_a_route_out_trains_and_the_model_answers_at_home
     assert "uv was brought before" in said
 
 
+@pytest.mark.timeout(300)
 def test_two_machines_work_at_the_same_time(bare):
     world = bare(2)
     flags = ("launch", "--provider", "ssh", "--phase", "base", "--yes")
