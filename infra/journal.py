@@ -21,6 +21,7 @@ from infra import journal_file
 from infra.agent.process import Identity, boot_id, is_alive, myself
 from infra.errors import NoOffer, UsageError
 from infra.journal_file import JournalError
+from infra.records import Pod
 from infra.states import ENDED, PLANNED, after
 
 _STAMPS = {"sending": "sent_at", "created": "last_seen_at", "found": "last_seen_at", "armed": "last_seen_at",
@@ -149,9 +150,17 @@ class Journal:
             self._event(op, "plan", {})
         return op
 
+    def claim(self, pod: Pod, reason: str) -> Op:
+        """A row for a pod that bears our mark and has none: it is to be ended."""
+        run = f"orphan-{pod.token[-8:]}"
+        op = self.plan(token=pod.token, run=run, vendor=pod.provider, rate=pod.micro_usd_per_hour)
+        return self.advance(op, "end", remote_id=pod.pod_id, address=pod.address, reason=reason)
+
     def advance(self, op: Op, event: str, **facts: Any) -> Op:
         """Move a row along the table, writing down `facts` (columns). Raises Fenced; SlipwayError: no such move."""
         state = after(op.state, event)
+        if event == "resurfaced":  # beside whatever is live under the run's name by now
+            facts |= {"slot": min(one.slot for one in self.ops(run=op.run)) - 1, "target": "", "place": ""}
         if event in _STAMPS:
             facts.setdefault(_STAMPS[event], int(time.time()))
         return self._change(op, event, {"state": state, **facts})
@@ -189,6 +198,11 @@ class Journal:
             values = (name, epoch + 1, me.boot_id, me.pid, me.started)
             self._db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?)", values)
         return Lease(name, epoch + 1)
+
+    def held(self) -> set[str]:
+        """Names of the leases whose holders live."""
+        rows = self._db.execute("SELECT name, boot_id, pid, pid_starttime FROM leases WHERE pid IS NOT NULL")
+        return {name for name, *holder in rows.fetchall() if is_alive(Identity(*holder))}
 
     def renew(self, lease: Lease) -> Lease:
         """The same lease, held by this process from now on; what `lease` named before is void. Raises Fenced."""

@@ -64,6 +64,7 @@ class Pod:
     run: str
     address: str  # a folder for `local`; an `Address` as text elsewhere
     micro_usd_per_hour: int = 0
+    created_at: int = 0  # UTC epoch seconds; 0 = its provider does not say
 
 
 @dataclass(frozen=True)

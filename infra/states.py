@@ -27,6 +27,8 @@ TRANSITIONS = {
     (READY, "gone"): TERMINATED,
     (LOST, "gone"): TERMINATED,
     (TERMINATING, "gone"): TERMINATED,
+    (FAILED, "resurfaced"): TERMINATING,  # its token turned up after all: that pod is to go
+    (TERMINATED, "resurfaced"): TERMINATING,
     # Asked for, a deadline, a cap, a failure.
     **{(state, "end"): TERMINATING for state in (PLANNED, CREATING, UNKNOWN, BOOTING, READY, LOST)},
 }

@@ -1,5 +1,6 @@
 """Talking to a model: one answer, or turn after turn; words appear as they are made."""
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +66,9 @@ def tell(talk: Talk, words: str) -> None:
 def converse(talk: Talk) -> None:
     """Read a line, answer it, until the end of the input. Ctrl-C ends an answer; on an empty line it ends the talk."""
     prompt = "> " if sys.stdin.isatty() else ""
+    if prompt:
+        with contextlib.suppress(ImportError):  # line editing; some Pythons are built without
+            import readline  # noqa: F401
     while True:
         try:
             words = input(prompt).strip()

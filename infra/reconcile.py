@@ -1,0 +1,203 @@
+"""What a vendor's listing means for the journal: first a pure decision, then its effects.
+
+    listing, then rows -> decide -> actions -> journal and vendor
+
+Called at the start of whatever rents or ends, for every vendor with keys. The listing is fetched before the rows are
+read: an intent precedes its request, so a pod in the listing has a row by the time the rows are read, unless it is an
+orphan. Nothing is ended on silence: absence takes the vendor's word, more than once where no id is known.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra.errors import SlipwayError
+from infra.journal import Fenced, Journal, Op
+from infra.providers import Provider
+from infra.records import Pod
+from infra.states import BOOTING, CREATING, ENDED, LOST, PLANNED, READY, TERMINATING, UNKNOWN
+
+APART_S = 60  # between listings that are to prove an absence
+OVERPRICED = 1.05  # times the rate that was agreed to
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """What a vendor said there is. `began_at`: UTC epoch seconds, before the first page was asked for."""
+
+    began_at: int
+    pods: tuple[Pod, ...] = ()
+    is_complete: bool = True
+    denied: frozenset[str] = frozenset()  # ids of which the vendor, asked one by one, knows nothing
+
+
+@dataclass(frozen=True)
+class Move:
+    """An event of a row; "note" writes facts down and leaves the state."""
+
+    token: str
+    event: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A pod with our mark that no row knows gets one, so that its end is on record."""
+
+    pod: Pod
+
+
+@dataclass(frozen=True)
+class Delete:
+    token: str
+    pod_id: str
+
+
+Action = Move | Claim | Delete
+
+
+def decide(
+    rows: Iterable[Op], listing: Listing, *, prefix: str, settle_s: float, busy: Collection[str] = ()
+) -> list[Action]:
+    """What is to be done, in this order; a token's actions follow each other.
+
+    `rows`: all of the vendor's, ended ones too. `prefix`: of our tokens; other pods are nobody's business. `busy`:
+    tokens that a living process is renting.
+    """
+    found: dict[str, list[Pod]] = {}
+    for pod in sorted(listing.pods, key=lambda pod: (pod.created_at, pod.pod_id)):
+        if pod.token.startswith(prefix):
+            found.setdefault(pod.token, []).append(pod)
+    rows = tuple(rows)
+    # An account that had pods and shows none at all may be a listing gone wrong.
+    needed = 3 if not listing.pods and any(row.is_live and row.last_seen_at for row in rows) else 2
+    actions: list[Action] = []
+    for row in rows:
+        here = found.pop(row.token, [])
+        if row.token not in busy:
+            actions += _of_row(row, here, listing, settle_s, needed)
+    if listing.is_complete:
+        for pods in found.values():
+            actions += [Claim(pods[0]), *(Delete(pod.token, pod.pod_id) for pod in pods)]
+    return actions
+
+
+def _of_row(row: Op, here: list[Pod], listing: Listing, settle_s: float, needed: int) -> list[Action]:
+    ours = next((pod for pod in here if pod.pod_id == row.remote_id), here[0] if here else None)
+    surplus = [pod for pod in here if pod is not ours and listing.is_complete]
+    extras: list[Action] = [Delete(row.token, pod.pod_id) for pod in surplus]
+    if row.state in ENDED:
+        if ours is None or not listing.is_complete:
+            return []
+        again = Move(row.token, "resurfaced", {"remote_id": ours.pod_id, "reason": "it turned up after its end"})
+        return [again, Delete(row.token, ours.pod_id), *extras]
+    if row.state == PLANNED:
+        return [Move(row.token, "unsent", {"reason": "its launch was cut off before anything was sent"})]
+    if row.state in (CREATING, UNKNOWN):
+        doubt = [Move(row.token, "unclear", {"reason": "its launch was cut off"})] if row.state == CREATING else []
+        if ours is None:
+            return [*doubt, *_absence(row, listing, settle_s, needed, "absent")]
+        facts = {"remote_id": ours.pod_id, "address": ours.address, "absent_n": 0, "first_absent_at": None}
+        rate = max(row.rate, ours.micro_usd_per_hour)
+        adopted = [*doubt, Move(row.token, "found", {**facts, "rate": rate})]
+        if ours.micro_usd_per_hour > row.rate * OVERPRICED:
+            reason = f"it costs {ours.micro_usd_per_hour} micro-USD/h, agreed to were {row.rate}"
+            return [*adopted, Move(row.token, "end", {"reason": reason}), Delete(row.token, ours.pod_id), *extras]
+        return [*adopted, *extras]
+    if ours is not None:
+        return [Delete(row.token, ours.pod_id), *extras] if row.state == TERMINATING else extras
+    if row.remote_id is None and row.sent_at is None:
+        return [Move(row.token, "gone")]  # asked to end before anything was sent
+    if row.remote_id is None:
+        return _absence(row, listing, settle_s, needed, "gone")
+    assert row.state in (BOOTING, READY, LOST, TERMINATING), row.state
+    if listing.is_complete and row.remote_id in listing.denied:
+        why = {} if row.state == TERMINATING else {"reason": f"{row.vendor} ended it"}
+        return [Move(row.token, "gone", why)]
+    return [Delete(row.token, row.remote_id)] if row.state == TERMINATING else []
+
+
+def _absence(row: Op, listing: Listing, settle_s: float, needed: int, event: str) -> list[Action]:
+    """One more listing without it, or the last one that was needed. Only those count that could have shown it."""
+    if (
+        not listing.is_complete
+        or listing.began_at <= (row.intent_at if row.sent_at is None else row.sent_at) + settle_s
+    ):
+        return []
+    first = listing.began_at if row.first_absent_at is None else row.first_absent_at
+    if row.absent_n and listing.began_at < first + APART_S * row.absent_n:
+        return []
+    if row.absent_n + 1 >= needed:
+        return [Move(row.token, event)]
+    return [Move(row.token, "note", {"absent_n": row.absent_n + 1, "first_absent_at": first})]
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of a sweep, for whoever tells the user."""
+
+    actions: tuple[Action, ...]
+    problems: tuple[str, ...]  # an incomplete listing, a pod that could not be ended
+
+
+def reconcile(provider: Provider, journal: Journal, clock: Callable[[], float] = time.time) -> Done:
+    """One sweep over a vendor. Raises Held while another process is at one; JournalError."""
+    lease = journal.take(f"reconcile:{provider.name}")
+    try:
+        began_at, problems = int(clock()), []
+        try:
+            listing = Listing(began_at=began_at, pods=tuple(provider.list()))
+        except SlipwayError as error:
+            problems.append(f"{provider.name}: {error}")
+            listing = Listing(began_at=began_at, is_complete=False)
+        busy = {name.removeprefix("rent:") for name in journal.held()}
+        rows = {op.token: op for op in journal.ops() if op.vendor == provider.name}
+        denied = _denied(provider, rows.values(), listing, problems) if listing.is_complete else frozenset()
+        listing = Listing(began_at=began_at, pods=listing.pods, is_complete=listing.is_complete, denied=denied)
+        prefix = f"sw1-{journal.installation}-"
+        actions = decide(rows.values(), listing, prefix=prefix, settle_s=provider.settle_s, busy=busy)
+        lost: set[str] = set()  # tokens that somebody else moved meanwhile: theirs to look after now
+        done = [action for action in actions if _carry_out(action, provider, journal, rows, lost, problems)]
+        return Done(tuple(done), tuple(problems))
+    finally:
+        journal.release(lease)
+
+
+def _denied(provider: Provider, rows: Iterable[Op], listing: Listing, problems: list[str]) -> frozenset[str]:
+    shown, denied = {pod.pod_id for pod in listing.pods}, set[str]()
+    for row in rows:
+        if row.is_live and row.remote_id and row.remote_id not in shown:
+            try:
+                if provider.find(row.remote_id) is None:
+                    denied.add(row.remote_id)
+            except SlipwayError as error:
+                problems.append(f"{row.run}: {error}")
+    return frozenset(denied)
+
+
+def _carry_out(
+    action: Action, provider: Provider, journal: Journal, rows: dict[str, Op], lost: set[str], problems: list[str]
+) -> bool:
+    token = action.pod.token if isinstance(action, Claim) else action.token
+    if token in lost:
+        return False
+    try:
+        if isinstance(action, Delete):
+            provider.delete(action.pod_id)
+        elif isinstance(action, Claim):
+            rows[token] = journal.claim(action.pod, "it has our mark, and no row")
+        elif action.event == "note":
+            rows[token] = journal.note(rows[token], **action.facts)
+        else:
+            rows[token] = journal.advance(rows[token], action.event, **action.facts)
+        return True
+    except Fenced:
+        lost.add(token)
+    except SlipwayError as error:
+        with contextlib.suppress(KeyError):
+            row = rows[token]
+            cost = f"; it may still cost {row.rate / 1_000_000:.2f} USD/h" if row.rate else ""
+            problems.append(f"{row.run}: {error}{cost}")
+    return False

@@ -1,0 +1,302 @@
+"""No orphan, no false end: whatever a vendor and a dying launcher do, against a market that tells the truth."""
+
+import itertools
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from infra import reconcile
+from infra.errors import SlipwayError
+from infra.journal import Journal, Op
+from infra.names import new_token
+from infra.reconcile import APART_S, Claim, Delete, Listing, Move, decide
+from infra.records import Account, Pod
+from infra.states import BOOTING, CREATING, FAILED, PLANNED, READY, TERMINATED, TERMINATING, UNKNOWN
+
+SETTLE_S, LAG_S, FLIGHT_S = 600, 90, 500
+PREFIX = "sw1-aaaaaaaa-"
+
+
+def pod(token="a", pod_id="id-1", rate=100, created_at=5):
+    return Pod(provider="m", pod_id=pod_id, token=PREFIX + token, run="r", address="x", micro_usd_per_hour=rate,
+               created_at=created_at)  # fmt: skip
+
+
+def row(state, token="a", **facts):
+    return Op(
+        **{"token": PREFIX + token, "run": "r", "vendor": "m", "state": state, "rate": 100, "sent_at": 0, **facts}
+    )
+
+
+def decided(rows, *pods, began_at=10_000, **listing):
+    said = Listing(began_at=began_at, pods=tuple(pods), **listing)
+    return decide(rows, said, prefix=PREFIX, settle_s=SETTLE_S)
+
+
+def events(actions):
+    return [action.event if isinstance(action, Move) else type(action).__name__ for action in actions]
+
+
+def test_a_launch_that_was_cut_off_before_its_request_has_failed():
+    assert events(decided([row(PLANNED)])) == ["unsent"]
+
+
+@pytest.mark.parametrize("state", [CREATING, UNKNOWN])
+def test_a_pod_whose_answer_was_lost_is_adopted_the_oldest_one_and_the_others_are_ended(state):
+    twins = [pod(pod_id="young", created_at=9), pod(pod_id="old", created_at=3)]
+    actions = decided([row(state)], *twins)
+    assert events(actions) == ["unclear"] * (state == CREATING) + ["found", "Delete"]
+    assert actions[-2].facts["remote_id"] == "old" and actions[-1].pod_id == "young"
+
+
+def test_a_pod_that_costs_more_than_was_agreed_to_is_ended():
+    assert events(decided([row(UNKNOWN)], pod(rate=105))) == ["found"]
+    assert events(decided([row(UNKNOWN)], pod(rate=106))) == ["found", "end", "Delete"]
+
+
+def test_an_incomplete_listing_leads_to_adoption_only():
+    rows = [row(UNKNOWN), row(READY, "b", remote_id="id-b"), row(TERMINATED, "c"), row(UNKNOWN, "d")]
+    pods = [pod(), pod(pod_id="id-2"), pod("c", "id-c"), pod("unheard-of", "id-9")]
+    assert events(decided(rows, *pods, is_complete=False, denied=frozenset({"id-b"}))) == ["found"]
+
+
+def test_absence_is_believed_after_the_settle_time_and_the_second_listing_a_minute_apart():
+    unknown, seen = row(UNKNOWN), pod("other", "id-2")
+    others = [row(READY, "other", remote_id="id-2")]
+    assert decided([unknown, *others], seen, began_at=SETTLE_S) == []
+    first = decided([unknown, *others], seen, began_at=SETTLE_S + 1)
+    assert first == [Move(unknown.token, "note", {"absent_n": 1, "first_absent_at": SETTLE_S + 1})]
+    once = row(UNKNOWN, absent_n=1, first_absent_at=SETTLE_S + 1)
+    assert decided([once, *others], seen, began_at=SETTLE_S + APART_S) == []
+    assert events(decided([once, *others], seen, began_at=SETTLE_S + 1 + APART_S)) == ["absent"]
+
+
+def test_an_account_that_shows_nothing_at_all_is_asked_a_third_time():
+    rows = [row(UNKNOWN, absent_n=1, first_absent_at=1_000), row(READY, "b", remote_id="id-b", last_seen_at=5)]
+    assert events(decided(rows, began_at=2_000)) == ["note"]
+    rows[0] = row(UNKNOWN, absent_n=2, first_absent_at=1_000)
+    assert events(decided(rows, began_at=2_000)) == ["absent"]
+
+
+@pytest.mark.parametrize("state", [BOOTING, READY, TERMINATING])
+def test_a_known_pod_is_gone_when_the_vendor_denies_it_and_not_before(state):
+    known = row(state, remote_id="id-1")
+    assert "gone" not in events(decided([known]))
+    assert events(decided([known], denied=frozenset({"id-1"}))) == ["gone"]
+
+
+def test_what_turns_up_after_its_end_or_without_a_row_is_ended():
+    actions = decided([row(FAILED)], pod(), pod("never-heard-of", "id-7"))
+    assert events(actions) == ["resurfaced", "Delete", "Claim", "Delete"]
+    assert [action.pod_id for action in actions if isinstance(action, Delete)] == ["id-1", "id-7"]
+    assert next(action.pod.pod_id for action in actions if isinstance(action, Claim)) == "id-7"
+
+
+def test_nobody_elses_pods_are_touched():
+    foreign = Pod(provider="m", pod_id="theirs", token="sw1-bbbbbbbb-a", run="r", address="")
+    assert decided([], foreign, Pod(provider="m", pod_id="other", token="", run="", address="")) == []
+
+
+@dataclass
+class Machine:
+    pod_id: str
+    token: str
+    created_at: int
+    seen_from: int
+
+
+@dataclass
+class Market:
+    """A vendor whose listings lag, whose answers get lost, and whose truth the test can see."""
+
+    settle_s: float
+    name = "market"
+    pod_store = ""
+    now: int = 1_000_000
+    running: dict[str, Machine] = field(default_factory=dict)
+    in_flight: list[tuple[int, str]] = field(default_factory=list)  # requests that arrive later
+    listing_fails: bool = False
+    deletes_fail: bool = False
+    numbers: itertools.count = field(default_factory=itertools.count)
+
+    def start(self, token: str, at: int) -> str:
+        pod_id = f"id-{next(self.numbers)}"
+        self.running[pod_id] = Machine(pod_id, token, at, at + LAG_S)
+        return pod_id
+
+    def pass_time(self, seconds: int) -> None:
+        self.now += seconds
+        for at, token in self.in_flight:
+            if at <= self.now:
+                self.start(token, at)
+        self.in_flight = [due for due in self.in_flight if due[0] > self.now]
+
+    def account(self):
+        return Account(provider="market", owner="test")
+
+    def list(self):
+        if self.listing_fails:
+            raise SlipwayError("page 2 of 3 did not come")
+        return [self._pod(one) for one in self.running.values() if one.seen_from <= self.now]
+
+    def find(self, name):
+        return next((self._pod(one) for one in self.running.values() if name in (one.pod_id, one.token)), None)
+
+    def delete(self, pod_id):
+        if self.deletes_fail:
+            raise SlipwayError("503")
+        self.running.pop(pod_id, None)
+
+    def _pod(self, one: Machine) -> Pod:
+        return Pod(provider="market", pod_id=one.pod_id, token=one.token, run="", address="x", micro_usd_per_hour=100,
+                   created_at=one.created_at)  # fmt: skip
+
+
+class Launches(RuleBasedStateMachine):
+    """Each launch ends in one of the ways a launcher can die or a vendor can answer; sweeps come when they come."""
+
+    settle_s = float(SETTLE_S)
+
+    seen: Counter[str] = Counter()
+
+    @initialize()
+    def begin(self):
+        self.folder = tempfile.TemporaryDirectory()
+        environ = {"XDG_STATE_HOME": f"{self.folder.name}/state", "XDG_CONFIG_HOME": f"{self.folder.name}/config"}
+        self.journal = Journal.open(Path(self.folder.name) / "state" / "journal.db", environ)
+        self.market = Market(self.settle_s)
+        self.names = itertools.count()
+        self.foreign = {self.market.start(token, self.market.now) for token in ("sw1-zzzzzzzz-theirs", "")}
+        self.was_ended: set[str] = set()
+
+    @rule(
+        how=st.sampled_from(
+            ["answered", "refused", "killed before sending", "killed, arrived", "killed, arrives late", "killed, lost",
+             "answer lost, arrived", "answer lost, arrives late", "answer lost, lost", "no row at all"]
+        ),
+        flight_s=st.integers(1, FLIGHT_S),
+    )  # fmt: skip
+    def launch(self, how, flight_s):
+        Launches.seen[how] += 1
+        token, journal = new_token(self.journal.installation), self.journal
+        if how == "no row at all":  # a journal brought back from a backup
+            self.market.start(token, self.market.now)
+            return
+        op = journal.plan(token=token, run=f"run-{next(self.names)}", vendor="market", rate=100)
+        if how == "killed before sending":
+            return
+        op = journal.advance(op, "sending", sent_at=self.market.now)
+        if how.endswith("late"):
+            self.market.in_flight.append((self.market.now + flight_s, token))
+        arrived = how == "answered" or how.endswith("arrived")
+        pod_id = self.market.start(token, self.market.now) if arrived else ""
+        if how == "answered":
+            journal.advance(op, "created", remote_id=pod_id, last_seen_at=self.market.now)
+        elif how == "refused":
+            journal.advance(op, "refused")
+        elif how.startswith("answer lost"):
+            journal.advance(op, "unclear")
+
+    @rule(seconds=st.sampled_from([1, 30, APART_S, LAG_S, SETTLE_S, 3 * SETTLE_S]))
+    def wait(self, seconds):
+        self.market.pass_time(seconds)
+
+    @rule(data=st.data())
+    def ask_for_an_end(self, data):
+        live = [op for op in self.journal.ops(live=True) if op.state != TERMINATING]
+        if live:
+            self.journal.advance(data.draw(st.sampled_from(live)), "end")
+
+    @rule(data=st.data())
+    def preempt(self, data):
+        ours = sorted(self.market.running.keys() - self.foreign)
+        if ours:
+            del self.market.running[data.draw(st.sampled_from(ours))]
+
+    @rule(listing_fails=st.booleans(), deletes_fail=st.booleans())
+    def sweep(self, listing_fails, deletes_fail):
+        self.market.listing_fails, self.market.deletes_fail = listing_fails, deletes_fail
+        done = reconcile.reconcile(self.market, self.journal, lambda: self.market.now)
+        assert bool(done.problems) or not listing_fails
+        for action in done.actions:
+            Launches.seen[action.event if isinstance(action, Move) else type(action).__name__] += 1
+
+    @rule()
+    def sweep_again_and_again(self):
+        for _ in range(3):
+            self.sweep(False, False)
+            self.market.pass_time(APART_S)
+
+    @invariant()
+    def nothing_is_called_ended_that_runs(self):
+        """But a row that had ended before its pod turned up, which the next sweep ends."""
+        if not hasattr(self, "market"):
+            return
+        running = {one.token for one in self.market.running.values()} | {token for _, token in self.market.in_flight}
+        ended = {op.token for op in self.journal.ops(live=False)}
+        assert not (ended - self.was_ended) & running
+        self.was_ended = ended
+
+    @invariant()
+    def nobody_elses_pods_are_touched(self):
+        assert not hasattr(self, "market") or self.foreign <= self.market.running.keys()
+
+    def teardown(self):
+        if not hasattr(self, "market"):
+            return
+        self._rest()
+        for op in self.journal.ops(live=True):
+            if op.state != TERMINATING:
+                self.journal.advance(op, "end")
+        self._rest()
+        assert self.market.running.keys() == self.foreign, "orphans"
+        assert not self.journal.ops(live=True)
+        self.journal.close()
+        self.folder.cleanup()
+
+    def _rest(self):
+        for _ in range(6):
+            self.market.pass_time(SETTLE_S)
+            self.sweep(False, False)
+            self.nothing_is_called_ended_that_runs()
+
+
+class Impatient(Launches):
+    """What the rig must catch: a lost answer is taken for a no at once."""
+
+    settle_s = 0.0
+
+
+def run(machine: type[Launches], examples: int) -> None:
+    checks = settings(
+        max_examples=examples, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    run_state_machine_as_test(machine, settings=checks)
+
+
+def explore(examples: int) -> None:
+    Launches.seen.clear()
+    run(Launches, examples)
+    print(dict(Launches.seen))
+    assert {"found", "unclear", "unsent", "absent", "gone", "Claim", "Delete", "note"} <= Launches.seen.keys()
+
+
+def test_whatever_happens_no_pod_is_orphaned_and_none_is_called_gone_that_runs():
+    explore(40)
+
+
+def test_the_rig_catches_one_that_takes_silence_for_a_no():
+    with pytest.raises(AssertionError):
+        run(Impatient, 200)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+def test_whatever_happens_for_a_thousand_worlds():
+    explore(1000)
