@@ -49,10 +49,9 @@ def launch(folder: Path, host: Host, number: int) -> dict[str, float]:
     taken: dict[str, float] = {}
     for at, line in lines:
         if found := re.match(r"([a-z-]+) (\d+\.\d\d) s", line):
-            told = began_at + sum(taken.values())
-            taken |= (
-                {found[1]: at - told} if taken else {"plan": at - told - float(found[2]), found[1]: float(found[2])}
-            )
+            if not taken:
+                taken["plan"] = at - began_at - float(found[2])
+            taken[found[1]] = at - began_at - sum(taken.values())
     pod = PodFolder(host.folder / ".slipway" / "pods" / world.json("status")[0]["run"])
     first = json.loads(until(lambda: read(pod.records("environment")), "a first line").splitlines()[0])
     world.inv("down", "--all")

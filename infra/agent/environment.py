@@ -245,9 +245,8 @@ def _build(target: Path, spec: Spec, cache: Path, say: Say, carried: Carried, lo
         os.replace(draft, target / MARKER)
         return
     tried = {seen: [way for way, found in problems if found == seen] for _, seen in problems}
-    seen = (
-        problems[0][1] if len(tried) == 1 else "; ".join(f"{seen} ({', '.join(ways)})" for seen, ways in tried.items())
-    )
+    each = [f"{seen} ({', '.join(ways)})" for seen, ways in tried.items()]
+    seen = "; ".join(each) if len(each) > 1 else problems[0][1]
     advice = f"; {ADVICE}" if NO_INDEX in seen else ""
     raise EnvironmentFailed(f"the {spec.name} environment could not be made: {seen}; all of it: {log}{advice}", seen)
 
