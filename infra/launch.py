@@ -18,7 +18,7 @@ from infra.records import Offer, Plan, Request
 from infra.settings import VENDORS
 from infra.stages import Say, stage
 from infra.states import LOST, READY
-from infra.transport import Transport
+from infra.transport import Lost, TimedOut, Transport, Unreachable
 from store import Store
 
 ARM_S = 60.0
@@ -70,7 +70,10 @@ def start(
             with stage("hand-over", say):
                 return hand_over(op, transport, journal, secrets)
         except BaseException as error:  # also Ctrl-C: a pod without its job must not stay
+            say(f"{op.run} did not start: {error or type(error).__name__}; ending what there is of it")
             pods.end(provider, journal.op(op.token), journal, f"hand-over failed: {error}")
+            if isinstance(error, (Lost, TimedOut, Unreachable)):  # what had become of it was not known: now it is
+                raise SlipwayError(f"{op.run}: {error}; it was ended, nothing of it runs: launch again") from error
             raise
     raise NoOffer(f"{provider.name}: no machine is left: {'; '.join(passed)}")
 

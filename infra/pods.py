@@ -82,8 +82,8 @@ def end(provider: Provider, op: Op, journal: Journal, reason: str = "asked for")
             provider.delete(pod_id)
         _prove_absence(provider, op)
     except SlipwayError as error:
-        cost = f"it may still cost {op.rate / 1_000_000:.2f} USD/h; " if op.rate else ""
-        raise SlipwayError(f"ending {op.run}: {error}; {cost}run again: inv down {op.run}") from error
+        cost = f", and cost {op.rate / 1_000_000:.2f} USD/h" if op.rate else ""
+        raise SlipwayError(f"ending {op.run}: {error}; it may run on{cost}; run again: inv down {op.run}") from error
     with contextlib.suppress(Fenced):  # somebody else ended it too, and proved it first
         return journal.advance(op, "gone")
     return end(provider, journal.op(op.token), journal)

@@ -37,6 +37,8 @@ def plan_for(
         torch=("cuda" if request.num_gpus else "cpu") if pod_store else environment.torch_build(),
         environments="" if pod_store else str(settings.environments),
     )  # fmt: skip
+    if plan.job:
+        Store(settings.store).check_writable()  # what is made must go somewhere: known now, not after the training
     if pod_store:
         kept = "artifacts stay on the machine until somebody who follows (or inv status, or inv pull) brings them home"
         return replace(plan, notes=(kept,) if plan.job else ())

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import os
 import re
+import tempfile
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -69,6 +70,24 @@ class Store:
                     self._swap(staging, manifest)
         except OSError as error:
             raise StoreError(f"publishing {name} to {self.uri}: {error}") from error
+
+    def check_writable(self) -> None:
+        """Raises StoreError when no file can be written where the store is, or will be. Leaves nothing behind.
+
+        A store on another machine is not asked.
+        """
+        if not self._is_local:
+            return
+        folder = Path(self._root)
+        while not os.path.lexists(folder):
+            folder = folder.parent
+        try:
+            with tempfile.TemporaryFile(dir=folder) as probe:
+                probe.write(b"x")
+        except OSError as error:
+            raise StoreError(
+                f"nothing can be written to the store {self.uri}: {error}; give another: --store"
+            ) from None
 
     def artifacts(self) -> list[Artifact]:
         """Every artifact, by name, each verified by size and sha256."""

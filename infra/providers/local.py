@@ -1,7 +1,8 @@
 """This machine as a provider: a pod is a folder with processes of its own, and costs nothing.
 
 A pod exists while the marker in its folder carries its token. The folder is named after the run and stays when the
-pod has ended, so that the next pod of that run finds its checkpoints.
+pod has ended, so that the next pod of that run finds its checkpoints. A pod's id is `token@run`: it can be nowhere else,
+so that a damaged marker is a matter of its own run alone.
 """
 
 import getpass
@@ -67,17 +68,37 @@ class Local:
         return _pod(folder, token)
 
     def find(self, pod: str) -> Pod | None:
-        return next((one for one in self.list() if one.pod_id == pod), None)
+        """By id in its folder; by token alone in all of them. SlipwayError: a damaged marker may be its own."""
+        token, _, run = pod.partition("@")
+        folders = [self.pods.absolute() / check_name(run)] if run else self._folders()
+        damaged = None
+        for folder in folders:
+            try:
+                if _token(folder) == token:
+                    return _pod(folder, token)
+            except SlipwayError as error:
+                damaged = error
+        if damaged:
+            raise damaged
+        return None
 
     def list(self) -> "list[Pod]":
-        folders = sorted(self.pods.absolute().iterdir()) if self.pods.is_dir() else []
-        return [_pod(folder, token) for folder in folders if (token := _token(folder))]
+        """Where a marker is damaged there is a pod, and its token is ""."""
+        pods = []
+        for folder in self._folders():
+            try:
+                token = _token(folder)
+            except SlipwayError:
+                pods.append(_pod(folder, ""))
+            else:
+                pods += [_pod(folder, token)] if token else []
+        return pods
 
     def delete(self, pod_id: str) -> None:
         """End every process of the pod, then take its marker and its secrets away; its work stays."""
         found = self.find(pod_id)
         if found is None:
-            if end_all(pod_id, grace_s=5.0):
+            if end_all(pod_id.partition("@")[0], grace_s=5.0):
                 raise SlipwayError(f"local: processes of {pod_id} outlived its folder and cannot be ended")
             return
         pod = PodFolder(Path(found.address))
@@ -93,6 +114,9 @@ class Local:
     def reach(self, pod: Pod) -> ThisMachine:
         return ThisMachine()
 
+    def _folders(self) -> "list[Path]":
+        return sorted(self.pods.absolute().iterdir()) if self.pods.is_dir() else []
+
 
 def _token(folder: Path) -> str:
     """Of the pod in `folder`; "" when it is none."""
@@ -101,12 +125,14 @@ def _token(folder: Path) -> str:
         return str(json.loads(marker.read_text())["token"])
     except (FileNotFoundError, NotADirectoryError):
         return ""
-    except (ValueError, KeyError, TypeError) as error:
-        raise SlipwayError(f"local: {marker} is damaged ({error}); remove it when nothing runs there") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SlipwayError(
+            f"local: {marker} is damaged ({error}); remove it, then run: inv down {folder.name}"
+        ) from None
 
 
 def _pod(folder: Path, token: str) -> Pod:
-    return Pod(provider=Local.name, pod_id=token, token=token, run=folder.name, address=str(folder))
+    return Pod(provider=Local.name, pod_id=f"{token}@{folder.name}", token=token, run=folder.name, address=str(folder))
 
 
 def _gpus() -> "list[str]":

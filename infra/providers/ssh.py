@@ -106,11 +106,14 @@ class SshPools:
             _stop(transport, host.python, PodFolder(Path(Address.parse(pod.address).folder)))
         script = (AGENT / "process.py").read_bytes() + END_ALL
         ended = run_script(transport, host.python, script, token, str(self.end_s), timeout_s=self.end_s + ANSWER_S)
-        survivors = ended["survivors"]
+        survivors, machine = ended["survivors"], f"ssh:{host.place}"
         if survivors:
+            self.memory.blame(machine, survivors)
             raise SlipwayError(f"ssh: {host.place} is {survivors}; end them there, then run the same again")
         if pod:
             ask(transport, host.python, "unmark", pod.run, token)
+        if self.memory.of(machine).failure.startswith("DIRTY"):
+            self.memory.forgive(machine)
 
     def reach(self, pod: Pod) -> Transport:
         """By its id. Raises UsageError when its machine is no longer in the inventory."""

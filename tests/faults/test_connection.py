@@ -1,0 +1,180 @@
+"""A connection that breaks at any stage of the street: the job lives, or nothing of it does, and somebody says so."""
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra import launch, pods
+from infra.agent.job import PodFolder, Step
+from infra.agent.process import find
+from infra.agent.state import hold, lock
+from infra.errors import SlipwayError
+from infra.follow import follow
+from infra.journal import Journal, Op
+from infra.providers.ssh import SshPools
+from infra.ssh import Ssh
+from tests.faults.trial import COUNT, RUN, SMALL, checkout, counted, environ, plan, provider_of, rounds
+from tests.hosts import Host, descendants, hosts, until  # noqa: F401 (a fixture)
+
+VERDICT_S = 15.0  # from the fault to the first word about it
+Break = Callable[[Host], Any]
+FAULTS: dict[str, tuple[Break, Break]] = {  # how it breaks, how it is mended
+    "sshd's session is killed": (Host.kill_sessions, lambda host: None),
+    "sshd is frozen": (Host.freeze, Host.thaw),
+    "the link is cut": (Host.cut, Host.restore),
+    "a firewall resets": (
+        lambda host: host.firewall("-p", "tcp", "-j", "REJECT", "--reject-with", "tcp-reset"),
+        Host.open_firewall,
+    ),
+}
+STAGES = ("sync", "hand-over", "set-up", "follow")
+
+
+class Fault:
+    """One break of one host, and when it came."""
+
+    def __init__(self, host: Host, what: str) -> None:
+        self.host, (self._break, self._mend) = host, FAULTS[what]
+        self.at_s: float | None = None
+
+    def strike(self) -> None:
+        """Once; later calls do nothing."""
+        if self.at_s is None:
+            self.at_s = time.monotonic()
+            self._break(self.host)
+
+    def mend(self) -> None:
+        self._mend(self.host)
+
+
+class Breaking(Ssh):
+    """Breaks while code is on its way, or while the guard is being armed."""
+
+    fault: Fault
+    stage = ""
+    pod: PodFolder
+
+    def run(self, words: Any, *, stdin: Any = None, **more: Any) -> Any:
+        if self.stage == "sync" and stdin is not None and "-ISX" in words:
+            return super().run(words, stdin=self._cut(stdin), **more)
+        if self.stage == "hand-over" and "start" in words and self.fault.at_s is None:
+            turn = hold(lock(self.pod, "command"))
+            with ThreadPoolExecutor(1) as threads:
+                struck = threads.submit(self._strike_while_it_waits, turn)
+                try:
+                    return super().run(words, stdin=stdin, **more)
+                finally:
+                    struck.result()
+        return super().run(words, stdin=stdin, **more)
+
+    def _strike_while_it_waits(self, turn: Any) -> None:
+        """The start gets its turn when the connection is broken."""
+        server = self.fault.host.server
+        assert server is not None
+        until(lambda: any(is_start(pid) for pid in descendants(server.pid)), "a start that waits for its turn")
+        self.fault.strike()
+        os.close(turn)
+
+    def _cut(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        sent = 0
+        for piece in pieces:
+            yield piece
+            sent += len(piece)
+            if sent > 1_000_000:
+                self.fault.strike()
+
+
+def is_start(pid: int) -> bool:
+    try:
+        return b"infra.agent\0start" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):  # it ended while being looked at
+        return False
+
+
+@rounds(1, 7)
+def test_a_launch_survives_whatever_breaks_or_says_what_to_do(hosts, tmp_path, rounds):  # noqa: F811
+    """Every fault in every stage, a host each, all at once."""
+    cases = list(product(STAGES, FAULTS))
+    root = checkout(tmp_path / "checkout", ballast_bytes=8_000_000)
+    machines = hosts(len(cases))
+    late = {}
+    for number in range(rounds):
+        with ThreadPoolExecutor(len(cases)) as threads:
+            folders = [tmp_path / f"trial{number}-{case}" for case in range(len(cases))]
+            trials = [
+                threads.submit(survives, host, stage, fault, root, folder, f"otter-{number}")
+                for host, (stage, fault), folder in zip(machines, cases, folders, strict=True)
+            ]
+        for (stage, fault), trial in zip(cases, trials, strict=True):
+            late[number, stage, fault] = trial.result()
+    print({case: round(heard_s, 1) for case, heard_s in late.items()})
+    assert max(late.values()) <= VERDICT_S, late
+
+
+def survives(host: Host, stage: str, what: str, root: Path, folder: Path, run: str) -> float:
+    """Launch, break, mend, bring to its end. How long after the break the first word about it came."""
+    fault, count = Fault(host, what), counted(host, run)
+    provider = provider_of(host, folder, Breaking)
+    ssh = provider.connect(provider.hosts[0])
+    ssh.fault, ssh.stage, ssh.pod = fault, stage, count.pod
+    step = Step("count", COUNT.words, environment="small") if stage == "set-up" else COUNT
+    cache = str(count.pod.root / "environments")
+    wanted = plan(folder / "store", step, run=run, environ=SMALL)
+    with ssh, Journal.open(environ=environ(folder)) as journal:
+        if stage in ("sync", "hand-over"):
+            heard_s = fails_in_words(wanted, provider, journal, root, fault)
+            for op in journal.ops(live=True):  # as every command does before it begins
+                assert pods.settle(provider, op, journal, ssh).state == "TERMINATED"
+            assert find(journal.ops()[0].token) == []
+            op = launch.start(wanted, provider, journal, root, {}, lambda _: None)
+            for _, verdict in follow(op, journal, ssh):
+                if count.lines():
+                    count.enough()
+        else:
+            op = launch.start(wanted, provider, journal, root, {}, lambda _: None)
+            heard_s, verdict = lives(op, journal, ssh, "environment" if stage == "set-up" else "count", fault, count)
+            assert len(journal.ops()) == 1
+        assert verdict["state"] == "succeeded", verdict
+        count.check()
+        assert pods.settle(provider, op, journal, ssh).state == "TERMINATED"
+    return heard_s
+
+
+def fails_in_words(wanted: Any, provider: SshPools, journal: Journal, root: Path, fault: Fault) -> float:
+    """The launch ends by itself, and says that nothing runs, or how to end what may."""
+    heard: list[float] = []
+    with pytest.raises(SlipwayError) as failure:
+        launch.start(wanted, provider, journal, root, {}, lambda word: heard.append(time.monotonic()))
+    fault.mend()
+    (op,) = journal.ops()
+    if op.is_live:
+        assert re.search(f"ending {op.run}: .* it may run on; run again: inv down {op.run}$", str(failure.value))
+    else:
+        assert re.search("it was ended, nothing of it runs: launch again$", str(failure.value))
+    assert fault.at_s is not None
+    return next(at_s for at_s in heard if at_s > fault.at_s) - fault.at_s
+
+
+def lives(op: Op, journal: Journal, ssh: Ssh, step: str, fault: Fault, count: Any) -> tuple[float, dict[str, Any]]:
+    """The run goes on and is followed to its end, whatever happens between."""
+    heard_at_s = None
+    for progress, verdict in follow(op, journal, ssh):
+        if fault.at_s is None:
+            running = [one for one in progress.get("steps", ()) if one["state"] == "running"]
+            if [one["name"] for one in running] == [step]:
+                fault.strike()
+        elif heard_at_s is None:
+            heard_at_s = time.monotonic()
+            fault.mend()
+        elif count.lines():
+            count.enough()
+    assert heard_at_s is not None and fault.at_s is not None
+    return heard_at_s - fault.at_s, verdict

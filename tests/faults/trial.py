@@ -1,0 +1,94 @@
+"""A small street for trials of faults: a checkout, a job that counts, and machines to run it on."""
+
+import os
+import shutil
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra import pools
+from infra.agent.job import Job, Limits, PodFolder, Step
+from infra.hosts import HostMemory
+from infra.providers.ssh import SshPools
+from infra.records import Plan, Request
+from infra.ssh import Ssh
+from tests.agent.test_kills import COUNTER
+from tests.agent.world import AGENT
+from tests.hosts import Host
+
+RUN = "brave-otter-1"
+COUNT = Step(name="count", words=("-m", "counter"))
+# An environment of one empty wheel, made by pip from a folder of the checkout: it needs no network.
+SMALL = {"SLIPWAY_INSTALLER": "pip", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "wheels", "PIP_NO_CACHE_DIR": "1"}
+
+
+def rounds(few: int, many: int) -> pytest.MarkDecorator:
+    """How often a test is repeated: `few` times for every change, `many` times at night."""
+    night = [pytest.mark.nightly, pytest.mark.timeout(1200)]
+    return pytest.mark.parametrize("rounds", [few, pytest.param(many, marks=night)])
+
+
+def checkout(root: Path, ballast_bytes: int = 0) -> Path:
+    """The agent, a program that counts until it is enough, and what makes a push take a while."""
+    shutil.copytree(AGENT, root / "infra" / "agent", ignore=shutil.ignore_patterns("__pycache__"))
+    (root / "infra" / "__init__.py").touch()
+    (root / "counter.py").write_text(COUNTER)
+    (root / "ballast").write_bytes(os.urandom(ballast_bytes))
+    (root / "pyproject.toml").write_text('[dependency-groups]\nsmall = [\n    "small==1.0",\n]\n')
+    (root / "constraints").mkdir()
+    (root / "constraints" / "small.txt").write_text("small==1.0\n")
+    (root / "wheels").mkdir()
+    about = {
+        "METADATA": "Metadata-Version: 2.1\nName: small\nVersion: 1.0\n",
+        "WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "RECORD": "",
+    }
+    with zipfile.ZipFile(root / "wheels" / "small-1.0-py3-none-any.whl", "w") as wheel:
+        for name, text in about.items():
+            wheel.writestr(f"small-1.0.dist-info/{name}", text)
+    return root
+
+
+def plan(store: Path, *steps: Step, run: str = RUN, **more: Any) -> Plan:
+    job = Job(run="", token="", steps=steps, limits=Limits(time_s=300), **more)
+    return Plan(target=run, store=str(store), artifacts=(), job=job, request=Request(run=run))
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What the counting job has left in its work folder."""
+
+    pod: PodFolder
+
+    def lines(self, name: str = "count.txt") -> list[str]:
+        path = self.pod.work / name
+        return path.read_text().split("\n")[:-1] if path.exists() else []
+
+    def enough(self) -> None:
+        (self.pod.work / "enough").touch()
+
+    def check(self) -> None:
+        """Everything was counted, once, and never by two at the same time."""
+        assert self.lines() and self.lines() == [str(number) for number in range(len(self.lines()))]
+        assert self.lines("overlap.txt") == []
+
+
+def counted(host: Host, run: str = RUN) -> Counted:
+    """On a host in a namespace, whose home this machine sees elsewhere."""
+    return Counted(PodFolder(host.folder / "home" / ".slipway" / "pods" / run))
+
+
+def provider_of(host: Host, folder: Path, way: Callable[..., Ssh] = Ssh, **more: Any) -> SshPools:
+    """The inventory of one machine, with a connection of its own, memory and pins in `folder`."""
+    machine = pools.Host(pool="lab", name=host.address.host, address=host.address)
+    ssh = way(host.address, folder / "known_hosts")
+    return SshPools((machine,), lambda _: ssh, HostMemory(folder / "hosts.json"), **more)
+
+
+def environ(folder: Path) -> dict[str, str]:
+    """Of a journal in `folder`."""
+    return {"XDG_STATE_HOME": str(folder / "state"), "XDG_CONFIG_HOME": str(folder / "config")}
