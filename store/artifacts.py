@@ -72,7 +72,7 @@ class Store:
             raise StoreError(f"publishing {name} to {self.uri}: {error}") from error
 
     def check_writable(self) -> None:
-        """Raises StoreError when no file can be written where the store is, or will be. Leaves nothing behind.
+        """Raises NoStore when no file can be written where the store is, or will be. Leaves nothing behind.
 
         A store on another machine is not asked.
         """
@@ -85,9 +85,7 @@ class Store:
             with tempfile.TemporaryFile(dir=folder) as probe:
                 probe.write(b"x")
         except OSError as error:
-            raise StoreError(
-                f"nothing can be written to the store {self.uri}: {error}; give another: --store"
-            ) from None
+            raise NoStore(f"nothing can be written to the store {self.uri}: {error}; give another: --store") from None
 
     def artifacts(self) -> list[Artifact]:
         """Every artifact, by name, each verified by size and sha256."""

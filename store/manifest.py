@@ -20,7 +20,7 @@ class StoreError(Exception):
 
 
 class NoStore(StoreError):
-    """A name that cannot be that of a store."""
+    """What is named cannot be a store, or not one that is written to."""
 
     exit_code = 2
 

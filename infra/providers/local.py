@@ -1,8 +1,8 @@
 """This machine as a provider: a pod is a folder with processes of its own, and costs nothing.
 
 A pod exists while the marker in its folder carries its token. The folder is named after the run and stays when the
-pod has ended, so that the next pod of that run finds its checkpoints. A pod's id is `token@run`: it can be nowhere else,
-so that a damaged marker is a matter of its own run alone.
+pod has ended, so that the next pod of that run finds its checkpoints. A pod's id is `token@run`: it can be nowhere
+else, so that a damaged marker is a matter of its own run alone.
 """
 
 import getpass

@@ -2,7 +2,6 @@
 
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ from infra.follow import follow
 from infra.journal import Journal, Op
 from infra.providers.ssh import SshPools
 from infra.ssh import Ssh
-from tests.faults.trial import COUNT, RUN, SMALL, checkout, counted, environ, plan, provider_of, rounds
+from tests.faults.trial import COUNT, SMALL, Counted, checkout, counted, environ, plan, provider_of, rounds
 from tests.hosts import Host, descendants, hosts, until  # noqa: F401 (a fixture)
 
 VERDICT_S = 15.0  # from the fault to the first word about it
@@ -126,7 +125,6 @@ def survives(host: Host, stage: str, what: str, root: Path, folder: Path, run: s
     ssh = provider.connect(provider.hosts[0])
     ssh.fault, ssh.stage, ssh.pod = fault, stage, count.pod
     step = Step("count", COUNT.words, environment="small") if stage == "set-up" else COUNT
-    cache = str(count.pod.root / "environments")
     wanted = plan(folder / "store", step, run=run, environ=SMALL)
     with ssh, Journal.open(environ=environ(folder)) as journal:
         if stage in ("sync", "hand-over"):
@@ -135,12 +133,11 @@ def survives(host: Host, stage: str, what: str, root: Path, folder: Path, run: s
                 assert pods.settle(provider, op, journal, ssh).state == "TERMINATED"
             assert find(journal.ops()[0].token) == []
             op = launch.start(wanted, provider, journal, root, {}, lambda _: None)
-            for _, verdict in follow(op, journal, ssh):
-                if count.lines():
-                    count.enough()
+            verdict = ended(op, journal, ssh, count)
         else:
             op = launch.start(wanted, provider, journal, root, {}, lambda _: None)
-            heard_s, verdict = lives(op, journal, ssh, "environment" if stage == "set-up" else "count", fault, count)
+            heard_s = lives(op, journal, ssh, "environment" if stage == "set-up" else "count", fault)
+            verdict = ended(op, journal, ssh, count)
             assert len(journal.ops()) == 1
         assert verdict["state"] == "succeeded", verdict
         count.check()
@@ -163,18 +160,24 @@ def fails_in_words(wanted: Any, provider: SshPools, journal: Journal, root: Path
     return next(at_s for at_s in heard if at_s > fault.at_s) - fault.at_s
 
 
-def lives(op: Op, journal: Journal, ssh: Ssh, step: str, fault: Fault, count: Any) -> tuple[float, dict[str, Any]]:
-    """The run goes on and is followed to its end, whatever happens between."""
-    heard_at_s = None
+def lives(op: Op, journal: Journal, ssh: Ssh, step: str, fault: Fault) -> float:
+    """The run goes on; what comes first after the break is news, or that there are none."""
     for progress, verdict in follow(op, journal, ssh):
-        if fault.at_s is None:
-            running = [one for one in progress.get("steps", ()) if one["state"] == "running"]
-            if [one["name"] for one in running] == [step]:
-                fault.strike()
-        elif heard_at_s is None:
-            heard_at_s = time.monotonic()
-            fault.mend()
-        elif count.lines():
+        assert not verdict
+        if fault.at_s is not None:
+            break
+        if [one["name"] for one in progress.get("steps", ()) if one["state"] == "running"] == [step]:
+            fault.strike()
+    assert fault.at_s is not None
+    heard_s = time.monotonic() - fault.at_s
+    fault.mend()
+    return heard_s
+
+
+def ended(op: Op, journal: Journal, ssh: Ssh, count: Counted) -> dict[str, Any]:
+    """The verdict, once something was counted."""
+    last: dict[str, Any] = {}
+    for _, last in follow(op, journal, ssh):  # noqa: B007 (the last one counts)
+        if count.lines():
             count.enough()
-    assert heard_at_s is not None and fault.at_s is not None
-    return heard_at_s - fault.at_s, verdict
+    return last

@@ -1,0 +1,125 @@
+"""Files that are damaged, or cannot be written: what is told, when, and that nobody else is held up."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from infra import launch, pods
+from infra.agent.process import end_all
+from infra.journal import Journal
+from infra.providers.local import Local
+from infra.settings import Settings
+from infra.transport import ThisMachine
+from tests.faults.trial import COUNT, Counted, checkout, plan
+from tests.hosts import until
+from tests.world import ROOT, World
+
+DAMAGE = {
+    "truncated": lambda marker: marker.write_text(marker.read_text()[:20]),
+    "binary": lambda marker: marker.write_bytes(b"\xff\x00"),
+    "a folder": lambda marker: (marker.unlink(), marker.mkdir()),
+}
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+@pytest.fixture
+def runs(world, tmp_path):
+    """Launches by name on this machine; all of it is ended with the test."""
+    root = checkout(tmp_path / "checkout")
+    begun = []
+
+    def begin(run):
+        with Journal.open(Settings.load(ROOT, environ=world.environ).state_file) as journal:
+            provider = Local(tmp_path / "pods")
+            wanted = plan(tmp_path / "store", COUNT, run=run)
+            begun.append(launch.start(wanted, provider, journal, root, {}, lambda _: None))
+        return begun[-1]
+
+    yield begin
+    for op in begun:
+        assert not end_all(op.token, 0.0)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_marker_holds_up_no_other_run(tmp_path, runs, damage):
+    bad, good = runs("bad-1"), runs("good-1")
+    marker = pods.folder_of(bad).marker
+    DAMAGE[damage](marker)
+    provider, here = Local(tmp_path / "pods"), ThisMachine()
+    with Journal.open(tmp_path / "state" / "journal.db") as journal:
+        assert provider.find(good.remote_id).token == good.token
+        assert {pod.run: pod.token for pod in provider.list()} == {"bad-1": "", "good-1": good.token}
+        assert pods.settle(provider, good, journal, here) == good
+        assert pods.end(provider, good, journal).state == "TERMINATED"
+        with pytest.raises(Exception, match=r"POD.json is damaged .*; remove it, then run: inv down bad-1"):
+            pods.end(provider, bad, journal)
+        third = runs("third-1")
+        assert pods.end(provider, third, journal).state == "TERMINATED"
+        marker.rmdir() if marker.is_dir() else marker.unlink()
+        assert pods.end(provider, journal.op(bad.token), journal).state == "TERMINATED"
+
+
+def test_a_damaged_marker_is_one_row_of_the_table_and_its_advice_works(world, tmp_path, runs):
+    bad, _ = runs("bad-1"), runs("good-1")
+    marker = pods.folder_of(bad).marker
+    marker.write_text('{"token": "sw1')
+    rows = {row["run"]: row for row in world.json("status")}
+    assert "POD.json is damaged" in rows["bad-1"]["note"] and "inv down bad-1" in rows["bad-1"]["note"]
+    assert rows["good-1"]["state"] == "running" and not rows["good-1"]["note"]
+    world.inv("down", "good-1")
+    world.inv("down", "bad-1", code=1)
+    marker.unlink()
+    world.inv("down", "bad-1")
+    assert not {"running", "lost"} & {row["state"] for row in world.json("status")}
+    assert not end_all(bad.token, 0.0)
+
+
+def test_a_marker_with_the_token_of_another_pod_is_left_alone(world, tmp_path, runs):
+    bad, good = runs("bad-1"), runs("good-1")
+    marker = pods.folder_of(bad).marker
+    marker.write_text(json.dumps({"token": "sw1-somebody-else", "run": "bad-1"}))
+    before = marker.read_text()
+    count = Counted(pods.folder_of(good))
+    until(count.lines, "a count")
+    world.json("status")
+    world.inv("down", "bad-1")
+    assert marker.read_text() == before
+    assert not end_all(bad.token, 0.0)
+    seen = len(count.lines())
+    until(lambda: len(count.lines()) > seen, "the other run goes on")
+
+
+def test_a_store_that_cannot_be_written_is_told_in_the_plan(world, tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    places = {"/proc/nothing/here": "No such file", str(tmp_path / "file" / "store"): "Not a directory"}
+    for place, why in places.items():
+        for flags in (["--dry-run"], ["--yes"]):
+            process = world.begin("launch", "--phase", "base", "--store", place, *flags)
+            out, err = process.communicate(timeout=60)
+            assert process.returncode == 2 and out == "", (out, err)
+            assert f"nothing can be written to the store {place}" in err and why in err and "--store" in err
+    assert not (tmp_path / "pods").exists() and world.json("status") == []
+
+
+@pytest.fixture
+def read_only(tmp_path):
+    """A file system that can only be read. Root writes past permission bits, so it takes a mount."""
+    folder = tmp_path / "read-only"
+    folder.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,size=1m", "tmpfs", folder], check=True)
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_store_on_a_read_only_disk_is_told_in_the_plan(world, read_only):
+    process = world.begin("launch", "--phase", "base", "--yes", "--store", str(read_only / "artifacts"))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and "Read-only file system" in err
