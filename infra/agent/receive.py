@@ -109,7 +109,12 @@ class Pod:
         if not is_open:
             raise Refused(f"{full} lies behind a link; nothing is pushed through it")
         folder, name = os.path.split(full)
-        os.makedirs(folder, exist_ok=True)
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise Refused(f"{path}: a file that the pod has made is where one of its folders should be") from None
+        if os.path.isdir(full) and not os.path.islink(full):
+            raise Refused(f"{path}: {full} is a folder with files that the pod has made; move it away there")
         draft = os.path.join(folder, f".{name[:200]}.{os.getpid()}.draft")
         found = sha256()
         try:
@@ -219,6 +224,9 @@ def main():
     except Refused as refusal:
         print(refusal, file=sys.stderr)
         return REFUSED
+    except OSError as error:  # its disk is full, say
+        print(error, file=sys.stderr)
+        return 1
     print(json.dumps(answer))
     return 0
 

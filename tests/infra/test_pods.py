@@ -116,7 +116,7 @@ def test_a_lost_question_stays_unknown_and_is_not_believed_gone_too_early(local,
         rent(provider, journal)
     (op,) = journal.ops(live=True)
     assert op.state == "UNKNOWN"
-    with pytest.raises(SlipwayError, match="it may still turn up for .* s; run again: inv down a-1"):
+    with pytest.raises(SlipwayError, match="it may still turn up for .* s; it may run on; run again: inv down a-1"):
         pods.end(provider, op, journal)
     op = journal.note(journal.op(op.token), sent_at=int(time.time()) - 601)
     assert op.state == "TERMINATING" and pods.end(provider, op, journal).state == "TERMINATED"

@@ -1,0 +1,98 @@
+"""What a pod has made is never lost by a push, whatever the checkout has become and wherever the push was aimed."""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from infra.errors import UsageError
+from infra.transport import ThisMachine
+from tests.faults.trial import rounds
+from tests.infra.test_sync import TOKEN, make_pod
+
+PARTS = ("a", "b", "data")
+
+
+@rounds(20, 400)
+def test_whatever_is_pushed_what_the_pod_made_stays(tmp_path, rounds):
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    root, dest, here = tmp_path / "checkout", make_pod(tmp_path / "pod"), ThisMachine()
+    (tmp_path / "precious").mkdir()
+    write(tmp_path / "precious" / "file", b"outside")
+    made: dict[Path, bytes] = {tmp_path / "precious" / "file": b"outside"}
+    for number in range(rounds):
+        change(root, dice, number, tmp_path / "precious")
+        with contextlib.suppress(UsageError):  # refused: then nothing is lost either
+            here.push(root, dest, TOKEN)
+        path = dest.joinpath(*dice.choices(PARTS, k=dice.randint(1, 3)), f"made-{number}")
+        with contextlib.suppress(FileExistsError, NotADirectoryError):  # a file of the checkout is in the way
+            write(path, os.urandom(8))
+            made[path] = path.read_bytes()
+        assert {path: path.read_bytes() for path in made} == made
+        disasters(here, root, dest, tmp_path)
+        assert {path: path.read_bytes() for path in made} == made
+
+
+def write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def change(root: Path, dice: random.Random, number: int, outside: Path) -> None:
+    """Another checkout at the same place: files, folders and links in each other's stead."""
+    if number % 4 == 0:
+        shutil.rmtree(root, ignore_errors=True)
+    for _ in range(dice.randint(1, 6)):
+        path = root.joinpath(*dice.choices(PARTS, k=dice.randint(1, 3)))
+        for above in [*path.relative_to(root).parents][-2::-1]:
+            if (root / above).is_symlink() or (root / above).is_file():
+                (root / above).unlink()
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+        elif path.is_dir():
+            shutil.rmtree(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if dice.random() < 0.2:
+            path.symlink_to(dice.choice([outside, Path(dice.choice(PARTS))]))
+        elif dice.random() < 0.9:
+            path.write_bytes(dice.randbytes(8))
+
+
+def disasters(here: ThisMachine, root: Path, dest: Path, folder: Path) -> None:
+    """Every wrong place that there is; all of them are refused."""
+    (folder / "empty").mkdir(exist_ok=True)
+    (folder / "all").mkdir(exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        (folder / "all" / "of it").symlink_to("/")
+        (folder / "to home").symlink_to(Path.home())
+        (folder / "other").mkdir()
+        (folder / "other" / "POD.json").write_text(json.dumps({"token": "sw1-other", "run": "a-1"}))
+    whole = write(root / "whole", b"so that there is something to send")
+    assert whole is None
+    for source, place, token in [
+        (folder / "empty", dest, TOKEN),
+        (folder / "absent", dest, TOKEN),
+        (folder / "all", dest, TOKEN),
+        (folder / "to home", dest, TOKEN),
+        (Path("/"), dest, TOKEN),
+        (Path("/.."), dest, TOKEN),
+        (Path.home() / ".", dest, TOKEN),
+        (root, dest, "sw1-other"),
+        (root, dest, ""),
+        (root, "/", TOKEN),
+        (root, "//", TOKEN),
+        (root, "~", TOKEN),
+        (root, Path.home(), TOKEN),
+        (root, folder / "other" / "code", TOKEN),
+        (root, dest / "data", TOKEN),
+        (root, dest.parent, TOKEN),
+    ]:
+        with pytest.raises(UsageError):
+            here.push(source, place, token)
+    (root / "whole").unlink()
