@@ -123,5 +123,7 @@ def in_words(ending: Ending, step: Step) -> str:
     if ending.cut == "timeout":
         return f"step {step.name} ran into its limit of {step.timeout_s:g} s"
     if ending.exit_code < 0:
-        return f"step {step.name} was killed by {signal.Signals(-ending.exit_code).name}"
+        name = signal.Signals(-ending.exit_code).name
+        why = ", as happens when the machine runs out of memory" if name == "SIGKILL" else ""
+        return f"step {step.name} was killed by {name}{why}"
     return f"step {step.name} failed with exit code {ending.exit_code}"

@@ -18,7 +18,6 @@ from tests.world import ROOT, World
 
 DAMAGE = {
     "truncated": lambda marker: marker.write_text(marker.read_text()[:20]),
-    "binary": lambda marker: marker.write_bytes(b"\xff\x00"),
     "a folder": lambda marker: (marker.unlink(), marker.mkdir()),
 }
 

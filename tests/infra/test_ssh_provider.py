@@ -282,10 +282,15 @@ def test_a_machine_where_processes_outlive_their_end_is_dirty_and_stays_leased(i
         with pytest.raises(SlipwayError, match="is DIRTY: processes .* could not be ended; .* inv down a-1"):
             pods.end(provider, op, journal)
         assert journal.op(op.token).state == "TERMINATING" and provider.find(op.remote_id) is not None
+        place = provider.hosts[0].place
+        assert provider.memory.of(f"ssh:{place}").failure.startswith("DIRTY: processes ")
+        with pytest.raises(NoOffer, match=f"it failed before: DIRTY: .* run: inv hosts --forget {place}"):
+            provider.offers(Request(run="b-2"))
     finally:
         stranger.kill()
         stranger.wait()
     assert pods.end(provider, journal.op(op.token), journal).state == "TERMINATED" and find(op.token) == []
+    assert [offer.place for offer in provider.offers(Request(run="b-2"))] == [place]
 
 
 def test_looking_remembers_what_each_machine_has_and_says_why_one_cannot_be_used(inventory):

@@ -1,0 +1,141 @@
+"""Killed, starved of memory, killed again: the guard's limits hold, and the verdict says what happened."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from infra.agent import limits as ends
+from infra.agent.job import Limits
+from infra.agent.process import send
+from infra.agent.state import living
+from tests.agent.test_steps import WAIT
+from tests.agent.world import World, module, until
+from tests.faults.trial import rounds
+
+LIMIT_S, ERROR_S = 5.0, 60.0
+AT_ONCE = 8
+HOG = """
+import os, resource
+limit = int(os.environ.get("HOG_AS_BYTES", "0"))
+if limit:
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+open(os.path.join(os.environ["SLIPWAY_WORK"], "ran.txt"), "a").write("ran\\n")
+held = []
+while True:
+    held.append(bytearray(os.urandom(1)) * (8 << 20))
+"""
+
+
+@pytest.fixture
+def narrow() -> Iterator[Path | None]:
+    """A memory cgroup of 128 MB without swap; None where we may not make one."""
+    v1 = Path("/sys/fs/cgroup/memory")
+    folder = (v1 if v1.is_dir() else v1.parent) / f"slipway-{os.getpid()}"
+    wanted = {"memory.limit_in_bytes": 128 << 20, "memory.memsw.limit_in_bytes": 128 << 20, "memory.max": 128 << 20,
+              "memory.swap.max": 0}  # fmt: skip
+    try:
+        folder.mkdir()
+    except OSError as error:
+        print(f"no memory cgroup: {error}")
+        yield None
+        return
+    try:
+        there = [name for name in wanted if (folder / name).exists()]
+        for name in there:
+            (folder / name).write_text(str(wanted[name]))
+        yield folder if there else None
+    finally:
+        until(lambda: removed(folder), "an empty cgroup")
+
+
+def removed(folder: Path) -> bool:
+    with contextlib.suppress(OSError):  # a process in it has not ended yet
+        folder.rmdir()
+    return not folder.exists()
+
+
+@rounds(10, 100)
+def test_a_trainer_without_memory_dies_alone_and_the_verdict_names_it(tmp_path, narrow, rounds):
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        trials = [
+            threads.submit(starve, tmp_path / str(number), narrow if number % 2 else None) for number in range(rounds)
+        ]
+        for trial in trials:
+            trial.result()
+
+
+def starve(root: Path, cgroup: Path | None) -> None:
+    """By the kernel's killer when there is a cgroup, of the whole pod; else by an allocation that fails."""
+    world = World(root)
+    try:
+        world.program("hog", HOG)
+        world.job(module("hog"), environ={} if cgroup else {"HOG_AS_BYTES": str(256 << 20)})
+        words = [sys.executable, "-m", "infra.agent", "start", str(world.pod.root)]
+        if cgroup:
+            words = ["sh", "-c", f'echo $$ > {cgroup}/cgroup.procs && exec "$@"', "sh", *words]
+        environ = {**os.environ, "PYTHONPATH": str(world.pod.code)}
+        armed = json.loads(subprocess.run(words, env=environ, capture_output=True, check=True).stdout)
+        verdict = world.verdict()
+        assert (verdict["state"], verdict["step"]) == ("failed", "hog")
+        if cgroup:
+            assert verdict["reason"] == "step hog was killed by SIGKILL, as happens when the machine runs out of memory"
+        else:
+            assert verdict["exit_code"] == 1 and "MemoryError" in verdict["tail"]
+        assert world.lines("ran.txt") == ["ran"]
+        assert json.loads((world.pod.state / "guard.json").read_text())["identity"] == armed["identity"]
+        assert world.pod.log("guard").read_text().count("guard armed") == 1
+        assert "ended without a verdict" not in world.pod.log("guard").read_text()
+    finally:
+        world.end()
+
+
+@rounds(4, 50)
+def test_the_time_limit_holds_though_guard_or_agent_is_killed_again_and_again(tmp_path, rounds):
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        trials = [
+            threads.submit(outlive, tmp_path / f"{role}-{number}", role, random.Random(seed + number))
+            for number in range(rounds)
+            for role in ("guard", "agent")
+        ]
+        errors_s = [trial.result() for trial in trials]
+    print(f"over the limit of {LIMIT_S:g} s by {min(errors_s):.1f} to {max(errors_s):.1f} s")
+    assert max(errors_s) <= ERROR_S
+
+
+def outlive(root: Path, role: str, dice: random.Random) -> float:
+    """SIGKILL in a loop until the end; by how much the last process of the pod outlived the limit."""
+    world = World(root)
+    try:
+        world.program("wait", WAIT)
+        world.job(module("wait"), limits=Limits(time_s=LIMIT_S))
+        began_s = ends.boottime_s()
+        world.start()
+        kills = 0
+        while world.members() and ends.boottime_s() - began_s < LIMIT_S + ERROR_S:
+            if role == "agent" and kills == 4:  # a fifth would be a crash loop, which is given up
+                until(lambda: not world.members(), "the end", LIMIT_S + ERROR_S)
+                break
+            target = living(world.pod, role)
+            if target and send(target, signal.SIGKILL):
+                kills += 1
+            time.sleep(dice.uniform(0.0, 0.6))
+        over_s = ends.boottime_s() - began_s - LIMIT_S
+        said = json.loads((world.pod.state / "guard.json").read_text())
+        assert kills >= 3 and said["limit_s"] == LIMIT_S
+        assert said["elapsed_s"] >= LIMIT_S * 0.88 - 1, said  # it never counted from zero again
+        assert json.loads(world.pod.verdict.read_text())["state"] == "limit"
+        return over_s
+    finally:
+        world.end()
