@@ -4,23 +4,27 @@ In: what the agent does, and the records that steps append. Out: state/progress.
 one writer. Values of secrets are struck out of everything written here.
 """
 
+import base64
 import json
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Mapping
+from typing import Any, Dict, Iterable, List, Mapping, Set
+from urllib.parse import quote
 
 from infra.agent.job import SCHEMA, Job, PodFolder
 from infra.agent.state import tell
 
 WRITE_EVERY_S = 0.5
+SHORTEST = 8  # what is shorter is struck out as it is only: a short code stands for many things
 
 
 class Redactor:
-    """Strikes the values of secrets out of anything that JSON can hold."""
+    """Strikes the values of secrets out of anything that JSON can hold, however they are spelt."""
 
     def __init__(self, secrets: Mapping[str, str]) -> None:
         # Longest first: one value may be a part of another.
-        self.secrets = sorted(((value, name) for name, value in secrets.items() if value), key=lambda one: -len(one[0]))
+        spelt = ((form, name) for name, value in secrets.items() if value for form in _spellings(value))
+        self.secrets = sorted(spelt, key=lambda one: (-len(one[0]), one))
 
     def __call__(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -31,6 +35,19 @@ class Redactor:
         elif isinstance(value, list):
             return [self(one) for one in value]
         return value
+
+
+def _spellings(secret: str) -> Set[str]:
+    """As it is, in a URL, in hex, and in base64 as far as that does not depend on what stands beside it."""
+    raw = secret.encode()
+    found = {secret}
+    if len(raw) >= SHORTEST:
+        found |= {quote(secret, safe=""), raw.hex(), raw.hex().upper()}
+        for lead in range(3):
+            code = base64.b64encode(b"\0" * lead + raw).decode()
+            code = code[4 if lead else 0 : -4 if (lead + len(raw)) % 3 else None]
+            found |= {code, code.replace("+", "-").replace("/", "_")}
+    return found
 
 
 class Tail:

@@ -1,10 +1,12 @@
 """Who is found, who is spared, and that no stranger is signalled."""
 
+import base64
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 from infra.agent import process
 from infra.agent.progress import Redactor, Tail
@@ -70,3 +72,15 @@ def test_a_tail_gives_each_whole_record_once_and_passes_over_what_is_none(tmp_pa
 def test_secrets_are_struck_out_at_any_depth_the_longer_ones_first() -> None:
     redact = Redactor({"A": "abc", "B": "abcdef", "EMPTY": ""})
     assert redact({"x": ["abcdef", {"abc": "1 abc"}], "n": 3}) == {"x": ["[B]", {"[A]": "1 [A]"}], "n": 3}
+
+
+def test_a_secret_is_struck_out_in_every_spelling() -> None:
+    secret = "hf_/+abcdefghijklmnopqrstuvwxyz?>"
+    redact = Redactor({"TOKEN": secret, "SHORT": "k1"})
+    for text in (secret, quote(secret, safe=""), secret.encode().hex(), secret.encode().hex().upper()):
+        assert redact(f"before {text} after") == "before [TOKEN] after"
+    for lead in range(4):
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            text = encode(b"user:"[:lead] + secret.encode() + b"@host").decode()
+            assert "[TOKEN]" in redact(text) and len(redact(text)) < len("[TOKEN]") + 20
+    assert redact("k1 " + b"k1".hex()) == "[SHORT] 6b31"
