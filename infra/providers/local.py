@@ -70,7 +70,7 @@ class Local:
     def find(self, pod: str) -> Pod | None:
         """By id in its folder; by token alone in all of them. SlipwayError: a damaged marker may be its own."""
         token, _, run = pod.partition("@")
-        folders = [self.pods.absolute() / check_name(run)] if run else self._folders()
+        folders = [self.pods.absolute() / check_name(run)] if run else _folders(self.pods)
         damaged = None
         for folder in folders:
             try:
@@ -85,7 +85,7 @@ class Local:
     def list(self) -> "list[Pod]":
         """Where a marker is damaged there is a pod, and its token is ""."""
         pods = []
-        for folder in self._folders():
+        for folder in _folders(self.pods):
             try:
                 token = _token(folder)
             except SlipwayError:
@@ -114,8 +114,9 @@ class Local:
     def reach(self, pod: Pod) -> ThisMachine:
         return ThisMachine()
 
-    def _folders(self) -> "list[Path]":
-        return sorted(self.pods.absolute().iterdir()) if self.pods.is_dir() else []
+
+def _folders(pods: Path) -> "list[Path]":
+    return sorted(pods.absolute().iterdir()) if pods.is_dir() else []
 
 
 def _token(folder: Path) -> str:

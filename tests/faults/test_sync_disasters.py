@@ -74,7 +74,7 @@ def disasters(here: ThisMachine, root: Path, dest: Path, folder: Path) -> None:
         (folder / "other").mkdir()
         (folder / "other" / "POD.json").write_text(json.dumps({"token": "sw1-other", "run": "a-1"}))
     write(root / "whole", b"so that there is something to send")
-    for source, place, token in [
+    wrong: list[tuple[Path, str | Path, str]] = [
         (folder / "empty", dest, TOKEN),
         (folder / "absent", dest, TOKEN),
         (folder / "all", dest, TOKEN),
@@ -91,7 +91,8 @@ def disasters(here: ThisMachine, root: Path, dest: Path, folder: Path) -> None:
         (root, folder / "other" / "code", TOKEN),
         (root, dest / "data", TOKEN),
         (root, dest.parent, TOKEN),
-    ]:
+    ]
+    for source, place, token in wrong:
         with pytest.raises(UsageError):
             here.push(source, place, token)
     (root / "whole").unlink()

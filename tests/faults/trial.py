@@ -3,7 +3,6 @@
 import os
 import shutil
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,11 +81,10 @@ def counted(host: Host, run: str = RUN) -> Counted:
     return Counted(PodFolder(host.folder / "home" / ".slipway" / "pods" / run))
 
 
-def provider_of(host: Host, folder: Path, way: Callable[..., Ssh] = Ssh, **more: Any) -> SshPools:
-    """The inventory of one machine, with a connection of its own, memory and pins in `folder`."""
+def provider_of(host: Host, ssh: Ssh, folder: Path) -> SshPools:
+    """The inventory of one machine, reached by `ssh`, with its memory in `folder`."""
     machine = pools.Host(pool="lab", name=host.address.host, address=host.address)
-    ssh = way(host.address, folder / "known_hosts")
-    return SshPools((machine,), lambda _: ssh, HostMemory(folder / "hosts.json"), **more)
+    return SshPools((machine,), lambda _: ssh, HostMemory(folder / "hosts.json"))
 
 
 def environ(folder: Path) -> dict[str, str]:
