@@ -5,6 +5,7 @@
 In: a plan. Out: the journal's row of a pod at work. `resume` walks the same street for a run that stopped.
 """
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -70,7 +71,8 @@ def start(
             with stage("hand-over", say):
                 return hand_over(op, transport, journal, secrets)
         except BaseException as error:  # also Ctrl-C: a pod without its job must not stay
-            say(f"{op.run} did not start: {error or type(error).__name__}; ending what there is of it")
+            with contextlib.suppress(OSError):  # nobody listens any more: it is to end all the same
+                say(f"{op.run} did not start: {error or type(error).__name__}; ending what there is of it")
             pods.end(provider, journal.op(op.token), journal, f"hand-over failed: {error}")
             if isinstance(error, (Lost, TimedOut, Unreachable)):  # what had become of it was not known: now it is
                 raise SlipwayError(f"{op.run}: {error}; it was ended, nothing of it runs: launch again") from error

@@ -8,12 +8,14 @@ import pytest
 
 from infra import launch, pods
 from infra.agent.process import end_all
+from infra.errors import SlipwayError
 from infra.journal import Journal
 from infra.providers.local import Local
 from infra.settings import Settings
 from infra.transport import ThisMachine
 from tests.faults.trial import COUNT, Counted, checkout, plan
 from tests.hosts import until
+from tests.infra.test_sync import TOKEN, make_pod
 from tests.world import ROOT, World
 
 DAMAGE = {
@@ -56,7 +58,7 @@ def test_a_damaged_marker_holds_up_no_other_run(tmp_path, runs, damage):
         assert {pod.run: pod.token for pod in provider.list()} == {"bad-1": "", "good-1": good.token}
         assert pods.settle(provider, good, journal, here) == good
         assert pods.end(provider, good, journal).state == "TERMINATED"
-        with pytest.raises(Exception, match=r"POD.json is damaged .*; remove it, then run: inv down bad-1"):
+        with pytest.raises(SlipwayError, match=r"POD.json is damaged .*; remove it, then run: inv down bad-1"):
             pods.end(provider, bad, journal)
         third = runs("third-1")
         assert pods.end(provider, third, journal).state == "TERMINATED"
@@ -107,18 +109,29 @@ def test_a_store_that_cannot_be_written_is_told_in_the_plan(world, tmp_path):
 
 
 @pytest.fixture
-def read_only(tmp_path):
-    """A file system that can only be read. Root writes past permission bits, so it takes a mount."""
-    folder = tmp_path / "read-only"
+def disk(tmp_path):
+    """A file system of 2 MB. Root writes past permission bits and quotas, so it takes a mount."""
+    folder = tmp_path / "disk"
     folder.mkdir()
     if os.geteuid() != 0:
         pytest.skip("mounting needs root")
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,size=1m", "tmpfs", folder], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], check=True)
     yield folder
     subprocess.run(["umount", folder], check=True)
 
 
-def test_a_store_on_a_read_only_disk_is_told_in_the_plan(world, read_only):
-    process = world.begin("launch", "--phase", "base", "--yes", "--store", str(read_only / "artifacts"))
+def test_a_store_on_a_read_only_disk_is_told_in_the_plan(world, disk):
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    process = world.begin("launch", "--phase", "base", "--yes", "--store", str(disk / "artifacts"))
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2 and "Read-only file system" in err
+
+
+def test_a_push_onto_a_full_disk_says_so_and_goes_on_when_there_is_room(tmp_path, disk):
+    root, dest = checkout(tmp_path / "checkout", ballast_bytes=3_000_000), make_pod(disk / "pod")
+    with pytest.raises(SlipwayError, match="push to .*: .*No space left on device") as failure:
+        ThisMachine().push(root, dest, TOKEN)
+    assert "Traceback" not in str(failure.value) and not list(dest.rglob("*.draft"))
+    (root / "ballast").write_bytes(b"")
+    ThisMachine().push(root, dest, TOKEN)
+    assert (dest / "counter.py").read_text() == (root / "counter.py").read_text()
