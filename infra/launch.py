@@ -19,7 +19,7 @@ from infra.records import Offer, Plan, Request
 from infra.settings import VENDORS
 from infra.stages import Say, stage
 from infra.states import LOST, READY
-from infra.transport import Lost, TimedOut, Transport, Unreachable
+from infra.transport import Lost, TimedOut, Transport, Unreachable, twice
 from store import Store
 
 ARM_S = 60.0
@@ -118,6 +118,14 @@ def choose(provider: Provider, request: Request) -> list[Offer]:
 
 def hand_over(op: Op, transport: Transport, journal: Journal, secrets: Mapping[str, str]) -> Op:
     """Put job and secrets in place and arm the guard; the row is READY then. May be repeated."""
+    twice(lambda: _arm(op, transport, secrets))
+    if op.state == READY:
+        return op
+    return journal.advance(op, "reachable" if op.state == LOST else "armed")
+
+
+def _arm(op: Op, transport: Transport, secrets: Mapping[str, str]) -> None:
+    """A second time it finds the guard that the first one has started."""
     pod, job = pods.folder_of(op), Job.from_json(op.job)
     chosen = {name: secrets[name] for name in job.secrets if name in secrets}
     transport.put(json.dumps(chosen).encode(), pod.secrets, 0o600)
@@ -129,6 +137,3 @@ def hand_over(op: Op, transport: Transport, journal: Journal, secrets: Mapping[s
         raise SlipwayError(f"{op.run}: its guard did not start: {(done.stderr or done.stdout).strip()}")
     if json.loads(done.stdout)["token"] != op.token:
         raise SlipwayError(f"{op.run}: another pod's guard answered in {pod.root}; run: inv status")
-    if op.state == READY:
-        return op
-    return journal.advance(op, "reachable" if op.state == LOST else "armed")

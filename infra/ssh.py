@@ -23,7 +23,7 @@ from infra.errors import SlipwayError, UsageError
 from infra.link import ALIAS, OPEN_S, SILENT_S, Link, hush
 from infra.records import Address
 from infra.relay import relay
-from infra.transport import READ_BYTES, Lost, Pushed, Result, TimedOut, Unreachable
+from infra.transport import READ_BYTES, Lost, Pushed, Result, Silent, TimedOut, Unreachable, twice
 
 FILE_S = 120.0  # to put or get one file
 _KILL_S = 2.0
@@ -92,7 +92,7 @@ class Ssh:
         return self._checked(f"[ -e {place} ] || exit {_ABSENT}; {tail}", f"read {path}")
 
     def push(self, root: Path, dest: str | Path, token: str) -> Pushed:
-        return sync.push(self, root, dest, token)
+        return twice(lambda: sync.push(self, root, dest, token))
 
     @contextlib.contextmanager
     def forward(self, local_port: int, remote_port: int) -> Iterator[int]:
@@ -216,7 +216,7 @@ class Ssh:
         return (128 - code if 128 < code <= 128 + 64 else code), bytes(out).partition(b"\n")[2], bytes(err)
 
     def _lost(self, link: Link, name: str, why: str) -> Lost:
-        return Lost(
+        return (Silent if link.silent else Lost)(
             f"{self._where}: {name}: {self._silence(link) or why}; it was sent and may have run, or run still:"
             " look before it is repeated"
         )

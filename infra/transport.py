@@ -10,10 +10,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from infra import sync
 from infra.errors import SlipwayError
@@ -22,6 +22,8 @@ from infra.sync import Pushed
 
 READ_BYTES = 8 << 20
 OPEN_S = 10.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,20 @@ class Unreachable(SlipwayError):
 
 class Lost(SlipwayError):
     """The connection broke after the command was sent: it may have run, or run still."""
+
+
+class Silent(Lost):
+    """The same, because nothing was heard for too long: another attempt would wait as long again."""
+
+
+def twice(action: Callable[[], T]) -> T:
+    """Once more when the connection was cut in the midst of it: for what looks before it repeats itself."""
+    try:
+        return action()
+    except Silent:
+        raise
+    except Lost:
+        return action()
 
 
 class Transport(Protocol):

@@ -25,8 +25,9 @@ from tests.hosts import Host, descendants, hosts, until  # noqa: F401 (a fixture
 
 VERDICT_S = 15.0  # from the fault to the first word about it
 Break = Callable[[Host], Any]
+KILLED = "sshd's session is killed"  # the one after which a new connection can be made at once
 FAULTS: dict[str, tuple[Break, Break]] = {  # how it breaks, how it is mended
-    "sshd's session is killed": (Host.kill_sessions, lambda host: None),
+    KILLED: (Host.kill_sessions, lambda host: None),
     "sshd is frozen": (Host.freeze, Host.thaw),
     "the link is cut": (Host.cut, Host.restore),
     "a firewall resets": (
@@ -49,6 +50,11 @@ class Fault:
         if self.at_s is None:
             self.at_s = time.monotonic()
             self._break(self.host)
+
+    @property
+    def age_s(self) -> float:
+        assert self.at_s is not None, "it never came"
+        return time.monotonic() - self.at_s
 
     def mend(self) -> None:
         self._mend(self.host)
@@ -126,18 +132,20 @@ def survives(host: Host, stage: str, what: str, root: Path, folder: Path, run: s
     step = Step("count", COUNT.words, environment="small") if stage == "set-up" else COUNT
     wanted = plan(folder / "store", step, run=run, environ=SMALL)
     with ssh, Journal.open(environ=environ(folder)) as journal:
-        if stage in ("sync", "hand-over"):
+        if stage in ("sync", "hand-over") and what != KILLED:  # after which it is all repeated at once, unasked
             heard_s = fails_in_words(wanted, provider, journal, root, fault)
             for op in journal.ops(live=True):  # as every command does before it begins
                 assert pods.settle(provider, op, journal, ssh).state == "TERMINATED"
             assert find(journal.ops()[0].token) == []
             op = launch.start(wanted, provider, journal, root, {}, lambda _: None)
-            verdict = ended(op, journal, ssh, count)
         else:
             op = launch.start(wanted, provider, journal, root, {}, lambda _: None)
-            heard_s = lives(op, journal, ssh, "environment" if stage == "set-up" else "count", fault)
-            verdict = ended(op, journal, ssh, count)
+            heard_s = 0.0  # a launch that was not held up has nothing to say
+            if stage in ("set-up", "follow"):
+                heard_s = await_news(op, journal, ssh, "environment" if stage == "set-up" else "count", fault)
+                fault.mend()
             assert len(journal.ops()) == 1
+        verdict = ended(op, journal, ssh, count)
         assert verdict["state"] == "succeeded", verdict
         count.check()
         assert pods.settle(provider, op, journal, ssh).state == "TERMINATED"
@@ -148,29 +156,25 @@ def fails_in_words(wanted: Any, provider: SshPools, journal: Journal, root: Path
     """The launch ends by itself, and says that nothing runs, or how to end what may."""
     heard: list[float] = []
     with pytest.raises(SlipwayError) as failure:
-        launch.start(wanted, provider, journal, root, {}, lambda word: heard.append(time.monotonic()))
+        launch.start(wanted, provider, journal, root, {}, lambda _: heard.append(fault.age_s) if fault.at_s else None)
     fault.mend()
     (op,) = journal.ops()
     if op.is_live:
         assert re.search(f"ending {op.run}: .* it may run on; run again: inv down {op.run}$", str(failure.value))
     else:
         assert re.search("it was ended, nothing of it runs: launch again$", str(failure.value))
-    assert fault.at_s is not None
-    return next(at_s for at_s in heard if at_s > fault.at_s) - fault.at_s
+    return heard[0]
 
 
-def lives(op: Op, journal: Journal, ssh: Ssh, step: str, fault: Fault) -> float:
-    """The run goes on; what comes first after the break is news, or that there are none."""
+def await_news(op: Op, journal: Journal, ssh: Ssh, step: str, fault: Fault) -> float:
+    """Break in the midst of a step; how long after it the next news of the run came, or that there are none."""
     for progress, verdict in follow(op, journal, ssh):
         assert not verdict
         if fault.at_s is not None:
             break
         if [one["name"] for one in progress.get("steps", ()) if one["state"] == "running"] == [step]:
             fault.strike()
-    assert fault.at_s is not None
-    heard_s = time.monotonic() - fault.at_s
-    fault.mend()
-    return heard_s
+    return fault.age_s
 
 
 def ended(op: Op, journal: Journal, ssh: Ssh, count: Counted) -> dict[str, Any]:
