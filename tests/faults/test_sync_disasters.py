@@ -17,7 +17,7 @@ from tests.infra.test_sync import TOKEN, make_pod
 PARTS = ("a", "b", "data")
 
 
-@rounds(10, 400)
+@rounds(10, 200)
 def test_whatever_is_pushed_what_the_pod_made_stays(tmp_path, rounds):
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
