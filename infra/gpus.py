@@ -5,7 +5,6 @@ The vendors' identifiers are those of their catalogs in November 2026; one that 
 """
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from infra.errors import UsageError
@@ -37,7 +36,7 @@ GPUS = (
     _alike("H100-SXM", 80, "NVIDIA H100 80GB HBM3", "H100"),
     _alike("H100-NVL", 94, "NVIDIA H100 NVL", "H100"),
     _alike("H200-SXM", 141, "NVIDIA H200", "H200"),
-    Gpu("H200-NVL", 141, ("NVIDIA H200 NVL",)),
+    Gpu("H200-NVL", 141, ("NVIDIA H200 NVL",), (), ("H200",)),
     _alike("B200", 180, "NVIDIA B200", "B200"),
     _alike("B300", 288, "NVIDIA B300 SXM6 AC", "B300"),
     _alike("L40S", 48, "NVIDIA L40S", "L40S"),
@@ -51,22 +50,13 @@ GPUS = (
 
 def name(theirs: str, memory_gb: int = 0, interconnect: str = "") -> str:
     """What we call a vendor's GPU; memory and interconnect decide where the vendor's own word leaves it open."""
-    said = " ".join(theirs.split()).lower()
-    found = [gpu for gpu in GPUS if said in (one.lower() for one in (*gpu.runpod, *gpu.lium, *gpu.shadeform))]
+    kinds = ("SXM",) if interconnect.lower().startswith("sxm") else ("PCIe", "NVL")
+    found = [gpu for gpu in GPUS if theirs.lower() in (one.lower() for one in gpu.shadeform)]
     if not found:
-        plain = re.sub(r"^(nvidia|amd)\s+|^geforce\s+", "", " ".join(theirs.split()), flags=re.IGNORECASE)
-        return re.sub(r"^geforce\s+", "", plain, flags=re.IGNORECASE)
-    if said in (one.lower() for gpu in found for one in (*gpu.runpod, *gpu.lium)):
-        return found[0].name
-    kind = "SXM" if interconnect.lower().startswith("sxm") else "PCIe"
-
-    def distance(gpu: Gpu) -> tuple[int, bool]:
-        return abs(gpu.memory_gb - memory_gb) if memory_gb else 0, not gpu.name.endswith(kind)
-
-    best = min(found, key=distance)
-    if kind == "SXM" and best.name.endswith("PCIe"):
-        return best.name.removesuffix("-PCIe")
-    return best.name
+        return _plain(theirs)
+    near = min(abs(gpu.memory_gb - memory_gb) for gpu in found) if memory_gb else 0
+    alike = [gpu.name for gpu in found if not memory_gb or abs(gpu.memory_gb - memory_gb) == near]
+    return next((one for one in alike if one.endswith(kinds)), alike[0])
 
 
 def ids(vendor: str, asked: str) -> tuple[str, ...]:
@@ -77,7 +67,7 @@ def ids(vendor: str, asked: str) -> tuple[str, ...]:
 
 def is_asked(asked: str, ours: str) -> bool:
     """Whether a GPU called `ours` is meant by `asked`: `A100` and `a100-sxm` mean an A100-80GB-SXM, `A10` does not."""
-    wanted, have = _words(name(asked)), _words(ours)
+    wanted, have = _words(_plain(asked)), _words(ours)
     if not wanted or not have:
         return False
     if wanted[0] == have[0] and set(wanted) <= set(have):
@@ -98,8 +88,15 @@ def read_set(text: str, count: int = 0) -> tuple[tuple[str, int], ...]:
     return tuple(found)
 
 
-def known() -> Iterable[str]:
-    return (gpu.name for gpu in GPUS)
+def _plain(nvidia: str) -> str:
+    """By NVIDIA's own name; without the words that say nothing when it is not in the table."""
+    said = _bare(nvidia)
+    found = [gpu.name for gpu in GPUS if said.lower() in (_bare(one).lower() for one in (*gpu.runpod, *gpu.lium))]
+    return found[0] if found else said
+
+
+def _bare(nvidia: str) -> str:
+    return re.sub(r"^((nvidia|amd|geforce) )+", "", " ".join(nvidia.split()), flags=re.IGNORECASE)
 
 
 def _words(text: str) -> list[str]:

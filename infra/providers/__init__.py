@@ -65,7 +65,8 @@ class Abilities:
     spot: bool = False
     stop: bool = False  # keeps the disk, and bills it
     idempotency_key: bool = False
-    self_terminate: str = "none"  # how a pod can end itself: native, pod_credential, none
+    # What ends a pod that nobody looks after: a key of its own (pod_credential), the vendor's timer (native), none.
+    self_terminate: str = "none"
     settle_s: float = 600.0  # as Provider.settle_s
 
 

@@ -105,7 +105,7 @@ class Shadeform:
     keys: PodKeys
 
     name = "shadeform"
-    can = Abilities(time_limit=True, spend_limit=True)
+    can = Abilities(time_limit=True, spend_limit=True, self_terminate="native")
     settle_s = can.settle_s
     pod_store = ""
 
