@@ -3,6 +3,7 @@
 Pure: requests and offers in, offers and words out. A filter is named as the flag that sets it.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -58,11 +59,12 @@ def filters(request: Request) -> list[Filter]:
     ]
     if request.network:
         found.append(
-            Filter("--network best", lambda offer: offer.interconnect.lower() in FABRICS, lambda _: "no --network")
+            Filter(
+                "--network best", lambda offer: offer.interconnect.lower() in FABRICS, lambda _: "leave out --network"
+            )
         )
-    spot = "--use-spot" if request.spot else "no --use-spot"
-    other = "no --use-spot" if request.spot else "--use-spot"
-    found.append(Filter(spot, lambda offer: offer.spot == request.spot, lambda _: other))
+    flag, other = ("--use-spot", "leave out --use-spot") if request.spot else ("on demand", "--use-spot")
+    found.append(Filter(flag, lambda offer: offer.spot == request.spot, lambda _: other))
     if request.max_micro_usd_per_hour:
         found.append(
             Filter(
@@ -85,13 +87,19 @@ def explain(request: Request, offers: Sequence[Offer]) -> str:
         count = sum(wish in bad for bad in failed.values())
         if count:
             lines.append(f"  {count} of {len(offers)} fail {wish.flag}")
-    closest = sorted(offers, key=lambda one: (len(failed[one]), rank(one)))[:CLOSEST]
+    # What is of another kind is further away than what costs more.
+    near = sorted(offers, key=lambda one: (len(failed[one]), failed[one][0].flag.startswith("--gpu "), rank(one)))
     lines.append("closest")
-    lines += [f"  {in_words(one)}: fails {', '.join(wish.flag for wish in failed[one])}" for one in closest]
-    fewest = failed[closest[0]]
-    alike = [one for one, bad in failed.items() if bad == fewest]
-    lines.append(f"try {' and '.join(wish.relax(alike) for wish in fewest)}")
+    lines += [f"  {in_words(one)}: fails {_flags(failed[one])}" for one in near[:CLOSEST]]
+    fewest = [one for one in near if len(failed[one]) == len(failed[near[0]])]
+    ways = dict.fromkeys(_flags(failed[one]) for one in fewest)
+    alike = ([one for one in fewest if _flags(failed[one]) == way] for way in list(ways)[:CLOSEST])
+    lines.append("try: " + "; or ".join(" and ".join(wish.relax(same) for wish in failed[same[0]]) for same in alike))
     return "\n".join(lines)
+
+
+def _flags(wishes: Sequence[Filter]) -> str:
+    return ", ".join(wish.flag for wish in wishes)
 
 
 def in_words(offer: Offer) -> str:
@@ -130,7 +138,7 @@ def _floor(flag: str, least: float, of: Callable[[Offer], float]) -> list[Filter
 
     def relax(offers: Sequence[Offer]) -> str:
         most = max(of(one) for one in offers)
-        return f"{flag} {most:g}" if most else f"no {flag} (they do not tell)"
+        return f"{flag} {math.floor(most)}" if most >= 1 else f"leave out {flag} (they do not tell)"
 
     return [Filter(f"{flag} {least:g}", lambda offer: of(offer) >= least, relax)] if least else []
 
@@ -138,6 +146,6 @@ def _floor(flag: str, least: float, of: Callable[[Offer], float]) -> list[Filter
 def _word(flag: str, wanted: str, of: Callable[[Offer], str]) -> list[Filter]:
     def relax(offers: Sequence[Offer]) -> str:
         words = dict.fromkeys(of(one) for one in sorted(offers, key=rank) if of(one))
-        return " or ".join(f"{flag} {word}" for word in list(words)[:CLOSEST]) or f"no {flag} (they do not tell)"
+        return " or ".join(f"{flag} {word}" for word in list(words)[:CLOSEST]) or f"leave out {flag} (they do not tell)"
 
     return [Filter(f"{flag} {wanted}", lambda offer: of(offer).lower() == wanted.lower(), relax)] if wanted else []
