@@ -14,7 +14,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
@@ -133,6 +133,7 @@ class JsonApi:
             raise UsageError(f"{name}: {base} must begin with https://")
         self.name, self.base = name, base.rstrip("/")
         self.attempt_s, self.read_s, self.most_bytes = attempt_s, read_s, most_bytes
+        self._secrets = [value.removeprefix("Bearer ").encode() for value in headers.values()]
         self._headers = {**headers, "Accept": "application/json", "Accept-Encoding": "identity"}
         self._pace, self._sleep = Pace(per_minute), sleep
         self._tls = httpx.create_ssl_context() if url.scheme == "https" else False
@@ -221,7 +222,7 @@ class JsonApi:
     def _once(self, method: str, path: str, **options: Any) -> Reply:
         url = httpx.URL(self.base + path)
         for _ in range(MOST_REDIRECTS):
-            reply = asyncio.run(asyncio.wait_for(self._attempt(method, url, **options), self.attempt_s))
+            reply = _run(self._attempt(method, url, **options), self.attempt_s)
             if method != "GET" or reply.status not in REDIRECTS:
                 break
             there = url.join(reply.headers.get("location", ""))
@@ -244,6 +245,8 @@ class JsonApi:
                     if len(body) > self.most_bytes:
                         raise _TooLong
             self._look_at_clock(response.headers.get("date", ""))
+            for secret in self._secrets:  # a server may repeat what it was sent, and its words go into messages
+                body = body.replace(secret, b"***")
             return Reply(response.status_code, {k.lower(): v for k, v in response.headers.items()}, bytes(body))
 
     def _look_at_clock(self, date: str) -> None:
@@ -260,9 +263,13 @@ class JsonApi:
         return _name(error)
 
 
-def epoch(at: datetime | None) -> float | None:
-    """Seconds of a time in an answer; one without a zone is UTC."""
-    return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp() if at else None
+def epoch(told: str | None) -> float | None:
+    """Seconds of a time in an answer, UTC when it has no zone; None when it is none: it must not spoil a listing."""
+    try:
+        at = msgspec.convert(told, datetime)
+    except msgspec.ValidationError:
+        return None
+    return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp()
 
 
 def rfc3339(at: float) -> str:
@@ -275,6 +282,16 @@ def endpoint(official: str, other: str, variable: str) -> str:
     if other and httpx.URL(other).host not in LOOPBACK:
         raise UsageError(f"{variable} is {other}; the key of an account goes to the vendor or stays on this machine")
     return other or official
+
+
+def _run(answer: Coroutine[Any, Any, T], limit_s: float) -> T:
+    """As asyncio.run, which would wait for a name server that does not answer. TimeoutError after `limit_s`."""
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(asyncio.wait_for(answer, limit_s))
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
 
 
 def _name(error: Exception) -> str:

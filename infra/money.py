@@ -2,18 +2,32 @@
 
 from decimal import ROUND_CEILING, Decimal, InvalidOperation
 
+from infra.errors import SlipwayError
+
 MOST_USD = 10_000_000
 
 
+class BadAmount(SlipwayError, ValueError):
+    """Negative, infinite, absurdly large, or no number at all."""
+
+
 def micro_usd(usd: Decimal | int | str) -> int:
-    """Micro-dollars, rounded up. Raises ValueError for what is no amount: negative, infinite, absurdly large."""
+    """Micro-dollars, rounded up. Raises BadAmount."""
     try:
         amount = Decimal(usd)
     except InvalidOperation:
-        raise ValueError(f"{usd!r} is no amount of dollars") from None
+        raise BadAmount(f"{usd!r} is no amount of dollars") from None
     if not (amount.is_finite() and 0 <= amount <= MOST_USD):
-        raise ValueError(f"{usd} USD is no credible amount")
+        raise BadAmount(f"{usd} USD is no credible amount")
     return int((amount * 1_000_000).to_integral_value(ROUND_CEILING))
+
+
+def told_micro_usd(usd: str | None) -> int | None:
+    """What a vendor tells beside the point, None when that is no amount: it must not spoil a listing."""
+    try:
+        return None if usd is None else micro_usd(usd)
+    except BadAmount:
+        return None
 
 
 def dollars(micro: int) -> str:

@@ -10,7 +10,6 @@ import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from decimal import Decimal
 from urllib.parse import quote
 
@@ -23,7 +22,7 @@ from infra.agent.limits import hard_limit_s
 from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError, UsageError
 from infra.filters import satisfying
 from infra.json_api import JsonApi, Refused, Unclear, endpoint, epoch
-from infra.money import micro_usd
+from infra.money import BadAmount, micro_usd
 from infra.pod_keys import PodKeys, is_token
 from infra.providers import Abilities
 from infra.records import Account, Offer, Pod, Request
@@ -96,7 +95,7 @@ class Executor(Struct):
     nvlink: bool | None = None
     gpu_power_limited: bool | None = None
     frequent_rent_failures: bool | None = None
-    last_verified_at: datetime | None = None
+    last_verified_at: str | None = None
     specs: Specs | None = None
 
 
@@ -118,8 +117,8 @@ class PodRow(Struct):
     status: str = ""
     ssh_connect_cmd: str | None = None
     price: Decimal | None = None
-    created_at: datetime | None = None
-    removal_scheduled_at: datetime | None = None
+    created_at: str | None = None
+    removal_scheduled_at: str | None = None
     phase: str | None = None
 
 
@@ -165,11 +164,11 @@ class Lium:
         for raw in self.api.read("/executors", list[msgspec.Raw]):
             try:
                 host = msgspec.json.decode(raw, type=Executor, strict=False)
-            except msgspec.ValidationError:
+                old = self.cuda and host.max_cuda_version is not None and host.max_cuda_version < Decimal(self.cuda)
+                if not (host.frequent_rent_failures or host.gpu_power_limited or old):
+                    found += [self._offer(host, count) for count in _parts(host, counts)]
+            except (msgspec.ValidationError, BadAmount):
                 continue  # a host whose owner does not describe it as all others do is no offer
-            old = self.cuda and host.max_cuda_version is not None and host.max_cuda_version < Decimal(self.cuda)
-            if not (host.frequent_rent_failures or host.gpu_power_limited or old):
-                found += [self._offer(host, count) for count in _parts(host, counts)]
         return found
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
@@ -221,7 +220,7 @@ class Lium:
         if len({row.id for row in rows}) != len(rows):
             raise SlipwayError("lium: the listing names a pod twice, so it may lack another")
         pods = [self._pod(row) for row in rows if row.status not in GONE]
-        return sorted(pods, key=lambda pod: pod.created_at or 0)
+        return sorted(pods, key=lambda pod: pod.created_at)
 
     def delete(self, pod_id: str) -> None:
         try:
@@ -286,7 +285,7 @@ class Lium:
             state=STATES.get(row.status, row.status),
             note=row.phase or "",
             name=row.pod_name or "",
-            created_at=epoch(row.created_at),
+            created_at=int(epoch(row.created_at) or 0),
             ends_at=epoch(row.removal_scheduled_at),
         )
 
@@ -294,7 +293,7 @@ class Lium:
 def _parts(host: Executor, counts: set[int]) -> Iterator[int]:
     """How many GPUs of a host can be rented together; `counts` that are wanted, 0 = any."""
     free, least = host.available_gpu_count, host.min_gpu_count_for_rental
-    if host.status not in (None, "AVAILABLE") or free < 1:
+    if host.status not in (None, "AVAILABLE") or not 0 < free <= host.gpu_count:
         return
     if least is None:
         if free == host.gpu_count:

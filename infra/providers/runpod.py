@@ -8,7 +8,6 @@ Source: the vendor's API document of 2026-08-20 and its GraphQL pages.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from decimal import Decimal
 from typing import Any
 from urllib.parse import quote
@@ -94,10 +93,10 @@ class PodRow(Struct):
     id: str
     name: str
     status: str
-    env: dict[str, str] | None = None
+    env: dict[str, Any] | None = None
     ssh: SshEndpoints | None = None
     cost: Decimal = Decimal(0)
-    createdAt: datetime | None = None
+    createdAt: str | None = None
 
 
 class PodRows(Struct):
@@ -221,7 +220,7 @@ class RunPod:
     def list(self) -> "list[Pod]":
         """All that are not terminated, those of clusters too, oldest first."""
         pods = [self._pod(row) for row in self._rows() if row.status != "TERMINATED"]
-        return sorted(pods, key=lambda pod: pod.created_at or 0)
+        return sorted(pods, key=lambda pod: pod.created_at)
 
     def delete(self, pod_id: str) -> None:
         try:
@@ -353,7 +352,7 @@ class RunPod:
         )
 
     def _pod(self, row: PodRow) -> Pod:
-        env = row.env or {}
+        env = {name: str(value) for name, value in (row.env or {}).items()}
         token = next((word for word in (env.get("SLIPWAY_TOKEN", ""), row.name) if is_token(word)), "")
         direct = row.ssh and row.ssh.direct
         address = ""
@@ -368,7 +367,7 @@ class RunPod:
             micro_usd_per_hour=micro_usd(row.cost),
             state=STATES.get(row.status, row.status),
             name=row.name,
-            created_at=epoch(row.createdAt),
+            created_at=int(epoch(row.createdAt) or 0),
         )
 
 

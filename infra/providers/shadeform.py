@@ -7,8 +7,6 @@ at `deleting`. Source: the vendor's API document of 2026-03-05.
 
 import contextlib
 from dataclasses import dataclass
-from datetime import datetime
-from decimal import Decimal
 from urllib.parse import quote
 
 from msgspec import Struct
@@ -18,7 +16,7 @@ from infra.agent.job import Limits
 from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError
 from infra.filters import satisfying
 from infra.json_api import JsonApi, Refused, Unclear, endpoint, epoch, rfc3339
-from infra.money import dollars, micro_usd
+from infra.money import dollars, told_micro_usd
 from infra.pod_keys import PodKeys, is_token
 from infra.providers import Abilities
 from infra.records import Account, Offer, Pod, Request
@@ -60,8 +58,8 @@ class InstanceTypes(Struct):
 
 
 class AutoDelete(Struct):
-    date_threshold: datetime | None = None
-    spend_threshold: Decimal | None = None
+    date_threshold: str | None = None
+    spend_threshold: str | None = None
 
 
 class Instance(Struct):
@@ -72,9 +70,9 @@ class Instance(Struct):
     ssh_user: str | None = None
     ssh_port: int | None = None
     status_details: str | None = None
-    cost_estimate: Decimal | None = None
+    cost_estimate: str | None = None
     hourly_price: int = 0
-    created_at: datetime | None = None
+    created_at: str | None = None
     tags: list[str] | None = None
     auto_delete: AutoDelete | None = None
 
@@ -176,7 +174,7 @@ class Shadeform:
         if len({one.id for one in found}) != len(found):
             raise SlipwayError("shadeform: the listing names an instance twice, so it may lack another")
         pods = [self._pod(one) for one in found if one.status != "deleted"]
-        return sorted(pods, key=lambda pod: pod.created_at or 0)
+        return sorted(pods, key=lambda pod: pod.created_at)
 
     def delete(self, pod_id: str) -> None:
         """As promised. The pod's SSH key is taken from the account, too."""
@@ -232,10 +230,10 @@ class Shadeform:
             state=STATES.get(one.status, one.status),
             note=one.status_details or "",
             name=one.name,
-            created_at=epoch(one.created_at),
+            created_at=int(epoch(one.created_at) or 0),
             ends_at=epoch(ends.date_threshold),
-            spend_limit_micro_usd=micro_usd(ends.spend_threshold) if ends.spend_threshold is not None else None,
-            spent_micro_usd=micro_usd(one.cost_estimate) if one.cost_estimate is not None else None,
+            spend_limit_micro_usd=told_micro_usd(ends.spend_threshold),
+            spent_micro_usd=told_micro_usd(one.cost_estimate),
         )
 
 

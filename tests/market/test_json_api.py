@@ -157,6 +157,12 @@ def test_what_a_vendor_says_cannot_steer_a_terminal(stand):
     assert str(caught.value).isprintable()
 
 
+def test_a_key_that_a_server_repeats_is_in_no_message(stand):
+    stand.on("GET /thing", Answer(404, {"detail": "no such thing for Bearer secret"}))
+    with pytest.raises(Refused, match=r"for Bearer \*\*\*"):
+        api(stand).read("/thing", Thing)
+
+
 def test_a_key_goes_out_encrypted_or_stays_on_this_machine():
     with pytest.raises(UsageError, match="https"):
         JsonApi("vendor", "http://example.com", {})

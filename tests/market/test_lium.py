@@ -103,7 +103,8 @@ def test_a_host_is_split_only_where_its_owner_allows(stand, lium):
     "changes",
     [
         {"frequent_rent_failures": True}, {"gpu_power_limited": True}, {"max_cuda_version": 12.8}, {"status": "RENTED"},
-        {"available_gpu_count": 0}, {"price_per_gpu": "ask me"}, {"machine_name": None},
+        {"available_gpu_count": 0}, {"price_per_gpu": "ask me"}, {"price_per_gpu": -1}, {"machine_name": None},
+        {"gpu_count": 0, "min_gpu_count_for_rental": 1},
     ],
     ids=str,
 )  # fmt: skip
@@ -233,7 +234,7 @@ def test_what_the_vendor_says_of_a_pod_is_read_back(stand, lium, token, keys):
         "root", "203.0.113.9", 20022, str(keys.private(token)), f"/root/.slipway/pods/{token}"
     )
     assert pod.micro_usd_per_hour == 14_000_000
-    assert pod.created_at == datetime(2026, 11, 20, 12, 0, 1, 123456, timezone.utc).timestamp()
+    assert pod.created_at == datetime(2026, 11, 20, 12, 0, 1, 0, timezone.utc).timestamp()
     assert pod.ends_at == datetime(2026, 11, 20, 20, tzinfo=timezone.utc).timestamp()
 
 

@@ -209,6 +209,17 @@ def test_what_the_vendor_says_of_a_pod_is_read_back(stand, shadeform, token, key
     assert shadeform.reach(pod).address.host == "node-7.example.net"
 
 
+def test_odd_words_beside_the_point_do_not_spoil_a_listing(stand, shadeform, token):
+    odd = {
+        "cost_estimate": "",
+        "created_at": "yesterday",
+        "auto_delete": {"date_threshold": "", "spend_threshold": "x"},
+    }
+    stand.on("GET /instances", Answer(200, {"instances": [instance(token, **odd)]}))
+    (pod,) = shadeform.list()
+    assert (pod.created_at, pod.ends_at, pod.spend_limit_micro_usd, pod.spent_micro_usd) == (0, None, None, None)
+
+
 def test_a_foreign_machine_is_listed_and_never_reached(stand, shadeform, token):
     foreign = instance("their-box", id="2", status="active", ip="203.0.113.9", tags=None)
     stand.on("GET /instances", Answer(200, {"instances": [foreign, instance(token)]}))
