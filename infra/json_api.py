@@ -126,14 +126,16 @@ class JsonApi:
         self, name: str, base: str, headers: Mapping[str, str], *, attempt_s: float = 20.0, read_s: float = 60.0,
         most_bytes: int = 16 << 20, per_minute: int = 50, sleep: Callable[[float], None] = time.sleep,
     ) -> None:  # fmt: skip
-        """Raises UsageError for an address without TLS that is not on this machine."""
+        """Raises UsageError for an address without TLS that is not on this machine, and for what can be no key."""
         url = httpx.URL(base)
         self.is_loopback = url.host in LOOPBACK
         if url.scheme != "https" and not (url.scheme == "http" and self.is_loopback):
             raise UsageError(f"{name}: {base} must begin with https://")
+        if not all(value.isascii() and value.isprintable() and value.strip() == value for value in headers.values()):
+            raise UsageError(f"{name}: the key has letters that no key has; was more than the key pasted?")
         self.name, self.base = name, base.rstrip("/")
         self.attempt_s, self.read_s, self.most_bytes = attempt_s, read_s, most_bytes
-        self._secrets = [value.removeprefix("Bearer ").encode() for value in headers.values()]
+        self._secrets = [value.removeprefix("Bearer ").encode() for value in headers.values() if value]
         self._headers = {**headers, "Accept": "application/json", "Accept-Encoding": "identity"}
         self._pace, self._sleep = Pace(per_minute), sleep
         self._tls = httpx.create_ssl_context() if url.scheme == "https" else False
@@ -205,7 +207,7 @@ class JsonApi:
                     wait_s = min(LONGEST_WAIT_S, reply.retry_after_s)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # also a body that was cut off
                 said = f"an answer that cannot be read: {error}"
-            except (httpx.HTTPError, asyncio.TimeoutError, _TooLong) as error:
+            except (httpx.HTTPError, httpx.InvalidURL, asyncio.TimeoutError, _TooLong) as error:
                 said = self._lost(error)
             if attempt == MOST_ATTEMPTS - 1 or time.monotonic() + wait_s > deadline:
                 break
