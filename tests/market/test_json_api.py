@@ -29,7 +29,7 @@ def stand():
 
 def api(stand, **options):
     slept = []
-    made = JsonApi("vendor", stand.url, dict([KEY]), **{"attempt_s": 1.0, "sleep": slept.append, **options})
+    made = JsonApi("vendor", stand.url, dict([KEY]), **{"sleep": slept.append, **options})
     made.slept = slept
     return made
 
@@ -77,7 +77,7 @@ def test_an_attempt_ends_at_its_deadline_however_slowly_bytes_arrive(stand, how)
     begun = time.monotonic()
     with pytest.raises(SlipwayError, match="no whole answer in 0.5 s"):
         api(stand, attempt_s=0.5, read_s=0.0).read("/thing", Thing)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30  # all of the bytes would take minutes
     assert stand.times("GET /thing") == 1
 
 

@@ -69,7 +69,7 @@ def stand():
 
 @pytest.fixture
 def lium(stand, keys):
-    return Lium(JsonApi("lium", stand.url, dict([KEY]), attempt_s=1.0, read_s=5.0, sleep=lambda _: None), keys, "13.0")
+    return Lium(JsonApi("lium", stand.url, dict([KEY]), read_s=30.0, sleep=lambda _: None), keys, "13.0")
 
 
 @pytest.fixture

@@ -2,13 +2,14 @@
 
 import json
 import sys
+import threading
 
 import pytest
 
 from infra.errors import UsageError
 from infra.money import dollars, micro_usd
-from infra.offers import sources
-from infra.records import Offer
+from infra.offers import Source, sources, survey
+from infra.records import Offer, Request
 from infra.settings import Settings
 from scripts.offers import at_least, per_gpu, request_for
 from tests.hosts import sshd as sshd
@@ -104,6 +105,15 @@ def test_a_vendor_that_is_down_is_a_line_under_the_table(world, vendors):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0 and len(lines(out)) > 3
     assert len(err.splitlines()) == 1 and err.startswith("lium: ") and "no scope 'read'" in err
+
+
+def test_a_vendor_that_is_late_holds_up_nobody():
+    offer, ended = Offer(provider="quick", offer_id="x", micro_usd_per_hour=1), threading.Event()
+    asked = [Source("late", lambda _: ended.wait(60) and []), Source("quick", lambda _: [offer])]
+    found = survey(asked, Request(run="x"), deadline_s=0.5)
+    ended.set()
+    assert found.offers == (offer,)
+    assert [(one.provider, str(one.error)) for one in found.silent] == [("late", "no answer in 0.5 s")]
 
 
 def test_when_every_key_is_refused_the_exit_code_says_so(world):

@@ -61,9 +61,7 @@ def stand():
 
 @pytest.fixture
 def runpod(stand, keys):
-    return RunPod(
-        JsonApi("runpod", stand.url, dict([KEY]), attempt_s=1.0, read_s=5.0, sleep=lambda _: None), keys, "13.0"
-    )
+    return RunPod(JsonApi("runpod", stand.url, dict([KEY]), read_s=30.0, sleep=lambda _: None), keys, "13.0")
 
 
 @pytest.fixture
