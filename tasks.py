@@ -6,7 +6,7 @@ sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)  # invoke turns ca
 
 from invoke import Collection  # noqa: E402
 
-from scripts import data, launch, pod, pool, program, project, train  # noqa: E402
+from scripts import data, launch, market, pod, pool, program, project, train  # noqa: E402
 
 program.mend()
 namespace = Collection(
@@ -14,7 +14,7 @@ namespace = Collection(
     *(data.shard, data.tokenizer),
     *(train.train, train.eval, train.chat, train.export),
     *(pod.ssh, pod.forward, pod.pull),
-    pool.hosts,
+    *(pool.hosts, market.offers),
     Collection("pod", pod.sync),
     Collection("pool", pool.list_, pool.up, pool.check, pool.import_),
     *(project.config, project.doctor, project.test, project.check),

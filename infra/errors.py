@@ -3,6 +3,7 @@
     SlipwayError            1  something failed
     ├── Ambiguous           1  a vendor's answer was lost: what was asked for may exist, and cost
     ├── UsageError          2  a wrong word, a missing file, a failed preflight
+    │   └── OutOfMoney      2  the account cannot pay for it
     ├── NoOffer             3  nothing matches
     ├── AuthError           4  a key is missing or refused
     └── LimitHit            5  a limit was hit, or an audit found something
@@ -21,6 +22,10 @@ class Ambiguous(SlipwayError):
 
 class UsageError(SlipwayError):
     exit_code = 2
+
+
+class OutOfMoney(UsageError):
+    pass
 
 
 class NoOffer(SlipwayError):

@@ -20,13 +20,26 @@ class Request:
 
     run: str
     provider: str = "local"
-    gpu: str = ""  # "" = no GPU is asked for
+    gpu: str = ""  # a kind, or any of a set such as `A100:1,H100:1`; "" = no GPU is asked for
     num_gpus: int = 0
     nodes: int = 1
     spot: bool = False
     gpu_memory_bytes: int = 0  # of each GPU at least; 0 = nothing is promised
     pool: str = ""  # only machines of this pool; "" = any
     host: str = ""  # only this machine, as `pool.list` names it; "" = any
+    # Of machines that vendors rent: 0 and "" = whatever there is. What a vendor does not tell fails a floor.
+    cpus: int = 0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+    country: str = ""  # ISO 3166, two letters
+    city: str = ""
+    cloud: str = ""
+    region: str = ""
+    instance_type: str = ""
+    upload_mbps: int = 0
+    download_mbps: int = 0
+    network: str = ""  # "best" = made for traffic between machines
+    max_micro_usd_per_hour: int = 0  # of the whole machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +65,17 @@ class Offer:
     micro_usd_per_hour: int = 0
     spot: bool = False
     place: str = ""  # the one machine that this is, which holds one pod at a time; "" = the vendor has many
+    cloud: str = ""  # whose machine it is, or which tier, where a vendor has several
+    instance_type: str = ""  # as the vendor spells it
+    country: str = ""  # ISO 3166, two letters; "" = not told, as below
+    city: str = ""
+    gpu_memory_bytes: int = 0  # of each GPU
+    disk_bytes: int = 0
+    upload_mbps: float | None = None
+    download_mbps: float | None = None
+    nvlink: bool | None = None
+    interconnect: str = ""  # as the vendor spells it
+    seen_at: float | None = None  # when the vendor said so
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +86,16 @@ class Pod:
     pod_id: str
     token: str
     run: str
-    address: str  # a folder for `local`; an `Address` as text elsewhere
+    address: str  # a folder for `local`; an `Address` as text elsewhere; "" = none yet
     micro_usd_per_hour: int = 0
     created_at: int = 0  # UTC epoch seconds; 0 = its provider does not say
+    # What a vendor says of it; "" and None = nothing.
+    state: str = ""  # booting, running, stopped, failed (the last two may bill too), ending
+    note: str = ""
+    name: str = ""
+    ends_at: float | None = None  # the vendor ends it then, by its own timer
+    spend_limit_micro_usd: int | None = None  # the vendor ends it there
+    spent_micro_usd: int | None = None
 
 
 @dataclass(frozen=True)

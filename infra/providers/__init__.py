@@ -1,8 +1,10 @@
 """What every provider promises: six verbs, one file per vendor.
 
-A verb asks once and returns; sleeping, retrying, ranking and printing are the caller's.
+A verb asks and returns; waiting for something to become true, ranking and printing are the caller's. What only reads is
+asked again within a deadline when its answer was lost; what rents or ends is asked once.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from infra.agent.job import Limits
@@ -32,8 +34,9 @@ class Provider(Protocol):
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
         """Rent `offer`, marked with `token`; returns at once, perhaps before there is an address.
 
+        The vendor's own ends are armed in the same request, where it has them. Called twice, it rents twice.
         Ambiguous: the pod may exist; look with find() before asking again. Any other SlipwayError is a definite
-        no: nothing was rented.
+        no: nothing was rented. NoOffer: the next offer may do; OutOfMoney, AuthError: none will.
         """
 
     def find(self, pod: str) -> Pod | None:
@@ -50,3 +53,29 @@ class Provider(Protocol):
 
     def reach(self, pod: Pod) -> Transport:
         """The way to that pod; asks nobody yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Abilities:
+    """What a vendor can do by itself, beyond the six verbs."""
+
+    time_limit: bool = False  # ends a pod at a time given to create()
+    time_grain_s: float = 1.0  # that time is rounded up to this
+    spend_limit: bool = False  # ends a pod at an amount given to create()
+    spot: bool = False
+    stop: bool = False  # keeps the disk, and bills it
+    idempotency_key: bool = False
+    # What ends a pod that nobody looks after: a key of its own (pod_credential), the vendor's timer (native), none.
+    self_terminate: str = "none"
+    settle_s: float = 600.0  # as Provider.settle_s
+
+
+class Market(Provider, Protocol):
+    """A provider that rents out machines for money."""
+
+    @property
+    def can(self) -> Abilities:
+        """What it can do by itself."""
+
+    def catalog(self, request: Request) -> "list[Offer]":
+        """What can be rented now, also what does not satisfy `request`; it says which counts, and whether spot."""

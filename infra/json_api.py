@@ -1,0 +1,311 @@
+"""A vendor's JSON API: asked within a deadline, and told apart afterwards whether it can have had an effect.
+
+    read, query   may be repeated: up to 5 attempts within `read_s`, Retry-After honoured
+    act           changes something: exactly one attempt
+
+What `act` raises says what is known. Unsent, Refused, AuthError: nothing was done. Unclear (an Ambiguous): perhaps.
+The rules: a refusal is one of few statuses; lost, short, late or strange answers prove nothing.
+"""
+
+import asyncio
+import hashlib
+import json
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+from typing import Any, NoReturn, TypeVar
+
+import httpx
+import msgspec
+
+from infra.errors import Ambiguous, AuthError, SlipwayError, UsageError
+
+DEFINITE = {400, 401, 402, 403, 404, 422, 429}  # 429: all three vendors count before they act
+AGAIN = {408, 425, 429, 500, 502, 503, 504}
+REDIRECTS = {301, 302, 307, 308}
+LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+MOST_ATTEMPTS = 5
+MOST_REDIRECTS = 3
+LONGEST_WAIT_S = 60.0
+
+T = TypeVar("T")
+_write = msgspec.json.Encoder(decimal_format="number").encode
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A whole answer."""
+
+    status: int
+    headers: Mapping[str, str]  # names in lower case
+    body: bytes
+
+    @property
+    def said(self) -> str:
+        """The reason in it, in one printable line."""
+        try:
+            read = json.loads(self.body)
+        except ValueError:
+            read = self.body.decode(errors="replace")
+        words = "".join(letter if letter.isprintable() else " " for letter in _reason(read))
+        asked = self.headers.get("x-request-id", "")
+        return f"{self.status} {' '.join(words.split())[:400]}{f' (request {asked[:80]})' if asked else ''}".strip()
+
+    @property
+    def code(self) -> str:
+        """The word for machines in it, "" when there is none."""
+        try:
+            read = json.loads(self.body)
+        except ValueError:
+            return ""
+        error = read.get("error") if isinstance(read, dict) else None
+        code = (
+            error.get("code") if isinstance(error, dict) else read.get("error_code") if isinstance(read, dict) else ""
+        )
+        return code if isinstance(code, str) else ""
+
+    @property
+    def retry_after_s(self) -> float | None:
+        text = self.headers.get("retry-after", "")
+        return float(text) if text.isdecimal() else None
+
+
+class Unsent(SlipwayError):
+    """There was no connection: nothing was asked."""
+
+
+class Refused(SlipwayError):
+    """A definite no."""
+
+    def __init__(self, said: str, reply: Reply) -> None:
+        self.reply = reply
+        super().__init__(said)
+
+
+class Unclear(Ambiguous):
+    """It may have been done. `reply`: what came back, if anything did."""
+
+    def __init__(self, said: str, reply: Reply | None = None) -> None:
+        self.reply = reply
+        super().__init__(said)
+
+
+class _TooLong(Exception):
+    pass
+
+
+@dataclass
+class Pace:
+    """At most so many requests in any minute."""
+
+    per_minute: int
+    sent: deque[float] = field(default_factory=deque)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def wait_s(self) -> float:
+        """0 = go, and it was counted; else ask again after so long."""
+        with self.lock:
+            now = time.monotonic()
+            while self.sent and now - self.sent[0] >= 60:
+                self.sent.popleft()
+            if len(self.sent) >= self.per_minute:
+                return 60 - (now - self.sent[0])
+            self.sent.append(now)
+            return 0.0
+
+
+class JsonApi:
+    """The API at `base`, asked as `name` with these headers, the key among them."""
+
+    def __init__(
+        self, name: str, base: str, headers: Mapping[str, str], *, attempt_s: float = 20.0, read_s: float = 60.0,
+        most_bytes: int = 16 << 20, per_minute: int = 50, sleep: Callable[[float], None] = time.sleep,
+    ) -> None:  # fmt: skip
+        """Raises UsageError for an address without TLS that is not on this machine, and for what can be no key."""
+        url = httpx.URL(base)
+        self.is_loopback = url.host in LOOPBACK
+        if url.scheme != "https" and not (url.scheme == "http" and self.is_loopback):
+            raise UsageError(f"{name}: {base} must begin with https://")
+        if not all(value.isascii() and value.isprintable() and value.strip() == value for value in headers.values()):
+            raise UsageError(f"{name}: the key has letters that no key has; was more than the key pasted?")
+        self.name, self.base = name, base.rstrip("/")
+        self.attempt_s, self.read_s, self.most_bytes = attempt_s, read_s, most_bytes
+        self._secrets = [value.removeprefix("Bearer ").encode() for value in headers.values() if value]
+        self._headers = {**headers, "Accept": "application/json", "Accept-Encoding": "identity"}
+        self._pace, self._sleep = Pace(per_minute), sleep
+        self._tls = httpx.create_ssl_context() if url.scheme == "https" else False
+        self._skew_s = 0.0
+
+    @property
+    def owner(self) -> str:
+        """Who asks, where a vendor has no name for that: a fingerprint of the headers."""
+        return "key " + hashlib.sha256(repr(sorted(self._headers.items())).encode()).hexdigest()[:8]
+
+    def now(self) -> float:
+        """UTC epoch seconds by the vendor's clock, as its last answer showed it: its timers go by that one."""
+        return time.time() + self._skew_s
+
+    def read(self, path: str, kind: type[T], **params: str) -> T:
+        """What is at `path`. AuthError; Refused: there is no such thing; SlipwayError: no answer that can be used."""
+        return self._ask("GET", path, kind, params=params)
+
+    def query(self, path: str, body: Any, kind: type[T]) -> T:
+        """As `read`, for a question that has to be posted."""
+        return self._ask("POST", path, kind, content=_write(body))
+
+    def act(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Reply:
+        """Ask once for something to be done; the 2xx reply, whose body may be empty."""
+        what = f"{self.name}: {method} {path}"
+        while wait_s := self._pace.wait_s():
+            self._sleep(wait_s)
+        try:
+            reply = self._once(method, path, content=None if body is None else _write(body), headers=headers or {})
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
+            raise Unsent(f"{what}: no connection: {_name(error)}; nothing was asked") from None
+        except (httpx.HTTPError, asyncio.TimeoutError, _TooLong) as error:
+            raise Unclear(f"{what}: {self._lost(error)}; it may have been done") from None
+        if reply.status < 300:
+            return reply
+        if reply.status == 401:
+            raise AuthError(f"{what}: the key is refused: {reply.said}")
+        if reply.status in DEFINITE:
+            raise Refused(f"{what}: {reply.said}", reply)
+        raise Unclear(f"{what}: {reply.said}; it may have been done", reply)
+
+    def decode(self, reply: Reply, kind: type[T]) -> T:
+        """The body of an `act`. Unclear when it is not what was promised: the thing was done, or perhaps not."""
+        try:
+            return msgspec.json.decode(reply.body, type=kind, strict=False)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise Unclear(f"{self.name}: {reply.status} with a body that cannot be read: {error}", reply) from None
+
+    def _ask(self, method: str, path: str, kind: type[T], **options: Any) -> T:
+        what = f"{self.name}: {method} {path}"
+        deadline = time.monotonic() + self.read_s
+        said = f"{self._pace.per_minute} requests a minute are all that is allowed"
+        for attempt in range(MOST_ATTEMPTS):
+            wait_s = self._pace.wait_s()
+            while wait_s and time.monotonic() + wait_s < deadline:
+                self._sleep(wait_s)
+                wait_s = self._pace.wait_s()
+            if wait_s:
+                break
+            wait_s = random.uniform(0, min(8.0, 0.5 * 2**attempt))
+            try:
+                reply = self._once(method, path, **options)
+                if reply.status < 300:
+                    return msgspec.json.decode(reply.body, type=kind, strict=False)
+                if reply.status not in AGAIN:
+                    self._refuse(what, reply)
+                said = reply.said
+                if reply.retry_after_s is not None:
+                    wait_s = min(LONGEST_WAIT_S, reply.retry_after_s)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # also a body that was cut off
+                said = f"an answer that cannot be read: {error}"
+            except (httpx.HTTPError, httpx.InvalidURL, asyncio.TimeoutError, _TooLong) as error:
+                said = self._lost(error)
+            if attempt == MOST_ATTEMPTS - 1 or time.monotonic() + wait_s > deadline:
+                break
+            self._sleep(wait_s)
+        raise SlipwayError(f"{what}: no usable answer: {said}")
+
+    def _refuse(self, what: str, reply: Reply) -> NoReturn:
+        if reply.status in (401, 403):
+            raise AuthError(f"{what}: the key is refused: {reply.said}")
+        if reply.status == 410:
+            raise SlipwayError(f"{what}: this API was retired; a newer Slipway is needed: {reply.said}")
+        raise Refused(f"{what}: {reply.said}", reply)
+
+    def _once(self, method: str, path: str, **options: Any) -> Reply:
+        url = httpx.URL(self.base + path)
+        for _ in range(MOST_REDIRECTS):
+            reply = _run(self._attempt(method, url, **options), self.attempt_s)
+            if method != "GET" or reply.status not in REDIRECTS:
+                break
+            there = url.join(reply.headers.get("location", ""))
+            if (there.scheme, there.host, there.port) != (url.scheme, url.host, url.port):
+                raise SlipwayError(f"{self.name}: {url} leads to {there.host}, which must not see the key")
+            url = there
+        return reply
+
+    async def _attempt(self, method: str, url: httpx.URL, **options: Any) -> Reply:
+        """One request and its whole answer."""
+        headers = {**self._headers, **options.pop("headers", {})}
+        if options.get("content") is not None:
+            headers["Content-Type"] = "application/json"
+        verify, timeout = self._tls, httpx.Timeout(self.attempt_s, connect=min(10.0, self.attempt_s))
+        async with httpx.AsyncClient(verify=verify, timeout=timeout, trust_env=not self.is_loopback) as client:
+            async with client.stream(method, url, headers=headers, **options) as response:
+                body = bytearray()
+                async for chunk in response.aiter_bytes():
+                    body += chunk
+                    if len(body) > self.most_bytes:
+                        raise _TooLong
+            self._look_at_clock(response.headers.get("date", ""))
+            for secret in self._secrets:  # a server may repeat what it was sent, and its words go into messages
+                body = body.replace(secret, b"***")
+            return Reply(response.status_code, {k.lower(): v for k, v in response.headers.items()}, bytes(body))
+
+    def _look_at_clock(self, date: str) -> None:
+        try:
+            self._skew_s = parsedate_to_datetime(date).timestamp() - time.time()
+        except ValueError:
+            return  # it does not say what time it is: ours has to do
+
+    def _lost(self, error: Exception) -> str:
+        if isinstance(error, _TooLong):
+            return f"an answer longer than {self.most_bytes >> 20} MiB"
+        if isinstance(error, (asyncio.TimeoutError, httpx.TimeoutException)):
+            return f"no whole answer in {self.attempt_s:g} s"
+        return _name(error)
+
+
+def epoch(told: str | None) -> float | None:
+    """Seconds of a time in an answer, UTC when it has no zone; None when it is none: it must not spoil a listing."""
+    try:
+        at = msgspec.convert(told, datetime)
+    except msgspec.ValidationError:
+        return None
+    return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp()
+
+
+def rfc3339(at: float) -> str:
+    """UTC, to the second below."""
+    return datetime.fromtimestamp(int(at), timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+def endpoint(official: str, other: str, variable: str) -> str:
+    """Where a vendor is asked: `other`, if set, which must be on this machine. Raises UsageError."""
+    if other and httpx.URL(other).host not in LOOPBACK:
+        raise UsageError(f"{variable} is {other}; the key of an account goes to the vendor or stays on this machine")
+    return other or official
+
+
+def _run(answer: Coroutine[Any, Any, T], limit_s: float) -> T:
+    """As asyncio.run, which would wait for a name server that does not answer. TimeoutError after `limit_s`."""
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(asyncio.wait_for(answer, limit_s))
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+def _name(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _reason(read: Any) -> str:
+    """What an error body says; each vendor, and each of their older servers, has a shape of its own."""
+    if isinstance(read, dict):
+        more = [str(one.get("message", one) if isinstance(one, dict) else one) for one in read.get("errors") or ()]
+        found = [read.get(key) for key in ("detail", "message", "error_code", "error")]
+        words = [_reason(one) for one in (*found, *more) if one]
+        hint = read.get("hint")
+        return "; ".join([*words, *([str(hint)] if hint else [])]) or json.dumps(read)
+    return str(read)

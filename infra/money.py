@@ -1,0 +1,37 @@
+"""Money: whole micro-dollars inside, decimal text outside, binary fractions nowhere."""
+
+from decimal import ROUND_CEILING, Decimal, InvalidOperation
+
+from infra.errors import SlipwayError
+
+MOST_USD = 10_000_000
+
+
+class BadAmount(SlipwayError, ValueError):
+    """Negative, infinite, absurdly large, or no number at all."""
+
+
+def micro_usd(usd: Decimal | int | str) -> int:
+    """Micro-dollars, rounded up. Raises BadAmount."""
+    try:
+        amount = Decimal(usd)
+    except InvalidOperation:
+        raise BadAmount(f"{usd!r} is no amount of dollars") from None
+    if not (amount.is_finite() and 0 <= amount <= MOST_USD):
+        raise BadAmount(f"{usd} USD is no credible amount")
+    return int((amount * 1_000_000).to_integral_value(ROUND_CEILING))
+
+
+def told_micro_usd(usd: str | None) -> int | None:
+    """What a vendor tells beside the point, None when that is no amount: it must not spoil a listing."""
+    try:
+        return None if usd is None else micro_usd(usd)
+    except BadAmount:
+        return None
+
+
+def dollars(micro: int) -> str:
+    """The exact amount, cents at least: 33600000 -> `33.60`."""
+    whole, rest = divmod(micro, 1_000_000)
+    digits = f"{rest:06d}".rstrip("0")
+    return f"{whole}.{digits:0<2}"

@@ -1,0 +1,318 @@
+"""Lium: containers ("pods") on single hosts ("executors") of many owners. Here: requests out, records in.
+
+Prices come as dollars per GPU-hour in offers, per hour of the whole pod in `price`. A pod's environment belongs to a
+template, so that its name is the only marker; it ends by the vendor's timer after whole hours. Sizes of hosts come in
+KiB, of GPUs in MiB, as their owners tell them. Source: the vendor's own client, lium.io 0.32.0.
+"""
+
+import math
+import re
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Struct
+
+from infra import gpus
+from infra.agent.job import Limits
+from infra.agent.limits import hard_limit_s
+from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError, UsageError
+from infra.filters import satisfying
+from infra.json_api import JsonApi, Refused, Unclear, endpoint, epoch
+from infra.money import BadAmount, micro_usd
+from infra.pod_keys import PodKeys, is_token
+from infra.providers import Abilities
+from infra.records import Account, Offer, Pod, Request
+from infra.settings import Settings
+from infra.ssh import Ssh
+
+URL = "https://lium.io/api"
+IMAGE = "daturaai/pytorch"  # cached by the hosts, so that it starts in seconds
+USABLE = ("CREATED", "UPDATED", "VERIFY_SUCCESS")
+MOST_HOURS = 720
+PORTS = 4
+COUNTS = (1, 2, 4, 8)
+STATES = {"PENDING": "booting", "REBOOT_PENDING": "booting", "RUNNING": "running", "DELETING": "ending",
+          "STOPPED": "stopped", "CREATION_FAILED": "failed", "FAILED": "failed", "BROKEN": "failed",
+          "REBOOT_FAILED": "failed", "ERROR": "failed"}  # fmt: skip
+GONE = ("TERMINATED", "DELETED", "REMOVED", "CANCELLED")
+_SSH = re.compile(r"ssh ([^\s@]+)@([^\s@]+)(?: -p (\d{1,5}))?")
+
+
+class Place(Struct):
+    country_code: str | None = None
+    region_name: str | None = None
+    city: str | None = None
+
+
+class Interconnect(Struct):
+    nvlink: bool | None = None
+
+
+class GpuDetail(Struct):
+    capacity: int = 0  # MiB
+
+
+class GpuSpecs(Struct):
+    details: list[GpuDetail] = []
+
+
+class Cpu(Struct):
+    count: int = 0
+
+
+class Ram(Struct):
+    total: int = 0  # KiB
+
+
+class Disk(Struct):
+    free: int = 0  # KiB
+
+
+class Specs(Struct):
+    gpu: GpuSpecs | None = None
+    cpu: Cpu | None = None
+    ram: Ram | None = None
+    hard_disk: Disk | None = None
+
+
+class Executor(Struct):
+    id: str
+    machine_name: str
+    gpu_count: int
+    available_gpu_count: int
+    price_per_gpu: Decimal
+    min_gpu_count_for_rental: int | None = None
+    status: str | None = None
+    tier: str | None = None
+    location: Place | None = None
+    effective_upload_speed_mbps: float | None = None
+    effective_download_speed_mbps: float | None = None
+    max_cuda_version: Decimal | None = None
+    nvlink: bool | None = None
+    gpu_power_limited: bool | None = None
+    frequent_rent_failures: bool | None = None
+    last_verified_at: str | None = None
+    specs: Specs | None = None
+
+
+class Template(Struct):
+    id: str
+    docker_image: str | None = None
+    status: str | None = None
+
+
+class Rented(Struct):
+    success: bool = True
+    pod_id: str | None = None
+    id: str | None = None  # some versions answer with the pod itself
+
+
+class PodRow(Struct):
+    id: str
+    pod_name: str | None = None
+    status: str = ""
+    ssh_connect_cmd: str | None = None
+    price: Decimal | None = None
+    created_at: str | None = None
+    removal_scheduled_at: str | None = None
+    phase: str | None = None
+
+
+class Me(Struct):
+    id: str | None = None
+    email: str | None = None
+    balance: Decimal | None = None
+
+
+@dataclass(frozen=True)
+class Lium:
+    """The account whose key `api` carries. `cuda`: what a host's driver must serve, such as `13.0`; "" = anything."""
+
+    api: JsonApi
+    keys: PodKeys
+    cuda: str = ""
+
+    name = "lium"
+    can = Abilities(time_limit=True, time_grain_s=3600.0, spot=True, idempotency_key=True, self_terminate="native")
+    settle_s = can.settle_s
+    pod_store = ""
+
+    @staticmethod
+    def of(settings: Settings) -> "Lium":
+        """Raises UsageError for an address that the key must not go to."""
+        url = endpoint(URL, settings.lium_url, "SLIPWAY_LIUM_URL")
+        api = JsonApi("lium", url, {"X-API-KEY": settings.lium_api_key})
+        return Lium(api, PodKeys.beside(settings.state_file), settings.accept_cuda)
+
+    def account(self) -> Account:
+        """Owner and balance; the vendor debits every 5 minutes, so that the balance lags."""
+        me = self.api.read("/users/me", Me)
+        balance = None if me.balance is None else micro_usd(max(me.balance, Decimal(0)))
+        return Account(provider=self.name, owner=me.email or me.id or self.api.owner, balance_micro_usd=balance)
+
+    def offers(self, request: Request) -> list[Offer]:
+        return satisfying(request, self.catalog(request))
+
+    def catalog(self, request: Request) -> list[Offer]:
+        """Hosts that are free, whole or in parts, but for those that often fail, are throttled, or have old drivers."""
+        counts = {count for _, count in gpus.read_set(request.gpu, request.num_gpus)} or {request.num_gpus}
+        found = []
+        for raw in self.api.read("/executors", list[msgspec.Raw]):
+            try:
+                host = msgspec.json.decode(raw, type=Executor, strict=False)
+                old = self.cuda and host.max_cuda_version is not None and host.max_cuda_version < Decimal(self.cuda)
+                if not (host.frequent_rent_failures or host.gpu_power_limited or old):
+                    found += [self._offer(host, count) for count in _parts(host, counts)]
+            except (msgspec.ValidationError, BadAmount):
+                continue  # a host whose owner does not describe it as all others do is no offer
+        return found
+
+    def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
+        """As promised. Limits, a spending limit too, are armed as whole hours, rounded up.
+
+        UsageError: a limit beyond the vendor's 30 days; without any limit the pod gets those.
+        """
+        limit_s = hard_limit_s(limits)
+        hours = MOST_HOURS if limit_s is None else max(1, math.ceil(limit_s / 3600))
+        if hours > MOST_HOURS:
+            raise UsageError(f"lium: a pod lives {MOST_HOURS} hours at most; {hours} were asked for")
+        body = {
+            "pod_name": token,
+            "template_id": self._template(),
+            "user_public_key": [self.keys.public(token)],
+            "gpu_count": offer.num_gpus,
+            "initial_port_count": PORTS,
+            "termination_hours": hours,
+            "enable_backups": False,
+        }
+        key = {"Idempotency-Key": str(uuid.uuid5(uuid.NAMESPACE_URL, token))}
+        host = offer.offer_id.partition("/")[0]
+        try:
+            reply = self.api.act("POST", f"/executors/{quote(host, safe='')}/rent", body, key)
+        except (Refused, Unclear) as error:
+            raise _refusal(error) from None
+        made = self.api.decode(reply, Rented)
+        pod_id = made.pod_id or made.id
+        if not (made.success and pod_id):
+            raise Unclear(f"lium: rent: {reply.said}; it may have been done", reply)
+        return Pod(provider=self.name, pod_id=pod_id, token=token, run=request.run, address="", name=token,
+                   micro_usd_per_hour=offer.micro_usd_per_hour, state="booting")  # fmt: skip
+
+    def find(self, pod: str) -> Pod | None:
+        """By id, or the oldest with that token."""
+        if is_token(pod):
+            return next((one for one in self.list() if one.token == pod), None)
+        try:
+            row = self.api.read(f"/pods/{quote(pod, safe='')}", PodRow)
+        except Refused as refused:
+            if refused.reply.status == 404:
+                return None
+            raise
+        return self._pod(row) if row.status not in GONE else None
+
+    def list(self) -> "list[Pod]":
+        """All, oldest first; the vendor leaves out those that are being deleted, and has no pages."""
+        rows = self.api.read("/pods", list[PodRow])
+        if len({row.id for row in rows}) != len(rows):
+            raise SlipwayError("lium: the listing names a pod twice, so it may lack another")
+        pods = [self._pod(row) for row in rows if row.status not in GONE]
+        return sorted(pods, key=lambda pod: pod.created_at)
+
+    def delete(self, pod_id: str) -> None:
+        try:
+            self.api.act("DELETE", f"/pods/{quote(pod_id, safe='')}")
+        except Refused as refused:
+            if refused.reply.status != 404:
+                raise
+
+    def reach(self, pod: Pod) -> Ssh:
+        return self.keys.reach(pod)
+
+    def _template(self) -> str:
+        for one in self.api.read("/templates", tuple[Template, ...]):
+            if one.docker_image == IMAGE and one.status in USABLE:
+                return one.id
+        raise SlipwayError(f"lium: there is no usable template of {IMAGE}; nothing was rented")
+
+    def _offer(self, host: Executor, count: int) -> Offer:
+        specs, place = host.specs or Specs(), host.location or Place()
+        cards = specs.gpu.details if specs.gpu else []
+        memory_gb = round(cards[0].capacity / 1024) if cards else 0
+        share = count / host.gpu_count
+        ram = specs.ram.total * 1024 if specs.ram else 0
+        ram -= max(4 << 30, ram // 100)  # what the host keeps
+        return Offer(
+            provider=self.name,
+            offer_id=f"{host.id}/{count}",
+            cloud=host.tier or "",
+            region=place.region_name or "",
+            instance_type=host.machine_name,
+            country=place.country_code or "",
+            city=place.city or "",
+            gpu=gpus.name(host.machine_name, memory_gb),
+            num_gpus=count,
+            gpu_memory_bytes=memory_gb * 10**9,
+            cpus=int(specs.cpu.count * share) if specs.cpu else 0,
+            memory_bytes=max(0, int(ram * share)),
+            disk_bytes=int(specs.hard_disk.free * 1024 * share) if specs.hard_disk else 0,
+            micro_usd_per_hour=micro_usd(host.price_per_gpu * count),
+            spot=host.tier == "spot",
+            upload_mbps=host.effective_upload_speed_mbps,
+            download_mbps=host.effective_download_speed_mbps,
+            nvlink=host.nvlink,
+            seen_at=epoch(host.last_verified_at) or self.api.now(),
+        )
+
+    def _pod(self, row: PodRow) -> Pod:
+        token = row.pod_name if row.pod_name and is_token(row.pod_name) else ""
+        address = ""
+        if token and row.status == "RUNNING" and row.ssh_connect_cmd:
+            found = _SSH.fullmatch(row.ssh_connect_cmd.strip())  # from the owner of the host: this form and no other
+            if not found:
+                raise SlipwayError(f"lium: {token}: {row.ssh_connect_cmd!r} is no address that can be trusted")
+            address = self.keys.address(token, found[1], found[2], int(found[3] or 22))
+        return Pod(
+            provider=self.name,
+            pod_id=row.id,
+            token=token,
+            run="",
+            address=address,
+            micro_usd_per_hour=micro_usd(row.price or 0),
+            state=STATES.get(row.status, row.status),
+            note=row.phase or "",
+            name=row.pod_name or "",
+            created_at=int(epoch(row.created_at) or 0),
+            ends_at=epoch(row.removal_scheduled_at),
+        )
+
+
+def _parts(host: Executor, counts: set[int]) -> Iterator[int]:
+    """How many GPUs of a host can be rented together; `counts` that are wanted, 0 = any."""
+    free, least = host.available_gpu_count, host.min_gpu_count_for_rental
+    if host.status not in (None, "AVAILABLE") or not 0 < free <= host.gpu_count:
+        return
+    if least is None:
+        if free == host.gpu_count:
+            yield free
+        return
+    wanted = {free, *COUNTS} if 0 in counts else counts | {free}
+    yield from sorted(count for count in wanted if least <= count <= free)
+
+
+def _refusal(error: Refused | Unclear) -> SlipwayError:
+    """What it means that a rent was not answered with yes."""
+    if error.reply is None:
+        return error
+    status, said = error.reply.status, str(error)
+    if isinstance(error, Ambiguous):
+        taken = status == 409 and error.reply.code and not error.reply.code.startswith("idempotency")
+        return NoOffer(f"lium: {error.reply.said}") if taken else error
+    if status == 402 or (status == 403 and "balance" in said.lower()):
+        return OutOfMoney(f"{said}; add credit at https://lium.io/billing")
+    if status == 403:
+        return AuthError(said)
+    return NoOffer(said) if status in (400, 404) else error

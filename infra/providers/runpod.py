@@ -1,0 +1,393 @@
+"""RunPod: containers ("pods") on its own and on other people's machines. Here: requests out, records in.
+
+REST v2 for all that it can do. GraphQL, which ends early in 2027, for what v2 lacks: the balance, spot, and an end by
+the vendor's own timer. Prices come as dollars per GPU-hour in the catalog, per hour of the whole pod in `cost`; a
+stopped pod bills its disk. Nothing of a pod tells CPUs, memory or bandwidth before it is rented.
+Source: the vendor's API document of 2026-08-20 and its GraphQL pages.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+from urllib.parse import quote
+
+from msgspec import Struct
+
+from infra import gpus
+from infra.agent.job import Limits
+from infra.agent.limits import hard_limit_s
+from infra.errors import AuthError, NoOffer, OutOfMoney, SlipwayError
+from infra.filters import satisfying
+from infra.json_api import JsonApi, Refused, Unclear, endpoint, epoch, rfc3339
+from infra.money import micro_usd
+from infra.pod_keys import PodKeys, is_token
+from infra.providers import Abilities
+from infra.records import Account, Offer, Pod, Request
+from infra.settings import Settings
+from infra.ssh import Ssh
+
+URL = "https://api.runpod.io"
+IMAGE = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"  # starts sshd with the key in PUBLIC_KEY
+DISK_BYTES = 100 * 10**9
+CLOUDS = ("SECURE", "COMMUNITY")
+COUNTS = (1, 2, 4, 8)
+STATES = {
+    "PROVISIONING": "booting",
+    "STARTING": "booting",
+    "RUNNING": "running",
+    "EXITED": "stopped",
+    "ERROR": "failed",
+}
+NO_CAPACITY = ("no longer any instances available", "enough disk space", "not enough free gpus")
+MOST_PAGES = 100
+
+MYSELF = "query { myself { id email clientBalance currentSpendPerHr spendLimit } }"
+BID = """query ($id: String, $count: Int, $secure: Boolean) { gpuTypes(input: {id: $id}) {
+  id lowestPrice(input: {gpuCount: $count, secureCloud: $secure}) { minimumBidPrice stockStatus } } }"""
+ON_DEMAND = """mutation ($input: PodFindAndDeployOnDemandInput!) {
+  podFindAndDeployOnDemand(input: $input) { id costPerHr } }"""
+SPOT = """mutation ($input: PodRentInterruptableInput!) {
+  podRentInterruptable(input: $input) { id desiredStatus machineId } }"""
+
+
+class Price(Struct):
+    secure: Decimal = Decimal(0)
+    community: Decimal = Decimal(0)
+
+
+class MaxCount(Struct):
+    secure: int = 0
+    community: int = 0
+
+
+class DataCenter(Struct):
+    id: str
+    availability: str = "NONE"
+
+
+class GpuType(Struct):
+    id: str
+    price: Price
+    maxCount: MaxCount
+    memory: int = 0
+    availability: str = "NONE"
+    dataCenters: list[DataCenter] = []
+
+
+class GpuTypes(Struct):
+    gpus: list[GpuType]
+
+
+class Endpoint(Struct):
+    host: str
+    port: int
+    username: str
+
+
+class SshEndpoints(Struct):
+    direct: Endpoint | None = None
+
+
+class PodRow(Struct):
+    id: str
+    name: str
+    status: str
+    env: dict[str, Any] | None = None
+    ssh: SshEndpoints | None = None
+    cost: Decimal = Decimal(0)
+    createdAt: str | None = None
+
+
+class PodRows(Struct):
+    pods: list[PodRow]
+    nextCursor: str | None = None
+
+
+class Complaint(Struct):
+    message: str
+
+
+class Myself(Struct):
+    id: str
+    email: str | None = None
+    clientBalance: Decimal | None = None
+
+
+class Deployed(Struct):
+    id: str
+    costPerHr: Decimal | None = None
+
+
+class Lowest(Struct):
+    minimumBidPrice: Decimal | None = None
+    stockStatus: str | None = None
+
+
+class Bid(Struct):
+    id: str
+    lowestPrice: Lowest | None = None
+
+
+class Data(Struct):
+    myself: Myself | None = None
+    gpuTypes: list[Bid] | None = None
+    podFindAndDeployOnDemand: Deployed | None = None
+    podRentInterruptable: Deployed | None = None
+
+
+class Graph(Struct):
+    data: Data | None = None
+    errors: list[Complaint] | None = None
+
+
+@dataclass(frozen=True)
+class RunPod:
+    """The account whose key `api` carries. `cuda`: what a host's driver must serve, such as `13.0`; "" = anything."""
+
+    api: JsonApi
+    keys: PodKeys
+    cuda: str = ""
+
+    name = "runpod"
+    can = Abilities(time_limit=True, spot=True, stop=True, self_terminate="pod_credential")
+    settle_s = can.settle_s
+    pod_store = ""
+
+    @staticmethod
+    def of(settings: Settings) -> "RunPod":
+        """Raises UsageError for an address that the key must not go to."""
+        url = endpoint(URL, settings.runpod_url, "SLIPWAY_RUNPOD_URL")
+        api = JsonApi("runpod", url, {"Authorization": f"Bearer {settings.runpod_api_key}"})
+        return RunPod(api, PodKeys.beside(settings.state_file), settings.accept_cuda)
+
+    def account(self) -> Account:
+        """Owner and balance."""
+        me = self._query(MYSELF, {}).myself
+        if me is None:
+            raise AuthError("runpod: the key belongs to nobody; look at https://console.runpod.io/user/settings")
+        balance = None if me.clientBalance is None else micro_usd(max(me.clientBalance, Decimal(0)))
+        return Account(provider=self.name, owner=me.email or me.id, balance_micro_usd=balance)
+
+    def offers(self, request: Request) -> list[Offer]:
+        return satisfying(request, self.catalog(request))
+
+    def catalog(self, request: Request) -> list[Offer]:
+        """Kinds of GPU by count, tier and data center, as far as they are in stock; a hint, no reservation."""
+        kinds = [gpu for gpu, _ in gpus.read_set(request.gpu)]
+        counts = {count for _, count in gpus.read_set(request.gpu, request.num_gpus)} or {request.num_gpus}
+        found: list[Offer] = []
+        for count in COUNTS if 0 in counts else sorted(counts):
+            for cloud in CLOUDS:
+                params = {"include": "AVAILABILITY", "product": "POD", "count": str(count), "cloud": cloud}
+                params |= {"minCudaVersion": self.cuda} if self.cuda else {}
+                for one in self.api.read("/v2/catalog/gpus", GpuTypes, **params).gpus:
+                    if request.spot:  # a price costs a question for each kind
+                        if not kinds or any(gpus.is_asked(kind, gpus.name(one.id)) for kind in kinds):
+                            found += self._spot(one, cloud, count, request)
+                    else:
+                        found += self._on_demand(one, cloud, count, request)
+        return found
+
+    def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
+        """As promised; through GraphQL when a limit is due or it is spot, since only that takes `terminateAfter`.
+
+        A spending limit is armed as the time that the money lasts at this price.
+        """
+        limit_s = hard_limit_s(limits)
+        env = {"SLIPWAY_TOKEN": token, "SLIPWAY_RUN": request.run, "PUBLIC_KEY": self.keys.public(token)}
+        disk_gb = max(request.disk_bytes, DISK_BYTES) // 10**9
+        if limit_s is None and not offer.spot:
+            made = self._create_by_rest(offer, token, env, disk_gb)
+        else:
+            made = self._create_by_graph(offer, token, env, disk_gb, limit_s)
+        rate = offer.micro_usd_per_hour if made.costPerHr is None else micro_usd(made.costPerHr)
+        return Pod(provider=self.name, pod_id=made.id, token=token, run=request.run, address="", name=token,
+                   micro_usd_per_hour=rate, state="booting")  # fmt: skip
+
+    def find(self, pod: str) -> Pod | None:
+        """By id, or the oldest with that token."""
+        if is_token(pod):
+            return next((one for one in self.list() if one.token == pod), None)
+        try:
+            row = self.api.read(f"/v2/pods/{quote(pod, safe='')}", PodRow)
+        except Refused as refused:
+            if refused.reply.status == 404:
+                return None
+            raise
+        return self._pod(row) if row.status != "TERMINATED" else None
+
+    def list(self) -> "list[Pod]":
+        """All that are not terminated, those of clusters too, oldest first."""
+        pods = [self._pod(row) for row in self._rows() if row.status != "TERMINATED"]
+        return sorted(pods, key=lambda pod: pod.created_at)
+
+    def delete(self, pod_id: str) -> None:
+        try:
+            self.api.act("DELETE", f"/v2/pods/{quote(pod_id, safe='')}")
+        except Refused as refused:
+            if refused.reply.status != 404:
+                raise
+
+    def reach(self, pod: Pod) -> Ssh:
+        return self.keys.reach(pod)
+
+    def _rows(self) -> Iterator[PodRow]:
+        """Of every page. SlipwayError: the listing is not complete."""
+        seen: set[str] = set()
+        params = {"includeClusterPods": "true"}
+        for _ in range(MOST_PAGES):
+            page = self.api.read("/v2/pods", PodRows, **params)
+            ids = [row.id for row in page.pods]
+            if len(set(ids)) != len(ids) or seen & set(ids):  # a page that came twice stands for one that did not come
+                raise SlipwayError("runpod: the listing names a pod twice, so it may lack another")
+            seen |= set(ids)
+            yield from page.pods
+            if not page.nextCursor:
+                return
+            params["cursor"] = page.nextCursor
+        raise SlipwayError(f"runpod: the listing does not end after {MOST_PAGES} pages")
+
+    def _create_by_rest(self, offer: Offer, token: str, env: dict[str, str], disk_gb: int) -> Deployed:
+        body = {
+            "name": token,
+            "image": IMAGE,
+            # Without a count the vendor says that there is no capacity.
+            "gpu": {"id": offer.instance_type, "count": offer.num_gpus, **self._min_cuda()},
+            "cloud": offer.cloud,
+            "disk": disk_gb,
+            "ports": ["22/tcp"],
+            "env": env,
+            "startSsh": True,
+            **({"dataCenterIds": [offer.region]} if offer.region else {}),
+        }
+        try:
+            row = self.api.decode(self.api.act("POST", "/v2/pods", body), PodRow)
+        except Refused as refused:
+            raise _refusal(refused) from None
+        return Deployed(row.id, row.cost or None)
+
+    def _create_by_graph(
+        self, offer: Offer, token: str, env: dict[str, str], disk_gb: int, limit_s: float | None
+    ) -> Deployed:
+        body: dict[str, Any] = {
+            "name": token,
+            "imageName": IMAGE,
+            "gpuTypeId": offer.instance_type,
+            "gpuCount": offer.num_gpus,
+            "cloudType": offer.cloud,
+            "containerDiskInGb": disk_gb,
+            "volumeInGb": 0,
+            "ports": "22/tcp",
+            "env": [{"key": key, "value": value} for key, value in env.items()],
+            "startSsh": True,
+            "supportPublicIp": True,
+            **self._min_cuda(),
+            **({"dataCenterId": offer.region} if offer.region else {}),
+            **({} if limit_s is None else {"terminateAfter": rfc3339(self.api.now() + limit_s)}),
+        }
+        if offer.spot:
+            body["bidPerGpu"] = Decimal(offer.micro_usd_per_hour) / offer.num_gpus / 1_000_000
+        try:
+            question = {"query": SPOT if offer.spot else ON_DEMAND, "variables": {"input": body}}
+            reply = self.api.act("POST", "/graphql", question)
+        except Refused as refused:
+            raise _refusal(refused) from None
+        graph = self.api.decode(reply, Graph)
+        said = "; ".join(one.message for one in graph.errors or ())
+        made = graph.data and (graph.data.podRentInterruptable if offer.spot else graph.data.podFindAndDeployOnDemand)
+        if said and not made:
+            if any(words in said.lower() for words in NO_CAPACITY):
+                raise NoOffer(f"runpod: {reply.said}")
+            if "balance" in said.lower() or "funds" in said.lower():
+                raise OutOfMoney(f"runpod: {reply.said}; add credit at https://console.runpod.io/user/billing")
+        if not made:
+            raise Unclear(f"runpod: POST /graphql: {reply.said}; it may have been done", reply)
+        return made
+
+    def _min_cuda(self) -> dict[str, str]:
+        return {"minCudaVersion": self.cuda} if self.cuda else {}
+
+    def _query(self, query: str, variables: dict[str, Any]) -> Data:
+        """Answers are 200 even of failures."""
+        graph = self.api.query("/graphql", {"query": query, "variables": variables}, Graph)
+        if graph.errors or graph.data is None:
+            raise SlipwayError(f"runpod: graphql: {'; '.join(one.message for one in graph.errors or ())}")
+        return graph.data
+
+    def _on_demand(self, one: GpuType, cloud: str, count: int, request: Request) -> Iterator[Offer]:
+        most, price = _of_tier(one, cloud)
+        if not price or count > most or one.availability == "NONE":
+            return
+        centers = [center.id for center in one.dataCenters if center.availability != "NONE"]
+        if cloud == "COMMUNITY" or not one.dataCenters:
+            centers = [""]  # to name one there makes creates fail that could succeed
+        for center in centers:
+            yield self._offer(one, cloud, center, count, price, request)
+
+    def _spot(self, one: GpuType, cloud: str, count: int, request: Request) -> Iterator[Offer]:
+        most, price = _of_tier(one, cloud)
+        if not price or count > most:
+            return
+        asked = {"id": one.id, "count": count, "secure": cloud == "SECURE"}
+        for bid in self._query(BID, asked).gpuTypes or ():
+            if bid.lowestPrice and bid.lowestPrice.minimumBidPrice and bid.lowestPrice.stockStatus:
+                yield self._offer(one, cloud, "", count, bid.lowestPrice.minimumBidPrice, request)
+
+    def _offer(self, one: GpuType, cloud: str, center: str, count: int, price: Decimal, request: Request) -> Offer:
+        return Offer(
+            provider=self.name,
+            offer_id="/".join([cloud, center or "any", one.id, str(count), *(["spot"] if request.spot else [])]),
+            cloud=cloud,
+            region=center,
+            instance_type=one.id,
+            country=_country(center),
+            gpu=gpus.name(one.id, one.memory),
+            num_gpus=count,
+            gpu_memory_bytes=one.memory * 10**9,
+            disk_bytes=max(request.disk_bytes, DISK_BYTES),  # as much as is asked for
+            micro_usd_per_hour=micro_usd(price * count),
+            spot=request.spot,
+            seen_at=self.api.now(),
+        )
+
+    def _pod(self, row: PodRow) -> Pod:
+        env = {name: str(value) for name, value in (row.env or {}).items()}
+        token = next((word for word in (env.get("SLIPWAY_TOKEN", ""), row.name) if is_token(word)), "")
+        direct = row.ssh and row.ssh.direct
+        address = ""
+        if token and direct and row.status == "RUNNING":
+            address = self.keys.address(token, direct.username, direct.host, direct.port)
+        return Pod(
+            provider=self.name,
+            pod_id=row.id,
+            token=token,
+            run=env.get("SLIPWAY_RUN", ""),
+            address=address,
+            micro_usd_per_hour=micro_usd(row.cost),
+            state=STATES.get(row.status, row.status),
+            name=row.name,
+            created_at=int(epoch(row.createdAt) or 0),
+        )
+
+
+def _of_tier(one: GpuType, cloud: str) -> tuple[int, Decimal]:
+    """The largest count on one machine, and the price of one GPU-hour."""
+    secure = cloud == "SECURE"
+    return (one.maxCount.secure, one.price.secure) if secure else (one.maxCount.community, one.price.community)
+
+
+def _country(center: str) -> str:
+    """`US-KS-2` is in the US, `EU-RO-1` and `AP-JP-1` name a continent first."""
+    parts = center.split("-")
+    named = [part for part in parts[:2] if len(part) == 2 and part not in ("EU", "AP", "OC", "SA", "AF")]
+    return named[0] if named else ""
+
+
+def _refusal(refused: Refused) -> SlipwayError:
+    """What a definite no to a create means."""
+    status, said = refused.reply.status, str(refused)
+    if status == 402:
+        return OutOfMoney(f"{said}; add credit at https://console.runpod.io/user/billing")
+    # Out of stock and a broken rule look alike, and a key may be allowed some kinds of GPU only.
+    return NoOffer(said) if status in (400, 403) else refused

@@ -1,0 +1,275 @@
+"""Shadeform: virtual machines of some twenty clouds through one API. Here: requests out, records in.
+
+Prices come as whole cents per hour of the whole machine, amounts as decimal text in dollars. It has no spot, no stop
+and no idempotency key; it ends a machine by itself at a date and at an amount. Billing begins at `active` and stops
+at `deleting`. Source: the vendor's API document of 2026-03-05.
+"""
+
+import contextlib
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from msgspec import Struct
+
+from infra import gpus
+from infra.agent.job import Limits
+from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError
+from infra.filters import satisfying
+from infra.json_api import JsonApi, Refused, Unclear, endpoint, epoch, rfc3339
+from infra.money import dollars, told_micro_usd
+from infra.pod_keys import PodKeys, is_token
+from infra.providers import Abilities
+from infra.records import Account, Offer, Pod, Request
+from infra.settings import Settings
+from infra.ssh import Ssh
+
+URL = "https://api.shadeform.ai/v1"
+STATES = {"creating": "booting", "pending_provider": "booting", "pending": "booting", "active": "running",
+          "error": "failed", "deleting": "ending"}  # fmt: skip
+
+
+class Configuration(Struct):
+    num_gpus: int
+    gpu_type: str
+    memory_in_gb: int = 0
+    storage_in_gb: int = 0
+    vcpus: int = 0
+    vram_per_gpu_in_gb: int = 0
+    interconnect: str = ""
+    nvlink: bool | None = None
+
+
+class Availability(Struct):
+    region: str
+    available: bool
+    display_name: str = ""
+
+
+class InstanceType(Struct):
+    cloud: str
+    shade_instance_type: str
+    configuration: Configuration
+    hourly_price: int
+    availability: list[Availability]
+
+
+class InstanceTypes(Struct):
+    instance_types: list[InstanceType]
+
+
+class AutoDelete(Struct):
+    date_threshold: str | None = None
+    spend_threshold: str | None = None
+
+
+class Instance(Struct):
+    id: str
+    name: str
+    status: str
+    ip: str | None = None
+    ssh_user: str | None = None
+    ssh_port: int | None = None
+    status_details: str | None = None
+    cost_estimate: str | None = None
+    hourly_price: int = 0
+    created_at: str | None = None
+    tags: list[str] | None = None
+    auto_delete: AutoDelete | None = None
+
+
+class Instances(Struct):
+    instances: list[Instance]
+
+
+class SshKey(Struct):
+    id: str
+    name: str
+    is_default: bool = False
+
+
+class SshKeys(Struct):
+    ssh_keys: tuple[SshKey, ...]
+
+
+class Created(Struct):
+    id: str
+
+
+@dataclass(frozen=True)
+class Shadeform:
+    """The account whose key `api` carries."""
+
+    api: JsonApi
+    keys: PodKeys
+
+    name = "shadeform"
+    can = Abilities(time_limit=True, spend_limit=True, self_terminate="native")
+    settle_s = can.settle_s
+    pod_store = ""
+
+    @staticmethod
+    def of(settings: Settings) -> "Shadeform":
+        """Raises UsageError for an address that the key must not go to."""
+        url = endpoint(URL, settings.shadeform_url, "SLIPWAY_SHADEFORM_URL")
+        api = JsonApi("shadeform", url, {"X-API-KEY": settings.shadeform_api_key})
+        return Shadeform(api, PodKeys.beside(settings.state_file))
+
+    def account(self) -> Account:
+        """Whether the key is good; the vendor tells neither its owner nor the balance."""
+        self._keys()
+        return Account(provider=self.name, owner=self.api.owner)
+
+    def offers(self, request: Request) -> list[Offer]:
+        return satisfying(request, self.catalog(request))
+
+    def catalog(self, request: Request) -> list[Offer]:
+        """One offer per region that has the type now."""
+        types = self.api.read("/instances/types", InstanceTypes, available="true", sort="price").instance_types
+        now = self.api.now()
+        return [_offer(one, there, now) for one in types for there in one.availability if there.available]
+
+    def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
+        """As promised; the pod's own SSH key is added to the account first. NoOffer: it is out of stock."""
+        ends = {}
+        if limits.time_s is not None:
+            ends["date_threshold"] = rfc3339(self.api.now() + limits.time_s)
+        if limits.spend_micro_usd is not None:
+            ends["spend_threshold"] = dollars(limits.spend_micro_usd)
+        body = {
+            "cloud": offer.cloud,
+            "region": offer.region,
+            "shade_instance_type": offer.instance_type,
+            "shade_cloud": True,
+            "name": token,
+            "ssh_key_id": self._add_key(token),
+            "tags": [f"slipway-token={token}", f"slipway-run={request.run}"],
+            **({"auto_delete": ends} if ends else {}),
+        }
+        try:
+            made = self.api.decode(self.api.act("POST", "/instances/create", body), Created)
+        except SlipwayError as error:
+            refusal = _refusal(error)
+            if not isinstance(refusal, Ambiguous):
+                with contextlib.suppress(SlipwayError):  # a key that is left over opens nothing and costs nothing
+                    self._drop_key(token)
+            raise refusal from None
+        return Pod(provider=self.name, pod_id=made.id, token=token, run=request.run, address="", name=token,
+                   micro_usd_per_hour=offer.micro_usd_per_hour, state="booting")  # fmt: skip
+
+    def find(self, pod: str) -> Pod | None:
+        """By id, or the oldest with that token."""
+        if is_token(pod):
+            return next((one for one in self.list() if one.token == pod), None)
+        try:
+            one = self.api.read(f"/instances/{quote(pod, safe='')}/info", Instance)
+        except Refused as refused:
+            if refused.reply.status == 404:
+                return None
+            raise
+        return self._pod(one) if one.status != "deleted" else None
+
+    def list(self) -> "list[Pod]":
+        """All that are not deleted, oldest first. The vendor has no pages."""
+        found = self.api.read("/instances", Instances).instances
+        if len({one.id for one in found}) != len(found):
+            raise SlipwayError("shadeform: the listing names an instance twice, so it may lack another")
+        pods = [self._pod(one) for one in found if one.status != "deleted"]
+        return sorted(pods, key=lambda pod: pod.created_at)
+
+    def delete(self, pod_id: str) -> None:
+        """As promised. The pod's SSH key is taken from the account, too."""
+        found = self.find(pod_id)
+        if found is None:
+            return
+        try:
+            self.api.act("POST", f"/instances/{quote(pod_id, safe='')}/delete")
+        except Refused as refused:
+            if refused.reply.status != 404:
+                raise
+        if found.token:
+            self._drop_key(found.token)
+
+    def reach(self, pod: Pod) -> Ssh:
+        return self.keys.reach(pod)
+
+    def _keys(self) -> tuple[SshKey, ...]:
+        return self.api.read("/sshkeys", SshKeys).ssh_keys
+
+    def _add_key(self, token: str) -> str:
+        """Its id in the account. Any error here is definite: no machine was asked for."""
+        try:
+            reply = self.api.act("POST", "/sshkeys/add", {"name": token, "public_key": self.keys.public(token)})
+            return self.api.decode(reply, Created).id
+        except SlipwayError as error:  # lost, or the name is there already: then it was added before
+            for key in self._keys():
+                if key.name == token:
+                    return key.id
+            if isinstance(error, Ambiguous):
+                raise SlipwayError(f"{error}; no machine was asked for") from None
+            raise
+
+    def _drop_key(self, token: str) -> None:
+        for key in self._keys():
+            if key.name == token:
+                self.api.act("POST", f"/sshkeys/{quote(key.id, safe='')}/delete")
+
+    def _pod(self, one: Instance) -> Pod:
+        tags = dict(tag.split("=", 1) for tag in one.tags or () if "=" in tag)
+        token = next((word for word in (tags.get("slipway-token", ""), one.name) if is_token(word)), "")
+        address = ""
+        if token and one.status == "active" and one.ip and one.ssh_user:
+            address = self.keys.address(token, one.ssh_user, one.ip, one.ssh_port or 22)
+        ends = one.auto_delete or AutoDelete()
+        return Pod(
+            provider=self.name,
+            pod_id=one.id,
+            token=token,
+            run=tags.get("slipway-run", ""),
+            address=address,
+            micro_usd_per_hour=one.hourly_price * 10_000,
+            state=STATES.get(one.status, one.status),
+            note=one.status_details or "",
+            name=one.name,
+            created_at=int(epoch(one.created_at) or 0),
+            ends_at=epoch(ends.date_threshold),
+            spend_limit_micro_usd=told_micro_usd(ends.spend_threshold),
+            spent_micro_usd=told_micro_usd(one.cost_estimate),
+        )
+
+
+def _offer(one: InstanceType, there: Availability, now: float) -> Offer:
+    what = one.configuration
+    place = [part.strip() for part in there.display_name.split(",")]  # "US, Kansas City, KS"
+    country = place[0] if len(place[0]) == 2 and place[0].isupper() else ""
+    return Offer(
+        provider=Shadeform.name,
+        offer_id=f"{one.cloud}/{there.region}/{one.shade_instance_type}",
+        cloud=one.cloud,
+        region=there.region,
+        instance_type=one.shade_instance_type,
+        country=country,
+        city=place[1] if country and len(place) > 1 else "",
+        gpu=gpus.name(what.gpu_type, what.vram_per_gpu_in_gb, what.interconnect),
+        num_gpus=what.num_gpus,
+        gpu_memory_bytes=what.vram_per_gpu_in_gb * 10**9,
+        cpus=what.vcpus,
+        memory_bytes=what.memory_in_gb * 10**9,
+        disk_bytes=what.storage_in_gb * 10**9,
+        micro_usd_per_hour=one.hourly_price * 10_000,
+        nvlink=what.nvlink,
+        interconnect=what.interconnect,
+        seen_at=now,
+    )
+
+
+def _refusal(error: SlipwayError) -> SlipwayError:
+    """What a failed create means."""
+    if isinstance(error, Unclear) and error.reply and (error.reply.status, error.reply.code) == (409, "OUT_OF_STOCK"):
+        return NoOffer(f"{error.reply.said}")
+    if isinstance(error, Refused):
+        words = error.reply.said.lower()
+        if error.reply.status == 402 or "balance" in words or "wallet" in words:
+            return OutOfMoney(f"{error}; add credit at https://platform.shadeform.ai")
+        if error.reply.status == 403:
+            return AuthError(str(error))
+    return error
