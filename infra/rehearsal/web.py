@@ -1,0 +1,260 @@
+"""HTTP as vendors speak it: one loopback server each; who asks, what for, and what goes wrong with the answer.
+
+A request is authenticated, routed, perhaps hit by a fault, answered under the world's lock, and written down.
+"""
+
+import json
+import re
+import socket
+import struct
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from infra.rehearsal import faults
+from infra.rehearsal.market import Refused
+
+MOST_BYTES = 1 << 20
+IDLE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request."""
+
+    method: str
+    path: str
+    words: tuple[str, ...]  # what the route's brackets caught
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes
+    can_write: bool = True
+
+    def decode(self, kind: Any) -> Any:
+        """The body as that record. Raises Invalid."""
+        import msgspec
+
+        try:
+            return msgspec.json.decode(self.body, type=kind)
+        except msgspec.DecodeError as error:  # ValidationError is one
+            raise Invalid(str(error)) from None
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int = 200
+    body: Any = None  # JSON; None = no bytes at all
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Invalid(Exception):
+    """The body is not what the vendor takes."""
+
+
+@dataclass(frozen=True)
+class Route:
+    method: str
+    pattern: str  # matched against the whole path
+    call: str  # what faults and the log call it
+    handle: Callable[[Asked], Answer]
+
+
+class Api:
+    """What a vendor's module fills in."""
+
+    vendor = ""
+    routes: tuple[Route, ...] = ()
+
+    def authenticate(self, asked: Asked) -> Answer | bool:
+        """Whether it may write, or the refusal."""
+        raise AssertionError("every vendor knows its keys")
+
+    def error(self, status: int, words: str) -> Answer:
+        """In the vendor's shape."""
+        raise AssertionError("every vendor has its errors")
+
+    def refused(self, error: Refused, asked: Asked) -> Answer:
+        raise AssertionError("every vendor refuses in its own words")
+
+    invalid_status = 400
+
+    def answer(self, route: Route, asked: Asked) -> Answer:
+        """The true answer, whatever is then done to it."""
+        try:
+            return route.handle(asked)
+        except Invalid as error:
+            return self.error(self.invalid_status, str(error))
+        except Refused as error:
+            return self.refused(error, asked)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One request, as the world remembers it."""
+
+    at: float
+    vendor: str
+    call: str
+    method: str
+    path: str
+    status: int  # of the answer, whether or not it arrived
+    fault: str = ""
+
+
+class Hub:
+    """What servers share: the lock that guards the world, its faults, its log."""
+
+    def __init__(self, plan: faults.Faults, now: Callable[[], float], step: Callable[[], None]) -> None:
+        self.lock = threading.RLock()
+        self.faults = plan
+        self.now = now
+        self.step = step
+        self.lines: list[Line] = []
+        self.problems: list[str] = []  # what a world could not do, in words
+        self.is_closing = threading.Event()
+
+    def judge(self, api: Api, route: Route, asked: Asked) -> tuple[Answer, faults.RequestRule | None]:
+        """The answer, and what is to be done to it on its way."""
+        with self.lock:
+            self.step()
+            rule = self.faults.for_request(api.vendor, route.call) if api.vendor else None
+            if rule is not None and rule.kind in faults.BEFORE:
+                status = {"throttle": 429, "error": rule.status, "dropped": 0}[rule.kind]
+                answer = api.error(status, "simulated")
+                if rule.kind == "throttle":
+                    answer = Answer(429, answer.body, {**answer.headers, "Retry-After": str(rule.retry_after_s)})
+            else:
+                answer = api.answer(route, asked)
+                if rule is not None and rule.kind == "error but done":
+                    answer = api.error(rule.status, "simulated")
+                if rule is not None and rule.kind in ("short list", "empty list"):
+                    answer = Answer(answer.status, _thin(answer.body, rule.kind == "empty list"), answer.headers)
+            self.step()
+            self.lines.append(
+                Line(
+                    self.now(),
+                    api.vendor,
+                    route.call,
+                    asked.method,
+                    asked.path,
+                    answer.status,
+                    rule.kind if rule else "",
+                )
+            )
+        return answer, rule
+
+
+def _thin(body: Any, is_empty: bool) -> Any:
+    """A list with half of its rows, or none, as if there were no more."""
+    if isinstance(body, list):
+        return [] if is_empty else body[: len(body) // 2]
+    return {key: _thin(value, is_empty) if isinstance(value, list) else value for key, value in body.items()}
+
+
+class Server(ThreadingHTTPServer):
+    """One vendor on a port of its own."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, api: Api, hub: Hub) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.api, self.hub = api, hub
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up is no error; anything else is told as usual."""
+        import sys
+
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+    server_version = "rehearsal"
+    sys_version = ""
+    timeout = IDLE_S
+
+    def log_message(self, format: str, *words: Any) -> None:
+        """The hub remembers requests; nothing is printed."""
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        """The `Date` header tells the vendor's time, which is the simulated one."""
+        return formatdate(self.server.hub.now(), usegmt=True)
+
+    def do_GET(self) -> None:
+        self._do()
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
+
+    def _do(self) -> None:
+        api, hub = self.server.api, self.server.hub
+        length = self.headers.get("Content-Length", "0")
+        if not length.isdigit() or int(length) > MOST_BYTES or "Transfer-Encoding" in self.headers:
+            self.close_connection = True
+            return self._send(api.error(413, "the body is too long"), None)
+        parts = urlsplit(self.path)
+        asked = Asked(
+            self.command, parts.path, (), dict(parse_qsl(parts.query, keep_blank_values=True)),
+            {key.lower(): value for key, value in self.headers.items()}, self.rfile.read(int(length)),
+        )  # fmt: skip
+        right = api.authenticate(asked)
+        if isinstance(right, Answer):
+            return self._send(right, None)
+        found = [(route, match) for route in api.routes if (match := re.fullmatch(route.pattern, parts.path))]
+        chosen = next(((route, match) for route, match in found if route.method == self.command), None)
+        if chosen is None:
+            return self._send(api.error(405 if found else 404, "no such route"), None)
+        route, match = chosen
+        words = tuple(unquote(word) for word in match.groups())
+        asked = Asked(asked.method, asked.path, words, asked.query, asked.headers, asked.body, right)
+        answer, rule = hub.judge(api, route, asked)
+        if rule is not None and rule.kind in ("dropped", "lost"):
+            return self._hang_up()
+        if rule is not None and rule.kind == "late":
+            hub.is_closing.wait(rule.delay_s)
+        self._send(answer, rule)
+
+    def _send(self, answer: Answer, rule: faults.RequestRule | None) -> None:
+        content = b"" if answer.body is None else json.dumps(answer.body).encode()
+        self.send_response(answer.status)
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), **answer.headers}
+        if answer.status == 204 or not content:
+            del headers["Content-Type"]
+        if answer.status == 204:
+            del headers["Content-Length"]
+        for key, value in headers.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if rule is not None and rule.kind == "torn":
+            self.wfile.write(content[: len(content) // 2])
+            self.close_connection = True
+        elif rule is not None and rule.kind == "drip":
+            for index in range(len(content)):
+                self.wfile.write(content[index : index + 1])
+                if self.server.hub.is_closing.wait(rule.delay_s / len(content)):
+                    break
+        else:
+            self.wfile.write(content)
+
+    def _hang_up(self) -> None:
+        """A reset, as when a box between the two gives up."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close_connection = True
+        self.connection.close()
+
+
+def serve(server: Server) -> threading.Thread:
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    return thread
