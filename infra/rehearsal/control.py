@@ -44,8 +44,8 @@ class Control(web.Api):
     def error(self, status: int, words: str) -> web.Answer:
         return web.Answer(status, {"error": words})
 
-    def refused(self, error: Refused, asked: web.Asked) -> web.Answer:
-        return self.error(404 if error.reason == "unknown" else 409, str(error))
+    def refused(self, error: Exception, asked: web.Asked) -> web.Answer:
+        return self.error(404 if isinstance(error, Refused) and error.reason == "unknown" else 409, str(error))
 
     def _truth(self, asked: web.Asked) -> web.Answer:
         pods = [self._pod(machine) for machine in self._market.machines.values()]
@@ -73,7 +73,7 @@ class Control(web.Api):
             "created_at": iso(machine.created_at), "active_at": iso(machine.active_at),
             "ended_at": iso(machine.ended_at), "ended_by": machine.ended_by,
             "micro_usd_per_hour": rate(machine), "billed_micro_usd": self._market.billed_micro_usd(machine),
-            "processes": self._count(machine.machine_id),
+            "history": [[iso(at), what] for at, what in machine.history], "processes": self._count(machine.machine_id),
         }  # fmt: skip
 
     def _move(self, asked: web.Asked) -> web.Answer:

@@ -74,7 +74,9 @@ class Order:
     quantity: int = 1
     spot: bool = False
     expires_at: float | None = None
+    stops_at: float | None = None
     spend_limit_micro_usd: int | None = None
+    has_sshd: bool = True
     stopped_micro_usd_per_hour: int = 0
     replay_key: str = ""
     public_keys: tuple[str, ...] = ()
@@ -116,9 +118,11 @@ class Machine:
     has_processes: bool = False
     expires_at: float | None = None
     spend_limit_micro_usd: int | None = None
+    stops_at: float | None = None
     ended_at: float | None = None
     ended_by: str = ""
     gone_at: float | None = None
+    history: list[tuple[float, str]] = field(default_factory=list)  # when, what happened
     segments: list[Segment] = field(default_factory=list)
     about: dict[str, Any] = field(default_factory=dict)  # for the vendor that shows it
 
@@ -175,12 +179,10 @@ class Market:
     # -- what clients do
 
     def create(self, order: Order, fates: tuple[Fate, ...] = ()) -> Machine:
-        """Rent; the same `replay_key` gives the same machine again. Raises Refused."""
+        """Rent. Raises Refused."""
         offer = self.offers.get(order.offer_id)
         if offer is None:
             raise Refused("unknown", f"there is no offer {order.offer_id}")
-        if order.replay_key and (offer.vendor, order.replay_key) in self._replays:
-            return self.machines[self._replays[offer.vendor, order.replay_key]]
         fates += tuple(Fate(trait) for trait in offer.traits)
         if any(fate.trait == "ghost" for fate in fates) or self.stock[order.offer_id] < order.quantity:
             raise Refused("stock", f"{order.offer_id} is taken")
@@ -189,7 +191,8 @@ class Market:
         self._check_funds(offer.vendor, price)
         self.stock[order.offer_id] -= order.quantity
         machine = Machine(self._new_id(offer.vendor), offer, order, self.now, price, fates)
-        machine.expires_at, machine.spend_limit_micro_usd = order.expires_at, order.spend_limit_micro_usd
+        machine.expires_at, machine.stops_at = order.expires_at, order.stops_at
+        machine.spend_limit_micro_usd = order.spend_limit_micro_usd
         machine.about = dict(order.about)
         self.machines[machine.machine_id] = machine
         if order.replay_key:
@@ -198,6 +201,11 @@ class Market:
             machine.segments.append(Segment(self.now, None, price))
         self._boot(machine)
         return machine
+
+    def replayed(self, vendor: str, replay_key: str) -> Machine | None:
+        """What an order with this key got already."""
+        machine_id = self._replays.get((vendor, replay_key))
+        return self.machines[machine_id] if machine_id else None
 
     def delete(self, machine_id: str, by: str = "client") -> bool:
         """End it; False when that is so already. Raises Refused("unknown")."""
@@ -318,6 +326,8 @@ class Market:
         if state == "booting" and not machine.has("hang"):
             yield machine.stages[-1][1], "failed" if machine.has("fail") else "running"
         if state == "running" and machine.active_at is not None:
+            if machine.stops_at is not None:
+                yield self._checked(machine, machine.stops_at, terms), "stop"
             for fate in machine.fates:
                 if fate.trait in ("preempted", "vanished"):
                     yield machine.active_at + fate.after_s, fate.trait
@@ -340,12 +350,16 @@ class Market:
             raise AssertionError(f"{action} happens to a machine")
         elif action == "running":
             machine.state, machine.active_at = "running", self.now
+            machine.history.append((self.now, "running"))
             if not TERMS[machine.offer.vendor].bills_boot:
                 self._bill(machine, machine.micro_usd_per_hour)
             machine.has_processes = True
             self.effects.append(Effect("start", machine.machine_id, machine.boot))
         elif action == "failed":
             self._fail(machine, "failed")
+        elif action == "stop":
+            machine.stops_at = None
+            self.stop(machine.machine_id, "time limit")
         elif action == "gone":
             machine.state = "gone"
         elif action == "preempted":
@@ -392,6 +406,7 @@ class Market:
             at += self._random.uniform(shortest, longest) * slow
             machine.stages.append((name, at))
         machine.state, machine.boot = "booting", machine.boot + 1
+        machine.history.append((self.now, "booting"))
         machine.address, machine.active_at = None, None
 
     def _release(self, machine: Machine, state: str, by: str) -> None:
@@ -401,6 +416,7 @@ class Market:
         if machine.has_processes:
             self.effects.append(Effect("end", machine.machine_id, machine.boot))
         machine.state, machine.address = state, None
+        machine.history.append((self.now, f"{state}: {by}"))
         machine.ended_at, machine.ended_by = self.now, by
         self._bill(machine, machine.order.stopped_micro_usd_per_hour if state == "stopped" else 0)
 

@@ -122,10 +122,11 @@ class Shadeform(web.Api):
     def error(self, status: int, words: str) -> web.Answer:
         return web.Answer(status, {"error": words})
 
-    def refused(self, error: Refused, asked: web.Asked) -> web.Answer:
-        if error.reason == "stock":
+    def refused(self, error: Exception, asked: web.Asked) -> web.Answer:
+        reason = error.reason if isinstance(error, Refused) else ""
+        if reason == "stock":
             return web.Answer(409, {"error_code": "OUT_OF_STOCK", "error": "The instance type is out of stock"})
-        if error.reason == "funds":
+        if reason == "funds":
             return web.Answer(400, {"error_code": "INSUFFICIENT_FUNDS", "error": f"Wallet balance too low: {error}"})
         return self.error(404, "not found")
 

@@ -9,7 +9,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -20,6 +20,7 @@ from infra.rehearsal.market import Refused
 
 MOST_BYTES = 1 << 20
 IDLE_S = 30.0
+WRITES = ("create", "delete", "update")  # what a key that may only read does not do
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,6 @@ class Asked:
     query: Mapping[str, str]
     headers: Mapping[str, str]
     body: bytes
-    can_write: bool = True
 
     def decode(self, kind: Any) -> Any:
         """The body as that record. Raises Invalid."""
@@ -77,10 +77,22 @@ class Api:
         """In the vendor's shape."""
         raise AssertionError("every vendor has its errors")
 
-    def refused(self, error: Refused, asked: Asked) -> Answer:
+    def refused(self, error: Exception, asked: Asked) -> Answer:
+        """One of `refusals`, in the vendor's words."""
         raise AssertionError("every vendor refuses in its own words")
 
+    def headers(self) -> Mapping[str, str]:
+        """On every answer."""
+        return {}
+
+    def route(self, asked: Asked) -> Route | Answer:
+        """Who answers that, or why nobody does."""
+        known = [one for one in self.routes if re.fullmatch(one.pattern, asked.path)]
+        chosen = [one for one in known if one.method == asked.method]
+        return chosen[0] if chosen else self.error(405 if known else 404, "no such route")
+
     invalid_status = 400
+    refusals: tuple[type[Exception], ...] = (Refused,)
 
     def answer(self, route: Route, asked: Asked) -> Answer:
         """The true answer, whatever is then done to it."""
@@ -88,7 +100,7 @@ class Api:
             return route.handle(asked)
         except Invalid as error:
             return self.error(self.invalid_status, str(error))
-        except Refused as error:
+        except self.refusals as error:
             return self.refused(error, asked)
 
 
@@ -211,13 +223,13 @@ class _Handler(BaseHTTPRequestHandler):
         right = api.authenticate(asked)
         if isinstance(right, Answer):
             return self._send(right, None)
-        found = [(route, match) for route in api.routes if (match := re.fullmatch(route.pattern, parts.path))]
-        chosen = next(((route, match) for route, match in found if route.method == self.command), None)
-        if chosen is None:
-            return self._send(api.error(405 if found else 404, "no such route"), None)
-        route, match = chosen
-        words = tuple(unquote(word) for word in match.groups())
-        asked = Asked(asked.method, asked.path, words, asked.query, asked.headers, asked.body, right)
+        route = api.route(asked)
+        if isinstance(route, Answer):
+            return self._send(route, None)
+        if not right and route.call in WRITES:
+            return self._send(api.error(403, f"this API key does not have the scope to {route.call}"), None)
+        match = re.fullmatch(route.pattern, parts.path)
+        asked = replace(asked, words=tuple(unquote(word) for word in match.groups()) if match else ())
         answer, rule = hub.judge(api, route, asked)
         if rule is not None and rule.kind in ("dropped", "lost"):
             return self._hang_up()
@@ -228,7 +240,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, answer: Answer, rule: faults.RequestRule | None) -> None:
         content = b"" if answer.body is None else json.dumps(answer.body).encode()
         self.send_response(answer.status)
-        headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), **answer.headers}
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(content))}
+        headers |= {**self.server.api.headers(), **answer.headers}
         if answer.status == 204 or not content:
             del headers["Content-Type"]
         if answer.status == 204:

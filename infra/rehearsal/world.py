@@ -7,6 +7,7 @@ import secrets
 import shutil
 import subprocess
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,16 @@ from infra.rehearsal import pods, web
 from infra.rehearsal.clock import Clock
 from infra.rehearsal.control import Control
 from infra.rehearsal.faults import Faults, Plan
+from infra.rehearsal.lium import Lium
 from infra.rehearsal.market import Effect, Machine, Market, Offer
 from infra.rehearsal.offers import micro_usd
+from infra.rehearsal.runpod import Runpod
 from infra.rehearsal.shadeform import Shadeform
 
 TICK_S = 0.05
 ABOUT = "world.json"
-VENDORS = {"shadeform": Shadeform}
+VENDORS: dict[str, Callable[..., web.Api]] = {"shadeform": Shadeform, "runpod": Runpod, "lium": Lium}
+READERS = ("runpod", "lium")  # where a key can be made that may only read
 PATHS = {"shadeform": "/v1", "runpod": "", "lium": "/api"}
 
 
@@ -52,9 +56,11 @@ class World:
         self._workers = ThreadPoolExecutor(16, "pods")
         self._keys = {name: secrets.token_hex(16) for name in VENDORS}
         control = Control(self.market, self.hub, self.clock, self._count, seed)
-        apis: dict[str, web.Api] = {
-            name: make(self.market, self.hub, self._keys[name]) for name, make in VENDORS.items()
-        }
+        self._read_keys = {name: secrets.token_hex(16) for name in READERS}
+        apis: dict[str, web.Api] = {}
+        for name, make in VENDORS.items():
+            keys = (self._keys[name], *([self._read_keys[name]] if name in READERS else []))
+            apis[name] = make(self.market, self.hub, *keys)
         self._servers = {name: web.Server(api, self.hub) for name, api in {**apis, "truth": control}.items()}
         self._threads = [web.serve(server) for server in self._servers.values()]
         self._ticker = threading.Thread(target=self._tick, daemon=True)
@@ -72,6 +78,7 @@ class World:
             "speed": self.clock.speed,
             "truth": urls["truth"],
             **{name: {"url": urls[name] + PATHS[name], "key": key} for name, key in self._keys.items()},
+            "read_keys": self._read_keys,
         }
 
     def close(self) -> None:
@@ -101,6 +108,8 @@ class World:
 
     def _step(self) -> None:
         """Let happen what is due. The lock is held."""
+        if self.hub.is_closing.is_set():
+            return
         self.market.advance(self.clock.now())
         effects, self.market.effects = self.market.effects, []
         for effect in effects:
@@ -120,7 +129,7 @@ class World:
         )  # fmt: skip
         folder = self.folder / "pods" / f"{machine.machine_id}-{boot}"
         order = machine.order
-        return pods.Pod(folder, hardware, order.public_keys, order.script, has_sshd=not machine.has("no ssh"))
+        return pods.Pod(folder, hardware, order.public_keys, order.script, order.has_sshd and not machine.has("no ssh"))
 
     def _start(self, effect: Effect) -> None:
         pod = self._pods[effect.machine_id, effect.boot]
