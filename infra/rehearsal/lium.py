@@ -329,7 +329,7 @@ class Lium(web.Api):
             "phase": (machine.stage(self._market.now) or "configuring ssh") if status == "PENDING" else None,
             "estimated_ready_seconds": max(0, round(ready_s)) if status == "PENDING" else None, "eta_basis": None,
             "workspace_id": None, "api_key_id": "k1", "api_key_name": "rehearsal", "cluster_id": None,
-            "executor": {"id": _executor_id(offer), "machine_name": row.kind, "location": _location(offer), "specs": {}},
+            "executor": {"id": _executor_id(offer), "machine_name": row.kind, "location": _location(offer)},
             "template": self._templates.get(machine.about["wish"].template_id or "", TEMPLATE),
         }  # fmt: skip
 

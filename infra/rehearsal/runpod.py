@@ -5,6 +5,7 @@ Source: the vendor's API document of 2026-08-20 (v2).
 
 import getpass
 import secrets
+from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -62,7 +63,7 @@ class Mounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 class Create(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     name: Word
-    image: str = ""
+    image: str | msgspec.UnsetType = msgspec.UNSET
     templateId: Word | msgspec.UnsetType = msgspec.UNSET
     gpu: Gpu | msgspec.UnsetType = msgspec.UNSET
     cpu: Cpu | msgspec.UnsetType = msgspec.UNSET
@@ -134,8 +135,7 @@ class Runpod(web.Api):
         return {**QUOTA, "x-request-id": secrets.token_hex(8)}
 
     def error(self, status: int, words: str) -> web.Answer:
-        title = {400: "Bad Request", 401: "Unauthorized", 402: "Payment Required", 403: "Forbidden", 404: "Not Found",
-                 409: "Conflict", 422: "Unprocessable Entity", 429: "Too Many Requests"}.get(status, "Error")  # fmt: skip
+        title = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else "Error"
         body: dict[str, Any] = {"title": title, "status": status, "detail": words}
         if status == 422:
             body |= {"detail": "Request validation failed.", "errors": [f"$: {words}"]}
@@ -213,7 +213,7 @@ class Runpod(web.Api):
 
     def _create(self, asked: web.Asked) -> web.Answer:
         wish = asked.decode(Create)
-        if not wish.image and not wish.templateId:
+        if wish.image is msgspec.UNSET and not wish.templateId:
             raise web.Invalid("missing property 'image'")
         if wish.templateId:
             raise Problem(404, f"template {wish.templateId} not found")

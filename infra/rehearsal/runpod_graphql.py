@@ -212,7 +212,7 @@ class Graph:
         offers = [one for one in self._runpod.offers() if one.kind == kind]
 
         def price(cloud: str, spot: bool) -> float | None:
-            prices: list[int] = [
+            prices = [
                 one.spot_micro_usd_per_hour if spot else one.micro_usd_per_hour
                 for one in offers if (one.cloud or "SECURE") == cloud
             ]  # fmt: skip
@@ -224,11 +224,11 @@ class Graph:
             count, is_secure = wish.get("gpuCount", 1), wish.get("secureCloud")
             clouds = ["SECURE"] if is_secure else ["COMMUNITY"] if is_secure is False else ["SECURE", "COMMUNITY"]
             there = [one for one in offers if (one.cloud or "SECURE") in clouds]
-            bids, prices = ([one for cloud in clouds if (one := price(cloud, spot))] for spot in (True, False))
+            bids, asks = ([one for cloud in clouds if (one := price(cloud, spot))] for spot in (True, False))
             most = max((self._market.stock[one.offer_id] for one in there), default=0)
             return {
                 "minimumBidPrice": min(bids, default=None),
-                "uninterruptablePrice": min(prices, default=None),
+                "uninterruptablePrice": min(asks, default=None),
                 "stockStatus": None if most < count else "Low" if most < 4 else "Medium" if most < 12 else "High",
                 "availableGpuCounts": [n for n in (1, 2, 4, 8) if n <= most],
             }

@@ -196,6 +196,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "rehearsal"
     sys_version = ""
     timeout = IDLE_S
+    disable_nagle_algorithm = True  # a head and a body are two packets; a client would wait 40 ms for the second
 
     def log_message(self, format: str, *words: Any) -> None:
         """The hub remembers requests; nothing is printed."""

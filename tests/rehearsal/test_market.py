@@ -1,5 +1,6 @@
 """The market alone, in time that only tests move."""
 
+import contextlib
 import math
 
 import pytest
@@ -207,10 +208,8 @@ class Life(RuleBasedStateMachine):
 
     @rule(machine=machines, action=st.sampled_from(["stop", "start", "preempt"]))
     def act(self, machine, action):
-        try:
+        with contextlib.suppress(Refused):  # not in this state, or someone has its GPUs
             getattr(self.world, action)(machine.machine_id)
-        except Refused:
-            pass  # not in this state, or someone has its GPUs
 
     @rule(seconds=st.floats(0, 4000))
     def pass_time(self, seconds):

@@ -24,28 +24,37 @@ class Running:
     process: subprocess.Popen[str]
     about: dict[str, Any]
     key: Path
+    client: httpx.Client
 
     def call(self, vendor: str, method: str, path: str, body: Any = None, **more: Any) -> httpx.Response:
         about = self.about[vendor]
         header = {"Authorization": f"Bearer {about['key']}"} if vendor == "runpod" else {"X-API-KEY": about["key"]}
         headers = {**header, **more.pop("headers", {})}
-        return httpx.request(method, about["url"] + path, json=body, headers=headers, timeout=20, **more)
+        return self.client.request(method, about["url"] + path, json=body, headers=headers, **more)
 
     def truth(self) -> dict[str, Any]:
-        return httpx.get(self.about["truth"] + "/truth", timeout=20).json()
+        return self.client.get(self.about["truth"] + "/truth").json()
 
     def pod(self, pod_id: str) -> dict[str, Any]:
         """What is true of it."""
         return next(one for one in self.truth()["pods"] if one["id"] == pod_id)
 
     def tell(self, path: str, body: Any) -> httpx.Response:
-        return httpx.post(self.about["truth"] + path, json=body, timeout=20)
+        return self.client.post(self.about["truth"] + path, json=body)
 
     def fault(self, **plan: Any) -> None:
         assert self.tell("/faults", plan).status_code == 200
 
     def move(self, seconds: float) -> None:
         assert self.tell("/move", {"seconds": seconds}).status_code == 200
+
+    def delete(self, vendor: str, pod_id: str) -> httpx.Response:
+        method, path = {
+            "shadeform": ("POST", f"/instances/{pod_id}/delete"),
+            "runpod": ("DELETE", f"/v2/pods/{pod_id}"),
+            "lium": ("DELETE", f"/pods/{pod_id}"),
+        }[vendor]
+        return self.call(vendor, method, path)
 
     @property
     def public_key(self) -> str:
@@ -73,7 +82,9 @@ def begin(folder: Path, *words: str, speed: float = 600) -> Running:
     line = process.stdout.readline()
     assert line, f"no world: exit code {process.wait(10)}"
     key = folder / "user"
-    return Running(process, json.loads(line), key if key.exists() else make_key(key))
+    # One client: to make its TLS context takes longer than a call.
+    client = httpx.Client(timeout=20, trust_env=False)
+    return Running(process, json.loads(line), key if key.exists() else make_key(key), client)
 
 
 @contextmanager
@@ -84,6 +95,7 @@ def world(folder: Path, *words: str, speed: float = 600) -> Iterator[Running]:
     finally:
         if running.process.poll() is None:
             assert running.end() == 0
+        running.client.close()
         assert running.process.stdout is not None
         running.process.stdout.close()
 
