@@ -75,6 +75,7 @@ class World:
         urls = {name: f"http://127.0.0.1:{server.port}" for name, server in self._servers.items()}
         return {
             "pid": os.getpid(),
+            "state": str(self.folder),
             "speed": self.clock.speed,
             "truth": urls["truth"],
             **{name: {"url": urls[name] + PATHS[name], "key": key} for name, key in self._keys.items()},

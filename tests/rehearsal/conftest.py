@@ -18,6 +18,7 @@ def world(shared_world):
     for pod in shared_world.truth()["pods"]:
         if pod["state"] not in ("deleting", "gone"):
             shared_world.delete(pod["vendor"], pod["id"])
-    worlds.until(lambda: shared_world.truth()["running"] == 0, "a world at rest")
+    shared_world.move(60)
+    worlds.until(lambda: {pod["state"] for pod in shared_world.truth()["pods"]} <= {"gone"}, "a world at rest")
     truth = shared_world.truth()
-    assert (truth["billing"], truth["micro_usd_per_hour"], truth["problems"]) == (0, 0, [])
+    assert (truth["running"], truth["billing"], truth["micro_usd_per_hour"], truth["problems"]) == (0, 0, 0, [])

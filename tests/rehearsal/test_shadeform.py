@@ -15,17 +15,8 @@ B200 = {"cloud": "hyperstack", "region": "canada-1", "shade_instance_type": "8x_
 BODY = {**B200, "shade_cloud": True, "name": "sw1-a"}
 
 
-def add_key(world: Running) -> str:
-    rows = world.call("shadeform", "GET", "/sshkeys").json()["ssh_keys"]
-    if rows:
-        return rows[0]["id"]
-    body = {"name": "mine", "public_key": world.public_key}
-    assert not schemas.problems(DOCUMENT, "AddSshKeyRequest", body)
-    return world.call("shadeform", "POST", "/sshkeys/add", body).json()["id"]
-
-
 def create(world: Running, **fields) -> str:
-    body = {**BODY, "ssh_key_id": add_key(world), **fields}
+    body = {**BODY, "ssh_key_id": world.shadeform_key(), **fields}
     assert not schemas.problems(DOCUMENT, "CreateRequest", body)
     answer = world.call("shadeform", "POST", "/instances/create", body)
     assert answer.status_code == 200, answer.text
@@ -101,8 +92,10 @@ def test_refusals_are_in_the_vendors_words(world):
     world.fault(machines=[{"trait": "ghost", "offer": "hyperstack"}])
     taken = world.call("shadeform", "POST", "/instances/create", BODY)
     assert (taken.status_code, taken.json()["error_code"]) == (409, "OUT_OF_STOCK")
-    add_key(world)
-    twice = world.call("shadeform", "POST", "/sshkeys/add", {"name": "mine", "public_key": world.public_key})
+    world.shadeform_key()
+    body = {"name": "mine", "public_key": world.public_key}
+    assert not schemas.problems(DOCUMENT, "AddSshKeyRequest", body)
+    twice = world.call("shadeform", "POST", "/sshkeys/add", body)
     assert twice.status_code == 400 and "name must be unique" in twice.json()["error"]
     assert [world.call("shadeform", *ask).status_code for ask in (("GET", "/x"), ("DELETE", "/instances"))] == [
         404,

@@ -56,6 +56,14 @@ class Running:
         }[vendor]
         return self.call(vendor, method, path)
 
+    def shadeform_key(self) -> str:
+        """The id of our key there."""
+        rows = self.call("shadeform", "GET", "/sshkeys").json()["ssh_keys"]
+        if rows:
+            return rows[0]["id"]
+        body = {"name": "mine", "public_key": self.public_key}
+        return self.call("shadeform", "POST", "/sshkeys/add", body).json()["id"]
+
     @property
     def public_key(self) -> str:
         return self.key.with_suffix(".pub").read_text().strip()
