@@ -16,7 +16,8 @@ import msgspec
 from infra.errors import UsageError
 from infra.rehearsal import faults, web
 from infra.rehearsal.clock import Clock, iso
-from infra.rehearsal.market import Machine, Market, Refused, rate
+from infra.rehearsal.market import Market
+from infra.rehearsal.records import Machine, Refused, rate
 
 
 class Move(msgspec.Struct, forbid_unknown_fields=True):

@@ -24,7 +24,7 @@ import msgspec
 
 from infra import strict_yaml
 from infra.errors import UsageError
-from infra.rehearsal.market import Fate
+from infra.rehearsal.records import Fate
 
 Vendor = Literal["runpod", "lium", "shadeform", ""]
 Kind = Literal[

@@ -14,8 +14,9 @@ import msgspec
 
 from infra.rehearsal import web
 from infra.rehearsal.clock import iso, parse_iso
-from infra.rehearsal.market import Machine, Market, Offer, Order, Refused, rate
+from infra.rehearsal.market import Market
 from infra.rehearsal.offers import dollars
+from infra.rehearsal.records import Machine, Offer, Order, Refused, rate
 
 TEMPLATE = {
     "id": "b2c1a0de-0000-4000-a000-000000000001", "name": "PyTorch", "docker_image": "daturaai/pytorch",

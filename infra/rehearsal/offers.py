@@ -7,7 +7,7 @@ import msgspec
 
 from infra.errors import UsageError
 from infra.rehearsal.faults import Trait
-from infra.rehearsal.market import TERMS, Offer
+from infra.rehearsal.records import TERMS, Offer
 
 BUNDLED = Path(__file__).with_name("offers.json")
 

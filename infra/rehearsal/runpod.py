@@ -5,7 +5,7 @@ Source: the vendor's API document of 2026-08-20 (v2).
 
 import getpass
 import secrets
-from http import HTTPStatus
+from http.client import responses
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -13,8 +13,9 @@ import msgspec
 from infra.rehearsal import web
 from infra.rehearsal.clock import iso
 from infra.rehearsal.graphql import Wrong
-from infra.rehearsal.market import Machine, Market, Offer, Order, Refused, rate
+from infra.rehearsal.market import Market
 from infra.rehearsal.offers import dollars
+from infra.rehearsal.records import Machine, Offer, Order, Refused, rate
 from infra.rehearsal.runpod_graphql import Graph
 
 NO_CAPACITY = "There are no longer any instances available with the requested specifications."
@@ -135,8 +136,7 @@ class Runpod(web.Api):
         return {**QUOTA, "x-request-id": secrets.token_hex(8)}
 
     def error(self, status: int, words: str) -> web.Answer:
-        title = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else "Error"
-        body: dict[str, Any] = {"title": title, "status": status, "detail": words}
+        body: dict[str, Any] = {"title": responses.get(status, "Error"), "status": status, "detail": words}
         if status == 422:
             body |= {"detail": "Request validation failed.", "errors": [f"$: {words}"]}
         return web.Answer(status, body, {"Content-Type": "application/problem+json"})

@@ -11,8 +11,9 @@ import msgspec
 from infra.rehearsal import web
 from infra.rehearsal.clock import iso, parse_iso
 from infra.rehearsal.graphql import Selection, Wrong, parse, project
-from infra.rehearsal.market import Machine, Market, Refused, rate
+from infra.rehearsal.market import Market
 from infra.rehearsal.offers import dollars
+from infra.rehearsal.records import Machine, Refused, rate
 
 if TYPE_CHECKING:
     from infra.rehearsal.runpod import Runpod

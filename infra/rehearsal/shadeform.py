@@ -13,8 +13,9 @@ import msgspec
 
 from infra.rehearsal import web
 from infra.rehearsal.clock import iso, parse_iso
-from infra.rehearsal.market import Machine, Market, Offer, Order, Refused
+from infra.rehearsal.market import Market
 from infra.rehearsal.offers import micro_usd
+from infra.rehearsal.records import Machine, Offer, Order, Refused
 
 OS = "ubuntu22.04_cuda12.6_shade_os"
 GPU_TYPES = {"A100-80GB": "A100_80G", "A100-40GB": "A100", "RTXPRO6000": "RTXPro6000"}  # where it has other names

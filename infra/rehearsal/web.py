@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from infra.rehearsal import faults
-from infra.rehearsal.market import Refused
+from infra.rehearsal.records import Refused
 
 MOST_BYTES = 1 << 20
 IDLE_S = 30.0

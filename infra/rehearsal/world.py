@@ -18,8 +18,9 @@ from infra.rehearsal.clock import Clock
 from infra.rehearsal.control import Control
 from infra.rehearsal.faults import Faults, Plan
 from infra.rehearsal.lium import Lium
-from infra.rehearsal.market import Effect, Machine, Market, Offer
+from infra.rehearsal.market import Market
 from infra.rehearsal.offers import micro_usd
+from infra.rehearsal.records import Effect, Machine, Offer
 from infra.rehearsal.runpod import Runpod
 from infra.rehearsal.shadeform import Shadeform
 

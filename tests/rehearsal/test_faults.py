@@ -112,7 +112,9 @@ def info(world: Running, pod_id: str) -> dict:
 
 
 def test_a_boot_may_hang_and_a_machine_may_run_and_not_answer(world):
-    world.fault(machines=[{"trait": "hang"}, {"trait": "no ssh", "skip": 1}, {"trait": "null port", "skip": 2, "after_s": 1e6}])
+    world.fault(
+        machines=[{"trait": "hang"}, {"trait": "no ssh", "skip": 1}, {"trait": "null port", "skip": 2, "after_s": 1e6}]
+    )
     kinds = ("L40", "L40", "A6000")
     hung, silent, unsaid = (create(world, shade_instance_type=kind).json()["id"] for kind in kinds)
     row = until(lambda: (row := info(world, silent))["status"] == "active" and row, "an active instance")

@@ -8,8 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from infra.rehearsal.market import TERMS, Fate, Machine, Market, Offer, Order, Refused, rate
+from infra.rehearsal.market import Market
 from infra.rehearsal.offers import read_offers
+from infra.rehearsal.records import TERMS, Fate, Machine, Offer, Order, Refused, rate
 
 USD = 1_000_000
 

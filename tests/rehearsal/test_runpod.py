@@ -126,7 +126,7 @@ def test_graphql_ends_a_pod_by_itself_and_tells_the_balance(world):
 
 def test_a_spot_pod_is_taken_away_and_stays_as_exited(world):
     query = """query q($id: String) { gpuTypes(input: {id: $id}) { id
-        lowestPrice(input: {gpuCount: 1, secureCloud: true}) 
+        lowestPrice(input: {gpuCount: 1, secureCloud: true})
         { minimumBidPrice uninterruptablePrice stockStatus } } }"""
     prices = graph(world, query, id=H100)["data"]["gpuTypes"][0]
     assert prices["lowestPrice"] == {"minimumBidPrice": 1.345, "uninterruptablePrice": 2.69, "stockStatus": "High"}

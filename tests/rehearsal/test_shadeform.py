@@ -6,6 +6,7 @@ from datetime import datetime, timezone
 
 import pytest
 
+from infra.agent import process
 from infra.rehearsal.clock import parse_iso
 from tests.rehearsal import schemas
 from tests.rehearsal.worlds import Running, until
@@ -51,8 +52,10 @@ def test_an_instance_from_its_offer_to_its_proven_end(world):
     done = world.ssh(row["ssh_user"], row["ip"], row["ssh_port"], "nvidia-smi -L | wc -l; pwd; echo ~; exit 7")
     count, folder, home = done.stdout.split()
     assert (count, folder, done.returncode) == ("8", home, 7) and "/state/pods/" in home
-    detached = "setsid sh -c 'trap : TERM; env -i sleep 1000' </dev/null >/dev/null 2>&1 & sleep 0"
-    world.ssh(row["ssh_user"], row["ip"], row["ssh_port"], detached)
+    # Whatever runs away from its session, its parent and its environment still belongs to the pod.
+    away = "env -i setsid sh -c 'trap : TERM; echo $$; exec >/dev/null 2>&1; sleep 1000 & wait' &"
+    runaway = process.identify(int(world.ssh(row["ssh_user"], row["ip"], row["ssh_port"], away).stdout))
+    assert runaway is not None
     true = world.pod(pod_id)
     assert true["processes"] >= 4 and true["billed_micro_usd"] % (33_600_000 // 60) == 0 < true["billed_micro_usd"]
     deleted = world.delete("shadeform", pod_id)
@@ -61,6 +64,7 @@ def test_an_instance_from_its_offer_to_its_proven_end(world):
     assert info(world, pod_id) == {"error": "not found"}
     true = world.pod(pod_id)
     assert (true["processes"], true["state"], true["ended_by"]) == (0, "gone", "client")
+    assert not process.is_alive(runaway)
 
 
 def test_dollars_and_dates_end_an_instance_without_anybody(world):

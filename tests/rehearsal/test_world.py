@@ -23,7 +23,7 @@ def two_pods(running: Running) -> list[str]:
     """Their tokens, once their processes run."""
     for vendor, words in PODS.items():
         assert running.call(vendor, *words).status_code in (200, 201)
-    until(lambda: running.truth()["running"] == 2, "two pods")
+    until(lambda: all(pod["processes"] >= 2 for pod in running.truth()["pods"]), "two pods with their sshd")
     return [path.read_text() for path in Path(running.about["state"]).glob("pods/*/token")]
 
 
