@@ -9,6 +9,7 @@
     prices: [{at_s: 600, offer: B200, factor: 1.2}]
     listing_lag_s: {lium: 30}
     balance_usd: {runpod: 25}
+    lium_key_budget_usd: 5     # a key that has spent it loses its pods
     page_size: 2               # RunPod's lists come in pages
 
 Of the requests or orders that a rule is about, it lets `skip` pass and hits the next `count` (null = all), each with
@@ -91,6 +92,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     prices: tuple[PriceRule, ...] = ()
     listing_lag_s: dict[Literal["runpod", "lium", "shadeform"], float] = {}
     balance_usd: dict[Literal["runpod", "lium", "shadeform"], float] = {}
+    lium_key_budget_usd: float | None = None
     page_size: int = 0
 
 

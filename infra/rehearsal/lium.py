@@ -139,7 +139,8 @@ class Lium(web.Api):
         if isinstance(error, Refused):
             if error.reason == "funds":
                 return self.error(403, f"Insufficient balance: this rental {error}")
-            return self.error(404 if error.reason == "unknown" else 409, str(error))
+            status = {"unknown": 404, "budget": 402}.get(error.reason, 409)
+            return self.error(status, str(error))
         return self.error(error.status if isinstance(error, Problem) else 400, str(error))
 
     # -- what can be rented

@@ -22,6 +22,7 @@ class Market:
         self.stock = {offer.offer_id: offer.stock for offer in offers}
         self.price_changes: list[tuple[float, str, float]] = []  # when, part of the offer's id, factor
         self.balance_micro_usd: dict[str, int] = {}  # by vendor; not there = never runs out
+        self.budget_micro_usd: dict[str, int] = {}  # likewise, of the key that asks
         self.machines: dict[str, Machine] = {}
         self.effects: list[Effect] = []
         self.now = now
@@ -160,11 +161,12 @@ class Market:
         for machine in self.machines.values():
             for at, action in self._prospects(machine):
                 yield at, action, machine
-        for vendor, balance in self.balance_micro_usd.items():
-            billing = [one for one in self.machines.values() if one.offer.vendor == vendor and rate(one)]
-            if billing:
-                left = max(0, balance - self.spent_micro_usd(vendor))
-                yield self.now + left * 3600 / sum(map(rate, billing)), "balance", billing[0]
+        for action, purses in (("balance", self.balance_micro_usd), ("key budget", self.budget_micro_usd)):
+            for vendor, purse in purses.items():
+                billing = [one for one in self.machines.values() if one.offer.vendor == vendor and rate(one)]
+                if billing:
+                    left = max(0, purse - self.spent_micro_usd(vendor))
+                    yield self.now + left * 3600 / sum(map(rate, billing)), action, billing[0]
 
     def _prospects(self, machine: Machine) -> Iterator[tuple[float, str]]:
         """What will become of it if nobody does anything, and when."""
@@ -216,7 +218,7 @@ class Market:
             machine.state = "gone"
         elif action == "preempted":
             self._take_away(machine)
-        else:  # "time limit", "spend limit", "balance", "vanished"
+        else:  # "time limit", "spend limit", "balance", "key budget", "vanished"
             self.delete(machine.machine_id, action)
 
     def _take_away(self, machine: Machine) -> None:
@@ -282,6 +284,8 @@ class Market:
 
     def _check_funds(self, vendor: str, price: int) -> None:
         """The new machine and every one that bills must be covered for a while."""
+        if vendor in self.budget_micro_usd and self.spent_micro_usd(vendor) >= self.budget_micro_usd[vendor]:
+            raise Refused("budget", "the budget of this key is spent")
         if vendor not in self.balance_micro_usd:
             return
         price += sum(rate(one) for one in self.machines.values() if one.offer.vendor == vendor)

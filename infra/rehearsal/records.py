@@ -151,7 +151,7 @@ class Effect:
 
 
 class Refused(Exception):
-    """`reason`: "stock" (someone else has it), "funds", "unknown" (no such offer, machine), "state"."""
+    """`reason`: "stock" (someone else has it), "funds", "budget", "unknown" (no such offer, machine), "state"."""
 
     def __init__(self, reason: str, words: str) -> None:
         super().__init__(words)

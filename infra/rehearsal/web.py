@@ -7,6 +7,7 @@ import json
 import re
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,8 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
 
 from infra.rehearsal import faults
 from infra.rehearsal.records import Refused
@@ -36,8 +39,6 @@ class Asked:
 
     def decode(self, kind: Any) -> Any:
         """The body as that record. Raises Invalid."""
-        import msgspec
-
         try:
             return msgspec.json.decode(self.body, type=kind)
         except msgspec.DecodeError as error:  # ValidationError is one
@@ -66,8 +67,10 @@ class Route:
 class Api:
     """What a vendor's module fills in."""
 
-    vendor = ""
+    vendor = ""  # "" = nothing goes wrong here
     routes: tuple[Route, ...] = ()
+    invalid_status = 400
+    refusals: tuple[type[Exception], ...] = (Refused,)
 
     def authenticate(self, asked: Asked) -> Answer | bool:
         """Whether it may write, or the refusal."""
@@ -91,9 +94,6 @@ class Api:
         chosen = [one for one in known if one.method == asked.method]
         return chosen[0] if chosen else self.error(405 if known else 404, "no such route")
 
-    invalid_status = 400
-    refusals: tuple[type[Exception], ...] = (Refused,)
-
     def answer(self, route: Route, asked: Asked) -> Answer:
         """The true answer, whatever is then done to it."""
         try:
@@ -113,7 +113,7 @@ class Line:
     call: str
     method: str
     path: str
-    status: int  # of the answer, whether or not it arrived
+    status: int  # of the answer, whether or not it arrived; 0 = nothing was done
     fault: str = ""
 
 
@@ -134,29 +134,18 @@ class Hub:
         with self.lock:
             self.step()
             rule = self.faults.for_request(api.vendor, route.call) if api.vendor else None
-            if rule is not None and rule.kind in faults.BEFORE:
-                status = {"throttle": 429, "error": rule.status, "dropped": 0}[rule.kind]
-                answer = api.error(status, "simulated")
-                if rule.kind == "throttle":
-                    answer = Answer(429, answer.body, {**answer.headers, "Retry-After": str(rule.retry_after_s)})
-            else:
-                answer = api.answer(route, asked)
-                if rule is not None and rule.kind == "error but done":
-                    answer = api.error(rule.status, "simulated")
-                if rule is not None and rule.kind in ("short list", "empty list"):
-                    answer = Answer(answer.status, _thin(answer.body, rule.kind == "empty list"), answer.headers)
+            kind = rule.kind if rule else ""
+            answer = Answer(0) if kind in faults.BEFORE else api.answer(route, asked)
+            if rule and kind in ("error", "error but done"):
+                answer = api.error(rule.status, "simulated")
+            elif rule and kind == "throttle":
+                answer = api.error(429, "simulated")
+                answer = replace(answer, headers={**answer.headers, "Retry-After": str(rule.retry_after_s)})
+            elif kind in ("short list", "empty list"):
+                answer = replace(answer, body=_thin(answer.body, kind == "empty list"))
             self.step()
-            self.lines.append(
-                Line(
-                    self.now(),
-                    api.vendor,
-                    route.call,
-                    asked.method,
-                    asked.path,
-                    answer.status,
-                    rule.kind if rule else "",
-                )
-            )
+            line = Line(self.now(), api.vendor, route.call, asked.method, asked.path, answer.status, kind)
+            self.lines.append(line)
         return answer, rule
 
 
@@ -164,6 +153,8 @@ def _thin(body: Any, is_empty: bool) -> Any:
     """A list with half of its rows, or none, as if there were no more."""
     if isinstance(body, list):
         return [] if is_empty else body[: len(body) // 2]
+    if not isinstance(body, dict):
+        return body
     return {key: _thin(value, is_empty) if isinstance(value, list) else value for key, value in body.items()}
 
 
@@ -184,8 +175,6 @@ class Server(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hangs up is no error; anything else is told as usual."""
-        import sys
-
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 

@@ -52,6 +52,8 @@ class World:
         began_at = self.market.now
         self.market.price_changes = [(began_at + one.at_s, one.offer, one.factor) for one in plan.prices]
         self.market.balance_micro_usd = {vendor: micro_usd(str(usd)) for vendor, usd in plan.balance_usd.items()}
+        if plan.lium_key_budget_usd is not None:
+            self.market.budget_micro_usd["lium"] = micro_usd(str(plan.lium_key_budget_usd))
         self.hub = web.Hub(Faults(plan, seed), self.clock.now, self._step)
         self._pods: dict[tuple[str, int], pods.Pod] = {}
         self._workers = ThreadPoolExecutor(16, "pods")

@@ -158,6 +158,18 @@ def test_an_order_that_the_balance_does_not_cover_is_refused_and_an_empty_one_en
     assert machine.ended_by == "balance" and world.billed_micro_usd(machine) <= 4 * USD + 1000
 
 
+def test_a_key_that_has_spent_its_budget_loses_its_machines_and_gets_no_more():
+    world = market()
+    world.budget_micro_usd["lium"] = 1 * USD
+    machine = rent(world, "lium")
+    boot(world, machine)
+    world.advance(1000 + 3600)
+    assert machine.ended_by == "key budget" and 1 * USD <= world.billed_micro_usd(machine) <= 1 * USD + 1000
+    with pytest.raises(Refused) as refused:
+        rent(world, "lium")
+    assert refused.value.reason == "budget"
+
+
 def test_the_bundled_offers_hold_the_three_b200_rows():
     rows = [one for one in read_offers() if one.vendor == "shadeform" and one.gpu == "B200"]
     found = [(one.cloud, one.region, one.num_gpus, one.micro_usd_per_hour / 1e6, one.about.vram_gb) for one in rows]
