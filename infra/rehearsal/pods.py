@@ -128,9 +128,8 @@ class Pod:
     def _furnish(self) -> None:
         home = self.folder / "home"
         (home / "bin").mkdir(parents=True, mode=0o700)
-        for name, kind in (("host", "ed25519"),):
-            words = ["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", "", "-f", str(self.folder / name)]
-            subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=True)
+        words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(self.folder / "host")]
+        subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=True)
         (self.folder / "authorized_keys").write_text("".join(f"{key.strip()}\n" for key in self._keys))
         hardware = self._hardware
         driver, cuda = ("470.57", "11.4") if hardware.old_driver else ("580.65", "13.0")
@@ -212,17 +211,14 @@ def sshd_words(folder: Path, port: int, environ: dict[str, str]) -> list[str]:
     return [sshd, "-D", "-e", "-f", "/dev/null", *words, "-o", f"SetEnv={variables}"]
 
 
-def end_leftovers(folder: Path) -> int:
-    """End what a world that was killed left below `folder`; how many processes that were."""
-    found = 0
-    for token in folder.glob("*/token"):
-        word = token.read_text()
-        found += len(process.find(word)) if word else 0
-        left = process.end_all(word, 0) if word else []
+def end_leftovers(folder: Path) -> None:
+    """End what a world that was killed left below `folder`. Raises SlipwayError when that cannot be done."""
+    for path in folder.glob("*/token"):
+        token = path.read_text()  # empty when the world was killed before it started anything with it
+        left = process.end_all(token, 0) if token else []
         if left:
             raise SlipwayError(process.in_words(left))
     shutil.rmtree(folder, ignore_errors=True)
-    return found
 
 
 def _free_port() -> int:

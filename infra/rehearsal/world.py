@@ -46,7 +46,7 @@ class World:
         except BlockingIOError:
             self._lock_file.close()
             raise UsageError(f"a rehearsal runs in {folder} already") from None
-        self.ended_leftovers = pods.end_leftovers(folder / "pods")
+        pods.end_leftovers(folder / "pods")
         self.clock = Clock(speed)
         self.market = Market(offers, seed=seed, now=self.clock.now())
         began_at = self.market.now

@@ -188,7 +188,7 @@ class Life(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = market(*[offer(vendor, stock=2, spot_micro_usd_per_hour=100) for vendor in TERMS])
-        self.world.balance_micro_usd["lium"] = 5 * USD
+        self.world.balance_micro_usd["lium"] = 2 * USD
         self.billed: dict[str, int] = {}
         self.final: dict[str, int] = {}
         self.seen: list[str] = []
@@ -278,7 +278,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def nobody_spends_what_he_has_not(self):
-        assert self.world.spent_micro_usd("lium") <= 5 * USD + 4 * 3000
+        assert self.world.spent_micro_usd("lium") <= 2 * USD + 4 * 3000
 
 
 Life.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
