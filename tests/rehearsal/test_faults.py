@@ -84,11 +84,11 @@ def test_a_list_may_come_in_pages(world):
 
 
 def test_a_list_and_a_fresh_id_may_lag(world):
-    world.fault(listing_lag_s={"shadeform": 600})
+    world.fault(listing_lag_s={"shadeform": 60_000})
     pod_id = create(world).json()["id"]
     path = f"/instances/{pod_id}/info"
     assert listed(world) == [] and world.call("shadeform", "GET", path).status_code == 404
-    world.move(600)
+    world.move(60_000)
     assert [row["id"] for row in listed(world)] == [pod_id]
 
 
@@ -103,7 +103,7 @@ def test_some_machines_are_not_what_was_promised(world):
         "import tempfile as f, time; t = time.time(); f.TemporaryFile().write(bytes(4 << 20)); print(time.time() - t)"
     )
     assert float(world.ssh(*way, f"python3 -c '{script}'").stdout) > 0.4
-    row, true = info(world, pod_id), world.pod(pod_id)
+    true, row = world.pod(pod_id), info(world, pod_id)
     assert float(row["cost_estimate"]) > 1.5 * true["billed_micro_usd"] / 1e6 > 0
 
 

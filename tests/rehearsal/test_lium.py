@@ -45,9 +45,15 @@ def test_a_pod_from_its_offer_to_its_proven_end(world):
     made = rent(world, offer["id"]).json()
     assert made["success"] is True
     pod_id = made["pod_id"]
-    row = pod(world, pod_id)
-    assert (row["status"], row["price"], row["gpu_count"]) == ("PENDING", 14.0, "8")
-    assert row["phase"] and row["estimated_ready_seconds"] >= 0 and row["created_at"][-1].isdigit()
+    assert (pod(world, pod_id)["price"], pod(world, pod_id)["gpu_count"]) == (14.0, "8")
+    world.fault(machines=[{"trait": "hang"}])
+    row = pod(world, rent(world, executors(world)[0]["id"]).json()["pod_id"])
+    assert (
+        row["status"] == "PENDING"
+        and row["phase"]
+        and row["estimated_ready_seconds"] >= 0
+        and row["created_at"][-1].isdigit()
+    )
     assert offer["id"] not in [one["id"] for one in executors(world)]
     taken = rent(world, offer["id"])
     assert (taken.status_code, taken.json()["error"]["code"]) == (409, "conflict")
@@ -77,18 +83,18 @@ def test_a_rent_that_is_repeated_under_its_key_rents_once(world):
 
 
 def test_hours_end_a_pod_and_the_hour_can_be_moved(world):
-    pod_id = rent(world, h100(world)["id"], termination_hours=1).json()["pod_id"]
+    pod_id = rent(world, h100(world)["id"], termination_hours=100).json()["pod_id"]
     path = f"/pods/{pod_id}/schedule-removal"
     past = world.call("lium", "POST", path, {"removal_scheduled_at": "2020-01-01T00:00:00Z"})
     assert past.status_code == 400
     assert world.call("lium", "DELETE", path).json()["removal_scheduled_at"] is None
-    world.move(2 * 3600)
+    world.move(200 * 3600)
     assert ids(world) == [pod_id]
     far = {"removal_scheduled_at": "2100-01-01T00:00:00Z"}
     assert world.call("lium", "POST", path, far).json()["removal_scheduled_at"].startswith("2100-01-01T00:00:00")
     world.delete("lium", pod_id)
-    armed = rent(world, h100(world)["id"], termination_hours=1).json()["pod_id"]
-    world.move(3700)
+    armed = rent(world, h100(world)["id"], termination_hours=100).json()["pod_id"]
+    world.move(101 * 3600)
     until(lambda: armed not in ids(world), "the hour's end")
     assert world.pod(armed)["ended_by"] == "time limit"
 

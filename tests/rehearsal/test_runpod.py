@@ -71,8 +71,9 @@ def test_a_pod_from_its_offer_to_its_proven_end(world):
     assert (row["price"]["secure"], row["availability"], row["maxCount"]["secure"]) == (2.69, "HIGH", 8)
     one = world.call("runpod", "GET", "/v2/catalog/gpus/NVIDIA%20H100%2080GB%20HBM3")
     assert one.json()["id"] == H100 and "availability" not in one.json()
-    pod_id = create(world)
-    first = pod(world, pod_id)
+    world.fault(machines=[{"trait": "hang"}])
+    waiting, pod_id = create(world), create(world)
+    first = pod(world, waiting)
     assert first["status"] in ("PROVISIONING", "STARTING") and first["cost"] == 5.38 and first["runtime"] is None
     row = up(world, pod_id)
     assert row["status"] == "RUNNING" and not problems("Pod", row)
@@ -114,12 +115,12 @@ def test_a_pod_without_a_port_for_ssh_or_with_other_words_for_its_image_is_not_r
 
 
 def test_graphql_ends_a_pod_by_itself_and_tells_the_balance(world):
-    made = rent(world, terminateAfter=later(world, 600))["data"]["podFindAndDeployOnDemand"]
+    made = rent(world, terminateAfter=later(world, 360_000))["data"]["podFindAndDeployOnDemand"]
     assert (made["desiredStatus"], made["costPerHr"]) == ("RUNNING", 2.69)
     me = graph(world, "query { myself { id clientBalance currentSpendPerHr pods { id } } }")["data"]["myself"]
     assert me["currentSpendPerHr"] == 2.69 and me["clientBalance"] <= 1000 and me["pods"] == [{"id": made["id"]}]
     up(world, made["id"])
-    world.move(660)
+    world.move(360_060)
     until(lambda: ids(world) == [], "the end that was armed")
     assert world.pod(made["id"])["ended_by"] == "time limit"
 

@@ -43,9 +43,10 @@ def test_an_instance_from_its_offer_to_its_proven_end(world):
     assert [row["hourly_price"] for row in types["instance_types"]] == [3360, 3584, 3840]
     script = base64.b64encode(b"echo begun > $HOME/begun").decode()
     launch = {"type": "script", "script_configuration": {"base64_script": script}}
-    pod_id = create(world, tags=["slipway-run=a"], launch_configuration=launch)
-    assert info(world, pod_id)["status"] in ("creating", "pending_provider", "pending")
-    assert world.pod(pod_id)["billed_micro_usd"] == 0
+    world.fault(machines=[{"trait": "hang"}])
+    waiting, pod_id = create(world), create(world, tags=["slipway-run=a"], launch_configuration=launch)
+    assert info(world, waiting)["status"] in ("creating", "pending_provider", "pending")
+    assert world.pod(waiting)["billed_micro_usd"] == 0
     row = active(world, pod_id)
     assert not schemas.problems(DOCUMENT, "InstanceInfoResponse", {**row, "deleted_at": ""})  # null, whatever it says
     until(lambda: world.ssh(row["ssh_user"], row["ip"], row["ssh_port"], "cat begun").stdout == "begun\n", "the script")
@@ -68,24 +69,24 @@ def test_an_instance_from_its_offer_to_its_proven_end(world):
 
 
 def test_dollars_and_dates_end_an_instance_without_anybody(world):
-    date = datetime.fromtimestamp(parse_iso(world.truth()["now"]) + 3600, timezone.utc).isoformat()
-    limits = {"spend_threshold": "1.00", "date_threshold": date}
-    by_money = create(world, auto_delete=limits)
-    by_date = create(world, auto_delete={"date_threshold": date})
-    assert info(world, by_money)["auto_delete"] == limits
+    date = datetime.fromtimestamp(parse_iso(world.truth()["now"]) + 360_000, timezone.utc).isoformat()
+    limits = {"spend_threshold": "9000.00", "date_threshold": date}
+    by_date = create(world, auto_delete=limits)
+    assert info(world, by_date)["auto_delete"] == limits
+    by_money = create(world, auto_delete={**limits, "spend_threshold": "1.00"})
     until(lambda: ids(world) == [by_date], "the dollar's end")
     true = world.pod(by_money)
     assert true["ended_by"] == "spend limit" and 1_000_000 <= true["billed_micro_usd"] <= 1_000_000 + 2 * 560_000
-    world.move(3600)
+    world.move(360_000)
     until(lambda: ids(world) == [], "the date's end")
     assert world.pod(by_date)["ended_by"] == "time limit"
 
 
 def test_an_update_changes_what_is_named_and_null_removes(world):
-    pod_id = create(world, tags=["a"], auto_delete={"spend_threshold": "5.00"})
+    pod_id = create(world, tags=["a"], auto_delete={"spend_threshold": "5000.00"})
     path = f"/instances/{pod_id}/update"
     assert world.call("shadeform", "POST", path, {"tags": ["b"]}).status_code == 200
-    assert (info(world, pod_id)["tags"], info(world, pod_id)["auto_delete"]) == (["b"], {"spend_threshold": "5.00"})
+    assert (info(world, pod_id)["tags"], info(world, pod_id)["auto_delete"]) == (["b"], {"spend_threshold": "5000.00"})
     assert world.call("shadeform", "POST", path, {"auto_delete": None}).status_code == 200
     assert "auto_delete" not in info(world, pod_id)
 
