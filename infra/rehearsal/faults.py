@@ -1,0 +1,144 @@
+"""What goes wrong, and when: a plan read from YAML, and its counting, the same for the same seed.
+
+    requests:                  # what becomes of an answer
+      - {vendor: shadeform, call: create, kind: lost}
+      - {call: list, kind: throttle, count: 5, retry_after_s: 1}
+    machines:                  # what becomes of a machine, counted by orders
+      - {trait: ghost, offer: H100, count: 2}
+      - {trait: preempted, vendor: runpod, after_s: 300}
+    prices: [{at_s: 600, offer: B200, factor: 1.2}]
+    listing_lag_s: {lium: 30}
+    balance_usd: {runpod: 25}
+    lium_key_budget_usd: 5     # a key that has spent it loses its pods
+    page_size: 2               # RunPod's lists come in pages
+
+Of the requests or orders that a rule is about, it lets `skip` pass and hits the next `count` (null = all), each with
+probability `chance`.
+"""
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from infra import strict_yaml
+from infra.errors import UsageError
+from infra.rehearsal.records import Fate
+
+Vendor = Literal["runpod", "lium", "shadeform", ""]
+Kind = Literal[
+    "dropped",  # the connection is closed before anything is done
+    "lost",  # done, then closed without an answer
+    "late",  # done, answered after `delay_s` of real time
+    "error",  # `status` instead of doing it
+    "error but done",  # done, then `status`
+    "throttle",  # 429 with Retry-After, nothing done
+    "torn",  # done, half of the body, then closed
+    "drip",  # done, the body byte by byte over `delay_s` of real time
+    "short list",  # half of the rows
+    "empty list",
+]
+BEFORE = ("dropped", "error", "throttle")
+Trait = Literal[
+    "ghost",  # listed and cannot be taken
+    "hang",  # never boots
+    "slow boot",  # `factor` times longer
+    "fail",  # the boot ends in an error
+    "no ssh",  # said to run, and nobody listens
+    "null port",  # runs, and its SSH address is told `after_s` later
+    "old driver",
+    "slow disk",
+    "fewer gpus",
+    "preempted",  # `after_s` after it began to run
+    "vanished",  # deleted by the vendor, likewise
+    "dear",  # costs `factor` times the quote
+    "wrong bill",  # the vendor says `factor` times what it costs
+]
+
+
+class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    vendor: Vendor = ""
+    skip: int = 0
+    count: int | None = 1
+    chance: float = 1.0
+
+
+class RequestRule(Rule, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    kind: Kind
+    call: str = ""  # create, list, find, delete, offers, account, keys, update; "" = any
+    delay_s: float = 5.0
+    retry_after_s: int = 1
+    status: int = 500
+
+
+class MachineRule(Rule, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    trait: Trait
+    offer: str = ""  # part of the offer's id
+    after_s: float = 60.0
+    factor: float = 2.0
+
+
+class PriceRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    at_s: float  # after the start
+    factor: float
+    offer: str = ""
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    requests: tuple[RequestRule, ...] = ()
+    machines: tuple[MachineRule, ...] = ()
+    prices: tuple[PriceRule, ...] = ()
+    listing_lag_s: dict[Literal["runpod", "lium", "shadeform"], float] = {}
+    balance_usd: dict[Literal["runpod", "lium", "shadeform"], float] = {}
+    lium_key_budget_usd: float | None = None
+    page_size: int = 0
+
+
+def read_plan(path: Path) -> Plan:
+    """Raises UsageError, which names the file and the place; FileNotFoundError."""
+    return plan_of(strict_yaml.read(path) or {}, str(path))
+
+
+def plan_of(content: Mapping[str, Any], name: str = "faults") -> Plan:
+    """Raises UsageError."""
+    try:
+        return msgspec.convert(content, Plan)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{name}: {error}") from None
+
+
+class Faults:
+    """A plan and how often each of its rules was asked."""
+
+    def __init__(self, plan: Plan, seed: int = 0) -> None:
+        self.plan = plan
+        self._seed = seed
+        self._asked: dict[tuple[str, int], int] = {}
+
+    def for_request(self, vendor: str, call: str) -> RequestRule | None:
+        """What becomes of this request; None = nothing bad."""
+        about = [rule for rule in self.plan.requests if rule.vendor in ("", vendor) and rule.call in ("", call)]
+        hits = [rule for rule in about if self._hits("requests", self.plan.requests.index(rule), rule)]
+        return hits[0] if hits else None
+
+    def for_order(self, vendor: str, offer_id: str) -> tuple[Fate, ...]:
+        """What is wrong with the machine that this order gets."""
+        fates = []
+        for index, rule in enumerate(self.plan.machines):
+            if rule.vendor in ("", vendor) and rule.offer in offer_id and self._hits("machines", index, rule):
+                fates.append(Fate(rule.trait, rule.after_s, rule.factor))
+        return tuple(fates)
+
+    def lag_s(self, vendor: str) -> float:
+        """How late the vendor's list is."""
+        return {str(key): value for key, value in self.plan.listing_lag_s.items()}.get(vendor, 0.0)
+
+    def _hits(self, group: str, index: int, rule: Rule) -> bool:
+        nth = self._asked.get((group, index), 0)
+        self._asked[group, index] = nth + 1
+        if nth < rule.skip or (rule.count is not None and nth >= rule.skip + rule.count):
+            return False
+        # Drawn from the request's own number, so that other vendors' threads do not change it.
+        return random.Random(f"{self._seed}:{group}:{index}:{nth}").random() < rule.chance

@@ -1,0 +1,314 @@
+"""One market in simulated time: what can be rented, who holds it, what it costs, when it ends and by whom.
+
+Pure: no threads, no files, no clock. Whoever holds it tells the time with `advance(now)`, and carries out `effects`:
+start or end the processes of a machine, then say so with `attach` or `detach`. Money is integer micro-dollars, rounded
+up to the vendor's grain; times are UTC seconds.
+"""
+
+import math
+import random
+from collections.abc import Iterator
+
+from infra.rehearsal.records import TERMS, Effect, Fate, Machine, Offer, Order, Refused, Segment, Terms, rate
+
+ENDED = ("deleting", "gone")
+LONG_AGO = 0.0
+PREEMPT_GRACE_S = 5.0  # what people report; no vendor promises it
+
+
+class Market:
+    def __init__(self, offers: list[Offer], *, seed: int = 0, now: float = LONG_AGO) -> None:
+        self.offers = {offer.offer_id: offer for offer in offers}
+        self.stock = {offer.offer_id: offer.stock for offer in offers}
+        self.price_changes: list[tuple[float, str, float]] = []  # when, part of the offer's id, factor
+        self.balance_micro_usd: dict[str, int] = {}  # by vendor; not there = never runs out
+        self.budget_micro_usd: dict[str, int] = {}  # likewise, of the key that asks
+        self.machines: dict[str, Machine] = {}
+        self.effects: list[Effect] = []
+        self.now = now
+        self._replays: dict[tuple[str, str], str] = {}
+        self._random = random.Random(seed)
+
+    # -- what clients do
+
+    def create(self, order: Order, fates: tuple[Fate, ...] = ()) -> Machine:
+        """Rent. Raises Refused."""
+        offer = self.offers.get(order.offer_id)
+        if offer is None:
+            raise Refused("unknown", f"there is no offer {order.offer_id}")
+        fates += tuple(Fate(trait) for trait in offer.traits)
+        if any(fate.trait == "ghost" for fate in fates) or self.stock[order.offer_id] < order.quantity:
+            raise Refused("stock", f"{order.offer_id} is taken")
+        price = order.quantity * (offer.spot_micro_usd_per_hour if order.spot else offer.micro_usd_per_hour)
+        price = round(price * math.prod(fate.factor for fate in fates if fate.trait == "dear"))
+        self._check_funds(offer.vendor, price)
+        self.stock[order.offer_id] -= order.quantity
+        machine = Machine(self._new_id(offer.vendor), offer, order, self.now, price, fates)
+        machine.expires_at, machine.stops_at = order.expires_at, order.stops_at
+        machine.spend_limit_micro_usd = order.spend_limit_micro_usd
+        machine.about = dict(order.about)
+        self.machines[machine.machine_id] = machine
+        if order.replay_key:
+            self._replays[offer.vendor, order.replay_key] = machine.machine_id
+        if TERMS[offer.vendor].bills_boot:
+            machine.segments.append(Segment(self.now, None, price))
+        self._boot(machine)
+        return machine
+
+    def replayed(self, vendor: str, replay_key: str) -> Machine | None:
+        """What an order with this key got already."""
+        machine_id = self._replays.get((vendor, replay_key))
+        return self.machines[machine_id] if machine_id else None
+
+    def delete(self, machine_id: str, by: str = "client") -> bool:
+        """End it; False when that is so already. Raises Refused("unknown")."""
+        machine = self.get(machine_id)
+        if machine.state in ENDED:
+            return False
+        self._release(machine, "deleting", by)
+        machine.gone_at = self.now + TERMS[machine.offer.vendor].deleting_s
+        return True
+
+    def stop(self, machine_id: str, by: str = "client") -> None:
+        """Keep the disk, which bills, and give the rest back. Raises Refused."""
+        machine = self.get(machine_id)
+        if machine.state not in ("booting", "running"):
+            raise Refused("state", f"it is {machine.state}")
+        self._release(machine, "stopped", by)
+
+    def start(self, machine_id: str) -> None:
+        """Boot one that is stopped or failed, where its GPUs are still free. Raises Refused."""
+        machine = self.get(machine_id)
+        if machine.state not in ("stopped", "failed"):
+            raise Refused("state", f"it is {machine.state}")
+        if self.stock[machine.offer.offer_id] < machine.order.quantity:
+            raise Refused("stock", "there are not enough free GPUs on the host machine")
+        self._check_funds(machine.offer.vendor, machine.micro_usd_per_hour)
+        self.stock[machine.offer.offer_id] -= machine.order.quantity
+        machine.ended_at, machine.ended_by = None, ""
+        self._bill(machine, machine.micro_usd_per_hour)
+        self._boot(machine)
+
+    def get(self, machine_id: str) -> Machine:
+        """Raises Refused("unknown")."""
+        try:
+            return self.machines[machine_id]
+        except KeyError:
+            raise Refused("unknown", f"there is no machine {machine_id}") from None
+
+    def listed(self, vendor: str, lag_s: float = 0.0) -> list[Machine]:
+        """What the vendor's list shows, which may be late by `lag_s`: new ones missing, gone ones there."""
+        return [
+            machine
+            for machine in self.machines.values()
+            if machine.offer.vendor == vendor
+            and (machine.created_at + lag_s <= self.now)
+            and (machine.state != "gone" or (machine.gone_at or LONG_AGO) + lag_s > self.now)
+        ]
+
+    def billed_micro_usd(self, machine: Machine) -> int:
+        """What it has truly cost until now."""
+        grain_s = TERMS[machine.offer.vendor].grain_s
+        return sum(_cost(segment, grain_s, self.now) for segment in machine.segments)
+
+    def told_bill_micro_usd(self, machine: Machine) -> int:
+        """What the vendor says that it has cost."""
+        return round(self.billed_micro_usd(machine) * machine.factor("wrong bill"))
+
+    def spent_micro_usd(self, vendor: str) -> int:
+        return sum(self.billed_micro_usd(one) for one in self.machines.values() if one.offer.vendor == vendor)
+
+    # -- what happens by itself
+
+    def advance(self, now: float) -> None:
+        """Everything that was due until `now`, in its order. Time that stands still or runs back changes nothing."""
+        while due := min(self._due(), default=None, key=lambda one: one[0]):
+            at, action, machine = due
+            if at > now:
+                break
+            self.now = max(self.now, at)
+            self._happen(action, machine)
+        self.now = max(self.now, now)
+
+    def preempt(self, machine_id: str) -> None:
+        """The vendor takes it away. Raises Refused when it does not run."""
+        machine = self.get(machine_id)
+        if machine.state not in ("booting", "running"):
+            raise Refused("state", f"it is {machine.state}")
+        self._happen("preempted", machine)
+
+    def attach(self, machine_id: str, boot: int, host: str, port: int) -> None:
+        """Its processes are up, reached at that address."""
+        machine = self.machines[machine_id]
+        if machine.boot == boot and machine.state == "running":
+            machine.address = (host, port)
+
+    def break_down(self, machine_id: str, boot: int) -> None:
+        """Its processes could not be started."""
+        machine = self.machines[machine_id]
+        if machine.boot == boot and machine.state == "running":
+            self._fail(machine, "failed")
+
+    def detach(self, machine_id: str, boot: int) -> None:
+        """Nothing of that boot runs any more."""
+        machine = self.machines[machine_id]
+        if machine.boot == boot:
+            machine.has_processes = False
+
+    def _due(self) -> Iterator[tuple[float, str, Machine | None]]:
+        for at, _, _ in self.price_changes:
+            yield at, "price", None
+        for machine in self.machines.values():
+            for at, action in self._prospects(machine):
+                yield at, action, machine
+        for action, purses in (("balance", self.balance_micro_usd), ("key budget", self.budget_micro_usd)):
+            for vendor, purse in purses.items():
+                billing = [one for one in self.machines.values() if one.offer.vendor == vendor and rate(one)]
+                if billing:
+                    left = max(0, purse - self.spent_micro_usd(vendor))
+                    yield self.now + left * 3600 / sum(map(rate, billing)), action, billing[0]
+
+    def _prospects(self, machine: Machine) -> Iterator[tuple[float, str]]:
+        """What will become of it if nobody does anything, and when."""
+        terms, state = TERMS[machine.offer.vendor], machine.state
+        if state == "gone" or (state == "deleting" and machine.has_processes):
+            return
+        if state == "deleting" or (state == "failed" and machine.gone_at is not None):
+            yield machine.gone_at or self.now, "gone"
+        if state in ENDED:
+            return
+        if state == "booting" and not machine.has("hang"):
+            yield machine.stages[-1][1], "failed" if machine.has("fail") else "running"
+        if state == "running" and machine.active_at is not None:
+            if machine.stops_at is not None:
+                yield self._checked(machine, machine.stops_at, terms), "stop"
+            for fate in machine.fates:
+                if fate.trait in ("preempted", "vanished"):
+                    yield machine.active_at + fate.after_s, fate.trait
+        if machine.expires_at is not None:
+            yield self._checked(machine, machine.expires_at, terms), "time limit"
+        if machine.spend_limit_micro_usd is not None and rate(machine):
+            left = machine.spend_limit_micro_usd - self.billed_micro_usd(machine)
+            at = self.now + max(0, left) * 3600 / rate(machine)
+            yield self._checked(machine, at, terms), "spend limit"
+
+    def _checked(self, machine: Machine, at: float, terms: Terms) -> float:
+        """When the vendor, who looks every `check_s`, sees it."""
+        looks = math.ceil((at - machine.created_at) / terms.check_s - 1e-9)
+        return max(self.now, machine.created_at + looks * terms.check_s)
+
+    def _happen(self, action: str, machine: Machine | None) -> None:
+        if action == "price":
+            self._change_price()
+        elif machine is None:
+            raise AssertionError(f"{action} happens to a machine")
+        elif action == "running":
+            machine.state, machine.active_at = "running", self.now
+            machine.history.append((self.now, "running"))
+            if not TERMS[machine.offer.vendor].bills_boot:
+                self._bill(machine, machine.micro_usd_per_hour)
+            machine.has_processes = True
+            self.effects.append(Effect("start", machine.machine_id, machine.boot))
+        elif action == "failed":
+            self._fail(machine, "failed")
+        elif action == "stop":
+            machine.stops_at = None
+            self.stop(machine.machine_id, "time limit")
+        elif action == "gone":
+            machine.state = "gone"
+        elif action == "preempted":
+            self._take_away(machine)
+        else:  # "time limit", "spend limit", "balance", "key budget", "vanished"
+            self.delete(machine.machine_id, action)
+
+    def _take_away(self, machine: Machine) -> None:
+        # Once: a machine that is started again is not taken away again by the same fate.
+        machine.fates = tuple(fate for fate in machine.fates if fate.trait != "preempted")
+        becomes = TERMS[machine.offer.vendor].preempted
+        if becomes == "stopped":
+            self.stop(machine.machine_id, "preempted")
+        elif becomes == "failed":
+            self._fail(machine, "preempted")
+        else:
+            self.delete(machine.machine_id, "preempted")
+
+    def _fail(self, machine: Machine, by: str) -> None:
+        terms = TERMS[machine.offer.vendor]
+        self._release(machine, "failed", by)
+        if terms.failed_bills:
+            self._bill(machine, machine.micro_usd_per_hour)
+        if terms.failed_s is not None:
+            machine.gone_at = self.now + terms.failed_s
+
+    def _change_price(self) -> None:
+        change = min(self.price_changes)
+        self.price_changes.remove(change)
+        for offer in list(self.offers.values()):
+            if change[1] in offer.offer_id:
+                price, spot = (
+                    round(value * change[2]) for value in (offer.micro_usd_per_hour, offer.spot_micro_usd_per_hour)
+                )
+                fields = {**vars(offer), "micro_usd_per_hour": price, "spot_micro_usd_per_hour": spot}
+                self.offers[offer.offer_id] = Offer(**fields)
+
+    # -- the steps that those are made of
+
+    def _boot(self, machine: Machine) -> None:
+        slow = machine.factor("slow boot")
+        at, machine.stages = self.now, []
+        for name, shortest, longest in TERMS[machine.offer.vendor].stages:
+            at += self._random.uniform(shortest, longest) * slow
+            machine.stages.append((name, at))
+        machine.state, machine.boot = "booting", machine.boot + 1
+        machine.history.append((self.now, "booting"))
+        machine.address, machine.active_at = None, None
+
+    def _release(self, machine: Machine, state: str, by: str) -> None:
+        """Its processes end, its units go back, its time is no longer billed but for a disk that is kept."""
+        if machine.state in ("booting", "running"):
+            self.stock[machine.offer.offer_id] += machine.order.quantity
+        if machine.has_processes:
+            grace_s = PREEMPT_GRACE_S if by == "preempted" else 0
+            self.effects.append(Effect("end", machine.machine_id, machine.boot, grace_s))
+        machine.state, machine.address = state, None
+        machine.history.append((self.now, f"{state}: {by}"))
+        machine.ended_at, machine.ended_by = self.now, by
+        self._bill(machine, machine.order.stopped_micro_usd_per_hour if state == "stopped" else 0)
+
+    def _bill(self, machine: Machine, micro_usd_per_hour: int) -> None:
+        """From now on at that price; 0 = no more."""
+        if machine.segments and machine.segments[-1].until is None:
+            machine.segments[-1].until = self.now
+        if micro_usd_per_hour:
+            machine.segments.append(Segment(self.now, None, micro_usd_per_hour))
+
+    def _check_funds(self, vendor: str, price: int) -> None:
+        """The new machine and every one that bills must be covered for a while."""
+        if vendor in self.budget_micro_usd and self.spent_micro_usd(vendor) >= self.budget_micro_usd[vendor]:
+            raise Refused("budget", "the budget of this key is spent")
+        if vendor not in self.balance_micro_usd:
+            return
+        price += sum(rate(one) for one in self.machines.values() if one.offer.vendor == vendor)
+        need = price * TERMS[vendor].credit_s / 3600
+        has = self.balance_micro_usd[vendor] - self.spent_micro_usd(vendor)
+        if has <= need:
+            raise Refused("funds", f"requires at least ${need / 1e6:.2f}. Your balance is ${max(0, has) / 1e6:.2f}")
+
+    def _new_id(self, vendor: str) -> str:
+        """As the vendor forms them: never used again."""
+        while True:
+            digits = f"{self._random.getrandbits(128):032x}"
+            machine_id = digits[:14] if vendor == "runpod" else _uuid(digits)
+            if machine_id not in self.machines:
+                return machine_id
+
+
+def _uuid(digits: str) -> str:
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
+
+
+def _cost(segment: Segment, grain_s: int, now: float) -> int:
+    """Grains that were begun, in micro-dollars rounded up."""
+    until = now if segment.until is None else segment.until
+    grains = math.ceil(max(0.0, until - segment.since) / grain_s - 1e-9)
+    return -(-grains * grain_s * segment.micro_usd_per_hour // 3600)

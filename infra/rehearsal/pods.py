@@ -1,0 +1,232 @@
+"""Pods that are real: processes of this machine behind an sshd of their own, in a folder of their own.
+
+Reached as the user who runs the world, on loopback, with a host key, a home and an `nvidia-smi` of their own.
+"""
+
+import contextlib
+import getpass
+import json
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.agent import process
+from infra.errors import SlipwayError
+from infra.names import random_word
+
+ROOT = Path(__file__).parents[2]
+HOST = "127.0.0.1"
+START_S = 20.0
+TRIES = 5
+SFTP = ("/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server", "/usr/libexec/sftp-server")
+ENTER = """#!/bin/sh
+cd -- "$HOME" || exit 1
+[ -n "$SSH_ORIGINAL_COMMAND" ] && exec "${SHELL:-/bin/sh}" -c "$SSH_ORIGINAL_COMMAND"
+exec "${SHELL:-/bin/sh}" -i
+"""
+# Understands `-L`, any `--query-gpu=`, and no words at all.
+SMI = """#!/bin/sh
+name={name} count={count} memory={memory} driver={driver} cuda={cuda}
+i=0
+case "$*" in
+*--query-gpu=*)
+    query=$(printf '%s\\n' "$@" | sed -n 's/^--query-gpu=//p')
+    while [ $i -lt $count ]; do
+        row=
+        for field in $(echo "$query" | tr , ' '); do
+            case $field in
+            name|gpu_name) value=$name ;;
+            index) value=$i ;;
+            memory.total) value=$memory ;;
+            memory.used) value=1024 ;;
+            memory.free) value=$((memory - 1024)) ;;
+            utilization.gpu) value=97 ;;
+            driver_version) value=$driver ;;
+            *) value='[N/A]' ;;
+            esac
+            row="$row${{row:+, }}$value"
+        done
+        echo "$row"
+        i=$((i + 1))
+    done ;;
+-L|--list-gpus)
+    while [ $i -lt $count ]; do echo "GPU $i: $name (UUID: GPU-{uuid}-$i)"; i=$((i + 1)); done ;;
+*) echo "| NVIDIA-SMI $driver    Driver Version: $driver    CUDA Version: $cuda |" ;;
+esac
+"""
+# A slow disk cannot be had for the asking: Python's temporary files on this machine are slow instead.
+SLOW_DISK = """import tempfile, time
+class _Slow:
+    def __init__(self, file): self._file = file
+    def __getattr__(self, name): return getattr(self._file, name)
+    def __enter__(self): return self
+    def __exit__(self, *about): self._file.close()
+    def write(self, content):
+        time.sleep(len(content) / 10e6)
+        return self._file.write(content)
+_make = tempfile.TemporaryFile
+tempfile.TemporaryFile = lambda *words, **named: _Slow(_make(*words, **named))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """What the pod says that it is."""
+
+    gpu: str
+    num_gpus: int
+    vram_gb: int
+    old_driver: bool = False
+    slow_disk: bool = False
+
+
+class Pod:
+    """One boot of one machine. `start` and `end` may be called from any thread, in any order."""
+
+    def __init__(
+        self, folder: Path, hardware: Hardware, keys: tuple[str, ...], script: str = "", has_sshd: bool = True
+    ) -> None:
+        self.folder = folder
+        self.token = f"rehearsal-{random_word(16)}"
+        self._hardware, self._keys, self._script, self._has_sshd = hardware, keys, script, has_sshd
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._init: subprocess.Popen[str] | None = None
+
+    def start(self) -> tuple[str, int] | None:
+        """Where it is reached, once it is; None when it was ended before. Raises SlipwayError."""
+        with self._lock:
+            if self._is_over:
+                return None
+            self._furnish()
+            for _ in range(TRIES):
+                port = _free_port()
+                self._begin(port)
+                if not self._has_sshd or self._listens():
+                    return HOST, port
+                self._stop(0)  # the port was taken meanwhile
+            raise SlipwayError(f"no sshd in {self.folder}: {(self.folder / 'sshd.log').read_text()[-500:]}")
+
+    def end(self, grace_s: float = 0) -> None:
+        """Returns when none of its processes is left; its folder is removed."""
+        with self._lock:
+            self._is_over = True
+            self._stop(grace_s)
+            shutil.rmtree(self.folder, ignore_errors=True)  # a log that is still open somewhere is no reason to fail
+
+    def count(self) -> int:
+        """How many processes it has now."""
+        return len(process.find(self.token)) if self._init else 0
+
+    def _furnish(self) -> None:
+        home = self.folder / "home"
+        (home / "bin").mkdir(parents=True, mode=0o700)
+        words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(self.folder / "host")]
+        subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=True)
+        (self.folder / "authorized_keys").write_text("".join(f"{key.strip()}\n" for key in self._keys))
+        hardware = self._hardware
+        driver, cuda = ("470.57", "11.4") if hardware.old_driver else ("580.65", "13.0")
+        smi = SMI.format(
+            name=shlex.quote(hardware.gpu), count=hardware.num_gpus, memory=hardware.vram_gb * 1000_000_000 >> 20,
+            driver=driver, cuda=cuda, uuid=self.token[-8:],
+        )  # fmt: skip
+        for path, text in ((home / "bin" / "nvidia-smi", smi), (self.folder / "enter", ENTER)):
+            path.write_text(text)
+            path.chmod(0o755)
+        if hardware.slow_disk:
+            (self.folder / "python").mkdir()
+            (self.folder / "python" / "sitecustomize.py").write_text(SLOW_DISK)
+        if self._script:
+            (self.folder / "start.sh").write_text(self._script)
+
+    def _begin(self, port: int) -> None:
+        home = self.folder / "home"
+        environ = {
+            "HOME": str(home),
+            "PATH": f"{home}/bin:{home}/.local/bin:{os.environ.get('PATH', os.defpath)}",
+            "SLIPWAY_REHEARSAL": "1",
+        }
+        if self._hardware.slow_disk:
+            environ["PYTHONPATH"] = str(self.folder / "python")
+        words = sshd_words(self.folder, port, environ) if self._has_sshd else ["sleep", "infinity"]
+        (self.folder / "sshd.json").write_text(json.dumps([words, environ]))
+        (self.folder / "sshd.log").write_bytes(b"")
+        ours = {"PATH": os.environ.get("PATH", os.defpath), "PYTHONPATH": str(ROOT), process.TOKEN: self.token}
+        (self.folder / "token").write_text(self.token)
+        self._init = subprocess.Popen(
+            [sys.executable, "-m", "infra.rehearsal.init", str(self.folder)], text=True, cwd=ROOT, env=ours,
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+
+    def _listens(self) -> bool:
+        """Whether this sshd, and not somebody else's, has the port."""
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            said = (self.folder / "sshd.log").read_text()
+            if "Server listening" in said or "Cannot bind" in said or "in use" in said:
+                return "Server listening" in said
+            assert self._init is not None
+            if self._init.poll() is not None:
+                return False
+            time.sleep(0.01)
+        return False
+
+    def _stop(self, grace_s: float) -> None:
+        if self._init is None or self._init.stdin is None:
+            return
+        with contextlib.suppress(BrokenPipeError):  # it has ended
+            self._init.stdin.write(f"{grace_s}\n")
+            self._init.stdin.close()
+        self._init.wait()
+        # Nothing is left even when somebody killed the init, which would have done this.
+        process.end_all(self.token, 0)
+        self._init = None
+
+
+def sshd_words(folder: Path, port: int, environ: dict[str, str]) -> list[str]:
+    """The command line of a server that lets in the keys of this pod and nobody else. Raises SlipwayError."""
+    sshd = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    if not sshd:
+        raise SlipwayError("a rehearsal needs sshd: apt install openssh-server")
+    sftp = next((path for path in SFTP if Path(path).exists()), "internal-sftp")
+    options = {
+        "HostKey": folder / "host", "AuthorizedKeysFile": folder / "authorized_keys", "PidFile": "none",
+        "ListenAddress": HOST, "Port": port, "StrictModes": "no", "UsePAM": "no", "PasswordAuthentication": "no",
+        "KbdInteractiveAuthentication": "no", "AllowUsers": getpass.getuser(), "MaxStartups": "100",
+        "PrintMotd": "no", "Subsystem": f"sftp {sftp}", "ForceCommand": shlex.quote(str(folder / "enter")),
+    }  # fmt: skip
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)
+    words = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
+    if _knows_penalties(sshd):
+        words += ["-o", "PerSourcePenalties=no"]
+    variables = " ".join(f'"{key}={value}"' for key, value in environ.items())
+    return [sshd, "-D", "-e", "-f", "/dev/null", *words, "-o", f"SetEnv={variables}"]
+
+
+def end_leftovers(folder: Path) -> None:
+    """End what a world that was killed left below `folder`. Raises SlipwayError when that cannot be done."""
+    for path in folder.glob("*/token"):
+        token = path.read_text()  # empty when the world was killed before it started anything with it
+        left = process.end_all(token, 0) if token else []
+        if left:
+            raise SlipwayError(process.in_words(left))
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _free_port() -> int:
+    with socket.create_server((HOST, 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def _knows_penalties(sshd: str) -> bool:
+    """OpenSSH 9.8 and later shut out an address that fails often."""
+    done = subprocess.run([sshd, "-T", "-f", "/dev/null"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    return "persourcepenalties" in done.stdout.lower()

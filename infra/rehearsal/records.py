@@ -1,0 +1,164 @@
+"""What a rehearsal's market is made of: a vendor's terms, offers, orders, machines and what happens to them.
+
+Money is integer micro-dollars; times are UTC seconds.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """How a vendor rents."""
+
+    grain_s: int  # what is begun is billed
+    bills_boot: bool  # from the order on, or once it runs
+    stages: tuple[tuple[str, float, float], ...]  # of a boot: name, shortest and longest seconds
+    deleting_s: float  # from the order to delete until it is off the list
+    check_s: float  # how often its own limits are looked at
+    credit_s: float  # how long an order must be covered by the balance
+    preempted: str  # what becomes of a machine that is taken away: "stopped", "failed", "deleting"
+    failed_bills: bool
+    failed_s: float | None = None  # how long one that failed is listed; None = until it is deleted
+
+
+TERMS = {
+    "runpod": Terms(
+        grain_s=1, bills_boot=True, stages=(("PROVISIONING", 5, 15), ("STARTING", 20, 60)), deleting_s=0, check_s=30,
+        credit_s=3600, preempted="stopped", failed_bills=True,
+    ),
+    "lium": Terms(
+        grain_s=1, bills_boot=True, deleting_s=3, check_s=60, credit_s=900, preempted="deleting", failed_bills=False,
+        stages=(("queued", 1, 2), ("connecting to node", 1, 3), ("pulling image", 5, 15), ("configuring ssh", 3, 8)),
+        failed_s=180,
+    ),
+    "shadeform": Terms(
+        grain_s=60, bills_boot=False, stages=(("creating", 3, 10), ("pending_provider", 30, 60), ("pending", 60, 120)),
+        deleting_s=30, check_s=60, credit_s=0, preempted="failed", failed_bills=False,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """Machines of one kind at one place. RunPod sells single GPUs of one machine, the others whole machines."""
+
+    vendor: str
+    offer_id: str
+    cloud: str
+    kind: str  # the vendor's name of it
+    gpu: str
+    num_gpus: int
+    region: str
+    micro_usd_per_hour: int
+    spot_micro_usd_per_hour: int = 0  # 0 = not to be had as spot
+    stock: int = 1
+    traits: tuple[str, ...] = ()
+    about: Any = None  # the file's row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What a client wants, in the market's own words."""
+
+    offer_id: str
+    name: str
+    quantity: int = 1
+    spot: bool = False
+    expires_at: float | None = None
+    stops_at: float | None = None
+    spend_limit_micro_usd: int | None = None
+    has_sshd: bool = True
+    stopped_micro_usd_per_hour: int = 0
+    replay_key: str = ""
+    public_keys: tuple[str, ...] = ()
+    script: str = ""  # run on the machine once it is up
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What is wrong with a machine: after how long, or by how much."""
+
+    trait: str
+    after_s: float = 60.0
+    factor: float = 2.0
+
+
+@dataclass
+class Segment:
+    """A stretch of time at one price."""
+
+    since: float
+    until: float | None
+    micro_usd_per_hour: int
+
+
+@dataclass
+class Machine:
+    machine_id: str
+    offer: Offer
+    order: Order
+    created_at: float
+    micro_usd_per_hour: int
+    fates: tuple[Fate, ...]
+    state: str = "booting"  # booting, running, stopped, failed, deleting, gone
+    boot: int = 0  # how often it was started
+    stages: list[tuple[str, float]] = field(default_factory=list)  # name, end
+    active_at: float | None = None
+    address: tuple[str, int] | None = None
+    has_processes: bool = False
+    expires_at: float | None = None
+    spend_limit_micro_usd: int | None = None
+    stops_at: float | None = None
+    ended_at: float | None = None
+    ended_by: str = ""
+    gone_at: float | None = None
+    history: list[tuple[float, str]] = field(default_factory=list)  # when, what happened
+    segments: list[Segment] = field(default_factory=list)
+    about: dict[str, Any] = field(default_factory=dict)  # for the vendor that shows it
+
+    def has(self, trait: str) -> bool:
+        return any(fate.trait == trait for fate in self.fates)
+
+    def factor(self, trait: str) -> float:
+        """What that multiplies; 1 where it is not."""
+        return math.prod(fate.factor for fate in self.fates if fate.trait == trait)
+
+    def told_port(self, now: float) -> int | None:
+        """What the vendor says of its SSH port, which may be later than it is there."""
+        wait_s = sum(fate.after_s for fate in self.fates if fate.trait == "null port")
+        is_told = self.address is not None and now >= (self.active_at or now) + wait_s
+        return self.address[1] if self.address and is_told else None
+
+    def stage(self, now: float) -> str:
+        """Of the boot, "" when that is over."""
+        if self.state != "booting":
+            return ""
+        return next((name for name, end in self.stages if now < end), self.stages[-1][0])
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Something for whoever keeps the processes."""
+
+    action: str  # "start", "end"
+    machine_id: str
+    boot: int
+    grace_s: float = 0  # between TERM and KILL
+
+
+class Refused(Exception):
+    """`reason`: "stock" (someone else has it), "funds", "budget", "unknown" (no such offer, machine), "state"."""
+
+    def __init__(self, reason: str, words: str) -> None:
+        super().__init__(words)
+        self.reason = reason
+
+
+def rate(machine: Machine) -> int:
+    """What an hour of it costs now."""
+    last = machine.segments[-1] if machine.segments else None
+    return last.micro_usd_per_hour if last and last.until is None else 0

@@ -1,0 +1,263 @@
+"""HTTP as vendors speak it: one loopback server each; who asks, what for, and what goes wrong with the answer.
+
+A request is authenticated, routed, perhaps hit by a fault, answered under the world's lock, and written down.
+"""
+
+import json
+import re
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
+
+from infra.rehearsal import faults
+from infra.rehearsal.records import Refused
+
+MOST_BYTES = 1 << 20
+IDLE_S = 30.0
+WRITES = ("create", "delete", "update")  # what a key that may only read does not do
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request."""
+
+    method: str
+    path: str
+    words: tuple[str, ...]  # what the route's brackets caught
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes
+
+    def decode(self, kind: Any) -> Any:
+        """The body as that record. Raises Invalid."""
+        try:
+            return msgspec.json.decode(self.body, type=kind)
+        except msgspec.DecodeError as error:  # ValidationError is one
+            raise Invalid(str(error)) from None
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int = 200
+    body: Any = None  # JSON; None = no bytes at all
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Invalid(Exception):
+    """The body is not what the vendor takes."""
+
+
+@dataclass(frozen=True)
+class Route:
+    method: str
+    pattern: str  # matched against the whole path
+    call: str  # what faults and the log call it
+    handle: Callable[[Asked], Answer]
+
+
+class Api:
+    """What a vendor's module fills in."""
+
+    vendor = ""  # "" = nothing goes wrong here
+    routes: tuple[Route, ...] = ()
+    invalid_status = 400
+    refusals: tuple[type[Exception], ...] = (Refused,)
+
+    def authenticate(self, asked: Asked) -> Answer | bool:
+        """Whether it may write, or the refusal."""
+        raise AssertionError("every vendor knows its keys")
+
+    def error(self, status: int, words: str) -> Answer:
+        """In the vendor's shape."""
+        raise AssertionError("every vendor has its errors")
+
+    def refused(self, error: Exception, asked: Asked) -> Answer:
+        """One of `refusals`, in the vendor's words."""
+        raise AssertionError("every vendor refuses in its own words")
+
+    def headers(self) -> Mapping[str, str]:
+        """On every answer."""
+        return {}
+
+    def route(self, asked: Asked) -> Route | Answer:
+        """Who answers that, or why nobody does."""
+        known = [one for one in self.routes if re.fullmatch(one.pattern, asked.path)]
+        chosen = [one for one in known if one.method == asked.method]
+        return chosen[0] if chosen else self.error(405 if known else 404, "no such route")
+
+    def answer(self, route: Route, asked: Asked) -> Answer:
+        """The true answer, whatever is then done to it."""
+        try:
+            return route.handle(asked)
+        except Invalid as error:
+            return self.error(self.invalid_status, str(error))
+        except self.refusals as error:
+            return self.refused(error, asked)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One request, as the world remembers it."""
+
+    at: float
+    vendor: str
+    call: str
+    method: str
+    path: str
+    status: int  # of the answer, whether or not it arrived; 0 = nothing was done
+    fault: str = ""
+
+
+class Hub:
+    """What servers share: the lock that guards the world, its faults, its log."""
+
+    def __init__(self, plan: faults.Faults, now: Callable[[], float], step: Callable[[], None]) -> None:
+        self.lock = threading.RLock()
+        self.faults = plan
+        self.now = now
+        self.step = step
+        self.lines: list[Line] = []
+        self.problems: list[str] = []  # what a world could not do, in words
+        self.is_closing = threading.Event()
+
+    def judge(self, api: Api, route: Route, asked: Asked) -> tuple[Answer, faults.RequestRule | None]:
+        """The answer, and what is to be done to it on its way."""
+        with self.lock:
+            self.step()
+            rule = self.faults.for_request(api.vendor, route.call) if api.vendor else None
+            kind = rule.kind if rule else ""
+            answer = Answer(0) if kind in faults.BEFORE else api.answer(route, asked)
+            if rule and kind in ("error", "error but done"):
+                answer = api.error(rule.status, "simulated")
+            elif rule and kind == "throttle":
+                answer = api.error(429, "simulated")
+                answer = replace(answer, headers={**answer.headers, "Retry-After": str(rule.retry_after_s)})
+            elif kind in ("short list", "empty list"):
+                answer = replace(answer, body=_thin(answer.body, kind == "empty list"))
+            self.step()
+            line = Line(self.now(), api.vendor, route.call, asked.method, asked.path, answer.status, kind)
+            self.lines.append(line)
+        return answer, rule
+
+
+def _thin(body: Any, is_empty: bool) -> Any:
+    """A list with half of its rows, or none, as if there were no more."""
+    if isinstance(body, list):
+        return [] if is_empty else body[: len(body) // 2]
+    if not isinstance(body, dict):
+        return body
+    return {key: _thin(value, is_empty) if isinstance(value, list) else value for key, value in body.items()}
+
+
+class Server(ThreadingHTTPServer):
+    """One vendor on a port of its own."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, api: Api, hub: Hub) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.api, self.hub = api, hub
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up is no error; anything else is told as usual."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+    server_version = "rehearsal"
+    sys_version = ""
+    timeout = IDLE_S
+    disable_nagle_algorithm = True  # a head and a body are two packets; a client would wait 40 ms for the second
+
+    def log_message(self, format: str, *words: Any) -> None:
+        """The hub remembers requests; nothing is printed."""
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        """The `Date` header tells the vendor's time, which is the simulated one."""
+        return formatdate(self.server.hub.now(), usegmt=True)
+
+    def do_GET(self) -> None:
+        self._do()
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
+
+    def _do(self) -> None:
+        api, hub = self.server.api, self.server.hub
+        length = self.headers.get("Content-Length", "0")
+        if not length.isdigit() or int(length) > MOST_BYTES or "Transfer-Encoding" in self.headers:
+            self.close_connection = True
+            return self._send(api.error(413, "the body is too long"), None)
+        parts = urlsplit(self.path)
+        asked = Asked(
+            self.command, parts.path, (), dict(parse_qsl(parts.query, keep_blank_values=True)),
+            {key.lower(): value for key, value in self.headers.items()}, self.rfile.read(int(length)),
+        )  # fmt: skip
+        right = api.authenticate(asked)
+        if isinstance(right, Answer):
+            return self._send(right, None)
+        route = api.route(asked)
+        if isinstance(route, Answer):
+            return self._send(route, None)
+        if not right and route.call in WRITES:
+            return self._send(api.error(403, f"this API key does not have the scope to {route.call}"), None)
+        match = re.fullmatch(route.pattern, parts.path)
+        asked = replace(asked, words=tuple(unquote(word) for word in match.groups()) if match else ())
+        answer, rule = hub.judge(api, route, asked)
+        if rule is not None and rule.kind in ("dropped", "lost"):
+            return self._hang_up()
+        if rule is not None and rule.kind == "late":
+            hub.is_closing.wait(rule.delay_s)
+        self._send(answer, rule)
+
+    def _send(self, answer: Answer, rule: faults.RequestRule | None) -> None:
+        content = b"" if answer.body is None else json.dumps(answer.body).encode()
+        self.send_response(answer.status)
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(content))}
+        headers |= {**self.server.api.headers(), **answer.headers}
+        if answer.status == 204 or not content:
+            del headers["Content-Type"]
+        if answer.status == 204:
+            del headers["Content-Length"]
+        for key, value in headers.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if rule is not None and rule.kind == "torn":
+            self.wfile.write(content[: len(content) // 2])
+            self.close_connection = True
+        elif rule is not None and rule.kind == "drip":
+            for index in range(len(content)):
+                self.wfile.write(content[index : index + 1])
+                if self.server.hub.is_closing.wait(rule.delay_s / len(content)):
+                    break
+        else:
+            self.wfile.write(content)
+
+    def _hang_up(self) -> None:
+        """A reset, as when a box between the two gives up."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close_connection = True
+        self.connection.close()
+
+
+def serve(server: Server) -> threading.Thread:
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    return thread

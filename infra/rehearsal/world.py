@@ -1,0 +1,160 @@
+"""A whole rehearsal: the market, its vendors' servers, its pods, and the thread that lets time pass."""
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from infra.errors import SlipwayError, UsageError
+from infra.rehearsal import pods, web
+from infra.rehearsal.clock import Clock
+from infra.rehearsal.control import Control
+from infra.rehearsal.faults import Faults, Plan
+from infra.rehearsal.lium import Lium
+from infra.rehearsal.market import Market
+from infra.rehearsal.offers import micro_usd
+from infra.rehearsal.records import Effect, Machine, Offer
+from infra.rehearsal.runpod import Runpod
+from infra.rehearsal.shadeform import Shadeform
+
+TICK_S = 0.05
+ABOUT = "world.json"
+VENDORS: dict[str, Callable[..., web.Api]] = {"shadeform": Shadeform, "runpod": Runpod, "lium": Lium}
+READERS = ("runpod", "lium")  # where a key can be made that may only read
+PATHS = {"shadeform": "/v1", "runpod": "", "lium": "/api"}
+
+
+class World:
+    """`with World(folder, offers) as world: world.about()`; one at a time in a folder.
+
+    A world that was killed there before is ended first. Raises UsageError when one still runs.
+    """
+
+    def __init__(self, folder: Path, offers: list[Offer], plan: Plan, *, speed: float = 60.0, seed: int = 0) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock_file = open(folder / "lock", "w")  # noqa: SIM115 (held as long as the world)
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock_file.close()
+            raise UsageError(f"a rehearsal runs in {folder} already") from None
+        pods.end_leftovers(folder / "pods")
+        self.clock = Clock(speed)
+        self.market = Market(offers, seed=seed, now=self.clock.now())
+        began_at = self.market.now
+        self.market.price_changes = [(began_at + one.at_s, one.offer, one.factor) for one in plan.prices]
+        self.market.balance_micro_usd = {vendor: micro_usd(str(usd)) for vendor, usd in plan.balance_usd.items()}
+        if plan.lium_key_budget_usd is not None:
+            self.market.budget_micro_usd["lium"] = micro_usd(str(plan.lium_key_budget_usd))
+        self.hub = web.Hub(Faults(plan, seed), self.clock.now, self._step)
+        self._pods: dict[tuple[str, int], pods.Pod] = {}
+        self._workers = ThreadPoolExecutor(16, "pods")
+        self._keys = {name: secrets.token_hex(16) for name in VENDORS}
+        control = Control(self.market, self.hub, self.clock, self._count, seed)
+        self._read_keys = {name: secrets.token_hex(16) for name in READERS}
+        apis: dict[str, web.Api] = {}
+        for name, make in VENDORS.items():
+            keys = (self._keys[name], *([self._read_keys[name]] if name in READERS else []))
+            apis[name] = make(self.market, self.hub, *keys)
+        self._servers = {name: web.Server(api, self.hub) for name, api in {**apis, "truth": control}.items()}
+        self._threads = [web.serve(server) for server in self._servers.values()]
+        self._ticker = threading.Thread(target=self._tick, daemon=True)
+        self._ticker.start()
+        draft = folder / f"{ABOUT}.draft"
+        draft.touch(0o600)
+        draft.write_text(json.dumps(self.about()))
+        draft.replace(folder / ABOUT)
+
+    def about(self) -> dict[str, Any]:
+        """Addresses and keys: what a client has to be told."""
+        urls = {name: f"http://127.0.0.1:{server.port}" for name, server in self._servers.items()}
+        return {
+            "pid": os.getpid(),
+            "state": str(self.folder),
+            "speed": self.clock.speed,
+            "truth": urls["truth"],
+            **{name: {"url": urls[name] + PATHS[name], "key": key} for name, key in self._keys.items()},
+            "read_keys": self._read_keys,
+        }
+
+    def close(self) -> None:
+        """Nothing of it runs when this returns."""
+        self.hub.is_closing.set()
+        for server in self._servers.values():
+            server.shutdown()
+            server.server_close()
+        for thread in [*self._threads, self._ticker]:
+            thread.join()
+        list(self._workers.map(pods.Pod.end, self._pods.values()))
+        self._workers.shutdown()
+        shutil.rmtree(self.folder / "pods", ignore_errors=True)
+        (self.folder / ABOUT).unlink(missing_ok=True)
+        self._lock_file.close()
+
+    def __enter__(self) -> "World":
+        return self
+
+    def __exit__(self, *about: object) -> None:
+        self.close()
+
+    def _tick(self) -> None:
+        while not self.hub.is_closing.wait(TICK_S):
+            with self.hub.lock:
+                self._step()
+
+    def _step(self) -> None:
+        """Let happen what is due. The lock is held."""
+        if self.hub.is_closing.is_set():
+            return
+        self.market.advance(self.clock.now())
+        effects, self.market.effects = self.market.effects, []
+        for effect in effects:
+            machine = self.market.machines[effect.machine_id]
+            if effect.action == "start":
+                self._pods[effect.machine_id, effect.boot] = self._new_pod(machine, effect.boot)
+                self._workers.submit(self._start, effect)
+            else:
+                self._workers.submit(self._end, effect)
+
+    def _new_pod(self, machine: Machine, boot: int) -> pods.Pod:
+        row = machine.offer.about
+        per_row = machine.order.quantity * machine.offer.num_gpus
+        hardware = pods.Hardware(
+            gpu=row.chip, num_gpus=per_row - machine.has("fewer gpus"), vram_gb=row.vram_gb,
+            old_driver=machine.has("old driver"), slow_disk=machine.has("slow disk"),
+        )  # fmt: skip
+        folder = self.folder / "pods" / f"{machine.machine_id}-{boot}"
+        order = machine.order
+        return pods.Pod(folder, hardware, order.public_keys, order.script, order.has_sshd and not machine.has("no ssh"))
+
+    def _start(self, effect: Effect) -> None:
+        pod = self._pods[effect.machine_id, effect.boot]
+        try:
+            address = pod.start()
+        except (SlipwayError, OSError, subprocess.SubprocessError) as error:
+            with self.hub.lock:
+                self.hub.problems.append(f"{effect.machine_id}: {error}")
+                self.market.break_down(effect.machine_id, effect.boot)
+            return
+        if address:
+            with self.hub.lock:
+                self.market.attach(effect.machine_id, effect.boot, *address)
+
+    def _end(self, effect: Effect) -> None:
+        pod = self._pods.get((effect.machine_id, effect.boot))
+        if pod is not None:
+            pod.end(effect.grace_s / self.clock.speed)
+        with self.hub.lock:
+            self.market.detach(effect.machine_id, effect.boot)
+
+    def _count(self, machine_id: str) -> int:
+        """How many processes the machine really has."""
+        return sum(pod.count() for (one, _), pod in self._pods.items() if one == machine_id)
