@@ -10,7 +10,7 @@ from scripts import data, launch, pod, pool, program, project, train  # noqa: E4
 
 program.mend()
 namespace = Collection(
-    *(launch.launch, launch.status, launch.logs, launch.down, launch.resume),
+    *(launch.launch, launch.status, launch.logs, launch.down, launch.resume, launch.keep_),
     *(data.shard, data.tokenizer),
     *(train.train, train.eval, train.chat, train.export),
     *(pod.ssh, pod.forward, pod.pull),

@@ -77,6 +77,7 @@ def view(op: Op, reading: Reading, now: float) -> PodView:
         ends=_ends(reading, now) if op.is_live else (),
         started_at=float(op.intent_at),
         note=_note(op, reading),
+        recoveries=op.recoveries,
     )
 
 

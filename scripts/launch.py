@@ -61,6 +61,16 @@ def logs(c, run="", follow=False, tail=0, file="", errors=False):
     """What a run has written, step by step."""
 
 
+@command(
+    "scripts.runs",
+    name="keep",
+    word="run",
+    help={"detach": "in the background; it writes to keep.log beside the run's logs", "json": "one JSON document"},
+)
+def keep_(c, run="", detach=False, json=False):
+    """Follow a run, bring home what it makes, and bring it back when its pod dies; one process at a time does that."""
+
+
 @command("scripts.runs", word="run", help={"all": "every live run", "json": "one JSON document on stdout"})
 def down(c, run="", all=False, json=False):
     """End a run: its work is saved, its processes are gone, nothing bills; says so only when it is proven."""
