@@ -205,6 +205,7 @@ def view_json(view: PodView) -> dict[str, Any]:
         "ends": list(view.ends),
         "started_at": iso(view.started_at),
         "note": view.note or None,
+        "recoveries": view.recoveries,
     }
 
 
