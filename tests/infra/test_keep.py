@@ -1,12 +1,9 @@
 """Keepers at work on real pods: on this machine, and on two that are reached by SSH."""
 
-import contextlib
-import getpass
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from infra import keep, keepsake, pods
-from infra.agent.job import Job, Limits, PodFolder, Step
+from infra.agent.job import Job, Limits, Step
 from infra.agent.process import Identity, end_all, send
 from infra.errors import SlipwayError
 from infra.hosts import HostMemory
@@ -25,9 +22,9 @@ from infra.launch import start
 from infra.pools import Host as Machine
 from infra.providers.local import Local
 from infra.providers.ssh import SshPools
-from infra.records import Address, Plan, Request
+from infra.records import Plan, Request
 from infra.ssh import Ssh
-from tests.hosts import Host, make_key
+from tests.loopback import loopback
 from tests.world import ROOT, until
 
 # Counts to twenty, and goes on from the newest checkpoint; "held" by a file until the test lets it go.
@@ -113,9 +110,10 @@ def test_a_pod_whose_guard_and_agent_were_killed_is_brought_back_on_its_machine(
 
 def test_what_was_ended_on_purpose_stays_ended(journal, code, tmp_path):
     local = Local(tmp_path / "pods")
-    op = start(plan_of("local"), local, journal, code, {}, print)
+    request = Request(run="a-1")
+    op = pods.rent(local, request, local.offers(request)[0], Job("", "", ()), journal)
+    op = journal.advance(op, "armed")
     pods.end(local, op, journal)
-    (op.address and PodFolder(Path(op.address)).verdict).unlink()  # not even a verdict tells of it
     with pytest.raises(SlipwayError, match="ended meanwhile"):
         list(keeping(Keeper(journal, local, tmp_path / "home", {}, print), op))
     assert len(journal.ops()) == 1
@@ -144,23 +142,6 @@ with Journal.open({str(journal.path)!r}) as journal:
     assert journal.take(keep.lease_name("a-1")).epoch == 2
 
 
-@contextlib.contextmanager
-def machine(folder: Path) -> Iterator[tuple[Host, Machine]]:
-    """An sshd on loopback with a home of its own."""
-    folder.mkdir()
-    make_key(folder / "host")
-    key = make_key(folder / "user")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    address = Address(getpass.getuser(), "127.0.0.1", port, str(key), "/")
-    host = Host(folder, address, "127.0.0.1", options=["-o", f"SetEnv=HOME={folder}"])
-    host.start()
-    try:
-        yield host, Machine(pool="box", name=folder.name, address=address, python=sys.executable)
-    finally:
-        host.stop()
-
-
 def wipe(op: Op, home: Path) -> None:
     """Another disk in the same machine: it answers, and knows nothing of the pod."""
     kill_all_of(op)
@@ -169,7 +150,11 @@ def wipe(op: Op, home: Path) -> None:
 
 def test_a_run_whose_machine_lost_it_goes_on_elsewhere_from_what_is_at_home(journal, code, tmp_path):
     home = tmp_path / "home"
-    with machine(tmp_path / "one") as (first, one), machine(tmp_path / "two") as (second, two):
+    with loopback(tmp_path / "one") as first, loopback(tmp_path / "two") as second:
+        one, two = (
+            Machine(pool="box", name=host.folder.name, address=host.address, python=sys.executable)
+            for host in (first, second)
+        )
         links = {host: Ssh(host.address, tmp_path / f"known-{host.name}") for host in (one, two)}
         for host, link in links.items():
             link.python = host.python
