@@ -22,7 +22,9 @@ from store import Manifest, Store, StoreError, places
 
 LIST_S = 30.0
 SLOWEST_BYTES_PER_S = 100_000
-LIST_LOGS = 'cd -- "$1" 2>/dev/null || exit 0; for log in *.log; do [ -f "$log" ] && wc -c -- "$log"; done; exit 0'
+LIST_LOGS = (
+    'cd -- "$1" 2>/dev/null || exit 0; for log in *.log *.times; do [ -f "$log" ] && wc -c -- "$log"; done; exit 0'
+)
 
 
 def bring_logs(op: Op, transport: Transport, folder: Path) -> list[Path]:

@@ -21,6 +21,7 @@ from infra.transport import ThisMachine, Transport
 from store import Store
 
 MANIFEST = "MANIFEST.json"
+OURS = ("keep.log", "launch.log")  # written at home
 LIST = """cd -- "$1" 2>/dev/null || exit 0
 for file in work/checkpoints/*/step-*/MANIFEST.json work/runs/*/metrics.jsonl state/marks/*.json; do
     [ ! -f "$file" ] || printf '%s\\n' "$file"
@@ -67,8 +68,8 @@ def restore(op: Op, transport: Transport, folder: Path, store: Store) -> None:
         if name.parts[:2] == ("state", "marks") and name.stem in lost:
             continue  # what it made went with its pod: it is made again
         home.put(transport, path, str(pod.root / name))
-    for path in sorted(folder.glob("*.log")):
-        if path.name != "keep.log":  # ours; the others go on where they ended
+    for path in sorted((*folder.glob("*.log"), *folder.glob("*.times"))):
+        if path.name not in OURS:  # the pod's go on where they ended
             home.put(transport, path, str(pod.logs / path.name))
 
 

@@ -52,12 +52,13 @@ def status(c, run="", watch=None, json=False):
     word="run",
     help={
         "follow": "go on until the run ends, and exit with its code",
-        "tail": "only the last N lines",
+        "tail": "only the last N lines of each log",
+        "since": "only what was written in the last 90s, 10m, 2h",
         "file": "log of one step, or guard, agent, environment",
-        "errors": "only the error logs",
+        "errors": "only the error logs; with --file, of that step",
     },
 )
-def logs(c, run="", follow=False, tail=0, file="", errors=False):
+def logs(c, run="", follow=False, tail=0, since="", file="", errors=False):
     """What a run has written, step by step."""
 
 
