@@ -4,7 +4,6 @@ Each gets the flags as they are declared there.
 """
 
 import shlex
-import subprocess
 import sys
 import time
 from collections import deque
@@ -27,6 +26,7 @@ from infra.records import Plan, Request
 from infra.settings import Settings
 from infra.transport import Transport
 from scripts import render, words
+from scripts.keeping import keeper_of, leave
 from scripts.planning import ROOT, plan_for
 from scripts.program import print_json
 from store import Store, StoreError
@@ -159,31 +159,6 @@ def talk_to(artifact: str, store: str) -> str:
     where = "" if store == usual.store else f"SLIPWAY_STORE={shlex.quote(store)} "
     model = "" if artifact == f"{CHECKPOINTS['sft']}/{usual.profile}" else f" {artifact}"
     return f"Talk to it: {where}./inv chat{model}"
-
-
-def keeper_of(op: Op, journal: Journal, settings: Settings) -> Keeper:
-    vendor = words.provider(settings, op.vendor)
-    accept = words.accept(settings) if vendor.pod_store else None
-    folder = words.homes(settings) / op.run
-    return Keeper(journal, vendor, folder, words.secrets(settings), render.say, accept)
-
-
-def leave(op: Op, settings: Settings, as_json: bool) -> None:
-    """Nobody follows from here on: another machine's run gets a keeper of its own; what is here keeps itself."""
-    if words.provider(settings, op.vendor).pod_store:
-        log = words.homes(settings) / op.run / "keep.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        line = [sys.executable, "-m", "invoke", "--search-root", str(ROOT), "keep", op.run]
-        with log.open("ab") as file:
-            subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
-        render.say(f"inv keep {op.run} brings it home, and back if its machine fails; it writes to {log}")
-    say_how(op, as_json)
-
-
-def say_how(op: Op, as_json: bool) -> None:
-    if as_json:
-        print_json({"run": op.run, "state": "running"})
-    render.say(f"follow: ./inv logs {op.run} --follow   watch: ./inv status --watch   stop: ./inv down {op.run}")
 
 
 def show_progress(op: Op, keeper: Keeper, quiet: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping
 
+from infra.agent.figures import Figures
 from infra.agent.job import SCHEMA, Job, PodFolder
 from infra.agent.state import say, tell
 
@@ -95,6 +96,7 @@ class Growth:
 class Progress:
     def __init__(self, pod: PodFolder, job: Job, names: Iterable[str], redact: Redactor) -> None:
         self.path = pod.progress
+        self.figures = Figures(pod.root)
         self.redact = redact
         self.steps = {name: _waiting(name) for name in names}
         self.whole = {"schema": SCHEMA, "run": job.run, "token": job.token, "state": "starting", "step": ""}
@@ -139,7 +141,12 @@ class Progress:
         for step in self.steps.values():
             if step["started_at"]:
                 step["elapsed_s"] = (step["ended_at"] or now) - step["started_at"]
-        tell(self.path, self.redact({**self.whole, "steps": list(self.steps.values()), "updated_at": now}))
+        tell(
+            self.path,
+            self.redact(
+                {**self.whole, "steps": list(self.steps.values()), "machine": self.figures.look(), "updated_at": now}
+            ),
+        )
 
 
 def _waiting(name: str) -> Dict[str, Any]:
