@@ -23,9 +23,10 @@ from infra.agent.process import myself, send
 from infra.errors import LimitHit, NoOffer, SlipwayError
 from infra.follow import Seen, follow
 from infra.journal import Fenced, Held, Journal, Lease, Op
-from infra.launch import Accept, Say
+from infra.launch import Accept
 from infra.providers import Provider
 from infra.records import Plan, Request
+from infra.stages import Say
 from infra.states import LOST, READY
 from infra.transport import Lost, TimedOut, Transport, Unreachable
 from store import Store, StoreError

@@ -27,6 +27,8 @@ def leave(op: Op, settings: Settings, as_json: bool) -> None:
         with log.open("ab") as file:
             subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
         render.say(f"inv keep {op.run} brings it home, and back if its machine fails; it writes to {log}")
+    else:
+        render.say("its own guard and agent keep it at work on this machine; nobody else is needed")
     say_how(op, as_json)
 
 

@@ -56,8 +56,9 @@ def launch(
         if dry_run or plan.job is None:
             report_plan(plan, journal, json, dry_run)
             return
+        known = {op.token for op in journal.ops()}
         op = begin(plan, vendor, journal, settings, name, no_accept)
-        if vendor.pod_store:
+        if vendor.pod_store and op.token not in known:
             keepsake.keep_code(op, ROOT, words.homes(settings) / op.run)
         if detach:
             leave(op, settings, json)

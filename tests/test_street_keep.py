@@ -48,9 +48,13 @@ def test_a_keeper_takes_over_and_one_works_and_what_was_killed_comes_back(world,
     assert world.json("keep", run) == {"run": run, "state": "kept", "keeper": first.pid}
     os.killpg(first.pid, signal.SIGKILL)
     first.communicate()
-    world.inv("keep", run, "--detach")
-    second = until(lambda: keeper(world, run), "another keeper")
-    assert second.pid != first.pid
+    second = world.begin("keep", run)
+    until(lambda: keeper(world, run), "another keeper")
+    second.send_signal(signal.SIGINT)
+    _, said = second.communicate(timeout=60)
+    assert second.returncode == 130 and f"inv keep {run} brings it home" in said
+    third = until(lambda: keeper(world, run), "one in the background")
+    assert third.pid != second.pid
     pod = sshd.folder / ".slipway" / "pods" / run
     kill_guard_and_agent(pod)
     until(lambda: keeper(world, run) is None, "it has brought the run to its end")

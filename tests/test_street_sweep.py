@@ -66,7 +66,7 @@ def test_three_pods_here_run_two_each_and_a_second_sweep_has_nothing_to_do(world
 
 
 def test_a_run_that_fails_stops_no_other_and_an_interrupted_sweep_goes_on(world):
-    runs = [{"name": "short", "ttl": "1s", "steps": 999}, {"name": "long", "steps": 200}, {"name": "after", "seed": 3}]
+    runs = [{"name": "short", "ttl": "1s", "steps": 999}, {"name": "long", "steps": 60}, {"name": "after", "seed": 3}]
     path = world.folder / "runs.yaml"
     path.write_text(json.dumps({"pods": 1, "each": {"profile": "tiny", "phase": "base"}, "runs": runs}))
     sweep = world.begin("sweep", str(path))

@@ -135,6 +135,8 @@ with Journal.open({str(journal.path)!r}) as journal:
             journal.take(keep.lease_name("a-1"))
         holder = journal.holder(keep.lease_name("a-1"))
         assert holder and holder.pid == other.pid
+        keep.end_keeper("a-1", journal, patience_s=0)  # as `inv down` does to one that is slow to leave
+        assert other.wait(30) == -signal.SIGTERM
     finally:
         other.kill()
         other.communicate()
