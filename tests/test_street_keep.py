@@ -4,6 +4,8 @@ import json
 import os
 import signal
 
+import pytest
+
 from infra.agent.process import Identity, send
 from infra.journal import Journal
 from infra.keep import lease_name
@@ -40,8 +42,9 @@ def kill_guard_and_agent(pod) -> None:
             send(one, number)
 
 
+@pytest.mark.timeout(300)
 def test_a_keeper_takes_over_and_one_works_and_what_was_killed_comes_back(world, sshd, tmp_path):
-    run = begin(world, "--steps", "150")
+    run = begin(world, "--steps", "100")
     first = world.begin("keep", run)
     holder = until(lambda: keeper(world, run), "a keeper")
     assert holder.pid == first.pid
@@ -61,9 +64,9 @@ def test_a_keeper_takes_over_and_one_works_and_what_was_killed_comes_back(world,
     (row,) = world.json("status")
     assert (row["state"], row["recoveries"]) == ("succeeded", 1)
     undisturbed = World(tmp_path / "undisturbed")
-    name = undisturbed.json("launch", "--phase", "base", "--steps", "150", "--yes")["run"]
+    name = undisturbed.json("launch", "--phase", "base", "--steps", "100", "--yes")["run"]
     assert losses(pod) == losses(undisturbed.folder / "pods" / name)
-    assert losses(pod).keys() == set(range(1, 151))
+    assert losses(pod).keys() == set(range(1, 101))
     sshd.stop()  # all is at home
     assert world.json("status")[0]["state"] == "succeeded"
     assert "bits per byte" in world.inv("logs", run, "--file", "base")

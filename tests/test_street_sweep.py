@@ -12,6 +12,8 @@ from infra.agent import environment
 from tests.loopback import loopback
 from tests.world import World, until
 
+pytestmark = pytest.mark.timeout(300)  # several trainings at once, on whatever cores there are
+
 
 @pytest.fixture
 def world(tmp_path):
