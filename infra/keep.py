@@ -180,7 +180,7 @@ class Keeper:
             limits = replace(limits, time_s=limits.time_s - guard.get("elapsed_s", 0.0))
         if limits.spend_micro_usd is not None:
             limits = replace(limits, spend_micro_usd=limits.spend_micro_usd - guard.get("spent_micro_usd", 0))
-        if min(limits.time_s or 1.0, limits.spend_micro_usd or 1) <= 0:
+        if any(left is not None and left <= 0 for left in (limits.time_s, limits.spend_micro_usd)):
             raise LimitHit(f"{op.run}: its pod is gone, and its limit is reached; run: inv launch")
         return replace(job, limits=limits)
 
