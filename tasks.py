@@ -6,11 +6,11 @@ sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)  # invoke turns ca
 
 from invoke import Collection  # noqa: E402
 
-from scripts import data, launch, market, pod, pool, program, project, train  # noqa: E402
+from scripts import data, launch, market, pod, pool, program, project, sweep, train  # noqa: E402
 
 program.mend()
 namespace = Collection(
-    *(launch.launch, launch.status, launch.logs, launch.down, launch.resume),
+    *(launch.launch, launch.status, launch.logs, launch.down, launch.resume, launch.keep_, sweep.sweep),
     *(data.shard, data.tokenizer),
     *(train.train, train.eval, train.chat, train.export),
     *(pod.ssh, pod.forward, pod.pull),

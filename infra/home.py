@@ -7,6 +7,7 @@ may be repeated: what is here already is not fetched again.
 import contextlib
 import hashlib
 import json
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -21,7 +22,9 @@ from store import Manifest, Store, StoreError, places
 
 LIST_S = 30.0
 SLOWEST_BYTES_PER_S = 100_000
-LIST_LOGS = 'cd -- "$1" 2>/dev/null || exit 0; for log in *.log; do [ -f "$log" ] && wc -c -- "$log"; done; exit 0'
+LIST_LOGS = (
+    'cd -- "$1" 2>/dev/null || exit 0; for log in *.log *.times; do [ -f "$log" ] && wc -c -- "$log"; done; exit 0'
+)
 
 
 def bring_logs(op: Op, transport: Transport, folder: Path) -> list[Path]:
@@ -46,7 +49,8 @@ def _append(transport: Transport, source: str, path: Path, size: int) -> None:
     if here > size:
         path.unlink()
         here = 0
-    with path.open("ab") as file:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
+        file.seek(here)  # by place, so that two who bring the same bytes at once bring them once
         while here < size:
             piece = transport.read(source, here)[: size - here]
             if not piece:
@@ -82,19 +86,21 @@ def words_at_home(op: Op, folder: Path) -> dict[str, Any]:
 
 
 def send_artifacts(job: Job, pod: PodFolder, pod_store: str, transport: Transport, home: Store) -> list[str]:
-    """Copy to the pod's store what the job reads and does not make; the names of what was sent."""
+    """Copy to the pod's store what the job reads, and what it has made elsewhere; the names of what was sent."""
     makings = [step.config["making"] for step in job.steps if "making" in step.config]
-    made = {making["name"] for making in makings}
+    made = {making["name"]: making["fingerprint"] for making in makings}
     wanted = {one["name"]: one["fingerprint"] for making in makings for one in making["inputs"].values()}
+    wanted = {**wanted, **made}
     sent = []
     for name, fingerprint in sorted(wanted.items()):
-        if name not in made and _fingerprint_there(pod, pod_store, name, transport) != fingerprint:
+        is_here = name not in made or is_home(home, name, fingerprint)
+        if is_here and _fingerprint_there(pod, pod_store, name, transport) != fingerprint:
             folder, manifest = home.path(name, fingerprint), home.manifest(name)
             place = places(name)[manifest.flat]
             root = pod.code / pod_store
             transport.run(["rm", "-f", "--", str(root / place)], timeout_s=LIST_S)  # whole only when it is back
             for entry in manifest.files:
-                _put(transport, folder / entry.path, str(root / manifest.place(entry.path)))
+                put(transport, folder / entry.path, str(root / manifest.place(entry.path)))
             transport.put(manifest.to_json().encode(), root / place)
             sent.append(name)
     return sent
@@ -109,7 +115,7 @@ def bring_artifacts(op: Op, pod_store: str, transport: Transport, home: Store) -
     for step in Job.from_json(op.job).steps:
         making = step.config.get("making", {})
         name, fingerprint = making.get("name", ""), making.get("fingerprint", "")
-        if not name or _is_home(home, name, fingerprint):
+        if not name or is_home(home, name, fingerprint):
             continue
         manifest = _manifest_there(pod, pod_store, name, transport)
         if manifest is None or manifest.fingerprint != fingerprint:
@@ -117,7 +123,7 @@ def bring_artifacts(op: Op, pod_store: str, transport: Transport, home: Store) -
         with tempfile.TemporaryDirectory(prefix="slipway-") as draft:
             for entry in manifest.files:
                 source = str(pod.code / pod_store / manifest.place(entry.path))
-                if _fetch(transport, source, Path(draft, entry.path)) != entry.sha256:
+                if fetch(transport, source, Path(draft, entry.path)) != entry.sha256:
                     raise StoreError(
                         f"{name} from {op.run}: {entry.path} arrived damaged; run again: inv pull {op.run}"
                     )
@@ -126,7 +132,8 @@ def bring_artifacts(op: Op, pod_store: str, transport: Transport, home: Store) -
     return brought
 
 
-def _is_home(home: Store, name: str, fingerprint: str) -> bool:
+def is_home(home: Store, name: str, fingerprint: str) -> bool:
+    """Whether the store at home holds that very artifact, whole."""
     found = home.check(name)
     return not found.problem and found.fingerprint == fingerprint
 
@@ -144,7 +151,7 @@ def _manifest_there(pod: PodFolder, pod_store: str, name: str, transport: Transp
     return None
 
 
-def _fetch(transport: Transport, source: str, path: Path) -> str:
+def fetch(transport: Transport, source: str, path: Path) -> str:
     """Copy a file of the pod; the sha256 of what arrived."""
     path.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
@@ -155,7 +162,7 @@ def _fetch(transport: Transport, source: str, path: Path) -> str:
     return digest.hexdigest()
 
 
-def _put(transport: Transport, path: Path, place: str) -> None:
+def put(transport: Transport, path: Path, place: str) -> None:
     """Copy a file to the pod, in pieces."""
 
     def pieces() -> Iterator[bytes]:

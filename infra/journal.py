@@ -42,6 +42,8 @@ class Op:
     target: str = ""  # what it makes, and where: one live op for each pair
     store: str = ""
     job: str = ""  # JSON, as it is handed over
+    request: str = ""  # JSON: what kind of machine was asked for, so that another one can be found
+    recoveries: int = 0  # how often a keeper has brought the run back, on this pod and those before it
     state: str = PLANNED
     epoch: int = 1
     place: str = ""  # the one machine that it wants; leased to this row while it is live
@@ -190,10 +192,9 @@ class Journal:
     def take(self, name: str) -> Lease:
         """Raises Held while the process that has it lives."""
         with self._writing():
-            row = self._db.execute("SELECT epoch, boot_id, pid, pid_starttime FROM leases WHERE name = ?", (name,))
-            epoch, *holder = row.fetchone() or (0, None, None, None)
-            if holder[1] is not None and is_alive(Identity(*holder)):
-                raise Held(f"{name} is held by process {holder[1]}")
+            epoch, holder = self._lease(name)
+            if holder:
+                raise Held(f"{name} is held by process {holder.pid}")
             me = myself()
             values = (name, epoch + 1, me.boot_id, me.pid, me.started)
             self._db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?)", values)
@@ -203,6 +204,10 @@ class Journal:
         """Names of the leases whose holders live."""
         rows = self._db.execute("SELECT name, boot_id, pid, pid_starttime FROM leases WHERE pid IS NOT NULL")
         return {name for name, *holder in rows.fetchall() if is_alive(Identity(*holder))}
+
+    def holder(self, name: str) -> Identity | None:
+        """The living process that has this lease."""
+        return self._lease(name)[1]
 
     def renew(self, lease: Lease) -> Lease:
         """The same lease, held by this process from now on; what `lease` named before is void. Raises Fenced."""
@@ -214,6 +219,13 @@ class Journal:
         self._hold(lease, None, None, None)
 
     # Within.
+
+    def _lease(self, name: str) -> tuple[int, Identity | None]:
+        """Its epoch, and who has it: a dead process has nothing."""
+        row = self._db.execute("SELECT epoch, boot_id, pid, pid_starttime FROM leases WHERE name = ?", (name,))
+        epoch, *holder = row.fetchone() or (0, None, None, None)
+        found = Identity(*holder) if holder[1] is not None else None
+        return epoch, found if found and is_alive(found) else None
 
     def _hold(self, lease: Lease, *holder: str | int | None) -> Lease:
         with self._writing():

@@ -85,6 +85,10 @@ MIGRATIONS = (
         """CREATE UNIQUE INDEX one_live_per_place ON ops (vendor, place)
             WHERE place != '' AND state NOT IN ('TERMINATED', 'FAILED')""",
     ),
+    (
+        "ALTER TABLE ops ADD COLUMN request TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE ops ADD COLUMN recoveries INTEGER NOT NULL DEFAULT 0",
+    ),
 )
 
 

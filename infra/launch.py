@@ -25,11 +25,12 @@ from store import Store
 ARM_S = 60.0
 
 Accept = Callable[[Transport, Request, Offer], str]  # why a machine is not taken, "" when it is
+Prepare = Callable[[Op, Transport], None]  # what else a pod is given before its job
 
 
 def start(
     plan: Plan, provider: Provider, journal: Journal, root: Path, secrets: Mapping[str, str], say: Say,
-    accept: Accept | None = None,
+    accept: Accept | None = None, prepare: Prepare | None = None,
 ) -> Op:  # fmt: skip
     """Rent a pod for the plan's job, send it the code of `root`, hand over.
 
@@ -68,6 +69,9 @@ def start(
                     told.append(tools.bring(transport, pod))
                 with stage("inputs", say) as told:
                     told += home.send_artifacts(plan.job, pod, provider.pod_store, transport, Store(plan.store))
+            if prepare:
+                with stage("what was made", say):
+                    prepare(op, transport)
             with stage("hand-over", say):
                 return hand_over(op, transport, journal, secrets)
         except BaseException as error:  # also Ctrl-C: a pod without its job must not stay

@@ -7,9 +7,13 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from infra.agent import environment, packages
 from infra.settings import VENDORS, Settings
+
+if TYPE_CHECKING:
+    from infra.survey import Look
 
 TRAIN_BYTES = 3 << 30  # the train environment, what is downloaded for it, and a first run
 
@@ -32,6 +36,35 @@ def findings(root: Path, settings: Settings) -> list[Finding]:
     ]
     providers = [Finding("local", "ok", "this machine"), *(_vendor(name, settings) for name in VENDORS)]
     return [_python(), *_installers(), *tools, _disk(root, settings), _gpu(), _train(root, settings), *providers]
+
+
+def nodes(settings: Settings) -> list[Finding]:
+    """Every machine of the inventory, asked at the same time: whether it can be used, and what it has.
+
+    Raises UsageError when there is no inventory.
+    """
+    from infra import pools, survey
+    from infra.hosts import HostMemory
+    from infra.providers.ssh import connections
+
+    hosts = pools.load(settings.pools)
+    looks = survey.look(hosts, connections(settings), HostMemory.beside(settings.state_file))
+    return [Finding(f"ssh {one.host.place}", "bad" if one.problem else "ok", _node(one)) for one in looks]
+
+
+def _node(look: "Look") -> str:
+    if not look.facts:
+        return look.problem
+    gpus = [gpu["name"] for gpu in look.facts["gpus"]]
+    memory = look.facts["memory_bytes"]
+    has = [
+        f"{len(gpus)} x {gpus[0]}" if gpus else "no GPU",
+        f"{look.facts['cpus']} CPUs",
+        f"{memory / 1e9:.0f} GB memory" if memory else "memory unknown",
+        f"{look.facts['free_bytes'] / 1e9:.0f} GB disk free",
+        f"Python {look.facts['python']}",
+    ]
+    return f"{look.problem}; {', '.join(has)}" if look.problem else f"reachable: {', '.join(has)}"
 
 
 def flops_per_s() -> float:

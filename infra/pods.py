@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import json
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,9 @@ from infra.providers import Provider
 from infra.records import Address, Offer, Pod, Request
 from infra.states import BOOTING, CREATING, LOST, PLANNED, READY, TERMINATING, UNKNOWN
 from infra.transport import Transport
+
+ASKED, HAS = "asked for", "it has "  # reasons that end a run with its pod: somebody's wish, and its verdict
+GONE = "it was gone"
 
 
 def rent(
@@ -36,8 +39,8 @@ def rent(
     job = replace(job, run=request.run, token=token, limits=limits)
     journal.take(_lease(token))  # while this process lives, nobody else clears the row away
     op = journal.plan(token=token, run=request.run, vendor=provider.name, target=target, store=store,
-                      spec_hash=spec_hash, job=job.to_json(), rate=offer.micro_usd_per_hour, ttl_s=limits.time_s,
-                      cap=limits.spend_micro_usd, place=offer.place,
+                      spec_hash=spec_hash, job=job.to_json(), request=json.dumps(asdict(request)),
+                      rate=offer.micro_usd_per_hour, ttl_s=limits.time_s, cap=limits.spend_micro_usd, place=offer.place,
                       remote_id=f"{token}@{offer.place}" if offer.place else None)  # fmt: skip
     op = journal.advance(op, "sending")
     try:
@@ -66,7 +69,7 @@ def folder_of(op: Op) -> PodFolder:
     return PodFolder(Path(Address.parse(address).folder if address.startswith("ssh://") else address))
 
 
-def end(provider: Provider, op: Op, journal: Journal, reason: str = "asked for") -> Op:
+def end(provider: Provider, op: Op, journal: Journal, reason: str = ASKED) -> Op:
     """The row once the pod is proven gone; calling twice is safe.
 
     SlipwayError: it is not proven, the row stays TERMINATING, and the message says what it may cost.
@@ -95,8 +98,8 @@ def settle(provider: Provider, op: Op, journal: Journal, transport: Transport) -
     A pod that has its verdict, one that was to be ended, one that never got its job and one that is gone are ended;
     one at work, or still being rented by a living process (this one too), stays as it is. Raises as `end`.
     """
-    if op.state in (READY, LOST, BOOTING) and _is_absent(provider, op):
-        return end(provider, op, journal, "it was gone")
+    if op.state in (READY, LOST, BOOTING) and is_absent(provider, op):
+        return end(provider, op, journal, GONE)
     if op.state == TERMINATING:
         return end(provider, op, journal)
     if op.state in (PLANNED, CREATING, UNKNOWN, BOOTING):
@@ -106,7 +109,12 @@ def settle(provider: Provider, op: Op, journal: Journal, transport: Transport) -
             return op
         return end(provider, op, journal, "its launch was cut off")
     verdict = verdict_of(op, transport) if op.state in (READY, LOST) else {}
-    return end(provider, op, journal, f"it has {verdict['state']}") if verdict else op
+    return end(provider, op, journal, f"{HAS}{verdict['state']}") if verdict else op
+
+
+def is_over(op: Op) -> bool:
+    """Whether the run of its newest row is to stay ended; another pod may go on with any other."""
+    return (not op.is_live or op.state == TERMINATING) and (op.reason == ASKED or op.reason.startswith(HAS))
 
 
 def verdict_of(op: Op, transport: Transport) -> dict[str, Any]:
@@ -128,11 +136,12 @@ def _prove_absence(provider: Provider, op: Op) -> None:
     settled_at = (op.sent_at or 0) + (0 if op.remote_id or not op.sent_at else provider.settle_s)
     if time.time() < settled_at:
         raise SlipwayError(f"its id is not known, and it may still turn up for {settled_at - time.time():.0f} s")
-    if not _is_absent(provider, op):
+    if not is_absent(provider, op):
         raise SlipwayError(f"{provider.name} still has it")
 
 
-def _is_absent(provider: Provider, op: Op) -> bool:
+def is_absent(provider: Provider, op: Op) -> bool:
+    """Whether the pod is proven gone. Raises SlipwayError when its provider does not say."""
     if provider.find(op.remote_id or op.token) is not None:
         return False
     if op.place:  # the pod can be nowhere else, and other machines may well be switched off

@@ -191,3 +191,4 @@ class PodView:
     ends: tuple[str, ...] = ()  # which ends are armed, in words
     started_at: float = 0.0
     note: str = ""
+    recoveries: int = 0  # how often its keeper has brought it back

@@ -58,8 +58,8 @@ def snapshot(
     deadline = time.monotonic() + deadline_s
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    late = Reading(problem=f"no answer in {deadline_s:g} s")
-    return [view(op, readings.get(op.token, late), time.time()) for op in ops]
+    late = f"no answer in {deadline_s:g} s"
+    return [view(op, readings.get(op.token) or _from_home(op, homes, late), time.time()) for op in ops]
 
 
 def view(op: Op, reading: Reading, now: float) -> PodView:
@@ -77,6 +77,7 @@ def view(op: Op, reading: Reading, now: float) -> PodView:
         ends=_ends(reading, now) if op.is_live else (),
         started_at=float(op.intent_at),
         note=_note(op, reading),
+        recoveries=op.recoveries,
     )
 
 
@@ -159,7 +160,16 @@ def _read(op: Op, provider: Provider | None, homes: Path) -> Reading:
             said = (ask if exists else words_of)(op, provider.reach(pod_of(op)))
         return Reading(exists, _is_alive(said), said["guard"], said["progress"], said["verdict"])
     except (SlipwayError, OSError, ValueError) as error:
-        return Reading(problem=str(error))
+        return _from_home(op, homes, str(error))
+
+
+def _from_home(op: Op, homes: Path, problem: str) -> Reading:
+    """What was brought home of a pod that does not answer: its figures are as old as they say."""
+    try:
+        said = _of(op, words_at_home(op, homes / op.run))
+    except (OSError, ValueError) as error:
+        return Reading(problem=f"{problem}; {error}")
+    return Reading(None, None, said["guard"], said["progress"], said["verdict"], problem)
 
 
 def _of(op: Op, said: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

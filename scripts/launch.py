@@ -52,13 +52,24 @@ def status(c, run="", watch=None, json=False):
     word="run",
     help={
         "follow": "go on until the run ends, and exit with its code",
-        "tail": "only the last N lines",
+        "tail": "only the last N lines of each log",
+        "since": "only what was written in the last 90s, 10m, 2h",
         "file": "log of one step, or guard, agent, environment",
-        "errors": "only the error logs",
+        "errors": "only the error logs; with --file, of that step",
     },
 )
-def logs(c, run="", follow=False, tail=0, file="", errors=False):
+def logs(c, run="", follow=False, tail=0, since="", file="", errors=False):
     """What a run has written, step by step."""
+
+
+@command(
+    "scripts.runs",
+    name="keep",
+    word="run",
+    help={"detach": "in the background; it writes to keep.log beside the run's logs", "json": "one JSON document"},
+)
+def keep_(c, run="", detach=False, json=False):
+    """Follow a run, bring home what it makes, and bring it back when its pod dies; one process at a time does that."""
 
 
 @command("scripts.runs", word="run", help={"all": "every live run", "json": "one JSON document on stdout"})

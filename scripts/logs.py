@@ -1,53 +1,76 @@
 """Reading a run's logs: all steps in order, the last lines of one, or on and on until the run ends."""
 
+import codecs
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from invoke import Exit
 
-from infra import home, pods
+from infra import home, keep, pods
 from infra.agent.job import Job
-from infra.errors import UsageError
+from infra.errors import SlipwayError, UsageError
+from infra.follow import RETRY_S, Seen, look
 from infra.follow import follow as follow_run
-from infra.follow import look
 from infra.journal import Journal, Op
 from infra.settings import Settings
 from infra.transport import Lost, TimedOut, Transport, Unreachable
 from scripts import words
 from scripts.render import clean
 
+LAST_S = 60.0  # a pod that is deaf when its run has ended is asked again for so long
 
-def show(op: Op, journal: Journal, settings: Settings, *, follow: bool, tail: int, file: str, errors: bool) -> None:
+
+def show(
+    op: Op, journal: Journal, settings: Settings, *, follow: bool, tail: int, since: str, file: str, errors: bool
+) -> None:
     """Print to stdout. Raises UsageError for a log that does not exist, Exit with the run's code after following."""
-    folder = words.homes(settings) / op.run
-    transport = words.provider(settings, op.vendor).reach(pods.pod_of(op))
+    folder, vendor = words.homes(settings) / op.run, words.provider(settings, op.vendor)
+    wanted_s = words.seconds(since)
+    after = 0.0 if wanted_s is None else time.time() - wanted_s
     if op.address:
-        _bring(op, transport, folder)
-    if errors:
-        paths = sorted(folder.glob("error-*.log"))
-        if not paths:
-            print(f"{op.run} has written no error log", file=sys.stderr)
-    else:
-        paths = choose(folder, op, file, follow)
-        if not paths and not follow:
-            print(f"{op.run} has written no log yet", file=sys.stderr)
-    offsets = {path: write(path, 0, tail) for path in paths}
+        bring(op, vendor.reach(pods.pod_of(op)), folder)
+
+    def paths() -> list[Path]:
+        return choose_errors(folder, file) if errors else choose(folder, op, file, follow)
+
+    if not paths() and not follow:
+        print(f"{op.run} has written no {'error ' if errors else ''}log{'' if errors else ' yet'}", file=sys.stderr)
+    offsets = {path: write(path, start(path, after), tail, is_last=not follow) for path in paths()}
     if not follow:
         return
     verdict: Mapping[str, Any] = {}
-    for seen in follow_run(op, journal, transport) if op.is_live else [look(op, transport)]:
-        verdict = seen[1]
-        _bring(op, transport, folder)
-        for path in choose(folder, op, file, follow):
-            offsets[path] = write(path, offsets.get(path, 0))
+    for op, (_, verdict) in follow_pods(op, journal, settings):  # noqa: B020 (the run may move to another pod)
+        transport = vendor.reach(pods.pod_of(op))
+        deadline = time.monotonic() + LAST_S
+        while bring(op, transport, folder) and verdict and time.monotonic() < deadline:
+            time.sleep(RETRY_S)
+        for path in paths():
+            offsets[path] = write(path, offsets.get(path, 0), is_last=bool(verdict))
     state = verdict.get("state", "stopped")
     print(f"{op.run} {state} {verdict.get('reason', '')}".rstrip(), file=sys.stderr)
     raise Exit(code={"succeeded": 0, "limit": 5}.get(state, 1))
 
 
-def _bring(op: Op, transport: Transport, folder: Path) -> bool:
+def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[Op, Seen]]:
+    """Looks at the run, over all pods on which its keeper lets it go on. Raises SlipwayError when nobody does."""
+    while True:
+        transport = words.provider(settings, op.vendor).reach(pods.pod_of(op))
+        try:
+            for seen in follow_run(op, journal, transport) if op.is_live else [look(op, transport)]:
+                yield op, seen
+            return
+        except SlipwayError:
+            if journal.holder(keep.lease_name(op.run)) is None:
+                raise
+            time.sleep(RETRY_S)
+            op = journal.ops(run=op.run)[-1]
+
+
+def bring(op: Op, transport: Transport, folder: Path) -> bool:
     """Whether the pod is deaf just now: then what is at home has to do, and it is asked again."""
     try:
         home.bring_logs(op, transport, folder)
@@ -69,17 +92,65 @@ def choose(folder: Path, op: Op, file: str, follow: bool) -> list[Path]:
     return [path for name in names if (path := folder / f"{name}.log").exists()]
 
 
-def write(path: Path, offset: int, tail: int = 0) -> int:
-    """Print what `path` holds after `offset`, or its last `tail` lines; returns where it ended."""
+def choose_errors(folder: Path, step: str) -> list[Path]:
+    """The error logs, oldest first; only those of a step, when one is named: their first line says whose they are."""
+    found = sorted(folder.glob("error-*.log"))
+    return [path for path in found if not step or f", step {step}: " in path.read_text(errors="replace").split("\n")[0]]
+
+
+def start(path: Path, after: float) -> int:
+    """Where in a log begins what was written after that time (UTC epoch seconds), by the clock of its machine.
+
+    The agent notes how a step's log grows, to the second or so; its own lines and the guard's are stamped; the name of
+    an error log is its time. Of a log with none of these nothing is left out, and that is said.
+    """
+    if not after or not path.exists():
+        return 0
+    content, times = path.read_bytes(), path.with_suffix(".times")
+    if path.name.startswith("error-"):
+        return 0 if (stamp(path.stem.removeprefix("error-")) or after) >= after else len(content)
+    if times.exists():
+        notes = [line.split() for line in times.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        before = [int(size) for at, size in notes if float(at) <= after]
+        offset = min(before[-1] if before else 0, len(content))
+        return content.rfind(b"\n", 0, offset) + 1  # a line is shown whole
+    offset, is_stamped = 0, False
+    for line in content.splitlines(keepends=True):
+        at = stamp(line.split(b" ", 1)[0].decode(errors="replace"))
+        is_stamped |= at is not None
+        if at is not None and at >= after:
+            return offset
+        offset += len(line)
+    if not is_stamped:
+        print(f"{path.name}: when its lines were written is not known; here is all of it", file=sys.stderr)
+        return 0
+    return offset
+
+
+def stamp(word: str) -> float | None:
+    """`2026-11-20T22:51:07Z`, with or without dashes and colons, as UTC epoch seconds."""
+    try:
+        found = datetime.strptime(word.replace("-", "").replace(":", ""), "%Y%m%dT%H%M%SZ")
+    except ValueError:
+        return None
+    return found.replace(tzinfo=timezone.utc).timestamp()
+
+
+def write(path: Path, offset: int, tail: int = 0, is_last: bool = True) -> int:
+    """Print what `path` holds after `offset`, or its last `tail` lines; returns where it ended.
+
+    Unless this is the last look, a letter of which only some bytes have come waits for the others.
+    """
     if not path.exists():
         return offset
     with path.open("rb") as file:
         file.seek(offset)
         content = file.read()
-    text = content.decode(errors="replace")
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text = decoder.decode(content, final=is_last)
     if tail:
         text = "".join(text.splitlines(keepends=True)[-tail:])
     if text:
         sys.stdout.write(clean(text))
         sys.stdout.flush()
-    return offset + len(content)
+    return offset + len(content) - len(decoder.getstate()[0])

@@ -26,19 +26,24 @@ def config(c, json=False):
         print(columns([(one.name, one.value, one.source) for one in shown]))
 
 
-@command(help={"json": "one JSON document"})
-def doctor(c, json=False):
-    """Say what this machine has and lacks; exit 0 when everything runs on it."""
+@command(help={"provider": "ssh: look at the machines of the inventory instead", "json": "one JSON document"})
+def doctor(c, provider="", json=False):
+    """Say what this machine has and lacks, or each machine of yours; exit 0 when all of it can be used."""
     from infra import machine
+    from infra.errors import UsageError
     from infra.settings import Settings
 
-    found = machine.findings(ROOT, Settings.load(ROOT))
+    if provider not in ("", "local", "ssh"):
+        raise UsageError(f"--provider is {provider!r}; known: local, ssh")
+    settings = Settings.load(ROOT)
+    found = machine.nodes(settings) if provider == "ssh" else machine.findings(ROOT, settings)
     if json:
         print_json(found)
     else:
         print(columns([(one.name, one.state, one.detail) for one in found]))
     if any(one.state == "bad" for one in found):
-        raise Exit("inv doctor: this machine cannot run the street yet: see the lines marked bad", code=1)
+        which = "some machines cannot be used" if provider == "ssh" else "this machine cannot run the street yet"
+        raise Exit(f"inv doctor: {which}: see the lines marked bad", code=1)
 
 
 @command(

@@ -5,7 +5,7 @@ In: the records of the street. Out: text on stdout (data) or stderr (talk). Noth
 
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -69,7 +69,8 @@ def _table(*headings: str) -> Any:
 
     table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
     for heading in headings:
-        right, wraps = heading in ("time", "about", "cost", "age"), heading in ("why", "beside", "measure")
+        right = heading in ("time", "about", "cost", "age", "at", "loss", "tok/s", "left", "GPU", "memory", "disk free")
+        wraps = heading in ("why", "beside", "measure")
         table.add_column(heading, justify="right" if right else "left", no_wrap=not wraps)
     return table
 
@@ -189,22 +190,45 @@ def steps_json(progress: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def view_json(view: PodView) -> dict[str, Any]:
-    record = current_record(view.progress)
+    seen = figures(view, time.time())
     return {
         "run": view.run,
         "provider": view.provider,
         "state": view.state,
         "step": view.step or None,
         "steps": steps_json(view.progress),
-        "train_step": record.get("step") if record.get("kind") == "progress" else None,
-        "loss": record.get("loss"),
-        "tokens_per_s": record.get("tokens_per_s"),
+        **{
+            key: round(value, 1) if key.endswith("_age_s") and value is not None else value
+            for key, value in seen.items()
+        },
         "age_s": None if view.age_s is None else round(view.age_s, 1),
         "usd_per_hour": usd(view.micro_usd_per_hour),
         "spent_usd": usd(view.spent_micro_usd),
         "ends": list(view.ends),
         "started_at": iso(view.started_at),
         "note": view.note or None,
+        "recoveries": view.recoveries,
+    }
+
+
+def figures(view: PodView, now: float) -> dict[str, Any]:
+    """What a run and its machine are doing, each group with the age of its figures; None = not known."""
+    record, machine = current_record(view.progress), view.progress.get("machine") or {}
+    is_training = record.get("kind") == "progress"
+
+    def age_s(at: float | None) -> float | None:
+        return None if at is None else max(0.0, now - at)
+
+    return {
+        "train_step": record.get("step") if is_training else None,
+        "loss": record.get("loss"),
+        "tokens_per_s": record.get("tokens_per_s"),
+        "eta_s": record.get("eta_s") if is_training else None,
+        "train_age_s": age_s(record.get("at")),
+        "gpus": machine.get("gpus") or [],
+        "gpus_age_s": age_s(machine.get("gpus_at")),
+        "disk_free_bytes": machine.get("disk_free_bytes"),
+        "disk_age_s": age_s(machine.get("disk_at")),
     }
 
 
@@ -217,11 +241,12 @@ def current_record(progress: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def status_table(views: Iterable[PodView], now: float | None = None) -> "RenderableType":
-    """One row per run, newest first; under it what each says, and which ends are armed."""
+    """One row per run, newest first; the figures of those at work; what each says, and which ends are armed."""
     from rich.console import Group
     from rich.text import Text
 
     now = time.time() if now is None else now
+    views = list(views)
     styles = {"running": "bold green", "succeeded": "green", "failed": "red", "lost": "red", "limit": "yellow"}
     table = _table("run", "provider", "state", "step", "cost", "time", "age")
     lines: list[Text] = []  # what is said: a column would be too narrow for it
@@ -238,11 +263,47 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
             duration(now - view.started_at) if is_running and view.started_at else "",
             duration(view.age_s) if is_running else "",
         )
-        said = record_words(step, brief=True) if step and is_running else ""
+        said = record_words(step, brief=True) if step and is_running and figures(view, now)["loss"] is None else ""
         if said:
             lines.append(Text(f"{view.run}: {said}"))
-        lines.extend(Text(f"{view.run}: {words}", style="dim") for words in (clean(view.note), *view.ends) if words)
-    return Group(table, *lines)
+        back = f"brought back {view.recoveries} times" if view.recoveries else ""
+        words = (clean(view.note), back, *view.ends)
+        lines.extend(Text(f"{view.run}: {one}", style="dim") for one in words if one)
+    at_work = [view for view in views if view.state in ("running", "lost") and view.progress]
+    return Group(table, *([figures_table(at_work, now)] if at_work else []), *lines)
+
+
+def figures_table(views: Sequence[PodView], now: float) -> "RenderableType":
+    """Training, GPUs and disk of the runs at work, each followed by how old it is; no GPU columns where none is."""
+    seen = {view.run: figures(view, now) for view in views}
+    has_gpus = any(one["gpus"] for one in seen.values())
+    table = _table("at work", "at", "loss", "tok/s", "left", "age", *(("GPU", "memory", "age") if has_gpus else ()),
+                   "disk free", "age")  # fmt: skip
+    for run, one in seen.items():
+        cells = [
+            "" if one["train_step"] is None else f"{one['train_step']:,}",
+            "" if one["loss"] is None else f"{one['loss']:.3f}",
+            "" if one["tokens_per_s"] is None else f"{one['tokens_per_s']:,.0f}",
+            "" if one["eta_s"] is None else duration(one["eta_s"]),
+            "" if one["train_age_s"] is None else duration(one["train_age_s"]),
+        ]
+        if has_gpus:
+            cells += [*gpu_words(one["gpus"]), duration(one["gpus_age_s"]) if one["gpus"] else ""]
+        free = one["disk_free_bytes"]
+        cells += ["", ""] if free is None else [size(free), duration(one["disk_age_s"])]
+        table.add_row(run, *cells)
+    return table
+
+
+def gpu_words(gpus: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """`8 x 93 %` (their mean), and the memory of the fullest: `31.2 GB of 80.0 GB`; ? = it does not say."""
+    if not gpus:
+        return "", ""
+    percents = [gpu["percent"] for gpu in gpus if gpu["percent"] is not None]
+    many = f"{len(gpus)} x " if len(gpus) > 1 else ""
+    full = max(gpus, key=lambda gpu: gpu["used_bytes"] or 0)
+    used, whole = (size(full[key]) if full[key] is not None else "?" for key in ("used_bytes", "memory_bytes"))
+    return f"{many}{sum(percents) / len(percents):.0f} %" if percents else f"{many}?", f"{used} of {whole}"
 
 
 def watch_screen(views: list[PodView], every_s: float) -> "RenderableType":

@@ -14,18 +14,19 @@ from typing import Any
 
 from invoke import Exit
 
-from infra import home, pods, watch
+from infra import home, keep, keepsake, pods, watch
 from infra import launch as street
 from infra.agent.job import Job
 from infra.errors import SlipwayError, UsageError
-from infra.follow import follow
 from infra.journal import Journal, Op, Taken
+from infra.keep import Keeper
 from infra.names import check_name, match, run_name
 from infra.providers import Provider
 from infra.records import Plan, Request
 from infra.settings import Settings
 from infra.transport import Transport
 from scripts import render, words
+from scripts.keeping import keeper_of, leave
 from scripts.planning import ROOT, plan_for
 from scripts.program import print_json
 from store import Store, StoreError
@@ -55,9 +56,12 @@ def launch(
         if dry_run or plan.job is None:
             report_plan(plan, journal, json, dry_run)
             return
+        known = {op.token for op in journal.ops()}
         op = begin(plan, vendor, journal, settings, name, no_accept)
+        if vendor.pod_store and op.token not in known:
+            keepsake.keep_code(op, ROOT, words.homes(settings) / op.run)
         if detach:
-            say_how(op, json)
+            leave(op, settings, json)
             return
         conclude(op, journal, settings, json)
 
@@ -112,12 +116,14 @@ def again(op: Op, vendor: Provider, journal: Journal, settings: Settings) -> Op:
 
 
 def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> None:
-    """Follow to the verdict, settle the row, tell the result. Ctrl-C leaves the run at work."""
+    """Keep the run to its verdict, settle the row, tell the result. Ctrl-C leaves the run at work."""
+    keeper = keeper_of(op, journal, settings)
     try:
-        progress, verdict = show_progress(op, journal, settings, quiet=as_json)
+        with keeper.keeping(op.run):
+            progress, verdict = show_progress(op, keeper, quiet=as_json)
     except KeyboardInterrupt:
         render.say(f"\ndetached; {op.run} goes on.")
-        say_how(op, as_json)
+        leave(op, settings, as_json)
         raise Exit(code=DETACHED) from None
     settle(journal, settings)
     succeeded = verdict["state"] == "succeeded"
@@ -129,13 +135,16 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
                 "ran": [step["name"] for step in progress["steps"] if step["state"] == "done"],
                 "steps": render.steps_json(progress),
                 "reason": verdict["reason"] or None,
+                "recoveries": progress["recoveries"],
             }
         )
     elif succeeded:
         total = sum(step["elapsed_s"] for step in progress["steps"])
         made = Job.from_json(op.job).steps[-1].config["making"]["name"]
         render.say(f"{op.run} succeeded in {render.duration(total)}. {talk_to(made, op.store)}")
-    if not succeeded:
+    if succeeded:
+        keepsake.forget(keeper.folder)
+    else:
         logs = f"./inv logs {op.run}{' --errors' if verdict['state'] == 'failed' else ''}"
         if verdict.get("tail") and not as_json:
             render.say(render.clean(verdict["tail"]))
@@ -153,17 +162,9 @@ def talk_to(artifact: str, store: str) -> str:
     return f"Talk to it: {where}./inv chat{model}"
 
 
-def say_how(op: Op, as_json: bool) -> None:
-    if as_json:
-        print_json({"run": op.run, "state": "running"})
-    render.say(f"follow: ./inv logs {op.run} --follow   watch: ./inv status --watch   stop: ./inv down {op.run}")
-
-
-def show_progress(
-    op: Op, journal: Journal, settings: Settings, quiet: bool
-) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def show_progress(op: Op, keeper: Keeper, quiet: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Bars on a terminal, a line per step elsewhere; returns the last progress and the verdict."""
-    seen = follow(op, journal, way(settings, op))
+    seen = keeper.keep(op)
     if not quiet:
         render.say(f"run {op.run} in {op.address}")
     if quiet:
@@ -317,6 +318,7 @@ def down(run, all, json):
         for op in live:
             was_live, vendor = op.is_live, words.provider(settings, op.vendor)
             pods.end(vendor, op, journal)
+            keep.end_keeper(op.run, journal)
             if was_live and op.address:
                 bring_home(op, vendor, settings)
             ended.append(op.run)
@@ -341,6 +343,26 @@ def resume(run, detach, json):
         except Taken as taken_by:
             op = attach(taken_by.op, vendor, journal, settings)
         if detach:
-            say_how(op, json)
+            leave(op, settings, json)
         else:
             conclude(op, journal, settings, json)
+
+
+def keep_(run, detach, json):
+    settings = words.settings()
+    with open_journal(settings) as journal:
+        op = find_run(journal, run)
+        holder = journal.holder(keep.lease_name(op.run))
+        if holder:
+            state, said = "kept", f"{op.run} is kept by process {holder.pid}"
+        elif pods.is_over(op):
+            state, said = "over", f"{op.run} is over; run: inv status {op.run}"
+        elif detach:
+            leave(op, settings, json)
+            return
+        else:
+            conclude(op, journal, settings, json)
+            return
+        render.say(said)
+        if json:
+            print_json({"run": op.run, "state": state, "keeper": holder.pid if holder else None})

@@ -19,7 +19,7 @@ from typing import Any, Dict, Optional, Set
 from infra.agent import step_zero, steps
 from infra.agent.job import Job, PodFolder, Step
 from infra.agent.process import TOKEN, become_subreaper, end_all, find, in_words, myself, send
-from infra.agent.progress import Progress, Redactor, Tail
+from infra.agent.progress import Growth, Progress, Redactor, Tail
 from infra.agent.state import (
     AgentError,
     grace_s,
@@ -115,18 +115,21 @@ class Agent:
         return self.failed(step, f"step {step.name} {why} {1 + step.max_restarts} times", ending.exit_code)
 
     def attempt(self, step: Step) -> steps.Ending:
-        records = Tail(self.pod.records(step.name))
+        records, log = Tail(self.pod.records(step.name)), Growth(self.pod.log(step.name))
         self.progress.begin(step.name)
 
         def tick() -> bool:
             fresh = records.read()
             self.progress.see(step.name, fresh)
+            log.look()
             self.keep_guard()
             return bool(fresh)
 
         words = [self.pythons[step.environment], *step.words, "--config", str(self.pod.config(step.name))]
         watch = steps.Watch(tick, self.stop_grace_s, self.signal_all, self.end_tree)
-        return steps.attempt(self.pod, step, words, self.environ(step), watch)
+        ending = steps.attempt(self.pod, step, words, self.environ(step), watch)
+        log.note()
+        return ending
 
     def done(self, step: Step) -> None:
         result = self.progress.steps[step.name]["result"]
@@ -216,7 +219,8 @@ class Agent:
 
     def spared(self) -> Set[int]:
         guard = living(self.pod, "guard")
-        young = {self.guard.pid} if self.guard and self.guard.poll() is None else set()
+        asked = self.progress.figures.asked  # on a broken driver nothing ends it
+        young = {one.pid for one in (self.guard, asked) if one and one.poll() is None}
         return young | ({guard.pid} if guard else set())
 
     def signal_all(self, number: int) -> None:

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Set
 from urllib.parse import quote
 
+from infra.agent.figures import Figures
 from infra.agent.job import SCHEMA, Job, PodFolder
-from infra.agent.state import tell
+from infra.agent.state import say, tell
 
 WRITE_EVERY_S = 0.5
 SHORTEST = 8  # what is shorter is struck out as it is only: a short code stands for many things
+NOTE_EVERY_S = 1.0
 
 
 class Redactor:
@@ -78,9 +80,40 @@ def _parse(line: bytes) -> Dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
+class Growth:
+    """Notes when a log had how many bytes, so that its lines can be dated: lines of seconds and bytes in a `.times`."""
+
+    def __init__(self, log: Path) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.log = log
+        self.times = log.with_suffix(".times")
+        self.size = -1
+        self.noted_at = 0.0
+        self.note()  # what comes now is younger than what an earlier attempt has left
+
+    def look(self) -> None:
+        if time.monotonic() - self.noted_at >= NOTE_EVERY_S:
+            self.note()
+
+    def note(self) -> None:
+        """The size is read before the time: a byte may seem younger than it is, by an instant, and never older."""
+        self.noted_at = time.monotonic()
+        try:
+            size = self.log.stat().st_size
+            if size != self.size:
+                self.size = size
+                with open(self.times, "a", encoding="ascii") as file:
+                    file.write("%.3f %d\n" % (time.time(), size))
+        except FileNotFoundError:  # nothing was written yet
+            return
+        except OSError as error:  # the disk is full: the log goes on undated
+            say("could not note the size of %s: %s" % (self.log.name, error))
+
+
 class Progress:
     def __init__(self, pod: PodFolder, job: Job, names: Iterable[str], redact: Redactor) -> None:
         self.path = pod.progress
+        self.figures = Figures(pod.root)
         self.redact = redact
         self.steps = {name: _waiting(name) for name in names}
         self.whole = {"schema": SCHEMA, "run": job.run, "token": job.token, "state": "starting", "step": ""}
@@ -125,7 +158,12 @@ class Progress:
         for step in self.steps.values():
             if step["started_at"]:
                 step["elapsed_s"] = (step["ended_at"] or now) - step["started_at"]
-        tell(self.path, self.redact({**self.whole, "steps": list(self.steps.values()), "updated_at": now}))
+        tell(
+            self.path,
+            self.redact(
+                {**self.whole, "steps": list(self.steps.values()), "machine": self.figures.look(), "updated_at": now}
+            ),
+        )
 
 
 def _waiting(name: str) -> Dict[str, Any]:

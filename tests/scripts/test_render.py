@@ -45,3 +45,21 @@ def test_the_step_of_training_is_a_number_or_unknown():
     said = {"kind": "result", "step": "text"}, {"kind": "progress", "step": 7}
     views = [replace(VIEW, progress={"steps": [{**STEP, "record": one}]}) for one in said]
     assert [render.view_json(view)["train_step"] for view in views] == [None, 7]
+
+
+def test_figures_stand_in_columns_and_each_group_says_how_old_it_is():
+    machine = {
+        "gpus": [{"name": "H100", "percent": 93, "used_bytes": 31_200_000_000, "memory_bytes": None}],
+        "gpus_at": 990.0, "disk_free_bytes": 512_000_000_000, "disk_at": 980.0,
+    }  # fmt: skip
+    record = {"kind": "progress", "step": 1200, "loss": 4.9561, "tokens_per_s": 4496.2, "eta_s": 75, "at": 970.0}
+    step = {"name": "base", "state": "running", "record": record, "started_at": 900.0, "ended_at": None}
+    progress = {"steps": [step], "machine": machine}
+    view = PodView(run="a-1", provider="ssh", state="running", step="base", progress=progress, age_s=1.0)
+    seen = render.figures(view, 1000.0)
+    assert (seen["train_step"], seen["train_age_s"], seen["gpus_age_s"], seen["disk_age_s"]) == (1200, 30, 10, 20)
+    words = " ".join(shown(render.status_table([view], 1000.0), 120).split())
+    assert "at work at loss tok/s left age GPU memory age disk free age" in words
+    assert "a-1 1,200 4.956 4,496 1 min 15 s 30 s 93 % 31.2 GB of ? 10 s 512.0 GB 20 s" in words
+    assert "GPU" not in shown(render.figures_table([replace(view, progress={**progress, "machine": {}})], 1000.0))
+    assert {"gpus", "gpus_age_s", "disk_free_bytes", "disk_age_s", "train_age_s"} <= render.view_json(view).keys()

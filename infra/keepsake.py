@@ -1,0 +1,102 @@
+"""What a run needs to go on elsewhere, kept at home while it is followed.
+
+In: a journal row and the way to its pod. Out: under `<homes>/<run>/`: `code/` as it was sent, `pod/` with marks of
+steps, figures, and of each folder of checkpoints the newest that is whole. `restore` puts all of it, logs too, onto
+another pod of the run. A checkpoint is a folder `step-*` whose MANIFEST.json lists its files with their sha256.
+"""
+
+import contextlib
+import json
+import shutil
+import subprocess
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from infra import home
+from infra.agent.job import Job, write_durably
+from infra.errors import SlipwayError
+from infra.journal import Op
+from infra.pods import folder_of
+from infra.transport import ThisMachine, Transport
+from store import Store
+
+MANIFEST = "MANIFEST.json"
+OURS = ("keep.log", "launch.log")  # written at home
+LIST = """cd -- "$1" 2>/dev/null || exit 0
+for file in work/checkpoints/*/step-*/MANIFEST.json work/runs/*/metrics.jsonl state/marks/*.json; do
+    [ ! -f "$file" ] || printf '%s\\n' "$file"
+done"""
+
+
+def keep_code(op: Op, root: Path, folder: Path) -> Path:
+    """A copy of the code of `root`, as a push sends it: what another pod of this run gets."""
+    write_durably(folder / "POD.json", json.dumps({"token": op.token, "run": op.run}))
+    code = folder / "code"
+    ThisMachine().push(root, code, op.token)
+    subprocess.run(["git", "init", "-q", str(code)], check=True, stdin=subprocess.DEVNULL)  # else it is ignored by ours
+    return code
+
+
+def bring(op: Op, transport: Transport, folder: Path) -> None:
+    """Bring home what there is now; may be repeated. What the pod has tidied away meanwhile is left out.
+
+    Raises SlipwayError when something arrived damaged.
+    """
+    root = folder_of(op).root
+    done = transport.run(["sh", "-c", LIST, "sh", str(root)], timeout_s=home.LIST_S)
+    if done.exited != 0:
+        raise SlipwayError(f"{op.run}: listing its checkpoints: {done.stderr.strip() or f'exit code {done.exited}'}")
+    names = sorted(done.stdout.splitlines())
+    if any(".." in PurePosixPath(name).parts or name.startswith("/") for name in names):
+        raise SlipwayError(f"{op.run}: its pod lists files outside of its folder")
+    newest = {str(Path(name).parents[1]): str(Path(name).parent) for name in names if name.endswith(MANIFEST)}
+    for name in newest.values():
+        with contextlib.suppress(FileNotFoundError):  # only the newest few are kept there
+            _bring_checkpoint(transport, root / name, folder / "pod" / name)
+    for name in names:  # after the checkpoints: figures must reach as far as they do
+        if not name.endswith(MANIFEST):
+            with contextlib.suppress(FileNotFoundError):
+                write_durably(folder / "pod" / name, transport.get(root / name).decode())
+
+
+def restore(op: Op, transport: Transport, folder: Path, store: Store) -> None:
+    """Give a new pod what the one before has made; `store` is the one at home. Done before its job is started."""
+    pod, kept = folder_of(op), folder / "pod"
+    lost = [step.name for step in Job.from_json(op.job).steps if not _is_made_here(step.config, store)]
+    for path in sorted(path for path in kept.rglob("*") if path.is_file()):
+        name = path.relative_to(kept)
+        if name.parts[:2] == ("state", "marks") and name.stem in lost:
+            continue  # what it made went with its pod: it is made again
+        home.put(transport, path, str(pod.root / name))
+    for path in sorted((*folder.glob("*.log"), *folder.glob("*.times"))):
+        if path.name not in OURS:  # the pod's go on where they ended
+            home.put(transport, path, str(pod.logs / path.name))
+
+
+def forget(folder: Path) -> None:
+    """The run has succeeded: what it made is in the store."""
+    for name in ("pod", "code", "state"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    (folder / "POD.json").unlink(missing_ok=True)
+
+
+def _is_made_here(config: dict[str, Any], store: Store) -> bool:
+    making = config.get("making")
+    return making is None or home.is_home(store, making["name"], making["fingerprint"])
+
+
+def _bring_checkpoint(transport: Transport, source: Path, target: Path) -> None:
+    """Whole or not at all; older ones of the same folder go when it is here."""
+    if target.exists():
+        return
+    draft = target.with_name(f".{target.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    manifest = json.loads(transport.get(source / MANIFEST))
+    for file in manifest["files"]:
+        name = PurePosixPath(file["path"]).name
+        if home.fetch(transport, str(source / name), draft / name) != file["sha256"]:
+            raise SlipwayError(f"{source / name} arrived damaged; it is fetched again")
+    write_durably(draft / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True))
+    for old in target.parent.glob("step-*"):
+        shutil.rmtree(old)
+    draft.rename(target)

@@ -1,0 +1,34 @@
+"""Many runs on a few pods: each pod has a lane, whose runs follow one another; lanes go at the same time.
+
+In: runs with estimates, names of pods. Out: lanes. Pure.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Lane:
+    pod: str
+    runs: tuple[str, ...]  # in the order in which they go
+    estimate_s: float
+
+
+def pack(estimates_s: Mapping[str, float], pods: Sequence[str], placed: Mapping[str, str]) -> list[Lane]:
+    """One lane per pod, perhaps without a run; a run of `placed` goes where it was, any other where least waits.
+
+    The runs of a lane keep their order. With equal estimates, runs are dealt out like cards.
+    """
+    waiting: dict[str, list[str]] = {pod: [] for pod in pods}
+    for run in estimates_s:
+        if placed.get(run) in waiting:
+            waiting[placed[run]].append(run)
+
+    def load(pod: str) -> tuple[float, int]:
+        return sum(estimates_s[run] for run in waiting[pod]), len(waiting[pod])
+
+    for run in estimates_s:
+        if placed.get(run) not in waiting:
+            waiting[min(pods, key=load)].append(run)
+    order = {run: number for number, run in enumerate(estimates_s)}
+    return [Lane(pod, tuple(sorted(runs, key=order.__getitem__)), load(pod)[0]) for pod, runs in waiting.items()]

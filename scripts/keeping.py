@@ -1,0 +1,38 @@
+"""Who keeps a run when its launch no longer follows it."""
+
+import subprocess
+import sys
+
+from infra.journal import Journal, Op
+from infra.keep import Keeper
+from infra.settings import Settings
+from scripts import render, words
+from scripts.planning import ROOT
+from scripts.program import print_json
+
+
+def keeper_of(op: Op, journal: Journal, settings: Settings) -> Keeper:
+    vendor = words.provider(settings, op.vendor)
+    accept = words.accept(settings) if vendor.pod_store else None
+    folder = words.homes(settings) / op.run
+    return Keeper(journal, vendor, folder, words.secrets(settings), render.say, accept)
+
+
+def leave(op: Op, settings: Settings, as_json: bool) -> None:
+    """Nobody follows from here on: another machine's run gets a keeper of its own; what is here keeps itself."""
+    if words.provider(settings, op.vendor).pod_store:
+        log = words.homes(settings) / op.run / "keep.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        line = [sys.executable, "-m", "invoke", "--search-root", str(ROOT), "keep", op.run]
+        with log.open("ab") as file:
+            subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
+        render.say(f"inv keep {op.run} brings it home, and back if its machine fails; it writes to {log}")
+    else:
+        render.say("its own guard and agent keep it at work on this machine; nobody else is needed")
+    say_how(op, as_json)
+
+
+def say_how(op: Op, as_json: bool) -> None:
+    if as_json:
+        print_json({"run": op.run, "state": "running"})
+    render.say(f"follow: ./inv logs {op.run} --follow   watch: ./inv status --watch   stop: ./inv down {op.run}")

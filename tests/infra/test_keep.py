@@ -1,0 +1,187 @@
+"""Keepers at work on real pods: on this machine, and on two that are reached by SSH."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra import keep, keepsake, pods
+from infra.agent.job import Job, Limits, Step
+from infra.agent.process import Identity, end_all, send
+from infra.errors import SlipwayError
+from infra.hosts import HostMemory
+from infra.journal import Held, Journal, Op
+from infra.keep import Keeper
+from infra.launch import start
+from infra.pools import Host as Machine
+from infra.providers.local import Local
+from infra.providers.ssh import SshPools
+from infra.records import Plan, Request
+from infra.ssh import Ssh
+from tests.loopback import loopback
+from tests.world import ROOT, until
+
+# Counts to twenty, and goes on from the newest checkpoint; "held" by a file until the test lets it go.
+COUNT = """
+import hashlib, json, os, pathlib, time
+work = pathlib.Path(os.environ["SLIPWAY_WORK"])
+folder = work / "checkpoints" / "count"
+folder.mkdir(parents=True, exist_ok=True)
+done = max((int(one.name[5:]) for one in folder.glob("step-*")), default=0)
+print("from", done, flush=True)
+while done < 20:
+    done += 1
+    print("step", done, flush=True)
+    draft = folder / ".draft"
+    draft.mkdir()
+    (draft / "weights").write_text(str(done))
+    sha = hashlib.sha256(str(done).encode()).hexdigest()
+    (draft / "MANIFEST.json").write_text(json.dumps({"files": [{"path": "weights", "sha256": sha}]}))
+    draft.rename(folder / f"step-{done:09d}")
+    while done == 10 and not pathlib.Path("GO").exists():
+        time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def journal(tmp_path):
+    with Journal.open(environ={"XDG_STATE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}) as opened:
+        yield opened
+
+
+@pytest.fixture
+def code(tmp_path):
+    """A checkout with the agent and a job that counts."""
+    folder = tmp_path / "checkout"
+    shutil.copytree(ROOT / "infra", folder / "infra", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "count.py").write_text(COUNT)
+    return folder
+
+
+def plan_of(provider: str) -> Plan:
+    job = Job("", "", (Step(name="count", words=("count.py",)),), Limits(time_s=600))
+    return Plan(target="t", store="", artifacts=(), job=job, request=Request(run="a-1", provider=provider))
+
+
+def kill_all_of(op: Op) -> None:
+    """Guard, agent and step at once."""
+    state = pods.folder_of(op).state
+    both = [Identity(**json.loads((state / f"{role}.json").read_text())["identity"]) for role in ("guard", "agent")]
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: each would bring the other back
+        assert all([send(one, number) for one in both])
+    end_all(op.token, 0.0)
+
+
+def keeping(keeper: Keeper, op: Op) -> Iterator[tuple]:
+    with keeper.keeping(op.run):
+        yield from keeper.keep(op)
+
+
+def counted(text: str) -> list[int]:
+    return [int(line.split()[1]) for line in text.splitlines() if line.startswith("step")]
+
+
+def test_a_pod_whose_guard_and_agent_were_killed_is_brought_back_on_its_machine(journal, code, tmp_path):
+    local = Local(tmp_path / "pods")
+    op = start(plan_of("local"), local, journal, code, {}, print)
+    folder = pods.folder_of(op)
+    try:
+        keeper = Keeper(journal, local, tmp_path / "home", {}, print)
+        until(lambda: (folder.work / "checkpoints" / "count" / "step-000000010").exists(), "half of it")
+        seen = keeping(keeper, op)
+        next(seen)
+        kill_all_of(op)
+        (folder.code / "GO").touch()
+        *_, (_, verdict) = seen
+        assert verdict["state"] == "succeeded"
+        assert journal.op(op.token).recoveries == 1
+        assert folder.log("count").read_text().count("from 10") == 1
+        assert counted(folder.log("count").read_text()) == list(range(1, 21))
+        assert journal.holder(keep.lease_name("a-1")) is None
+    finally:
+        pods.end(local, journal.op(op.token), journal)
+
+
+def test_what_was_ended_on_purpose_stays_ended(journal, code, tmp_path):
+    local = Local(tmp_path / "pods")
+    request = Request(run="a-1")
+    op = pods.rent(local, request, local.offers(request)[0], Job("", "", ()), journal)
+    op = journal.advance(op, "armed")
+    pods.end(local, op, journal)
+    with pytest.raises(SlipwayError, match="ended meanwhile"):
+        list(keeping(Keeper(journal, local, tmp_path / "home", {}, print), op))
+    assert len(journal.ops()) == 1
+
+
+def test_a_lease_is_one_s_who_lives_and_free_when_he_is_dead(journal, tmp_path):
+    script = f"""
+import time
+from infra.journal import Journal
+with Journal.open({str(journal.path)!r}) as journal:
+    journal.take("keep:a-1")
+    print("ok", flush=True)
+    time.sleep(60)
+"""
+    other = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, env=os.environ)
+    try:
+        assert other.stdout and other.stdout.readline() == b"ok\n"
+        with pytest.raises(Held, match=str(other.pid)):
+            journal.take(keep.lease_name("a-1"))
+        holder = journal.holder(keep.lease_name("a-1"))
+        assert holder and holder.pid == other.pid
+        keep.end_keeper("a-1", journal, patience_s=0)  # as `inv down` does to one that is slow to leave
+        assert other.wait(30) == -signal.SIGTERM
+    finally:
+        other.kill()
+        other.communicate()
+    assert journal.holder(keep.lease_name("a-1")) is None
+    assert journal.take(keep.lease_name("a-1")).epoch == 2
+
+
+def wipe(op: Op, home: Path) -> None:
+    """Another disk in the same machine: it answers, and knows nothing of the pod."""
+    kill_all_of(op)
+    shutil.rmtree(home / ".slipway")
+
+
+def test_a_run_whose_machine_lost_it_goes_on_elsewhere_from_what_is_at_home(journal, code, tmp_path):
+    home = tmp_path / "home"
+    with loopback(tmp_path / "one") as first, loopback(tmp_path / "two") as second:
+        one, two = (
+            Machine(pool="box", name=host.folder.name, address=host.address, python=sys.executable)
+            for host in (first, second)
+        )
+        links = {host: Ssh(host.address, tmp_path / f"known-{host.name}") for host in (one, two)}
+        for host, link in links.items():
+            link.python = host.python
+        provider = SshPools((one, two), links.__getitem__, HostMemory(tmp_path / "hosts.json"))
+        op = start(plan_of("ssh"), provider, journal, code, {}, print)
+        keepsake.keep_code(op, code, home)
+        (code / "count.py").write_text("raise SystemExit('the code of later is not the code of this run')")
+        keeper = Keeper(journal, provider, home, {}, print)
+        try:
+            seen = keeping(keeper, op)
+            half = home / "pod" / "work" / "checkpoints" / "count" / "step-000000010" / "MANIFEST.json"
+            while not half.exists():
+                next(seen)
+            wipe(op, {"box/one": first, "box/two": second}[op.place].folder)
+            while (now := journal.ops(run="a-1")[-1]).token == op.token or now.state != "READY":
+                next(seen)
+            (pods.folder_of(now).code / "GO").touch()
+            *_, (_, verdict) = seen
+            assert verdict["state"] == "succeeded"
+            new = journal.ops(run="a-1")[-1]
+            assert (new.recoveries, journal.op(op.token).reason) == (1, pods.GONE)
+            there = pods.folder_of(new).log("count").read_text()
+            assert "from 10" in there and counted(there) == list(range(1, 21))  # the log, too, goes on where it was
+            assert Job.from_json(new.job).limits.time_s < 600  # what the first pod used is used
+        finally:
+            pods.end(provider, journal.ops(run="a-1")[-1], journal)
+            for link in links.values():
+                link.close()
