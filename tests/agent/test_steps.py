@@ -186,7 +186,7 @@ ENVIRONMENT = """
 import sys
 from pathlib import Path
 class EnvironmentFailed(Exception): pass
-def ensure(name, code, cache, torch, say):
+def ensure(name, code, cache, torch, say, carried):
     if torch == "none":
         raise EnvironmentFailed("train: no torch of that kind")
     say("linking " + name)
