@@ -153,7 +153,7 @@ class Training:
             raise NonFinite(problem)
 
     def _write(self) -> str:
-        """What is not finite, so that nothing was saved. A full disk costs this save only, unless the last failed too."""
+        """What is not finite, so that nothing was saved. A full disk costs this save, unless others failed before."""
         tensors = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.tensors(),

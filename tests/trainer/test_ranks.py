@@ -2,8 +2,6 @@
 
 import json
 import os
-import random
-import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from store import Store
 from tests.trainer.conftest import World, finish, tiny
 from trainer.config import Keeping
 
