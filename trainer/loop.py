@@ -117,10 +117,10 @@ class Training:
 
     def _hear(self) -> None:
         """Have what the first process has taken over."""
-        rng, state = torch.get_rng_state().to(self.model.head.device), self.optimizer.tensors()
+        rng, state = torch.get_rng_state(), self.optimizer.tensors()
         self.ranks.spread([*self.model.state_dict().values(), *state.values(), rng])
         self.optimizer.load(state)
-        torch.set_rng_state(rng.cpu())
+        torch.set_rng_state(rng)
 
     def _advance(self, metrics: Metrics | None, asked_to_stop: Callable[[], bool]) -> bool:
         """One step; whether a process was asked to stop. A non-finite loss or gradient changes nothing; too many in a

@@ -70,8 +70,8 @@ class Ranks:
         """Give every process the first one's values, in place. Raises PeerLost."""
         if self.size > 1:
             with _others():
-                for tensor in tensors:
-                    torch.distributed.broadcast(tensor, 0)
+                for tensor in tensors:  # nccl knows no tensors of the CPU
+                    torch.distributed.broadcast(tensor, 0, group=self.words if tensor.device.type == "cpu" else None)
 
     def compare(self, digests: Mapping[str, str]) -> None:
         """Raises Refused when a process has something else than the first one, and names both; PeerLost."""

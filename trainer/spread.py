@@ -9,6 +9,7 @@ import os
 import sys
 
 RESUME_ME = 75
+MEET_S = 60  # the agents have seen all nodes ready a moment ago
 
 
 def main(words: list[str]) -> int:
@@ -19,17 +20,19 @@ def main(words: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     environ = os.environ
-    flags = {
-        "nnodes": environ.get("SLIPWAY_NUM_NODES", "1"),
-        "node-rank": environ.get("SLIPWAY_NODE_RANK", "0"),
-        "nproc-per-node": str(torch.cuda.device_count() or 1),
-        "master-addr": environ.get("MASTER_ADDR", "127.0.0.1"),
-        "master-port": environ.get("MASTER_PORT", "29500"),
-        "rdzv-conf": "timeout=60",
-        "max-restarts": "0",
-    }
+    flags = [
+        f"--nproc-per-node={torch.cuda.device_count() or 1}",
+        "--max-restarts=0",
+        f"--shutdown-timeout={float(environ.get('SLIPWAY_GRACE_S', '60')):.0f}",
+    ]
+    if environ.get("SLIPWAY_NUM_NODES", "1") == "1":
+        flags.append("--standalone")
+    else:
+        flags += [f"--nnodes={environ['SLIPWAY_NUM_NODES']}", f"--node-rank={environ['SLIPWAY_NODE_RANK']}"]
+        flags += [f"--master-addr={environ['MASTER_ADDR']}", f"--master-port={environ['MASTER_PORT']}"]
+        flags += [f"--rdzv-conf=timeout={MEET_S}"]
     try:
-        torchrun.run(torchrun.parse_args([*(f"--{name}={value}" for name, value in flags.items()), *words]))
+        torchrun.run(torchrun.parse_args([*flags, *words]))
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         print(f"process {failure.local_rank} of this node ended with exit code {failure.exitcode}", file=sys.stderr)

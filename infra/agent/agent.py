@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, Optional, Set
 
 from infra.agent import step_zero, steps
 from infra.agent.job import Job, PodFolder, Step
-from infra.agent.nodes import Here, environ_of, nodes_of
+from infra.agent.nodes import Here, Nodes, environ_of, nodes_of
 from infra.agent.process import TOKEN, become_subreaper, end_all, find, in_words, myself, send
 from infra.agent.progress import Progress, Redactor, Tail
 from infra.agent.state import (
@@ -75,11 +75,12 @@ class Agent:
         self.steps = [zero, *job.steps] if zero.config["names"] else list(job.steps)
         self.pythons: Dict[str, str] = {"": sys.executable}
         tell(report(pod, "agent"), {"token": job.token, "identity": asdict(myself())})
-        self.nodes = nodes_of(job.group)
+        self.nodes: Optional[Nodes] = None
         self.progress = Progress(pod, job, [step.name for step in self.steps], self.redact)
 
     def work(self) -> Dict[str, Any]:
         """The verdict."""
+        self.nodes = nodes_of(self.job.group)
         self.keep_guard()
         self.end_tree(steps.LEFTOVER_GRACE_S)
         missing = [name for name in self.job.secrets if name not in self.secrets]
@@ -123,11 +124,13 @@ class Agent:
     def run_together(self, step: Step) -> Optional[Dict[str, Any]]:
         """As `run_step`, on all nodes at once."""
         assert self.nodes is not None
-        here = Here(
-            attempt=lambda why_over: self.attempt(step, why_over),
-            asked_to_stop=lambda: bool(self.stop_request()),
-            tell=lambda text: self.progress.see(step.name, [{"kind": "note", "at": time.time(), "text": text}]),
-        )
+
+        def wait(text: str) -> None:
+            self.progress.see(step.name, [{"kind": "note", "at": time.time(), "text": text}])
+            self.keep_guard()
+            time.sleep(steps.POLL_S)
+
+        here = Here(lambda why_over: self.attempt(step, why_over), lambda: bool(self.stop_request()), wait)
         outcome = self.nodes.run(step, here)
         say(f"{step.name}: {outcome.state} {outcome.reason}")
         if outcome.state == "done":

@@ -57,7 +57,7 @@ class Here:
 
     attempt: Callable[[Callable[[], str]], Ending]  # run it once, until it ends or the given function says why it must
     asked_to_stop: Callable[[], bool]
-    tell: Callable[[str], None]  # what is being waited for
+    wait: Callable[[str], None]  # for a moment, saying for whom
 
 
 def environ_of(group: Group, num_gpus: int) -> Dict[str, str]:
@@ -80,7 +80,7 @@ class Leader:
         self.group = group
         self.word: Dict[str, Any] = {"step": "", "round": "", "done": {}, "end": None}
         self.others = {rank: _Other(self._name(rank)) for rank in range(1, len(group.addresses))}
-        self.lives: Dict[int, str] = {}  # of the agents that have been seen in the round
+        self.lives: Dict[int, str] = {}  # of the agents that were ready for the round
         self.why = ""  # of the last round's end
         self.server = _listen(group, self._hear)
         threading.Thread(target=self.server.serve_forever, args=(POLL_S,), daemon=True).start()
@@ -92,7 +92,8 @@ class Leader:
             if problem:
                 return problem
             this_round = secrets.token_hex(4)
-            self.lives, self.why = {}, ""
+            self.lives = {rank: other.said["life"] for rank, other in self.others.items()}
+            self.why = ""
             self._tell(step=step.name, round=this_round)
             ending = here.attempt(partial(self._why_over, this_round))
             if ending.cut == "" and ending.exit_code == 0:
@@ -123,7 +124,7 @@ class Leader:
     def _gather(self, step: str, here: Here) -> Optional[Outcome]:
         """Wait until all others are ready for the step; the outcome when that will not be."""
         self._tell(step=step, round="")
-        since, told = time.monotonic(), ""
+        since = time.monotonic()
         while True:
             if here.asked_to_stop():
                 return Outcome("stopped")
@@ -138,25 +139,19 @@ class Leader:
                     waiting = f"waiting for {other.name}"
             if not waiting:
                 return None
-            if waiting != told:
-                told = waiting
-                here.tell(waiting)
-            time.sleep(POLL_S)
+            here.wait(waiting)
 
     def _why_over(self, this_round: str) -> str:
         """Why the round must end here, "" while it need not."""
         for rank, other in self.others.items():
             said = other.said
-            is_in = said.get("round") == this_round
-            if is_in:
-                self.lives.setdefault(rank, said["life"])
             if said["state"] == "over":
                 self.why = f"{other.name} is {said['end']['state']}"
             elif other.silence(silent_s()):
                 self.why = other.silence(silent_s())
-            elif is_in and said["state"] == "ended" and said["code"] != 0:
+            elif said.get("round") == this_round and said.get("code", 0) != 0:
                 self.why = f"{other.name} ended with exit code {said['code']}"
-            elif rank in self.lives and (not is_in or said["life"] != self.lives[rank]):
+            elif said["life"] != self.lives[rank]:
                 self.why = f"the agent of {other.name} began anew"
             if self.why:
                 return self.why
@@ -167,7 +162,7 @@ class Leader:
         if ending.cut == "timeout" or ending.cut == "" and ending.exit_code > 0 and ending.exit_code != RESUME_ME:
             return Outcome("failed", in_words(ending, step), ending.exit_code)
         self.why = self.why or f"{self._name(0)} {'fell silent' if ending.cut else f'left with {ending.exit_code}'}"
-        for other in self.others.values():
+        for rank, other in self.others.items():
             while other.said.get("round") == this_round and other.said["state"] == "running":
                 if other.silence(silent_s()):
                     break
@@ -177,9 +172,7 @@ class Leader:
                 return other.outcome()
             if said.get("round") == this_round and said.get("code", 0) > 0 and said["code"] != RESUME_ME:
                 words = f"step {step.name} failed with exit code {said['code']} on {other.name}"
-                return Outcome(
-                    "failed", f"{words}; see the logs of {self.group.run}.{other.name.split()[1]}", said["code"]
-                )
+                return Outcome("failed", f"{words}; see the logs of {self.group.run}.{rank}", said["code"])
         return None
 
     def _tell(self, **what: Any) -> None:
@@ -255,7 +248,6 @@ class Follower:
 
     def _wait(self, step: str, here: Here, truth: Callable[[], bool]) -> Optional[Outcome]:
         """Until the truth; the outcome when the step is done, or will not be."""
-        here.tell(f"waiting for {name_of(self.group, 0)}")
         while True:
             word = self.word
             if here.asked_to_stop():
@@ -269,7 +261,7 @@ class Follower:
             gone = self._silence(return_s())
             if gone:
                 return Outcome("failed", gone)
-            time.sleep(POLL_S)
+            here.wait(f"waiting for {name_of(self.group, 0)}")
 
     def _begins(self, step: str, last: str) -> bool:
         word = self.word

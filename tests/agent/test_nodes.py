@@ -30,7 +30,7 @@ sys.exit(int(open(os.path.join(work, "go")).read() or 0))
 class Pair:
     """Two nodes on loopback."""
 
-    def __init__(self, root: Path, *steps: Step) -> None:
+    def __init__(self, root: Path, step: Step) -> None:
         self.nodes = [World(root / str(rank)) for rank in (0, 1)]
         ports = []
         for _ in range(2):
@@ -40,7 +40,7 @@ class Pair:
         for rank, node in enumerate(self.nodes):
             node.program("member", MEMBER)
             node.program("launcher", "import runpy, sys; sys.argv = ['', *sys.argv[1:]]; runpy.run_module('member')")
-            node.job(*(steps or (together(),)), group=replace(group, rank=rank))
+            node.job(step, group=replace(group, rank=rank))
 
     def start(self) -> None:
         for node in self.nodes:
@@ -69,8 +69,8 @@ def together(**more: Any) -> Step:
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
-    one = Pair(tmp_path)
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
+    one = Pair(tmp_path, together(**getattr(request, "param", {})))
     yield one
     for node in one.nodes:
         node.end()
@@ -82,6 +82,7 @@ def states(verdicts: list[dict[str, Any]]) -> list[str]:
 
 def test_both_begin_together_and_both_succeed(pair: Pair) -> None:
     pair.nodes[1].start(**QUICK)
+    until(pair.nodes[1].pod.progress.exists, "progress")
     until(lambda: "waiting for node 0" in str(pair.nodes[1].progress()), "it waits")
     assert pair.nodes[1].lines("ran.txt") == []
     pair.nodes[0].start(**QUICK)
@@ -91,9 +92,13 @@ def test_both_begin_together_and_both_succeed(pair: Pair) -> None:
     assert [node.lines("ran.txt") for node in pair.nodes] == [[f"-m member {rank} brave-otter-1"] for rank in (0, 1)]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("what", ["step", "agent", "all"])
-def test_a_kill_on_one_node_begins_another_round_on_both(pair: Pair, rank: int, what: str) -> None:
+NIGHTLY = [("step", 0), ("agent", 1), ("all", 0), ("all", 1)]
+
+
+@pytest.mark.parametrize(
+    ("what", "rank"), [("step", 1), ("agent", 0), *(pytest.param(*one, marks=pytest.mark.nightly) for one in NIGHTLY)]
+)
+def test_a_kill_on_one_node_begins_another_round_on_both(pair: Pair, what: str, rank: int) -> None:
     pair.start()
     pair.until_both_run()
     began = time.monotonic()
@@ -127,8 +132,8 @@ def test_a_step_that_fails_for_good_on_one_node_fails_on_both_and_says_where(pai
     assert len(pair.nodes[0].lines("ran.txt")) == 1
 
 
-def test_what_asks_to_be_resumed_is_run_again_but_not_for_ever(tmp_path: Path) -> None:
-    pair = Pair(tmp_path, together(max_restarts=1))
+@pytest.mark.parametrize("pair", [{"max_restarts": 1}], indirect=True)
+def test_what_asks_to_be_resumed_is_run_again_but_not_for_ever(pair: Pair) -> None:
     pair.start()
     pair.until_both_run()
     pair.go(75, 75)
@@ -137,7 +142,7 @@ def test_what_asks_to_be_resumed_is_run_again_but_not_for_ever(tmp_path: Path) -
     assert len(pair.nodes[0].lines("ran.txt")) == 2
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.nightly), 1])
 def test_a_node_that_falls_silent_ends_the_round_and_then_the_run_and_is_named(pair: Pair, rank: int) -> None:
     pair.start()
     pair.until_both_run()
@@ -155,7 +160,7 @@ def test_a_node_that_falls_silent_ends_the_round_and_then_the_run_and_is_named(p
     assert f"node {rank} (127.0.0.1) has not answered for" in verdict["reason"]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_node_that_is_stopped_stops_the_others(pair: Pair, rank: int) -> None:
     pair.start()
     pair.until_both_run()
