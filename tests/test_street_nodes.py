@@ -114,17 +114,13 @@ def test_ending_the_run_ends_all_nodes_and_resuming_goes_on_with_all(world, alon
 # Over SSH, between machines.
 
 
-def share(host: Host, *folders: Path) -> None:
-    """Give the home of a host what our own home has in these folders."""
-    home, binds = host.folder / "home", []
-    for folder in folders:
-        if folder.is_relative_to(HOME):
-            place = home / folder.relative_to(HOME)
-            place.mkdir(parents=True, exist_ok=True)
-            binds.append(f"mount --bind '{folder}' '{place}'")
-    *before, script, name = host.prefix
-    script = script.replace(f"mount --bind '{home}'", f"mount --rbind '{home}'")
-    host.prefix = [*before, "; ".join([*binds, script]), name]
+def share(host: Host, folder: Path) -> None:
+    """Give the home of a host what our own home has in this folder."""
+    if folder.is_relative_to(HOME):
+        place = host.folder / "home" / folder.relative_to(HOME)
+        place.mkdir(parents=True, exist_ok=True)
+        *before, script, name = host.prefix
+        host.prefix = [*before, f"mount --bind '{folder}' '{place}'; {script}", name]
 
 
 @pytest.fixture
@@ -133,7 +129,7 @@ def machines(tmp_path, hosts):
     found = hosts(2)
     listed = []
     for host in found:
-        share(host, Path(sys.base_prefix), environment.default_cache())
+        share(host, environment.default_cache())
         host.options = [f"-oSetEnv=SLIPWAY_ENVIRONMENTS={environment.default_cache()} OMP_NUM_THREADS=1 "
                         + " ".join(f"{key}={value}" for key, value in QUICK.items())]  # fmt: skip
         host.stop()

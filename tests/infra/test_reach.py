@@ -12,12 +12,11 @@ from tests.hosts import Host, call
 from tests.hosts import hosts as hosts
 
 LISTED = [{"10.0.0.1": "eth0", "172.17.0.1": "docker0"}, {"172.17.0.1": "docker0", "10.0.0.2": "ens3"}]
-PYTHON = "/usr/bin/python3"  # a host of the tests has a home of its own, where other interpreters may lie
 
 
 def reachable(host: Host, folder: Path) -> Ssh:
     one = Ssh(host.address, folder / f"pin-{host.network}")
-    one.python = PYTHON
+    one.python = ThisMachine.python
     return one
 
 
