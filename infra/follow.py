@@ -6,7 +6,7 @@ stops nothing.
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,14 @@ DOUBT_AFTER_S = 5.0  # an agent at work writes its progress twice a second
 Seen = tuple[dict[str, Any], dict[str, Any]]
 
 
-def follow(op: Op, journal: Journal, transport: Transport) -> Iterator[Seen]:
+def follow(
+    op: Op, journal: Journal, transport: Transport, elsewhere: Callable[[], dict[str, Any]] = dict
+) -> Iterator[Seen]:
     """Yields at every look, about four times a second, until the run has its verdict.
 
     A pod that does not answer is asked again for as long as its row is live: the run goes on there, and `unreachable`
-    in the progress says since when nothing is known. SlipwayError: neither its guard nor its agent lives, or its pod
-    was ended by somebody else.
+    in the progress says since when nothing is known; `elsewhere` may then have the verdict of its other nodes.
+    SlipwayError: neither its guard nor its agent lives, or its pod was ended by somebody else.
     """
     doubted_at = heard_at = time.monotonic()
     progress: dict[str, Any] = {}
@@ -38,7 +40,10 @@ def follow(op: Op, journal: Journal, transport: Transport) -> Iterator[Seen]:
             heard_at = time.monotonic()
         except (Lost, TimedOut, Unreachable) as error:
             silent_s = time.monotonic() - heard_at
-            yield {**progress, "unreachable": f"no answer for {silent_s:.0f} s: {error}"}, {}
+            verdict = elsewhere()
+            yield {**progress, "unreachable": f"no answer for {silent_s:.0f} s: {error}"}, verdict
+            if verdict:
+                return
             if not journal.op(op.token).is_live:
                 raise SlipwayError(f"{op.run} was ended meanwhile; run: inv status") from None
             time.sleep(RETRY_S)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from infra import home, keepsake, launch, pods, watch
 from infra.agent.job import Job
@@ -86,7 +87,7 @@ class Keeper:
             transport, heard = self.provider.reach(pods.pod_of(op)), False
             try:
                 with self._bringing(op, transport):
-                    for progress, verdict in follow(op, self.journal, transport):
+                    for progress, verdict in follow(op, self.journal, transport, lambda: self._said_elsewhere(op)):  # noqa: B023
                         heard = True
                         yield {**progress, "recoveries": op.recoveries}, verdict
                 return
@@ -130,6 +131,14 @@ class Keeper:
                     raise
                 self._rest(op, RETRY_S)
 
+    def _said_elsewhere(self, op: Op) -> dict[str, Any]:
+        """The verdict of another node of a run whose node 0 does not answer; {} while there is none."""
+        for other in pods.nodes_of(op, self.journal)[1:]:
+            with contextlib.suppress(SlipwayError):  # it does not answer either
+                if verdict := pods.verdict_of(other, self.provider.reach(pods.pod_of(other))):
+                    return verdict
+        return {}
+
     def _is_well(self, op: Op, transport: Transport) -> bool:
         """Something of it lives, or it has a verdict. Raises SlipwayError when nobody can tell."""
         if pods.is_absent(self.provider, op):
@@ -141,7 +150,7 @@ class Keeper:
         if op.is_live and not pods.is_absent(self.provider, op):
             op = self.journal.note(op, recoveries=op.recoveries + 1)
             self.say(f"{op.run}: neither its guard nor its agent lives; going on there (recovery {op.recoveries})")
-            op = launch.hand_over(op, transport, self.journal, self.secrets)
+            op = launch.resume(op, self.provider, self.journal, self.secrets)
             now = self.journal.op(op.token)
             if now.epoch != op.epoch:  # ended while it was being started: then it must not have been
                 self.provider.delete(op.remote_id or op.token)
@@ -162,6 +171,8 @@ class Keeper:
         if not code.is_dir():
             raise SlipwayError(f"{op.run}: its pod is gone, and its code was not kept; run: inv launch")
         request = Request(**json.loads(op.request)) if op.request else Request(run=op.run, provider=op.vendor)
+        for other in pods.nodes_of(op, self.journal)[1:]:  # they cannot go on without node 0: all begin anew together
+            pods.end(self.provider, other, self.journal, pods.GONE)
         plan = Plan(target=op.target, store=op.store, artifacts=(), job=self._rest_of(op), request=request)
 
         def prepare(new: Op, transport: Transport) -> None:

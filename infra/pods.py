@@ -26,8 +26,9 @@ GONE = "it was gone"
 
 
 def rent(
-    provider: Provider, request: Request, offer: Offer, job: Job, journal: Journal, *, target: str = "", store: str = ""
-) -> Op:
+    provider: Provider, request: Request, offer: Offer, job: Job, journal: Journal, *, target: str = "",
+    store: str = "", slot: int = 0,
+) -> Op:  # fmt: skip
     """One pod from `offer` for `job`; the row's `job` is what to hand over, with token and price filled in.
 
     Taken: the run, or the target in that store, is live; Leased: the offer's machine holds another pod; nothing was
@@ -38,7 +39,7 @@ def rent(
     spec_hash = hashlib.sha256(replace(job, token="").to_json().encode()).hexdigest()
     job = replace(job, run=request.run, token=token, limits=limits)
     journal.take(_lease(token))  # while this process lives, nobody else clears the row away
-    op = journal.plan(token=token, run=request.run, vendor=provider.name, target=target, store=store,
+    op = journal.plan(token=token, run=request.run, slot=slot, vendor=provider.name, target=target, store=store,
                       spec_hash=spec_hash, job=job.to_json(), request=json.dumps(asdict(request)),
                       rate=offer.micro_usd_per_hour, ttl_s=limits.time_s, cap=limits.spend_micro_usd, place=offer.place,
                       remote_id=f"{token}@{offer.place}" if offer.place else None)  # fmt: skip
@@ -55,6 +56,24 @@ def rent(
             raise
         return _came(journal, op, "found", found)
     return _came(journal, op, "created", pod)
+
+
+def name_of(run: str, rank: int) -> str:
+    """What the pod of a node is called: node 0 as the run itself."""
+    return f"{run}.{rank}" if rank else run
+
+
+def nodes_of(op: Op, journal: Journal) -> list[Op]:
+    """The newest rows of all nodes of a run, by rank; `op` is that of node 0. A run on one node has that one."""
+    size = len(Job.from_json(op.job).group.addresses) if op.job else 0
+    found = [op]
+    while True:
+        rank = len(found)
+        rows = [row for row in journal.ops(run=name_of(op.run, rank)) if row.slot == rank]
+        # A launch that was cut off has not told them of each other yet: what is live then is of that one.
+        if not rows or not (rank < size or rows[-1].is_live):
+            return found
+        found.append(rows[-1])
 
 
 def pod_of(op: Op) -> Pod:

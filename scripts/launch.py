@@ -19,7 +19,8 @@ from scripts.program import command
         "pool": "ssh: only machines of this pool",
         "host": "ssh: only this machine",
         "gpu": "kind of GPU",
-        "num-gpus": "GPUs in the one pod",
+        "num-gpus": "GPUs of each node",
+        "nodes": "machines that train as one",
         "ttl": "end the run after this long: 90s, 30m, 2h",
         "run-name": "name of the run instead of a generated one",
         "detach": "hand over and return",
@@ -31,8 +32,8 @@ from scripts.program import command
 )
 def launch(
     c, phase="sft", profile="", provider="", source="", packages="", persona="", seed: int | None = None,
-    steps: int | None = None, tag="", store="", pool="", host="", gpu="", num_gpus=0, ttl="", run_name="", detach=False,
-    no_accept=False, dry_run=False, yes=False, json=False,
+    steps: int | None = None, tag="", store="", pool="", host="", gpu="", num_gpus=0, nodes=1, ttl="", run_name="",
+    detach=False, no_accept=False, dry_run=False, yes=False, json=False,
 ):  # fmt: skip
     """Train one or more phases, from nothing if need be, and follow them to the end."""
 

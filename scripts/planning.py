@@ -1,5 +1,6 @@
 """Flags and the store as they are now -> a plan. Shared by `launch` and `train`."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,6 +46,20 @@ def plan_for(
     if plan.job and not environment.find("train", ROOT, settings.environments, plan.job.torch):
         return replace(plan, notes=("the train environment is built first: a minute or so, depending on the network",))
     return plan
+
+
+def node_commands(plan: Plan) -> list[str]:
+    """What each node of a plan for several will run for the steps that they run together; [] for one node."""
+    nodes, job = plan.request.nodes, plan.job
+    if nodes == 1 or job is None:
+        return []
+    return [
+        f"node {rank}: MASTER_ADDR=<node 0> SLIPWAY_NODE_RANK={rank} SLIPWAY_NUM_NODES={nodes} "
+        + shlex.join(["python", *step.together, *step.words, "--config", f"state/config/{step.name}.json"])
+        for step in job.steps
+        if step.together
+        for rank in range(nodes)
+    ]
 
 
 def inventory(uri: str) -> Inventory:

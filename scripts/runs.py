@@ -27,26 +27,30 @@ from infra.settings import Settings
 from infra.transport import Transport
 from scripts import render, words
 from scripts.keeping import keeper_of, leave
-from scripts.planning import ROOT, plan_for
+from scripts.planning import ROOT, node_commands, plan_for
 from scripts.program import print_json
 from store import Store, StoreError
 from trainer.plan import CHECKPOINTS
 
 DETACHED = 130
+OTHERS_S = 20.0
 
 
 def launch(
-    *, provider, profile, source, store, pool, host, gpu, num_gpus, ttl, run_name, detach, no_accept, dry_run, json,
-    yes, **wanted,
+    *, provider, profile, source, store, pool, host, gpu, num_gpus, nodes, ttl, run_name, detach, no_accept, dry_run,
+    json, yes, **wanted,
 ):  # fmt: skip
     settings = words.settings(provider=provider, profile=profile, source=source, store=store)
     name = check_name(run_name) if run_name else ""
     if num_gpus < 0:
         raise UsageError(f"--num-gpus is {num_gpus}; it cannot be negative")
+    if nodes < 1:
+        raise UsageError(f"--nodes is {nodes}; it must be at least 1")
     with open_journal(settings) as journal:
         vendor = words.provider(settings)
         settle(journal, settings)
-        request = Request(run=name or "new", provider=vendor.name, gpu=gpu, num_gpus=num_gpus, pool=pool, host=host)
+        request = Request(run=name or "new", provider=vendor.name, gpu=gpu, num_gpus=num_gpus, nodes=nodes, pool=pool,
+                          host=host)  # fmt: skip
         plan = plan_for(settings, request, time_s=words.seconds(ttl), pod_store=vendor.pod_store, **wanted)
         if not json:
             render.say(f"provider {vendor.name} ({settings.sources['provider']})")
@@ -70,10 +74,13 @@ def report_plan(plan: Plan, journal: Journal, as_json: bool, dry_run: bool) -> N
     last = next((op for op in reversed(journal.ops()) if (op.target, op.store) == (plan.target, plan.store)), None)
     if as_json:
         state = "planned" if plan.job else "succeeded"
-        print_json({"run": last.run if last else None, "state": state, "ran": [], **render.plan_json(plan)})
+        said = {"run": last.run if last else None, "state": state, "ran": [], **render.plan_json(plan)}
+        print_json({**said, "commands": node_commands(plan)})
     elif plan.job is None:
         render.say(f"everything is here; nothing to do. {talk_to(plan.artifacts[-1].name, plan.store)}")
     elif dry_run:
+        for line in node_commands(plan):
+            render.say(line)
         render.say("dry run: nothing was started")
 
 
@@ -126,6 +133,7 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
         leave(op, settings, as_json)
         raise Exit(code=DETACHED) from None
     settle(journal, settings)
+    end_others(op, journal, settings, verdict["state"])
     succeeded = verdict["state"] == "succeeded"
     if as_json:
         print_json(
@@ -152,6 +160,21 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
         code = 5 if verdict["state"] == "limit" else 1
         then = "mend that, then launch again or " if verdict["state"] == "failed" else "go on with "
         raise Exit(f"{op.run} {verdict['state']}{reason}; see {logs}; {then}./inv resume {op.run}", code=code)
+
+
+def end_others(op: Op, journal: Journal, settings: Settings, state: str) -> None:
+    """The other nodes of a run that has its verdict: they end by themselves within seconds, or are ended."""
+    deadline = time.monotonic() + OTHERS_S
+    for other in pods.nodes_of(op, journal)[1:]:
+        try:
+            while other.is_live and not pods.verdict_of(other, way(settings, other)) and time.monotonic() < deadline:
+                time.sleep(0.2)
+            settle(journal, settings, [other.token])
+            other = journal.op(other.token)
+            if other.is_live:
+                pods.end(words.provider(settings, other.vendor), other, journal, f"{op.run} has {state}")
+        except SlipwayError as error:
+            render.say(f"{other.run}: {error}")
 
 
 def talk_to(artifact: str, store: str) -> str:
@@ -233,12 +256,20 @@ def bring_home(op: Op, vendor: Provider, settings: Settings) -> list[str]:
     transport, folder = vendor.reach(pods.pod_of(op)), words.homes(settings) / op.run
     home.bring_logs(op, transport, folder)
     home.bring_words(op, transport, folder)
-    return home.bring_artifacts(op, vendor.pod_store, transport, Store(op.store)) if vendor.pod_store else []
+    if not vendor.pod_store or op.slot > 0:  # what other nodes make, they make for themselves
+        return []
+    return home.bring_artifacts(op, vendor.pod_store, transport, Store(op.store))
 
 
 def find_run(journal: Journal, run: str = "") -> Op:
-    """The newest row of a run, by a prefix of its name; the last run by default. Raises UsageError."""
-    runs = journal.runs()
+    """The newest row of a run, by a prefix of its name; the last run by default. Raises UsageError.
+
+    Other nodes of a run have rows of their own, found by their whole names.
+    """
+    if run in journal.runs():
+        return journal.ops(run=run)[-1]
+    others = {op.run for op in journal.ops() if op.slot > 0}
+    runs = [name for name in journal.runs() if name not in others]
     if not runs:
         raise UsageError("there are no runs yet; begin with: ./inv launch --phase sft")
     return journal.ops(run=match(run, runs) if run else runs[-1])[-1]
@@ -313,7 +344,11 @@ def logs(run, tail, **which):
 def down(run, all, json):
     settings = words.settings()
     with open_journal(settings) as journal:
-        live = journal.ops(live=True) if all else [find_run(journal, run)]
+        if all:
+            live = journal.ops(live=True)
+        else:
+            op = find_run(journal, run)
+            live = [op] if op.slot > 0 else pods.nodes_of(op, journal)
         ended = []
         for op in live:
             was_live, vendor = op.is_live, words.provider(settings, op.vendor)

@@ -77,6 +77,7 @@ def command(commands: Any, name: str, run: Callable[[argparse.Namespace], None],
 def train(flags: argparse.Namespace) -> None:
     import importlib
 
+    from trainer.ranks import joined
     from trainer.run import once
 
     raw = read_config(flags.config, {"making", "spec", "keeping"})
@@ -86,8 +87,8 @@ def train(flags: argparse.Namespace) -> None:
     if config.phase != flags.command:
         raise Refused(f"{flags.config} configures the phase {config.phase!r}")
     phase = importlib.import_module(f"trainer.phases.{flags.command}")
-    with sigterm_raises():
-        about = once(making, lambda: phase.run(config, making, keeping))
+    with sigterm_raises(), joined() as ranks:
+        about = once(making, ranks, lambda: phase.run(config, making, keeping, ranks))
     if "bits_per_byte" in about:
         print(side_by_side(about))
 

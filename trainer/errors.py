@@ -4,7 +4,8 @@ TrainerError             1  something failed
 ├── Refused              2  an input, a flag or a configuration that cannot work
 ├── CheckpointError      1  checkpoints exist and none is whole, or one cannot be used
 ├── Diverged             1  the loss stayed non-finite after a roll-back
-└── Preempted           75  stopped in good order after a save: start again to go on
+├── Preempted           75  stopped in good order after a save: start again to go on
+└── PeerLost            75  another process of the run is gone: all start again together
 """
 
 
@@ -25,4 +26,8 @@ class Diverged(TrainerError):
 
 
 class Preempted(TrainerError):
+    exit_code = 75
+
+
+class PeerLost(TrainerError):
     exit_code = 75

@@ -24,6 +24,7 @@ from trainer.errors import CheckpointError, Diverged, Preempted, TrainerError
 from trainer.metrics import Metrics
 from trainer.model import IGNORED, Decoder
 from trainer.optim import Optimizer, learning_rate_scale
+from trainer.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
@@ -42,15 +43,17 @@ class Training:
     checkpoints: Checkpoints
     facts: Mapping[str, Any]  # for the manifest: run, phase, tokenizer_sha256, vocab
     folder: Path  # of metrics.jsonl
+    ranks: Ranks = Ranks()
     step: int = 0  # how many are done
     skipped: int = 0  # non-finite steps in a row
     failed_saves: int = 0  # in a row
     rolled_back: bool = False
 
-    def run(self) -> Checkpoint:
+    def run(self) -> Checkpoint | None:
         """Train to the end, from the newest checkpoint when there is one; the last step's checkpoint, read back.
 
-        Raises Preempted after SIGTERM (saved), Diverged, CheckpointError, TrainerError when the disk stays full.
+        None on every process but the first, which alone writes. Raises Preempted after SIGTERM (saved), PeerLost,
+        Diverged, CheckpointError, TrainerError when the disk stays full.
         """
         try:
             return self._run_from_newest()
@@ -62,21 +65,23 @@ class Training:
         except NonFinite as error:
             raise Diverged(f"{error}, again after a roll-back; lower the learning rate") from None
 
-    def _run_from_newest(self) -> Checkpoint:
+    def _run_from_newest(self) -> Checkpoint | None:
         steps, every = self.config.steps, self.checkpoints.keeping.save_every
         self._resume()
-        metrics = Metrics(self.folder, self.step, steps, self._tokens_per_step())
+        metrics = Metrics(self.folder, self.step, steps, self._tokens_per_step()) if self.ranks.is_first else None
         try:
             with sigterm_noted() as asked_to_stop:
                 while self.step < steps:
-                    self._advance(metrics)
-                    stop = asked_to_stop()
+                    stop = self._advance(metrics, asked_to_stop)
                     if self.step == steps or self.step % every == 0 or stop:
                         self._save()
                     if stop and self.step < steps:
                         raise Preempted(f"stopped at step {self.step} of {steps}; start it again to go on")
         finally:
-            metrics.close()
+            if metrics is not None:
+                metrics.close()
+        if not self.ranks.is_first:
+            return None
         final = self.checkpoints.newest()
         if final is None or final.step != steps:
             raise TrainerError(f"{self.checkpoints.folder}: step {steps} is done but not safely saved; start again")
@@ -86,12 +91,22 @@ class Training:
         """Take over the newest whole checkpoint, if there is one."""
         self.optimizer = Optimizer(self.model, self.config.optimizer)
         self.skipped = 0
-        newest = self.checkpoints.newest()
-        if newest is None:
+        newest = self.checkpoints.newest() if self.ranks.is_first else None
+        found = self.ranks.tell(newest.step if newest else None)
+        if found is None:
             if self.rolled_back:
                 raise Diverged("the loss is not finite and nothing was saved before; lower the learning rate")
             torch.manual_seed(self.config.seed)
+            self.ranks.spread(self.model.state_dict().values())
             return
+        if newest is not None:
+            self._take_over(newest)
+        self.step = found
+        if self.ranks.size > 1:
+            self._hear()
+        emit("note", text=f"{self.config.phase}: going on from step {self.step} of {self.config.steps}")
+
+    def _take_over(self, newest: Checkpoint) -> None:
         for name, expected in self._facts().items():
             if newest.manifest.get(name) != expected and name in ("config_hash", "tokenizer_sha256", "vocab"):
                 words = f"{name} is {newest.manifest.get(name)}, this run has {expected}"
@@ -99,30 +114,46 @@ class Training:
         self.model.load_state_dict(newest.tensors("model"))
         self.optimizer.load(newest.tensors("optimizer"))
         torch.set_rng_state(newest.tensors("rng")["torch"])
-        self.step = newest.step
-        emit("note", text=f"{self.config.phase}: going on from step {self.step} of {self.config.steps}")
 
-    def _advance(self, metrics: Metrics) -> None:
-        """One step. A non-finite loss or gradient changes nothing; too many in a row raise NonFinite."""
+    def _hear(self) -> None:
+        """Have what the first process has taken over."""
+        rng, state = torch.get_rng_state(), self.optimizer.tensors()
+        self.ranks.spread([*self.model.state_dict().values(), *state.values(), rng])
+        self.optimizer.load(state)
+        torch.set_rng_state(rng)
+
+    def _advance(self, metrics: Metrics | None, asked_to_stop: Callable[[], bool]) -> bool:
+        """One step; whether a process was asked to stop. A non-finite loss or gradient changes nothing; too many in a
+        row raise NonFinite."""
         scale = learning_rate_scale(self.config.schedule, self.step, self.config.steps)
         ids, targets = self.batch(self.step)
         self.optimizer.zero_grad()
-        loss = accumulate(self.model, ids, targets, self.config.micro_rows)
+        counted, share = int((targets != IGNORED).sum()), self.ranks.share
+        loss = accumulate(self.model, share(ids), share(targets), self.config.micro_rows, counted)
+        loss, stop = self.ranks.add_up(list(self.optimizer.names), loss, asked_to_stop())
         norm = float(self.optimizer.clip())
         self.step += 1
         if math.isfinite(loss) and math.isfinite(norm):
             self.optimizer.step(scale)
             self.skipped = 0
-            metrics.step(self.step, ids.size, loss=loss, grad_norm=norm, lr=self.config.optimizer.lr * scale)
-            return
+            if metrics is not None:
+                metrics.step(self.step, ids.size, loss=loss, grad_norm=norm, lr=self.config.optimizer.lr * scale)
+            return stop > 0
         self.skipped += 1
         words = f"step {self.step}: loss {loss}, gradient norm {norm}"
         if self.skipped > MAX_SKIPPED:
             raise NonFinite(words)
         alarm(f"{words}; skipped")
+        return stop > 0
 
     def _save(self) -> None:
-        """Save. A full disk costs this save only, until it is the last few's fate too; NonFinite passes through."""
+        """The first process saves, the others wait. Raises NonFinite on all, TrainerError, PeerLost."""
+        problem = self.ranks.tell(self._write() if self.ranks.is_first else None)
+        if problem:
+            raise NonFinite(problem)
+
+    def _write(self) -> str:
+        """What is not finite, so that nothing was saved. A full disk costs this save, unless others failed before."""
         tensors = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.tensors(),
@@ -131,12 +162,15 @@ class Training:
         try:
             self.checkpoints.save(self.step, tensors, self._facts())
             self.failed_saves = 0
+        except NonFinite as error:
+            return str(error)
         except OSError as error:
             self.failed_saves += 1
             alarm(f"step {self.step} was not saved: {error}")
             if self.failed_saves >= MAX_FAILED_SAVES:
                 words = f"{self.failed_saves} saves in a row failed ({error}); free some disk, then start again"
                 raise TrainerError(f"{self.checkpoints.folder}: {words}") from error
+        return ""
 
     def _facts(self) -> dict[str, Any]:
         cursor = {"step": self.step, "rows": self.config.rows, "seed": self.config.seed}
@@ -147,19 +181,18 @@ class Training:
         return None if self.config.mixture else self.config.rows * self.config.sequence_len
 
 
-def accumulate(model: Decoder, ids: np.ndarray, targets: np.ndarray, micro_rows: int) -> float:
-    """Add the gradients of the mean loss over every counted target of the batch, whatever the micro-batches.
+def accumulate(model: Decoder, ids: np.ndarray, targets: np.ndarray, micro_rows: int, counted: int) -> float:
+    """Add the gradients of the summed loss of these rows over `counted`, which is of the whole batch.
 
-    Returns that loss in nats.
+    Returns that share of the loss in nats.
     """
-    device, counted = model.head.device, max(1, int((targets != IGNORED).sum()))
-    total = 0.0
+    device, total = model.head.device, 0.0
     for start in range(0, len(ids), micro_rows):
         micro_ids, micro_targets = (
             torch.from_numpy(np.ascontiguousarray(array[start : start + micro_rows])).to(device)
             for array in (ids, targets)
         )
-        loss = model.loss(micro_ids, micro_targets) / counted
+        loss = model.loss(micro_ids, micro_targets) / max(1, counted)
         loss.backward()
         total += float(loss.detach())
     return total

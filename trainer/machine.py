@@ -29,6 +29,7 @@ def prepare() -> Machine:
     threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
     torch.set_num_threads(threads)
     if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))  # as torchrun numbers the processes of a machine
         fast = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
         return Machine(torch.device("cuda"), fast, threads)
     # the same as use_deterministic_algorithms(True), which also imports the compiler: as slow as importing torch

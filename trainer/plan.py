@@ -211,7 +211,7 @@ def resolve(
     target = _digest([[nodes[phase].artifact, prints[phase]] for phase in wanted.phases])
     job = None
     if steps:
-        job = Job(run, "", tuple(steps), limits, torch=torch, environments=environments)
+        job = Job(run, "", tuple(steps), limits, torch=torch, environments=environments, num_gpus=request.num_gpus)
     return Plan(target, inventory.store, tuple(artifacts), job, request)
 
 
@@ -248,9 +248,12 @@ def _step(node: Node, nodes: Mapping[str, Node], prints: Mapping[str, str], stor
     inputs = {role: Input(name=nodes[name].artifact, fingerprint=prints[name]) for role, name in node.inputs.items()}
     making = Making(store=store, name=node.artifact, fingerprint=prints[node.name], inputs=inputs)
     config: dict[str, Any] = {"making": asdict(making), "spec": asdict(node.spec)}
-    if isinstance(node.spec, PhaseConfig):
+    is_phase = isinstance(node.spec, PhaseConfig)
+    if is_phase:
         config["keeping"] = asdict(keeping)
-    return Step(node.name, node.words, "train", json.loads(json.dumps(config)), silent_s=SILENT_S)
+    together = ("-m", "trainer.spread") if is_phase else ()
+    config = json.loads(json.dumps(config))
+    return Step(node.name, node.words, "train", config, silent_s=SILENT_S, together=together)
 
 
 def fingerprints(nodes: Mapping[str, Node], root: Path) -> dict[str, str]:

@@ -4,13 +4,16 @@ In: a `Making` and the records of a phase. Out: `<work>/checkpoints/<phase>-<12>
 `<work>/runs/<phase>/`), then the artifact: `step-<9 digits>/`, `hf/`, `metrics.jsonl`.
 """
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from data import tokenizer as tokenizers
 from data.config import Making
@@ -24,6 +27,7 @@ from trainer.loop import Batch, Training
 from trainer.machine import Machine, prepare
 from trainer.metrics import last_loss
 from trainer.model import Decoder, initialise
+from trainer.ranks import Ranks
 
 
 @dataclass
@@ -36,6 +40,7 @@ class PhaseRun:
     checkpoints: Checkpoints
     tokenizer_folder: Path
     tokenizer: tokenizers.Tokenizer
+    ranks: Ranks
     metrics: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -52,20 +57,22 @@ class PhaseRun:
 
     def model_from(self, role: str) -> Decoder:
         """With the weights at the end of the phase before. Raises Refused when it learned another vocabulary."""
+        model = Decoder(self.config.model, self.machine.dtype(self.config))
+        if not self.ranks.is_first:  # it hears the weights before the first step
+            return model.to(self.machine.device)
         before = open_final(self.input(role))
         ours = {"tokenizer_sha256": self.tokenizer.sha256, "vocab": self.tokenizer.vocab_size}
         theirs = {name: before.manifest.get(name) for name in ours}
         if theirs != ours:
             name = self.making.inputs[role].name
             raise Refused(f"{self.config.phase} cannot go on from {name}: it has {theirs}, this run has {ours}")
-        model = Decoder(self.config.model, self.machine.dtype(self.config))
         try:
             model.load_state_dict(before.tensors("model"))
         except RuntimeError as error:
             raise Refused(f"{self.config.phase} cannot go on from {self.making.inputs[role].name}: {error}") from None
         return model.to(self.machine.device)
 
-    def train(self, model: Decoder, batch: Batch) -> Checkpoint:
+    def train(self, model: Decoder, batch: Batch) -> Checkpoint | None:
         """See `Training.run`."""
         facts = {
             "run": run_id(),
@@ -73,7 +80,7 @@ class PhaseRun:
             "tokenizer_sha256": self.tokenizer.sha256,
             "vocab": self.tokenizer.vocab_size,
         }
-        return Training(model, self.config, batch, self.checkpoints, facts, self.metrics).run()
+        return Training(model, self.config, batch, self.checkpoints, facts, self.metrics, self.ranks).run()
 
     def publish(self, model: Decoder, final: Checkpoint, about: dict[str, Any]) -> dict[str, Any]:
         """Put the artifact into the store, then drop this run's checkpoints; all that is known of it."""
@@ -97,8 +104,11 @@ class PhaseRun:
 
 
 @contextmanager
-def phase_run(config: PhaseConfig, making: Making, keeping: Keeping) -> Iterator[PhaseRun]:
-    """The run folder locked, the tokenizer read and compared with the model. Raises Refused, StoreError, DataError."""
+def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> Iterator[PhaseRun]:
+    """The run folder locked, the tokenizer read and compared with the model, the data with that of the other nodes.
+
+    Raises Refused, StoreError, DataError, PeerLost.
+    """
     machine = prepare()
     folder = open_input(making, "tokenizer")
     tokenizer = tokenizers.load(folder)
@@ -107,18 +117,20 @@ def phase_run(config: PhaseConfig, making: Making, keeping: Keeping) -> Iterator
         raise Refused(
             f"{config.phase}: the model has {ours} ids, the tokenizer {making.inputs['tokenizer'].name} {theirs}"
         )
+    ranks.compare({"PyTorch": torch.__version__, "activations": str(machine.dtype(config)), **data_digests(making)})
     name = f"{config.phase}-{making.fingerprint[:12]}"
     checkpoints = Checkpoints(work_folder() / "checkpoints" / name, keeping)
-    with checkpoints.locked():
+    with checkpoints.locked() if ranks.is_first else nullcontext():
         for leftover in checkpoints.folder.parent.glob(".trash-*"):
             shutil.rmtree(leftover, ignore_errors=True)  # a finished run of another phase may be removing it just now
-        yield PhaseRun(config, making, machine, checkpoints, folder, tokenizer)
+        yield PhaseRun(config, making, machine, checkpoints, folder, tokenizer, ranks)
 
 
-def once(making: Making, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def once(making: Making, ranks: Ranks, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What is known of the artifact: made now, or before: a kill can come between publishing and saying so."""
     found = Store(making.store).check(making.name)
-    about = make() if found.problem or found.fingerprint != making.fingerprint else dict(found.about)
+    is_due = ranks.tell(bool(found.problem) or found.fingerprint != making.fingerprint)
+    about = make() if is_due else dict(found.about)
     emit("result", name=making.name, fingerprint=making.fingerprint, **about)
     return about
 
@@ -129,6 +141,14 @@ def open_input(making: Making, role: str) -> Path:
         raise Refused(f"{making.name} needs an input {role!r}; given: {', '.join(sorted(making.inputs)) or 'none'}")
     one = making.inputs[role]
     return Store(making.store).path(one.name, one.fingerprint)
+
+
+def data_digests(making: Making) -> dict[str, str]:
+    """What every node has made for itself, by name; models of earlier phases are read by the first process alone."""
+    store = Store(making.store)
+    inputs = [one.name for role, one in making.inputs.items() if role not in ("base", "mid")]
+    files = {name: [(file.path, file.sha256) for file in store.manifest(name).files] for name in inputs}
+    return {name: hashlib.sha256(repr(sorted(entries)).encode()).hexdigest()[:12] for name, entries in files.items()}
 
 
 def run_id() -> str:

@@ -12,12 +12,13 @@ import subprocess
 import sys
 import time
 import traceback
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Dict, Optional, Set
+from typing import Any, Callable, Dict, Optional, Set
 
 from infra.agent import step_zero, steps
 from infra.agent.job import Job, PodFolder, Step
+from infra.agent.nodes import Here, Nodes, environ_of, nodes_of
 from infra.agent.process import TOKEN, become_subreaper, end_all, find, in_words, myself, send
 from infra.agent.progress import Growth, Progress, Redactor, Tail
 from infra.agent.state import (
@@ -74,10 +75,12 @@ class Agent:
         self.steps = [zero, *job.steps] if zero.config["names"] else list(job.steps)
         self.pythons: Dict[str, str] = {"": sys.executable}
         tell(report(pod, "agent"), {"token": job.token, "identity": asdict(myself())})
+        self.nodes: Optional[Nodes] = None
         self.progress = Progress(pod, job, [step.name for step in self.steps], self.redact)
 
     def work(self) -> Dict[str, Any]:
         """The verdict."""
+        self.nodes = nodes_of(self.job.group)
         self.keep_guard()
         self.end_tree(steps.LEFTOVER_GRACE_S)
         missing = [name for name in self.job.secrets if name not in self.secrets]
@@ -98,8 +101,12 @@ class Agent:
         mark = steps.marked(self.pod, step)
         if mark:
             self.progress.end(step.name, "reused", mark["result"])
+            if self.nodes:
+                self.nodes.finished(step.name, mark["result"])
             return None
         write_json(self.pod.config(step.name), step.config)
+        if self.nodes and step.together:
+            return self.run_together(step)
         for _ in range(1 + step.max_restarts):
             ending = self.attempt(step)
             say(f"{step.name}: exit code {ending.exit_code} {ending.cut}")
@@ -114,7 +121,31 @@ class Agent:
         why = "fell silent" if ending.cut == "silent" else f"ended with exit code {steps.RESUME_ME}"
         return self.failed(step, f"step {step.name} {why} {1 + step.max_restarts} times", ending.exit_code)
 
-    def attempt(self, step: Step) -> steps.Ending:
+    def run_together(self, step: Step) -> Optional[Dict[str, Any]]:
+        """As `run_step`, on all nodes at once."""
+        assert self.nodes is not None
+
+        def wait(text: str) -> None:
+            self.progress.see(step.name, [{"kind": "note", "at": time.time(), "text": text}])
+            self.keep_guard()
+            time.sleep(steps.POLL_S)
+
+        here = Here(lambda why_over: self.attempt(step, why_over), lambda: bool(self.stop_request()), wait)
+        outcome = self.nodes.run(step, here)
+        say(f"{step.name}: {outcome.state} {outcome.reason}")
+        if outcome.state == "done":
+            self.done(step, outcome.result)
+            self.nodes.finished(step.name, self.progress.steps[step.name]["result"])
+            return None
+        if self.stop_request():
+            self.progress.end(step.name, "waiting")
+            return self.stopped(outcome.exit_code)
+        if outcome.state == "failed":
+            return self.failed(step, outcome.reason, outcome.exit_code)
+        self.progress.end(step.name, "waiting")
+        return verdict(self.job, outcome.state, outcome.reason, step.name, outcome.exit_code)
+
+    def attempt(self, step: Step, why_over: Callable[[], str] = str) -> steps.Ending:
         records, log = Tail(self.pod.records(step.name)), Growth(self.pod.log(step.name))
         self.progress.begin(step.name)
 
@@ -125,21 +156,25 @@ class Agent:
             self.keep_guard()
             return bool(fresh)
 
-        words = [self.pythons[step.environment], *step.words, "--config", str(self.pod.config(step.name))]
-        watch = steps.Watch(tick, self.stop_grace_s, self.signal_all, self.end_tree)
+        several = self.nodes is not None or self.job.num_gpus > 1
+        before = step.together if several else ()
+        words = [self.pythons[step.environment], *before, *step.words, "--config", str(self.pod.config(step.name))]
+        if self.nodes and self.job.group.rank and step.together:
+            step = replace(step, silent_s=None)  # its records are written on node 0, which watches for silence
+        watch = steps.Watch(tick, self.stop_grace_s, self.signal_all, self.end_tree, why_over)
         ending = steps.attempt(self.pod, step, words, self.environ(step), watch)
         log.note()
         return ending
 
-    def done(self, step: Step) -> None:
-        result = self.progress.steps[step.name]["result"]
+    def done(self, step: Step, result: Any = None) -> None:
+        result = self.progress.steps[step.name]["result"] or result
         if step.name == step_zero.NAME:  # it looks again each time whether its environments are whole
             self.pythons.update(result["pythons"])
         else:
             steps.mark(self.pod, step, self.redact(result))
-        self.progress.end(step.name, "done")
+        self.progress.end(step.name, "done", result)
 
-    def failed(self, step: Step, reason: str, exit_code: int) -> Dict[str, Any]:
+    def failed(self, step: Step, reason: str, exit_code: Optional[int]) -> Dict[str, Any]:
         self.progress.end(step.name, "failed")
         ending = verdict(self.job, "failed", reason, step.name, exit_code)
         ending["tail"] = steps.tail(self.pod, step.name)
@@ -162,6 +197,8 @@ class Agent:
         ending = self.redact(ending)
         if ending["state"] == "failed":
             self.write_error(ending)
+        if self.nodes:
+            self.nodes.close(ending["state"], ending["reason"])
         self.progress.close(ending["state"])
         say(f"verdict: {ending['state']} {ending['reason']}")
         write_json(self.pod.verdict, ending)
@@ -183,8 +220,9 @@ class Agent:
         environ.update(
             {
                 TOKEN: self.job.token,
-                "SLIPWAY_RUN_ID": self.job.run,
-                "SKYPILOT_TASK_ID": self.job.run,
+                "SLIPWAY_RUN_ID": self.job.group.run or self.job.run,
+                "SKYPILOT_TASK_ID": self.job.group.run or self.job.run,
+                **environ_of(self.job.group, self.job.num_gpus),
                 "SLIPWAY_WORK": str(pod.work),
                 "SLIPWAY_RECORDS": str(pod.records(step.name)),
                 "PYTHONPATH": str(pod.code),

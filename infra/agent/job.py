@@ -35,6 +35,20 @@ class Step:
     timeout_s: Optional[float] = None
     silent_s: Optional[float] = None  # no new record for this long: dump stacks, restart
     max_restarts: int = 3
+    together: Tuple[str, ...] = ()  # words before its own where several processes run it as one; () = it runs alone
+
+
+@dataclass(frozen=True)
+class Group:
+    """The nodes of a run that has several, and which of them this is."""
+
+    run: str = ""  # as people call it; the pods of the other nodes are `<run>.1`, `<run>.2`, ...
+    rank: int = 0
+    addresses: Tuple[str, ...] = ()  # of every node, by rank, as the others reach it
+    interface: str = ""  # that has this node's address
+    port: int = 0  # on node 0, for training: MASTER_PORT
+    words_port: int = 0  # on node 0, for its agent
+    key: str = ""  # who knows it may talk to that agent
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,8 @@ class Job:
     environments: str = ""  # folder that caches environments on the pod
     environ: Dict[str, str] = field(default_factory=dict)
     secrets: Tuple[str, ...] = ()  # names only; values lie in the mode-600 file
+    num_gpus: int = 0  # of each node
+    group: Group = Group()
     clock_scale: float = 1.0  # a rehearsal's clock runs this many times faster
     schema: int = SCHEMA
 
@@ -61,11 +77,16 @@ class Job:
             raw = json.loads(text)
             if raw["schema"] != SCHEMA:
                 raise ValueError(f"job schema {raw['schema']}, this agent reads {SCHEMA}")
-            steps = tuple(Step(**{**step, "words": tuple(step["words"])}) for step in raw["steps"])
+            steps = tuple(Step(**_tuples(step, "words", "together")) for step in raw["steps"])
+            group = Group(**_tuples(raw.get("group", {}), "addresses"))
             limits, secrets = Limits(**raw["limits"]), tuple(raw["secrets"])
-            return Job(**{**raw, "steps": steps, "limits": limits, "secrets": secrets})
+            return Job(**{**raw, "steps": steps, "limits": limits, "secrets": secrets, "group": group})
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a job: {error}") from error
+
+
+def _tuples(raw: Dict[str, Any], *names: str) -> Dict[str, Any]:
+    return {**raw, **{name: tuple(raw[name]) for name in names if name in raw}}
 
 
 @dataclass(frozen=True)

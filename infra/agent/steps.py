@@ -19,13 +19,14 @@ from infra.agent.state import AgentError, grace_s, read_json, say, write_json
 RESUME_ME = 75  # exit code of a step that stopped in good order
 POLL_S = 0.05
 LEFTOVER_GRACE_S = 5.0  # what a process may take to end that outlived its step or its agent
+LEAVE_S = 3.0  # what a step gets to find out for itself that another node is gone
 DUMP_S = 2.0  # what faulthandler gets to write the stacks of a silent step
 TAIL_BYTES, TAIL_LINES = 8000, 40
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt ended; `cut` says why the agent ended it: stop, timeout, silent, or "" when it did not."""
+    """How an attempt ended; `cut` says why the agent ended it: stop, timeout, silent, nodes, or "" when it did not."""
 
     exit_code: int
     cut: str = ""
@@ -39,6 +40,7 @@ class Watch:
     stop_grace_s: Callable[[], Optional[float]]  # None, or how long the step may take to stop now
     signal_all: Callable[[int], None]  # to every process of the step's tree
     end_tree: Callable[[float], None]  # with so much patience; raises when a process cannot be ended
+    why_over: Callable[[], str] = str  # why the step must end on all nodes; "" while it need not
 
 
 def attempt(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str], watch: Watch) -> Ending:
@@ -86,6 +88,8 @@ def _watch(process: "subprocess.Popen[bytes]", step: Step, watch: Watch) -> str:
             cut, kill_at = "silent", now + DUMP_S
             say(f"{step.name}: no record for {step.silent_s:g} s; dumping its stacks")
             watch.signal_all(signal.SIGUSR1)
+        elif watch.why_over():
+            cut, kill_at = "nodes", now + LEAVE_S
         time.sleep(POLL_S)
     watch.tick()
     return cut

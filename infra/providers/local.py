@@ -40,7 +40,7 @@ class Local:
     def offers(self, request: Request) -> list[Offer]:
         """This machine, when it has what is asked for."""
         gpus = _gpus()
-        if request.nodes > 1 or request.num_gpus > len(gpus):
+        if request.num_gpus > len(gpus):
             return []
         if request.gpu and not any(request.gpu.lower() in gpu.lower() for gpu in gpus):
             return []

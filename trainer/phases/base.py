@@ -9,12 +9,13 @@ from data.config import Making
 from data.loader import Windows, heldout
 from trainer.config import Keeping, PhaseConfig
 from trainer.evaluate import bits_per_byte
+from trainer.ranks import Ranks
 from trainer.run import phase_run
 
 
-def run(config: PhaseConfig, making: Making, keeping: Keeping) -> dict[str, Any]:
-    """Train, measure on the held-out documents, publish; all that is known of the result."""
-    with phase_run(config, making, keeping) as phase:
+def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
+    """Train, measure on the held-out documents, publish; all that the first process knows of the result."""
+    with phase_run(config, making, keeping, ranks) as phase:
         tokens, text = phase.input("tokens"), phase.input("text")
         train = sorted(tokens.glob("train-*.bin"))
         windows = Windows(train, config.sequence_len, config.seed, phase.tokenizer.sha256)
@@ -25,6 +26,8 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping) -> dict[str, Any]
 
         model = phase.new_model()
         final = phase.train(model, batch)
+        if final is None:
+            return {}
         about: dict[str, Any] = {"tokens": config.steps * config.rows * config.sequence_len}
         if val := sorted(tokens.glob("val-*.bin")):
             about |= bits_per_byte(model, heldout(val, phase.tokenizer_folder, config.sequence_len))

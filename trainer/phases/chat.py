@@ -6,12 +6,13 @@ from data.chat import Conversations
 from data.config import Making
 from trainer.config import Keeping, PhaseConfig
 from trainer.errors import Refused
+from trainer.ranks import Ranks
 from trainer.run import phase_run
 
 
-def run(config: PhaseConfig, making: Making, keeping: Keeping, before: str) -> dict[str, Any]:
-    """Train from the final checkpoint of `before`, publish; all that is known of the result."""
-    with phase_run(config, making, keeping) as phase:
+def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks, before: str) -> dict[str, Any]:
+    """Train from the final checkpoint of `before`, publish; all that the first process knows of the result."""
+    with phase_run(config, making, keeping, ranks) as phase:
         questions = phase.input("questions")
         files = {
             "identity": [phase.input("identity") / "identity_conversations.jsonl"],
@@ -25,4 +26,4 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, before: str) -> d
         conversations = Conversations(chosen, mixture, phase.tokenizer, config.sequence_len, config.seed)
         model = phase.model_from(before)
         final = phase.train(model, lambda step: conversations.batch(step, config.rows))
-        return phase.publish(model, final, {})
+        return phase.publish(model, final, {}) if final else {}

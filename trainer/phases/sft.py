@@ -5,8 +5,9 @@ from typing import Any
 from data.config import Making
 from trainer.config import Keeping, PhaseConfig
 from trainer.phases import chat
+from trainer.ranks import Ranks
 
 
-def run(config: PhaseConfig, making: Making, keeping: Keeping) -> dict[str, Any]:
+def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
     """See `chat.run`."""
-    return chat.run(config, making, keeping, before="mid")
+    return chat.run(config, making, keeping, ranks, before="mid")

@@ -1,0 +1,75 @@
+"""Several processes train as one: the same losses, one writer, and none goes on without the others."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from data.shards import Writer
+from store import Store
+from tests.trainer.conftest import World, finish, tiny
+from trainer.config import Keeping
+
+OFTEN = Keeping(save_every=3, keep=3, reserve_bytes=0)
+TOLERANCE = 1e-5  # relative, of float32 losses
+
+
+def losses(folder: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def spread(world: World, config, port: int, *makings) -> list[subprocess.Popen[str]]:
+    """One torchrun per node, each with a work folder of its own."""
+    started = []
+    for rank, making in enumerate(makings):
+        work = world.work(f"node{rank}")
+        work.mkdir(exist_ok=True)
+        file = world.root / f"node{rank}.json"
+        file.write_text(json.dumps({"making": asdict(making), "spec": asdict(config), "keeping": asdict(OFTEN)}))
+        environ = {
+            **os.environ, "SLIPWAY_WORK": str(work), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+            "SLIPWAY_NODE_RANK": str(rank), "SLIPWAY_NUM_NODES": str(len(makings)), "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port), "SLIPWAY_RECORDS": str(world.root / f"node{rank}.jsonl"),
+        }  # fmt: skip
+        words = [sys.executable, "-m", "trainer.spread", "-m", "trainer", config.phase, "--config", str(file)]
+        process = subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        world.started.append(process)
+        started.append(process)
+    return started
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def test_two_nodes_have_the_losses_of_one_and_the_first_alone_writes(world, port):
+    config = tiny(steps=12, rows=5, micro_rows=1, dtype="float32")
+    alone = world.start(config, OFTEN, replace(world.making(), name="base_checkpoints/alone"), work="alone")
+    nodes = spread(world, config, port, world.making(), world.making())
+    for code, words in (finish(alone), *map(finish, nodes)):
+        assert code == 0, words
+    ours, theirs = (losses(world.store / "base_checkpoints" / name) for name in ("tiny", "alone"))
+    assert len(ours) == 12 and ours == pytest.approx(theirs, rel=TOLERANCE)
+    assert not list(world.work("node1").rglob("step-*"))
+    assert not (world.root / "node1.jsonl").exists()
+
+
+def test_a_node_whose_data_came_out_otherwise_is_refused_by_name(world, port, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(world.store, other, copy_function=os.link)
+    writer = Writer(tmp_path / "text" / "train", 1000)
+    writer.add("something else")
+    writer.finish("test", {})
+    Store(other).publish(tmp_path / "text", "datasets/x/text", "print-text", {})
+    makings = world.making(), replace(world.making(), store=str(other))
+    (first, _), (second, words) = map(finish, spread(world, tiny(steps=4), port, *makings))
+    assert (first, second) == (75, 2)
+    assert "node 1 has not what node 0 has: datasets/x/text (" in words
