@@ -29,10 +29,11 @@ Inputs = Mapping[str, Path]
 def text(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
     from data import pipeline
 
-    if plain:  # nothing is held out unless asked for, and then the shards lie straight in the folder
-        raw = {"val_ratio": 0.0, **raw}
+    # By hand nothing is held out unless asked for, and then the shards lie straight in the folder.
+    raw = {"val_ratio": 0.0, **raw} if plain else dict(raw)
+    how = load(pipeline.How, {key: raw.pop(key) for key in ("workers", "reuse_shards") if key in raw}, "spec")
     spec = load(TextSpec, raw, "spec")
-    return pipeline.shard(spec, folder, split=not plain or spec.val_ratio > 0)
+    return pipeline.shard(spec, folder, not plain or spec.val_ratio > 0 or bool(spec.validation), how)
 
 
 def tokenizer(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
