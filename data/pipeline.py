@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -30,7 +31,6 @@ from data.shards import DRAFT, Form, Writer, remove_shards
 from data.workers import Position, Task, in_turn
 
 STATE, SEEN = "state.json", "seen.sqlite"
-KEEP_EVERY_S = 2.0
 MOST_WORKERS = 16
 
 
@@ -50,6 +50,10 @@ class How:
     """Processes that read; 0: as many as there are processors."""
     reuse_shards: bool = False
     """Leave finished shards as they are, whatever they were made from."""
+    keep_every_s: float = 2.0
+    """Between two marks to go on from."""
+    stdin: str = ""
+    """A path to read where the source is `stdin`."""
 
 
 def shard(spec: TextSpec, folder: Path, split: bool = True, how: How = How()) -> dict[str, Any]:
@@ -66,9 +70,10 @@ def shard(spec: TextSpec, folder: Path, split: bool = True, how: How = How()) ->
     if how.reuse_shards and (kept := _finished(folders)):
         emit("note", text=f"reusing {sum(len(one['shards']) for one in kept.values())} shards")
         return _summary(spec, kept)
+    if how.stdin:
+        os.dup2(os.open(how.stdin, os.O_RDONLY), sys.stdin.fileno())
     inputs = list_inputs(spec)
-    workers = _workers(spec, inputs, how.workers)
-    run = Run(spec, folder, folders, inputs, workers)
+    run = Run(spec, folder, folders, inputs, how)
     try:
         with _stoppable() as stop:
             run.read_all(stop)
@@ -83,8 +88,9 @@ def shard(spec: TextSpec, folder: Path, split: bool = True, how: How = How()) ->
 class Run:
     """One run over a source: where it stands, and the two writers that it feeds."""
 
-    def __init__(self, spec: TextSpec, folder: Path, folders: dict[str, Path], inputs: Inputs, workers: int):
-        self.spec, self.inputs, self.workers = spec, inputs, workers
+    def __init__(self, spec: TextSpec, folder: Path, folders: dict[str, Path], inputs: Inputs, how: How):
+        self.spec, self.inputs, self.keep_every_s = spec, inputs, how.keep_every_s
+        self.workers = _workers(spec, inputs, how.workers)
         self.draft = folder / DRAFT
         self.position, self.documents, self.kept = Position(), 0, 0
         self.counts: Counter[str] = Counter()
@@ -130,7 +136,7 @@ class Run:
                 if stop():
                     self.keep()
                     raise Stopped(stop(), self._so_far())
-                if now - self.kept_at > KEEP_EVERY_S:
+                if now - self.kept_at > self.keep_every_s:
                     self.keep()
                 if now - self.told_at > 1:
                     self._tell(now)

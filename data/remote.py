@@ -159,7 +159,7 @@ class Patience:
                 return what()
             except Again as error:
                 seen, wait_s = str(error), error.wait_s
-            except httpx2.HTTPError as error:
+            except httpx2.TransportError as error:
                 seen, wait_s = str(error) or type(error).__name__, None
             if wait_s is None:
                 wait_s, self.pause_s = self.pause_s * random.uniform(0.5, 1.0), min(2 * self.pause_s, 16.0)

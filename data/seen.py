@@ -1,8 +1,11 @@
 """Which documents were there before: their hashes in an SQLite file, so that memory stays flat."""
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+from data.errors import DataError
 
 CACHE_KIB = 64 << 10
 
@@ -14,6 +17,7 @@ class Seen:
     """
 
     def __init__(self, path: Path):
+        self.path = path
         self.base = sqlite3.connect(path, isolation_level=None)
         self.base.execute("PRAGMA journal_mode=WAL")
         self.base.execute("PRAGMA synchronous=FULL")
@@ -24,18 +28,27 @@ class Seen:
     def are_new(self, digests: Sequence[bytes], first_number: int) -> list[bool]:
         """Whether each is seen for the first time; they are numbered on from `first_number`."""
         new = []
-        for number, digest in enumerate(digests, first_number):
-            added = self.base.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", (digest, number)).rowcount
-            if not added:
-                (first,) = self.base.execute("SELECT first FROM seen WHERE digest = ?", (digest,)).fetchone()
-                added = first >= number
-            new.append(bool(added))
+        with self._disk():
+            for number, digest in enumerate(digests, first_number):
+                added = self.base.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", (digest, number)).rowcount
+                if not added:
+                    (first,) = self.base.execute("SELECT first FROM seen WHERE digest = ?", (digest,)).fetchone()
+                    added = first >= number
+                new.append(bool(added))
         return new
 
     def commit(self) -> None:
         """Keep it. To be called before a mark is kept that relies on it."""
-        self.base.execute("COMMIT")
-        self.base.execute("BEGIN")
+        with self._disk():
+            self.base.execute("COMMIT")
+            self.base.execute("BEGIN")
+
+    @contextmanager
+    def _disk(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:  # the disk is full, or damaged
+            raise DataError(f"{self.path}: {error}") from None
 
     def close(self) -> None:
         self.base.close()
