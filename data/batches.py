@@ -202,11 +202,11 @@ class Lines:
         if self.is_json:
             return self._objects(lines, start, number)
         rows = len(lines)
-        if not self.ours:
-            texts, invalid = mended([line.removesuffix(b"\n").removesuffix(b"\r") for line in lines])
-            return Batch(rows, texts, {}, invalid)
-        texts, invalid = mended([line.removesuffix(b"\n") for line in lines])
-        for at, line in enumerate(texts):
+        for at, line in enumerate(lines):  # in place: a giant line is there once
+            lines[at] = line.removesuffix(b"\n") if self.ours else line.removesuffix(b"\n").removesuffix(b"\r")
+        line = b""
+        texts, invalid = mended(lines)
+        for at, line in enumerate(texts if self.ours else ()):
             if b"\\" in line:
                 try:
                     texts[at] = unescape(line.decode()).encode()
@@ -225,7 +225,7 @@ class Lines:
             if line.isspace():
                 continue
             try:
-                row = json.loads(line)
+                row, line = json.loads(line), b""
             except ValueError as error:
                 raise InputError(f"{self._where(start, number + at)}: not JSON: {error}") from None
             if not isinstance(row, dict) or not isinstance(row.get("text"), str):

@@ -14,7 +14,7 @@ from data.config import form_of
 from data.errors import DataError, InputError
 from data.remote import Again, Patience, hub, token_headers
 
-PATIENCE_S = 20.0
+PATIENCE_S = 6.0
 INSTEAD = "type --source pydocs for text that needs no network"
 
 

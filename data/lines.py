@@ -19,7 +19,7 @@ class Part:
     """Whole lines for one part."""
 
     name: str
-    data: bytes
+    data: bytes | bytearray | memoryview
     lines: int
 
 
@@ -70,7 +70,7 @@ def keep(prepared: Prepared, wanted: list[bool]) -> Prepared:
     parts = []
     for which, part in enumerate(prepared.parts):
         mine = [want for want, one in zip(wanted, order, strict=True) if one == which]
-        lines = part.data.split(b"\n")[:-1]
+        lines = bytes(part.data).split(b"\n")[:-1]
         kept = [line + b"\n" for line, want in zip(lines, mine, strict=True) if want]
         parts.append(Part(part.name, b"".join(kept), len(kept)))
     left = bytes(one for want, one in zip(wanted, order, strict=True) if want)
@@ -105,7 +105,7 @@ def _digest(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=16).digest()
 
 
-def _lines(batch: Batch, spec: TextSpec, rows: list[int], texts: list[bytes]) -> bytes:
+def _lines(batch: Batch, spec: TextSpec, rows: list[int], texts: list[bytes]) -> bytes | bytearray:
     if spec.format == "txt":
         return escape_all(texts)
     lines = []

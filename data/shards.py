@@ -118,8 +118,9 @@ class Writer:
     def add(self, text: str) -> None:
         self.write(escape_all([text.encode("utf-8", "replace")]), 1)  # half a surrogate pair has no UTF-8
 
-    def write(self, data: bytes | memoryview, lines: int) -> None:
+    def write(self, data: bytes | bytearray | memoryview, lines: int) -> None:
         """So many whole lines."""
+        data = memoryview(data)
         while lines:
             if self._file is None:
                 self._file = open(self._draft(self._index), "wb", buffering=0)  # noqa: SIM115 closed by _roll
@@ -185,11 +186,11 @@ class Writer:
     def _draft(self, index: int) -> Path:
         return self.draft / f"{index:05d}"
 
-    def _append(self, data: bytes | memoryview) -> None:
+    def _append(self, data: memoryview) -> None:
         self._hash.update(data)
         size = len(data)
         while data:
-            data = memoryview(data)[self._file.write(data) :]
+            data = data[self._file.write(data) :]
         self._bytes += size
 
     def _roll(self) -> None:
@@ -223,7 +224,7 @@ def remove_shards(folder: Path, but: Set[str] = frozenset()) -> None:
             (folder / name).unlink(missing_ok=True)
 
 
-def _end_of_line(data: bytes | memoryview, lines: int) -> int:
+def _end_of_line(data: memoryview, lines: int) -> int:
     """The length of the first `lines` lines."""
     raw, at = bytes(data), 0
     for _ in range(lines):

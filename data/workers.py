@@ -140,7 +140,7 @@ class Worker:
             view = memoryview(self.ring)
             for part in made.parts:
                 size = int.from_bytes(part.data, "big")
-                parts.append(Part(part.name, view[at : at + size], part.lines))  # type: ignore[arg-type]
+                parts.append(Part(part.name, view[at : at + size], part.lines))
                 at += size
             made = replace(made, parts=tuple(parts))
         return position, made

@@ -16,7 +16,7 @@ from data.manifest import MANIFEST, read_manifest
 from data.verify import verify
 from tests.data.conftest import ROOT, run_step
 
-SPEC = {"val_ratio": 0.01, "seed": 7, "lines_per_shard": 9000, "keep_every_s": 0.02}
+SPEC = {"val_ratio": 0.01, "seed": 7, "lines_per_shard": 9000, "keep_every_s": 0.05}
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +65,7 @@ def wait_for_marks(process, tmp_path, marks):
         with contextlib.suppress(FileNotFoundError):
             now = state.stat().st_mtime_ns
             seen, last = (seen + 1, now) if now != last else (seen, last)
+        time.sleep(0.01)  # between two looks
 
 
 def test_what_comes_out_is_every_line_once_and_one_in_a_hundred_is_held_out(expected):
