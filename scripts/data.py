@@ -28,7 +28,6 @@ from scripts.program import command
         "reuse-shards": "leave finished shards in OUT as they are",
         "out": "folder for the shards and manifest.json",
         "verify": "check this folder of shards against its manifest, and do nothing else",
-        "report": "write report.html about this folder of shards, and do nothing else",
         "json": "one JSON document on stdout",
     },
 )
@@ -56,7 +55,6 @@ def shard(
     reuse_shards=False,
     out="",
     verify="",
-    report="",
     json=False,
 ):
     """Documents into text shards with a manifest: one document per line. Goes on where it was stopped."""

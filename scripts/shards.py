@@ -15,7 +15,7 @@ MAX_VOCAB = 1 << 24
 
 
 def shard(
-    mode, source, packages, take, lines_per_shard, val_ratio, validation, gzip, compression, out, verify, report, json,
+    mode, source, packages, take, lines_per_shard, val_ratio, validation, gzip, compression, out, verify, json,
     **spec,
 ):  # fmt: skip
     if verify:
@@ -23,9 +23,6 @@ def shard(
     from data.inputs import STDIN
 
     settings = words.settings(source="" if source in STDIN else source)
-    if report:
-        path = str(Path(report).expanduser().absolute())
-        return tell(steps.run("report", ("-m", "data", "report"), {"out": path}, settings, json), json)
     if mode not in MODES:
         raise UsageError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
     if gzip and compression not in ("", "gzip"):
