@@ -18,7 +18,7 @@ from data.documents import COLUMNS
 from data.manifest import sync
 
 BLOCK = 1 << 20
-GZIP_LEVEL, ZSTD_LEVEL = 6, 3
+GZIP_LEVEL, ZSTD_LEVEL = 5, 3  # of level 9 of gzip: half the time, 1.5 % more bytes
 ROWS = 1000  # of a row group of parquet, as FineWeb has it
 
 

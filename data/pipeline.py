@@ -102,14 +102,7 @@ class Run:
         self.options = options
         self.about = {"source": spec.source, "options": options, "input": inputs.about}
         state = self._earlier()
-        try:
-            self.writers = self._writers(folders, state)
-        except DataError as error:
-            if state is None or isinstance(error, InputError):
-                raise
-            emit("note", text=f"{error}; starting from the beginning")
-            state = None
-            self.writers = self._writers(folders, None)
+        self.writers = self._writers(folders, state)
         if state is None:
             (self.draft / STATE).unlink(missing_ok=True)
             (self.draft / SEEN).unlink(missing_ok=True)
@@ -121,6 +114,8 @@ class Run:
             self.seen = Seen(self.draft / SEEN)
         self.kept_at = self.told_at = self.began = time.monotonic()
         self.before = self.kept, self.raw_bytes
+        if state is None:
+            self.keep()  # from here on the folder is ours
 
     def read_all(self, stop: Callable[[], int]) -> None:
         """Raises Stopped when `stop` says so."""
@@ -172,6 +167,8 @@ class Run:
             raise InputError(f"source {self.spec.source}: no document in it")
         if not self.kept:
             raise InputError(f"source {self.spec.source}: none of {self.counts['read']:,} documents was chosen")
+        for writer in self.writers.values():
+            writer.close()
         self.keep()
         more = {"input": self.inputs.about, "counts": dict(self.counts)}
         parts = {name: writer.finish(self.spec.source, self.options, more) for name, writer in self.writers.items()}

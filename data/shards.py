@@ -76,10 +76,11 @@ class Writer:
                 f"{self.folder} holds {unclaimed[0].name}, which no manifest lists; choose an empty folder"
             )
         self.aside = bool(claimed) and read_manifest(self.folder, finished=False)["finished"] is True
+        if claimed and not self.aside:
+            what = f"{self.folder} holds {len(claimed)} shards of a run that was not finished, with other options"
+            raise InputError(f"{what}; type its command again to go on, remove the folder, or choose another")
         for path in unclaimed:  # a killed run of ours had no time to list them
             path.unlink()
-        if not self.aside:
-            remove_shards(self.folder)
         shutil.rmtree(self.draft, ignore_errors=True)
         self.draft.mkdir(parents=True)
         self.home.mkdir(parents=True, exist_ok=True)
@@ -91,14 +92,16 @@ class Writer:
         for shard in self.shards:
             places = [self.home / shard["name"], self.folder / shard["name"]]
             if not any(path.is_file() and path.stat().st_size == shard["bytes"] for path in places):
-                raise DataError(f"{places[0]}: not as it was left")
+                raise DataError(f"{places[0]}: not as it was left; remove the folder to start over")
         draft = self._draft(self._index)
         late = self.home / f"shard-{self._index:05d}{self.form.suffix}"
         if self._lines and not self.form.is_packed and late.exists() and not draft.exists():
             os.replace(late, draft)
         if self._lines and not (draft.exists() and draft.stat().st_size >= self._bytes):
-            raise DataError(f"{draft}: not as it was left")
+            raise DataError(f"{draft}: not as it was left; remove the folder to start over")
         known = {shard["name"] for shard in self.shards}
+        if (self.home / MANIFEST).exists() and listed(self.home) != known:
+            (self.home / MANIFEST).unlink()
         for path in self.home.glob("shard-*"):
             if path.name not in known:
                 path.unlink()
@@ -167,16 +170,21 @@ class Writer:
             path.unlink(missing_ok=True)
         self._spent = []
 
+    def close(self) -> None:
+        """The shard that is open becomes whole, however short it is."""
+        if self._file is not None:
+            self._roll()
+
     def finish(self, source: str, options: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The manifest, after it and all shards are on the disk. What an earlier run left is replaced."""
         about = {"source": source, "options": dict(options), **(more or {})}
-        if self._file is not None:
-            self._roll()
+        self.close()
         self.publish(about)
         manifest = write_manifest(self.home, self.shards, True, about)
         if self.aside:
             replace_shards(self.home, self.folder)
-        shutil.rmtree(self.draft)
+        if self.draft.parent == self.folder:
+            shutil.rmtree(self.draft)
         return manifest
 
     @property

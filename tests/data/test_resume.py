@@ -103,6 +103,8 @@ def test_a_signal_leaves_whole_shards_and_the_same_command_goes_on(corpus, expec
     _, said = process.communicate()
     assert (process.returncode, said.count("\n")) == (code, 1)
     assert "whole shards; the same command goes on" in said
+    other = begin(tmp_path, **{**spec, "seed": 8})
+    assert "type its command again to go on" in other.communicate()[1] and other.returncode == 2
     problems = verify(tmp_path / "out" / "train")
     assert problems == [f"{MANIFEST}: not finished; the command that began it goes on"]
     process = begin(tmp_path, **spec)
@@ -159,3 +161,36 @@ def test_a_finished_run_stays_until_the_next_one_is_whole(tmp_path):
     assert run(source=str(tmp_path / "a.txt"), take=1) == 0
     assert sorted(contents(tmp_path / "out")) == [MANIFEST, "shard-00000.txt"]
     assert (tmp_path / "out" / "shard-00000.txt").read_text() == "one\n"
+
+
+@pytest.mark.parametrize("compression", ["", "gzip"])
+def test_a_kill_at_any_rename_or_removal_of_the_end_is_mended(tmp_path, compression):
+    """The process dies at its first rename, then at its second, and so on, over a finished run of other options."""
+    (tmp_path / "a.txt").write_text("".join(f"line {n}\n" for n in range(50)))
+    spec = {"source": str(tmp_path / "a.txt"), "val_ratio": 0.2, "lines_per_shard": 15, "compression": compression}
+    program = (
+        "import json, os, signal, sys\nfrom pathlib import Path\nfrom data.config import TextSpec\n"
+        "from data.pipeline import How, shard\n"
+        "left = int(sys.argv[3])\n"
+        "def watch(event, given):\n"
+        "    global left\n"
+        "    if event in ('os.rename', 'os.remove', 'shutil.rmtree'):\n"
+        "        left -= 1\n"
+        "        if left == 0: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "sys.addaudithook(watch)\n"
+        "shard(TextSpec(**json.loads(sys.argv[1])), Path(sys.argv[2]), True, How(workers=1))\n"
+    )
+
+    def run(out, kill_at, **more):
+        words = [sys.executable, "-c", program, json.dumps({**spec, **more}), str(out), str(kill_at)]
+        return subprocess.run(words, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60).returncode
+
+    assert run(tmp_path / "expected", 0) == 0
+    out, kill_at, code = tmp_path / "out", 0, -signal.SIGKILL
+    assert run(out, 0, seed=8) == 0
+    while code:
+        kill_at += 1
+        code = run(out, kill_at)
+        assert code in (0, -signal.SIGKILL)
+    assert kill_at > 5
+    assert contents(out) == contents(tmp_path / "expected")
