@@ -126,6 +126,8 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             }
 
         def send_file(self, file: Path, found: re.Match[str] | None, fault: tuple[Any, int] | None) -> None:
+            if not file.is_file():
+                return self.say(404, {"error": "?"})
             content = file.read_bytes()
             start, stop = (int(found[1]), min(int(found[2]) + 1, len(content))) if found else (0, len(content))
             self.send_response(206 if found else 200)

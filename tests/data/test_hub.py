@@ -134,3 +134,11 @@ def test_a_data_set_that_has_grown_is_read_again(hub, shard, tmp_path):
     assert whole == list(range(500))
     assert shard() == (0, "")
     assert numbers(tmp_path) == list(range(1000))
+
+
+def test_an_address_of_a_file_is_a_source_like_its_path(hub, shard, tmp_path):
+    address = f"{hub.url}/datasets/us/plain/resolve/main/sample/10BT/001.parquet"
+    assert shard(source=address, take=3) == (0, "")
+    assert numbers(tmp_path) == [500, 501, 502]
+    code, said = shard(source=address.replace("001", "009"))
+    assert (code, said.count("\n")) == (2, 1) and "it answers 404" in said
