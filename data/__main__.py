@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,11 @@ Inputs = Mapping[str, Path]
 def text(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
     from data import pipeline
 
-    if plain:  # nothing is held out unless asked for, and then the shards lie straight in the folder
-        raw = {"val_ratio": 0.0, **raw}
+    # By hand nothing is held out unless asked for, and then the shards lie straight in the folder.
+    raw = {"val_ratio": 0.0, **raw} if plain else dict(raw)
+    how = load(pipeline.How, {one.name: raw.pop(one.name) for one in fields(pipeline.How) if one.name in raw}, "spec")
     spec = load(TextSpec, raw, "spec")
-    return pipeline.shard(spec, folder, split=not plain or spec.val_ratio > 0)
+    return pipeline.shard(spec, folder, not plain or spec.val_ratio > 0 or bool(spec.validation), how)
 
 
 def tokenizer(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
@@ -82,7 +84,8 @@ def main(words: list[str] | None = None) -> int:
     except ConfigError as error:
         return _say(asked.step, error, 2)
     except DataError as error:
-        return _say(asked.step, error, error.exit_code)
+        stopped = "; the same command goes on" if error.exit_code in (75, 130) else ""
+        return _say(asked.step, f"{error}{stopped}", error.exit_code)
     except OSError as error:  # a full disk, a folder that may not be written
         return _say(asked.step, error, 1)
     except KeyboardInterrupt:

@@ -16,6 +16,8 @@ T = TypeVar("T")
 
 LONGEST = 200  # characters of what a persona says of itself
 SUFFIXES = (".txt", ".jsonl", ".parquet")
+PACKED = {".gz": "gzip", ".zst": "zstd"}
+FORMATS = ("txt", "jsonl", "parquet")
 
 
 class ConfigError(ValueError):
@@ -54,11 +56,20 @@ def _refuse_unknown(kind: type, raw: Any, where: str) -> None:
                     _refuse_unknown(inner, one, f"{where}.{key}.{name}" if many else f"{where}.{key}")
 
 
+def form_of(name: str) -> tuple[str, str]:
+    """What a file holds and how it is packed, by its name: `a.jsonl.gz` is (".jsonl", "gzip"); ("", "") is unknown."""
+    path = Path(name)
+    packed = PACKED.get(path.suffix, "")
+    suffix = Path(path.stem).suffix if packed else path.suffix
+    known = suffix in SUFFIXES and not (packed and suffix == ".parquet")
+    return (suffix, packed) if known else ("", "")
+
+
 def source_files(source: str) -> list[Path]:
     """The files behind a path, folder or glob, in a fixed order. Raises ConfigError when there are none to read."""
     path = Path(source).expanduser()
     if path.is_dir():
-        found = sorted(one for one in path.rglob("*") if one.suffix in SUFFIXES and one.is_file())
+        found = sorted(one for one in path.rglob("*") if form_of(one.name)[0] and one.is_file())
         if not found:
             raise ConfigError(f"source {source}: no {', '.join(SUFFIXES)} file in this folder")
         return found
@@ -68,7 +79,7 @@ def source_files(source: str) -> list[Path]:
         hint = f"did you mean {near[0]!r}?" if near else "give pydocs, fineweb, or a file, folder or glob that exists"
         raise ConfigError(f"source {source!r}: no such file; {hint}")
     for one in found:
-        if one.suffix not in SUFFIXES or not one.is_file():
+        if not form_of(one.name)[0] or not one.is_file():
             seen = one.suffix or "what has no suffix" if one.is_file() else "a folder in a glob"
             raise ConfigError(f"source {one}: cannot read {seen}; {', '.join(SUFFIXES)} files can be")
     return found
@@ -100,7 +111,16 @@ class TextSpec:
     """Documents -> text shards."""
 
     source: str = "pydocs"
-    """`pydocs`, `fineweb`, or paths of .txt, .jsonl, .parquet (a file, a folder or a glob)."""
+    """`pydocs`, `fineweb`, `stdin` (lines), `stdin.jsonl`, paths of .txt, .jsonl (.gz, .zst) and .parquet (a file, a
+    folder or a glob), or an https://, s3:// or gs:// address of such files."""
+    dataset: str = "HuggingFaceFW/fineweb"
+    """fineweb only: the data set on the hub."""
+    config: str = "sample-10BT"
+    """fineweb only: the data set's configuration."""
+    split: str = "train"
+    """fineweb only: the data set's split."""
+    revision: str = "main"
+    """fineweb only: branch, tag or commit."""
     packages: tuple[str, ...] = ()
     """pydocs only: installed packages whose docstrings are added to those of the standard library."""
     take: int | None = None
@@ -109,6 +129,17 @@ class TextSpec:
     val_ratio: float = 0.05
     """Share of documents held out, chosen by content hash and seed; 0 writes no val shards."""
     seed: int = 1337
+    validation: str = ""
+    """Hold out the documents of this source instead of a share of the other."""
+    min_score: float | None = None
+    """Leave out documents whose `score`, or else `language_score`, is lower or unknown."""
+    language: str = ""
+    """Leave out documents of any other `language`."""
+    dedup: str = ""
+    """`exact`: leave out every document that was there before, to the byte."""
+    format: str = "txt"
+    compression: str = ""
+    """`gzip` or `zstd`; parquet is always zstd inside."""
     source_fingerprint: str = ""
     """Of local input files: their content. Filled in by the plan."""
 
@@ -119,6 +150,13 @@ class TextSpec:
             raise ConfigError(f"lines_per_shard is {self.lines_per_shard}; it must be at least 1")
         if self.take is not None and not 1 <= self.take <= sys.maxsize:
             raise ConfigError(f"take is {self.take}; it must lie between 1 and {sys.maxsize}")
+        for key, known in (("dedup", ("", "exact")), ("format", FORMATS), ("compression", ("", *PACKED.values()))):
+            if getattr(self, key) not in known:
+                raise ConfigError(f"{key} is {getattr(self, key)!r}; known: {', '.join(filter(None, known))}")
+        if self.compression and self.format == "parquet":
+            raise ConfigError("parquet is compressed inside (zstd); leave compression out")
+        if self.validation and self.val_ratio:
+            raise ConfigError("val_ratio and validation are two ways to hold out; choose one")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,46 +1,297 @@
-"""Documents -> text shards: the whole of `inv shard`, and the first step on a pod."""
+"""Documents -> text shards: the whole of `inv shard`, and the first step on a pod.
 
-from dataclasses import asdict
-from itertools import chain, islice
+The bytes of the shards and of their manifest depend on the source and the options only: not on how many processes
+read, and not on how often the run was killed and gone on with.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from data.config import TextSpec
-from data.documents import documents
-from data.errors import InputError
+from data.errors import DataError, InputError
+from data.inputs import STDIN, Inputs, list_inputs
+from data.lines import Prepared, keep
+from data.manifest import MANIFEST, SCHEMA, TOOL, read_manifest, write_json
 from data.report import emit
-from data.shards import MANIFEST, Writer, in_val
+from data.seen import Seen
+from data.shards import DRAFT, Form, Writer, remove_shards
+from data.workers import Position, Task, in_turn
 
-REPORT_EVERY = 2000
+STATE, SEEN = "state.json", "seen.sqlite"
+MOST_WORKERS = 16
 
 
-def shard(spec: TextSpec, folder: Path, split: bool = True) -> dict[str, Any]:
-    """Write the shards of `spec` into `folder`; the summary of both parts.
+class Stopped(DataError):
+    """Asked to stop by a signal, after everything up to here was kept."""
 
-    `split`: into `train/` and `val/` (no `val/` when val_ratio is 0); else straight into `folder`.
-    Memory does not grow with the source. Raises InputError when the source yields nothing.
+    def __init__(self, signal_number: int, words: str):
+        super().__init__(words)
+        self.exit_code = 130 if signal_number == signal.SIGINT else 75
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """What does not change the result."""
+
+    workers: int = 0
+    """Processes that read; 0: as many as there are processors."""
+    reuse_shards: bool = False
+    """Leave finished shards as they are, whatever they were made from."""
+    keep_every_s: float = 2.0
+    """Between two marks to go on from."""
+    stdin: str = ""
+    """A path to read where the source is `stdin`."""
+
+
+def shard(spec: TextSpec, folder: Path, split: bool = True, how: How = How()) -> dict[str, Any]:
+    """Write the shards of `spec` into `folder`; the summary of all parts.
+
+    `split`: into `train/` and `val/` (no `val/` when nothing is held out); else straight into `folder`.
+    Goes on where an earlier run with the same source and options stopped. Memory does not grow with the source.
+    Raises InputError when the source yields nothing, Stopped after SIGINT or SIGTERM.
     """
-    if not split and spec.val_ratio:
+    held_out = bool(spec.val_ratio or spec.validation)
+    if not split and held_out:
         raise InputError("shards that are held out need a folder of their own")
-    found = islice(documents(spec.source, spec.packages), spec.take)
-    first = next(found, None)
-    if first is None:
-        raise InputError(f"source {spec.source}: no document in it")
-    train = Writer(folder / "train" if split else folder, spec.lines_per_shard)
-    val = Writer(folder / "val", spec.lines_per_shard) if spec.val_ratio else None
-    for done, document in enumerate(chain([first], found), 1):
-        part = val if val and in_val(document.text, spec.val_ratio, spec.seed) else train
-        part.add(document.text)
-        if done % REPORT_EVERY == 0:
-            emit("progress", done=done, total=spec.take, unit="documents")
-    writers = {"train": train, "val": val} if val else {"train": train}
-    for writer in writers.values():  # an old part must not stand beside a new one
-        (writer.folder / MANIFEST).unlink(missing_ok=True)
-    parts = {name: writer.finish(spec.source, asdict(spec)) for name, writer in writers.items()}
+    folders = {"train": folder / "train" if split else folder} | ({"val": folder / "val"} if held_out else {})
+    if how.reuse_shards and (kept := _finished(folders)):
+        emit("note", text=f"reusing {sum(len(one['shards']) for one in kept.values())} shards")
+        return _summary(spec, kept)
+    if how.stdin:
+        os.dup2(os.open(how.stdin, os.O_RDONLY), sys.stdin.fileno())
+    inputs = list_inputs(spec)
+    run = Run(spec, folder, folders, inputs, how)
+    try:
+        with _stoppable() as stop:
+            run.read_all(stop)
+        parts = run.finish()
+    finally:
+        run.close()
+    if split and not held_out:
+        remove_shards(folder / "val")  # an old part must not stand beside a new one
+    return _summary(spec, parts)
+
+
+class Run:
+    """One run over a source: where it stands, and the two writers that it feeds."""
+
+    def __init__(self, spec: TextSpec, folder: Path, folders: dict[str, Path], inputs: Inputs, how: How):
+        self.spec, self.inputs, self.keep_every_s = spec, inputs, how.keep_every_s
+        self.workers = _workers(spec, inputs, how.workers)
+        self.draft = folder / DRAFT
+        self.position, self.documents, self.kept = Position(), 0, 0
+        self.counts: Counter[str] = Counter()
+        self.raw_bytes = 0
+        self.seen: Seen | None = None
+        options = asdict(spec)
+        identity = [SCHEMA, TOOL, options, inputs.about, _stamps(inputs)]
+        self.key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        self.options = options
+        self.about = {"source": spec.source, "options": options, "input": inputs.about}
+        state = self._earlier()
+        self.writers = self._writers(folders, state)
+        if state is None:
+            (self.draft / STATE).unlink(missing_ok=True)
+            (self.draft / SEEN).unlink(missing_ok=True)
+        else:
+            self.position = Position(**state["position"])
+            self.documents, self.kept, self.raw_bytes = state["documents"], state["kept"], state["raw_bytes"]
+            self.counts.update(state["counts"])
+        if spec.dedup:
+            self.seen = Seen(self.draft / SEEN)
+        self.kept_at = self.told_at = self.began = time.monotonic()
+        self.before = self.kept, self.raw_bytes
+        if state is None:
+            self.keep()  # from here on the folder is ours
+
+    def read_all(self, stop: Callable[[], int]) -> None:
+        """Raises Stopped when `stop` says so."""
+        if self.spec.take is not None and self.kept >= self.spec.take and not self.spec.validation:
+            return
+        task = Task(self.spec, self.inputs.files, "train", self.position)
+        batches = in_turn(task, self.workers, self.draft)
+        try:
+            for position, made in batches:
+                self._take(made, is_val=bool(self.inputs.files[position.file].part))
+                self.position = position
+                now = time.monotonic()
+                if stop():
+                    self.keep()
+                    raise Stopped(stop(), self._so_far())
+                if now - self.kept_at > self.keep_every_s:
+                    self.keep()
+                if now - self.told_at > 1:
+                    self._tell(now)
+                if self.kept == self.spec.take and not self.spec.validation:
+                    break
+        finally:
+            batches.close()
+
+    def keep(self) -> None:
+        """Let whole shards appear, and write down where this run stands: a kill from here on costs nothing."""
+        for writer in self.writers.values():
+            writer.publish(self._about())
+        if self.seen:
+            self.seen.commit()
+        state = {
+            "key": self.key,
+            "position": asdict(self.position),
+            "documents": self.documents,
+            "kept": self.kept,
+            "raw_bytes": self.raw_bytes,
+            "counts": self.counts,
+            "parts": {name: writer.mark() for name, writer in self.writers.items()},
+        }
+        if self.spec.source not in STDIN:  # what was read from there cannot be read again
+            write_json(self.draft / STATE, state)
+        for writer in self.writers.values():
+            writer.forget()
+        self.kept_at = time.monotonic()
+
+    def finish(self) -> dict[str, dict[str, Any]]:
+        """The manifests, when everything is read. Raises InputError when that was nothing."""
+        if not self.counts["read"] - self.counts["empty"]:
+            raise InputError(f"source {self.spec.source}: no document in it")
+        if not self.kept:
+            raise InputError(f"source {self.spec.source}: none of {self.counts['read']:,} documents was chosen")
+        for writer in self.writers.values():
+            writer.close()
+        self.keep()
+        more = {"input": self.inputs.about, "counts": dict(self.counts)}
+        parts = {name: writer.finish(self.spec.source, self.options, more) for name, writer in self.writers.items()}
+        self.close()
+        shutil.rmtree(self.draft)
+        return parts
+
+    def close(self) -> None:
+        if self.seen:
+            self.seen.close()
+            self.seen = None
+
+    def _about(self) -> dict[str, Any]:
+        return {**self.about, "counts": dict(self.counts)}
+
+    def _take(self, made: Prepared, is_val: bool) -> None:
+        lines = sum(part.lines for part in made.parts)
+        self.counts.update(made.counts)
+        wanted = self.seen.are_new(made.digests, self.documents) if self.seen else [True] * lines
+        self.documents += lines
+        self.counts["duplicate"] += wanted.count(False)
+        if not is_val and self.spec.take is not None:
+            room = self.spec.take - self.kept
+            wanted = [want and number <= room for want, number in zip(wanted, accumulate(wanted), strict=True)]
+        if not all(wanted):
+            made = keep(made, wanted)
+        for part in made.parts:
+            self.writers[part.name].write(part.data, part.lines)
+            self.raw_bytes += len(part.data)
+        self.kept += 0 if is_val else wanted.count(True)
+
+    def _tell(self, now: float) -> None:
+        self.told_at = now
+        took = now - self.began
+        rate, speed = ((self.kept - self.before[0]) / took, (self.raw_bytes - self.before[1]) / 1e6 / took)
+        eta_s = (self.spec.take - self.kept) / rate if self.spec.take and rate else None
+        emit(
+            "progress",
+            done=self.kept,
+            total=self.spec.take,
+            unit="documents",
+            documents_per_s=round(rate),
+            mb_per_s=round(speed, 1),
+            shards=self._shards(),
+            eta_s=eta_s,
+            **({} if self.spec.take else {"text": f"{self._so_far()}, {rate:,.0f} documents/s, {speed:.0f} MB/s"}),
+        )
+
+    def _writers(self, folders: dict[str, Path], state: dict[str, Any] | None) -> dict[str, Writer]:
+        form = Form(self.spec.format, self.spec.compression, len(os.sched_getaffinity(0)))
+        marks = state["parts"] if state else {}
+        return {
+            name: Writer(path, self.spec.lines_per_shard, form, self.draft / name, marks.get(name))
+            for name, path in folders.items()
+        }
+
+    def _shards(self) -> int:
+        return sum(len(writer.shards) for writer in self.writers.values())
+
+    def _so_far(self) -> str:
+        return f"{self.kept:,} documents, {self._shards()} whole shards"
+
+    def _earlier(self) -> dict[str, Any] | None:
+        """Where a run with the same source and options stopped; None when there is nothing to go on from."""
+        try:
+            state = json.loads((self.draft / STATE).read_text(encoding="utf-8"))
+            return state if state["key"] == self.key else None
+        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+            return None
+
+
+def _stamps(inputs: Inputs) -> list[Any]:
+    """What changes when somebody writes into a local file."""
+    paths = [Path(one.uri) for one in inputs.files if "://" not in one.uri]
+    return [[str(path), path.stat().st_mtime_ns] for path in paths if path.exists()]
+
+
+def _workers(spec: TextSpec, inputs: Inputs, asked: int) -> int:
+    first = inputs.files[0].uri
+    if first in STDIN or first == "pydocs":
+        return 1
+    if asked:
+        return asked
+    local = "://" not in first
+    if local and sum(os.path.getsize(one.uri) for one in inputs.files if "://" not in one.uri) < 4 << 20:
+        return 1  # a second process would take longer to start
+    return min(MOST_WORKERS, len(os.sched_getaffinity(0)))
+
+
+def _finished(folders: dict[str, Path]) -> dict[str, dict[str, Any]]:
+    """The manifests of these parts if all are finished."""
+    if not all((folder / MANIFEST).exists() for folder in folders.values()):
+        return {}
+    found = {name: read_manifest(folder, finished=False) for name, folder in folders.items()}
+    return found if all(one["finished"] for one in found.values()) else {}
+
+
+def _summary(spec: TextSpec, parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {
         "source": spec.source,
         "documents": sum(part["total_lines"] for part in parts.values()),
         "bytes": sum(part["total_bytes"] for part in parts.values()),
         "shards": sum(len(part["shards"]) for part in parts.values()),
-        "held_out": parts["val"]["total_lines"] if val else 0,
+        "held_out": parts["val"]["total_lines"] if "val" in parts else 0,
     }
+
+
+@contextmanager
+def _stoppable() -> Iterator[Callable[[], int]]:
+    """A function that says which signal asked to stop, or 0. A second Ctrl-C does not wait."""
+    asked = [0]
+
+    def hear(number: int, frame: Any) -> None:
+        if asked[0]:
+            raise KeyboardInterrupt
+        asked[0] = number
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: 0
+        return
+    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked[0]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

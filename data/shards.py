@@ -1,159 +1,243 @@
 """Text shards: one document per line in `shard-00000.txt`, ..., and a `manifest.json` that is written last.
 
-So that a document is one line and nothing of it is lost, backslash, newline and carriage return are written as
-`\\\\`, `\\n` and `\\r`. A folder is finished when it has a manifest; until then its shards lie in `.draft`.
+How a document is one line: `escapes.py`. What the manifest says: `manifest.py`. A folder is finished when its manifest
+says so. Until then the shards that it lists are whole, and what is not whole yet lies in `.draft`. Where a finished
+run is repeated, its shards stay until the new ones are all there.
 """
 
 import hashlib
-import json
 import os
-import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from data.errors import DataError, InputError
+from data.escapes import escape_all
+from data.manifest import MANIFEST, listed, read_manifest, sync, sync_folder, write_manifest
 
-SCHEMA = 1
-MANIFEST = "manifest.json"
-ESCAPE = {"\\": "\\\\", "\n": "\\n", "\r": "\\r"}
-PLAIN = {written: character for character, written in ESCAPE.items()}
-
-
-def escape(text: str) -> str:
-    """`text` as one line."""
-    return re.sub(r"[\\\n\r]", lambda found: ESCAPE[found[0]], text)
+DRAFT = ".draft"
 
 
-def unescape(line: str) -> str:
-    """The text that `escape` made `line` of. Raises ValueError for a line that it cannot have made."""
+@dataclass(frozen=True)
+class Form:
+    """How a shard is kept: `txt`, `jsonl` or `parquet`; `gzip`, `zstd` or as it is; packed by so many threads."""
 
-    def plain(found: re.Match[str]) -> str:
-        if found[0] not in PLAIN:
-            raise ValueError(f"{found[0]!r} is no escape of ours")
-        return PLAIN[found[0]]
+    format: str = "txt"
+    compression: str = ""
+    threads: int = 1
 
-    return re.sub(r"\\.?", plain, line, flags=re.DOTALL)
+    @property
+    def suffix(self) -> str:
+        return f".{self.format}" + {"gzip": ".gz", "zstd": ".zst", "": ""}[self.compression]
 
-
-def in_val(text: str, ratio: float, seed: int) -> bool:
-    """Whether a document is held out: a matter of its words and the seed, not of its place."""
-    digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8, key=str(seed).encode()).digest()
-    return int.from_bytes(digest, "big") < ratio * 2**64
+    @property
+    def is_packed(self) -> bool:
+        return bool(self.compression) or self.format == "parquet"
 
 
 class Writer:
-    """Rolls documents into the shards of one folder; `finish` makes them appear, the manifest last."""
+    """Rolls lines into the shards of one folder.
 
-    def __init__(self, folder: Path, lines_per_shard: int):
-        """Raises InputError when `folder` holds shards that no manifest of ours claims."""
-        self.folder, self.lines_per_shard = folder, lines_per_shard
-        self.draft = folder / ".draft"
+    Whole shards appear with `publish`, a batch of them at a time. `mark` is what a later Writer needs to stand behind
+    exactly these lines. `finish` writes the manifest that says that this is all.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        lines_per_shard: int,
+        form: Form = Form(),
+        draft: Path | None = None,
+        mark: Mapping[str, Any] | None = None,
+    ):
+        """Stands at the beginning, or where `mark` was made. Raises InputError when `folder` holds shards that no
+        manifest of ours claims, DataError when what the mark relies on is gone.
+        """
+        self.folder, self.lines_per_shard, self.form = folder, lines_per_shard, form
+        self.draft = draft or folder / DRAFT
         self.shards: list[dict[str, Any]] = []
-        claimed = (
-            {shard["name"] for shard in read_manifest(folder)["shards"]} if (folder / MANIFEST).exists() else set()
-        )
-        foreign = sorted(path.name for path in folder.glob("shard-*.txt") if path.name not in claimed)
-        if foreign:
-            raise InputError(f"{folder} holds {foreign[0]}, which no manifest lists; choose an empty folder")
-        self.claimed = claimed
+        self._whole: list[dict[str, Any]] = []
+        self._spent: list[Path] = []
+        self._lines = self._bytes = 0
+        self._file: Any = None
+        if mark is None:
+            self._begin()
+        else:
+            self._resume(mark)
+
+    def _begin(self) -> None:
+        claimed = listed(self.folder) if (self.folder / MANIFEST).exists() else set()
+        unclaimed = sorted(path for path in self.folder.glob("shard-*") if path.name not in claimed)
+        if unclaimed and not self.draft.exists():
+            raise InputError(
+                f"{self.folder} holds {unclaimed[0].name}, which no manifest lists; choose an empty folder"
+            )
+        self.aside = bool(claimed) and read_manifest(self.folder, finished=False)["finished"] is True
+        if claimed and not self.aside:
+            what = f"{self.folder} holds {len(claimed)} shards of a run that was not finished, with other options"
+            raise InputError(f"{what}; type its command again to go on, remove the folder, or choose another")
+        for path in unclaimed:  # a killed run of ours had no time to list them
+            path.unlink()
         shutil.rmtree(self.draft, ignore_errors=True)
         self.draft.mkdir(parents=True)
-        self._lines = 0
-        self._file: Any = None
+        self.home.mkdir(parents=True, exist_ok=True)
+
+    def _resume(self, mark: Mapping[str, Any]) -> None:
+        """Whatever was written after the mark is taken back."""
+        self.aside, self.shards = mark["aside"], list(mark["shards"])
+        self._lines, self._bytes = mark["lines"], mark["bytes"]
+        for shard in self.shards:
+            places = [self.home / shard["name"], self.folder / shard["name"]]
+            if not any(path.is_file() and path.stat().st_size == shard["bytes"] for path in places):
+                raise DataError(f"{places[0]}: not as it was left; remove the folder to start over")
+        draft = self._draft(self._index)
+        late = self.home / f"shard-{self._index:05d}{self.form.suffix}"
+        if self._lines and not self.form.is_packed and late.exists() and not draft.exists():
+            os.replace(late, draft)
+        if self._lines and not (draft.exists() and draft.stat().st_size >= self._bytes):
+            raise DataError(f"{draft}: not as it was left; remove the folder to start over")
+        known = {shard["name"] for shard in self.shards}
+        if (self.home / MANIFEST).exists() and listed(self.home) != known:
+            (self.home / MANIFEST).unlink()
+        for path in self.home.glob("shard-*"):
+            if path.name not in known:
+                path.unlink()
+        if self._lines:
+            os.truncate(draft, self._bytes)
+            self._file = open(draft, "ab", buffering=0)  # noqa: SIM115 closed by _roll
+            self._hash = hashlib.sha256()
+            with open(draft, "rb") as file:
+                while block := file.read(1 << 20):
+                    self._hash.update(block)
+
+    @property
+    def home(self) -> Path:
+        """Where shards appear."""
+        return self.draft / "next" if self.aside else self.folder
 
     def add(self, text: str) -> None:
-        if self._file is None:
-            self._file = open(self.draft / f"shard-{len(self.shards):05d}.txt", "wb")  # noqa: SIM115 closed by _roll
-            self._hash, self._bytes = hashlib.sha256(), 0
-        line = escape(text).encode("utf-8", "replace") + b"\n"  # half a surrogate pair has no UTF-8
-        self._file.write(line)
-        self._hash.update(line)
-        self._bytes += len(line)
-        self._lines += 1
-        if self._lines == self.lines_per_shard:
+        self.write(escape_all([text.encode("utf-8", "replace")]), 1)  # half a surrogate pair has no UTF-8
+
+    def write(self, data: bytes | bytearray | memoryview, lines: int) -> None:
+        """So many whole lines."""
+        data = memoryview(data)
+        while lines:
+            if self._file is None:
+                self._file = open(self._draft(self._index), "wb", buffering=0)  # noqa: SIM115 closed by _roll
+                self._hash = hashlib.sha256()
+            room = self.lines_per_shard - self._lines
+            taken = min(room, lines)
+            cut = len(data) if taken == lines else _end_of_line(data, taken)
+            self._append(data[:cut])
+            self._lines += taken
+            if self._lines == self.lines_per_shard:
+                self._roll()
+            data, lines = data[cut:], lines - taken
+
+    def publish(self, about: Mapping[str, Any]) -> None:
+        """Let the shards that are whole appear, and the manifest list them."""
+        if not self._whole:
+            return
+        for one in self._whole:
+            index = len(self.shards)
+            name, draft = f"shard-{index:05d}{self.form.suffix}", self._draft(index)
+            if self.form.is_packed:
+                from data.packing import pack
+
+                packed = self.draft / name
+                one = {**one, **pack(draft, packed, self.form.format, self.form.compression, self.form.threads)}
+                os.replace(packed, self.home / name)
+                self._spent.append(draft)
+            else:
+                os.replace(draft, self.home / name)
+            self.shards.append({"name": name, **one})
+        self._whole = []
+        sync_folder(self.home)
+        write_manifest(self.home, self.shards, False, about)
+
+    def mark(self) -> dict[str, Any]:
+        """Where this writer stands, after all of it is on the disk. Call `publish` before."""
+        if self._file is not None:
+            sync(self._file)
+        return {"shards": self.shards, "lines": self._lines, "bytes": self._bytes, "aside": self.aside}
+
+    def forget(self) -> None:
+        """Remove what is of no more use once a mark was kept."""
+        for path in self._spent:
+            path.unlink(missing_ok=True)
+        self._spent = []
+
+    def close(self) -> None:
+        """The shard that is open becomes whole, however short it is."""
+        if self._file is not None:
             self._roll()
 
-    def finish(self, source: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    def finish(self, source: str, options: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The manifest, after it and all shards are on the disk. What an earlier run left is replaced."""
-        self._roll()
-        manifest = {
-            "schema": SCHEMA,
-            "finished": True,
-            "source": source,
-            "options": dict(options),
-            "shards": self.shards,
-            "total_lines": sum(shard["lines"] for shard in self.shards),
-            "total_bytes": sum(shard["bytes"] for shard in self.shards),
-        }
-        draft = self.draft / MANIFEST
-        with open(draft, "w", encoding="utf-8") as file:
-            json.dump(manifest, file, indent=1)
-            _sync(file)
-        (self.folder / MANIFEST).unlink(missing_ok=True)
-        for name in self.claimed:
-            (self.folder / name).unlink(missing_ok=True)
-        for shard in self.shards:
-            os.replace(self.draft / shard["name"], self.folder / shard["name"])
-        os.replace(draft, self.folder / MANIFEST)
-        self.draft.rmdir()
+        about = {"source": source, "options": dict(options), **(more or {})}
+        self.close()
+        self.publish(about)
+        manifest = write_manifest(self.home, self.shards, True, about)
+        if self.aside:
+            replace_shards(self.home, self.folder)
+        if self.draft.parent == self.folder:
+            shutil.rmtree(self.draft)
         return manifest
+
+    @property
+    def _index(self) -> int:
+        return len(self.shards) + len(self._whole)
+
+    def _draft(self, index: int) -> Path:
+        return self.draft / f"{index:05d}"
+
+    def _append(self, data: memoryview) -> None:
+        self._hash.update(data)
+        size = len(data)
+        while data:
+            data = data[self._file.write(data) :]
+        self._bytes += size
 
     def _roll(self) -> None:
-        if self._file is None:
-            return
-        _sync(self._file)
+        sync(self._file)
         self._file.close()
-        name = Path(self._file.name).name
-        self.shards.append({"name": name, "lines": self._lines, "bytes": self._bytes, "sha256": self._hash.hexdigest()})
-        self._file, self._lines = None, 0
+        sha256 = self._hash.hexdigest()
+        one = {"lines": self._lines, "bytes": self._bytes, "raw_bytes": self._bytes, "sha256": sha256}
+        self._whole.append(one)
+        self._file, self._lines, self._bytes = None, 0, 0
 
 
-def _sync(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+def replace_shards(new: Path, folder: Path) -> None:
+    """Put the finished shards of `new` into `folder` in place of those that its manifest lists, the manifest last.
+
+    Can be asked for again after it was broken off.
+    """
+    moved = {name for name in listed(new) if not (new / name).exists()}
+    remove_shards(folder, moved)
+    for path in sorted(new.glob("shard-*")):
+        os.replace(path, folder / path.name)
+    os.replace(new / MANIFEST, folder / MANIFEST)
+    sync_folder(folder)
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Raises DataError when the folder has no manifest, or one that is not ours."""
-    path = folder / MANIFEST
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        if manifest["schema"] != SCHEMA or manifest["finished"] is not True:
-            raise DataError(f"{path}: not a finished manifest of schema {SCHEMA}")
-        for shard in manifest["shards"]:
-            if not re.fullmatch(r"shard-\d{5,}\.txt", shard["name"]):
-                raise DataError(f"{path}: {shard['name']!r} is no name of a shard")
-        return manifest
-    except FileNotFoundError:
-        raise DataError(f"{folder}: no {MANIFEST}; the shards were not finished") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: not a manifest of shards: {error!r}") from None
+def remove_shards(folder: Path, but: Set[str] = frozenset()) -> None:
+    """Remove what the manifest of `folder` lists, the manifest first."""
+    with suppress(DataError):  # there is none, or none of ours: nothing of ours to remove
+        names = listed(folder)
+        (folder / MANIFEST).unlink()
+        for name in names - but:
+            (folder / name).unlink(missing_ok=True)
 
 
-def verify(folder: Path) -> list[str]:
-    """What is wrong with the shards of `folder`, in words; empty when every shard is what the manifest says."""
-    try:
-        manifest = read_manifest(folder)
-    except DataError as error:
-        return [str(error)]
-    problems = []
-    names = {shard["name"] for shard in manifest["shards"]}
-    problems += [f"{path.name}: not in the manifest" for path in folder.glob("shard-*.txt") if path.name not in names]
-    for shard in manifest["shards"]:
-        path = folder / shard["name"]
-        if not path.is_file():
-            problems.append(f"{path.name}: missing")
-            continue
-        digest, lines = hashlib.sha256(), 0
-        with open(path, "rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-                lines += block.count(b"\n")
-        if path.stat().st_size != shard["bytes"] or lines != shard["lines"] or digest.hexdigest() != shard["sha256"]:
-            problems.append(f"{path.name}: not the bytes that were written")
-    return problems
+def _end_of_line(data: memoryview, lines: int) -> int:
+    """The length of the first `lines` lines."""
+    raw, at = bytes(data), 0
+    for _ in range(lines):
+        at = raw.index(b"\n", at) + 1
+    return at
 
 
 def shard_paths(text: Path, part: str = "train") -> list[Path]:
@@ -166,19 +250,13 @@ def shard_paths(text: Path, part: str = "train") -> list[Path]:
     return [folder / shard["name"] for shard in read_manifest(folder)["shards"]]
 
 
-def is_shard(path: Path) -> bool:
-    """Whether the manifest beside `path` lists it, so that its lines are escaped."""
-    if not (path.parent / MANIFEST).is_file():
-        return False
-    try:
-        return path.name in {shard["name"] for shard in read_manifest(path.parent)["shards"]}
-    except DataError:  # somebody else's manifest.json: then it is somebody else's text
-        return False
-
-
 def read(paths: list[Path]) -> Iterator[str]:
     """The documents of these shards, one after another."""
+    from data.batches import open_pieces
+    from data.inputs import InputFile
+
     for path in paths:
-        with open(path, encoding="utf-8", newline="\n") as file:
-            for line in file:
-                yield unescape(line.removesuffix("\n"))
+        pieces = open_pieces(InputFile(str(path)))
+        for piece in range(pieces.count):
+            for batch in pieces.read(piece):
+                yield from (text.decode() for text in batch.texts)

@@ -1,27 +1,67 @@
 """What the commands of `data.py` do: text shards and a tokenizer in a folder of the user's choice."""
 
+import os
 from pathlib import Path
 from typing import Any
 
-from infra.errors import UsageError
+from infra.errors import SlipwayError, UsageError
 from scripts import steps, words
 from scripts.program import print_json
 
-MODES = {"smoke": 2_000, "prod": None}  # documents; None = all
+MODES = {"smoke": 2_000, "prod": None, "split": None}  # documents; None = all
+SHARD_LINES = 250_000
+SPLIT_RATIO = 0.01
 MAX_VOCAB = 1 << 24
 
 
-def shard(mode, source, packages, take, out, json, **spec):
+def shard(
+    mode, source, packages, take, lines_per_shard, val_ratio, validation, gzip, compression, out, verify, json,
+    **spec,
+):  # fmt: skip
+    if verify:
+        return check(Path(verify).expanduser(), json)
+    from data.inputs import STDIN
+
+    settings = words.settings(source="" if source in STDIN else source)
     if mode not in MODES:
         raise UsageError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
-    settings = words.settings(source=source)
+    if gzip and compression not in ("", "gzip"):
+        raise UsageError(f"--gzip and --compression {compression} are two compressions; choose one")
+    if val_ratio is None:
+        val_ratio = SPLIT_RATIO if mode == "split" and not validation else 0.0
     spec |= {
-        "source": settings.source,
+        "source": source if source in STDIN else settings.source,
+        "validation": words.settings(source=validation).source if validation else "",
+        "stdin": f"/proc/{os.getpid()}/fd/0" if source in STDIN else "",  # a step has no standard input of its own
         "packages": list(filter(None, packages.split(","))),
         "take": MODES[mode] if take is None else take,
+        "lines_per_shard": lines_per_shard or _lines_per_shard(),
+        "val_ratio": val_ratio,
+        "compression": "gzip" if gzip else compression,
     }
     folder = Path(out or f"var/datasets/{mode}").absolute()
     tell(steps.run("shard", ("-m", "data", "text"), {"out": str(folder), "spec": spec}, settings, json), json)
+
+
+def _lines_per_shard() -> int:
+    given = os.environ.get("SHARD_LINES", str(SHARD_LINES))
+    if not given.isdigit() or not int(given):
+        raise UsageError(f"SHARD_LINES is {given!r}; it must be a number from 1 up")
+    return int(given)
+
+
+def check(folder: Path, as_json: bool) -> None:
+    """Say what is wrong with the shards in `folder` and its parts. Raises SlipwayError when anything is."""
+    from data.verify import parts, verify
+
+    found = {str(part): verify(part) for part in parts(folder)}
+    problems = [f"{part}: {problem}" for part, some in found.items() for problem in some]
+    if as_json:
+        print_json({"folder": str(folder), "problems": problems})
+    if problems:
+        raise SlipwayError("\n".join(problems))
+    if not as_json:
+        print(f"{folder}: every shard is what was written")
 
 
 def tokenizer(text, vocab_size, out, json):

@@ -1,0 +1,158 @@
+"""Text shards from a folder of parquet, against what people use today. Prints seconds and ratios.
+
+Run: .venv/bin/python -m bench.data FOLDER [--peers PYTHON] [--rounds 3]. PYTHON is one that has datasets and datatrove.
+Every arm is a process of its own and reads all of FOLDER; arms take turns, medians count. What an arm wrote is counted,
+so that none is fast by doing less. `rss` is the largest single process.
+"""
+
+import argparse
+import gzip
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def texts(folder: str) -> Iterator[str]:
+    import pyarrow.parquet
+
+    for path in sorted(Path(folder).glob("*.parquet")):
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(1024, columns=["text"], use_threads=False):
+            yield from batch.column(0).to_pylist()
+
+
+def decode(folder: str, out: Path) -> None:
+    import pyarrow.parquet
+
+    for path in sorted(Path(folder).glob("*.parquet")):
+        for _ in pyarrow.parquet.ParquetFile(path).iter_batches(1024, columns=["text"], use_threads=False):
+            pass
+
+
+def ours(folder: str, out: Path, **spec: object) -> None:
+    from data.config import TextSpec
+    from data.pipeline import How, shard
+
+    how = How(workers=int(str(spec.pop("workers"))))
+    shard(TextSpec(source=folder, val_ratio=0.0, **spec), out, False, how)  # type: ignore[arg-type]
+
+
+def stream(folder: str, out: Path, columns: list[str] | None) -> None:
+    import datasets
+
+    rows = datasets.load_dataset(
+        "parquet", data_files=f"{folder}/*.parquet", split="train", streaming=True, columns=columns
+    )
+    with open(out / "all.txt", "w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(row["text"].replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r") + "\n")
+
+
+def trove(folder: str, out: Path) -> None:
+    from datatrove.executor import LocalPipelineExecutor
+    from datatrove.pipeline.readers import ParquetReader
+    from datatrove.pipeline.writers import JsonlWriter
+
+    steps = [ParquetReader(folder, glob_pattern="*.parquet"), JsonlWriter(str(out / "shards"), compression=None)]
+    LocalPipelineExecutor(steps, tasks=2, workers=2, logging_dir=str(out / "logs")).run()
+
+
+def python_gzip(folder: str, out: Path) -> None:
+    with gzip.open(out / "all.txt.gz", "wt", encoding="utf-8") as file:
+        for text in texts(folder):
+            file.write(text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r") + "\n")
+
+
+ARMS: dict[str, Callable[[str, Path], None]] = {
+    "ours, 1 process": lambda folder, out: ours(folder, out, workers=1),
+    "ours, 2 processes": lambda folder, out: ours(folder, out, workers=2),
+    "decode only": decode,
+    "datasets, streaming": lambda folder, out: stream(folder, out, None),
+    "datasets, columns=['text']": lambda folder, out: stream(folder, out, ["text"]),
+    "datatrove, 2 workers": trove,
+    "ours, gzip": lambda folder, out: ours(folder, out, workers=2, compression="gzip"),
+    "python gzip": python_gzip,
+}
+PEERS = {"datasets, streaming", "datasets, columns=['text']", "datatrove, 2 workers"}
+RATIOS = [
+    ("datasets, streaming", "ours, 2 processes", 5.0),
+    ("datasets, columns=['text']", "ours, 2 processes", 3.0),
+    ("datatrove, 2 workers", "ours, 2 processes", 3.0),
+    ("decode only", "ours, 2 processes", 0.6),
+    ("ours, 1 process", "ours, 2 processes", 1.8),
+    ("python gzip", "ours, gzip", 2.5),
+]
+
+
+def measure(name: str, folder: str, python: str) -> dict[str, float]:
+    """Seconds, CPU seconds, lines, bytes written and the largest process (MB) of one arm."""
+    out = Path(tempfile.mkdtemp(prefix="slipway-bench-"))
+    program = [python, "-m", "bench.data", folder, "--arm", name, "--out", str(out)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(out / "hf"), "HF_HUB_OFFLINE": "1"}
+    try:
+        start = time.perf_counter()
+        done = subprocess.run(program, cwd=ROOT, env=environ, capture_output=True, text=True)
+        took_s = time.perf_counter() - start
+        if done.returncode:
+            sys.exit(f"{name}: {done.stderr[-600:]}")
+        used = json.loads(done.stdout.splitlines()[-1])
+        files = [path for path in out.rglob("*") if path.is_file() and path.suffix in (".txt", ".gz", ".jsonl")]
+        lines = sum(count_lines(path) for path in files)
+        return {"s": took_s, **used, "lines": lines, "mb": sum(path.stat().st_size for path in files) / 1e6}
+    finally:
+        shutil.rmtree(out)
+
+
+def count_lines(path: Path) -> int:
+    with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+
+
+def arm(name: str, folder: str, out: Path) -> None:
+    ARMS[name](folder, out)
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu_s = sum(one.ru_utime + one.ru_stime for one in usages)
+    print(json.dumps({"cpu_s": cpu_s, "rss_mb": max(one.ru_maxrss for one in usages) / 1024}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=lambda text: str(Path(text).resolve()))
+    parser.add_argument("--peers", default="", metavar="PYTHON")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.arm:
+        return arm(asked.arm, asked.folder, asked.out)
+    names = [name for name in ARMS if asked.peers or name not in PEERS]
+    taken: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for _ in range(asked.rounds):
+        for name in names:
+            taken[name].append(measure(name, asked.folder, asked.peers if name in PEERS else sys.executable))
+    print("| arm | s, median [range] | CPU s | MB written | lines | rss MB |\n|---|---|---|---|---|---|")
+    medians = {}
+    for name, rows in taken.items():
+        seconds = [row["s"] for row in rows]
+        medians[name] = statistics.median(seconds)
+        rest = " | ".join(f"{statistics.median(row[key] for row in rows):.{places}f}" for key, places in SHOWN.items())
+        print(f"| {name} | {medians[name]:.2f} [{min(seconds):.2f}-{max(seconds):.2f}] | {rest} |")
+    print("\n| peer / ours | ratio | wanted |\n|---|---|---|")
+    for peer, own, wanted in RATIOS:
+        if peer in medians:
+            print(f"| {peer} / {own} | {medians[peer] / medians[own]:.2f} | {wanted} |")
+
+
+SHOWN = {"cpu_s": 2, "mb": 0, "lines": 0, "rss_mb": 0}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""A source as a list of files, in a fixed order, each of which can be read by itself.
+
+Nothing is read here but names and sizes; `batches.py` reads them.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from data.config import TextSpec, form_of, source_files
+from data.errors import InputError
+
+STDIN = {"stdin": ".txt", "stdin.jsonl": ".jsonl"}
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """One file of a source. `uri` is a path, an address, or `pydocs`, `stdin`, `stdin.jsonl`."""
+
+    uri: str
+    part: str = ""
+    """`val` for a file that is held out as a whole."""
+    packages: tuple[str, ...] = ()
+    """pydocs only."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What there is to read, and what a manifest says of it."""
+
+    files: tuple[InputFile, ...]
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+def list_inputs(spec: TextSpec) -> Inputs:
+    """The files of `spec`, those that are held out as a whole at the end.
+
+    Raises ConfigError for a path with nothing to read, InputError for a data set, configuration, split or package
+    that is not there, DataError when the hub cannot be reached.
+    """
+    if spec.packages and spec.source != "pydocs":
+        raise InputError(f"packages are read with the source pydocs, not with {spec.source!r}")
+    main = _list(spec.source, spec)
+    held_out = _list(spec.validation, spec) if spec.validation else Inputs(())
+    files = (*main.files, *(InputFile(one.uri, "val", one.packages) for one in held_out.files))
+    about = main.about | ({"validation": held_out.about} if spec.validation else {})
+    return Inputs(files, about)
+
+
+def _list(source: str, spec: TextSpec) -> Inputs:
+    if source == "pydocs":
+        return Inputs((InputFile("pydocs", packages=spec.packages),))
+    if source in STDIN:
+        return Inputs((InputFile(source),))
+    if source == "fineweb":
+        from data import fineweb
+
+        revision, uris = fineweb.files(spec.dataset, spec.config, spec.split, spec.revision)
+        about = {"dataset": spec.dataset, "config": spec.config, "split": spec.split, "revision": revision}
+        return Inputs(tuple(InputFile(uri) for uri in uris), {**about, "files": len(uris)})
+    if "://" in source:
+        uris = _remote(source)
+        return Inputs(tuple(InputFile(uri) for uri in uris), {"files": len(uris)})
+    paths = source_files(source)
+    files = [{"name": path.name, "bytes": path.stat().st_size} for path in paths]
+    return Inputs(tuple(InputFile(str(path)) for path in paths), {"files": files})
+
+
+def _remote(source: str) -> list[str]:
+    uris = [source]
+    if not source.startswith(("http://", "https://")):
+        import fsspec
+
+        try:
+            system, path = fsspec.core.url_to_fs(source)
+            found = system.glob(path) if any(one in path for one in "*?[") else system.find(path)
+            uris = [system.unstrip_protocol(one) for one in sorted(found)]
+        except (ImportError, ValueError) as error:
+            raise InputError(f"source {source}: {error}") from None
+        uris = [uri for uri in uris if form_of(uri)[0]] if len(uris) > 1 else uris
+    if not uris:
+        raise InputError(f"source {source}: no file to read there")
+    for uri in uris:
+        if not form_of(Path(uri.split("?")[0]).name)[0]:
+            raise InputError(f"source {uri}: its name does not end in .txt, .jsonl (.gz, .zst) or .parquet")
+    return uris

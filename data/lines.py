@@ -1,0 +1,115 @@
+"""A batch of documents as lines of shards: chosen, held out, escaped. A pure function, and where the time goes."""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from data.batches import Batch, is_blank
+from data.config import TextSpec
+from data.documents import COLUMNS
+from data.errors import InputError
+from data.escapes import escape_all, in_val
+
+SCORES = ("score", "language_score")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Whole lines for one part."""
+
+    name: str
+    data: bytes | bytearray | memoryview
+    lines: int
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What became of one batch."""
+
+    rows: int
+    parts: tuple[Part, ...]
+    order: bytes = b""
+    """Index into `parts` of each line, as the documents came; empty when there is but one part."""
+    digests: tuple[bytes, ...] = ()
+    """Of each line as the documents came, where duplicates are looked for."""
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def wanted_columns(spec: TextSpec) -> tuple[str, ...]:
+    """Columns to take along where a file has them."""
+    if spec.format != "txt":
+        return COLUMNS
+    return (*(SCORES if spec.min_score is not None else ()), *(("language",) if spec.language else ()))
+
+
+def prepare(batch: Batch, spec: TextSpec, part: str, main: str) -> Prepared:
+    """The lines of `batch`: all for `part` where it is named, else for `main` or for `val` by hash and seed."""
+    chosen, filtered = _choose(batch, spec)
+    kept = [at for at in chosen if not is_blank(batch.texts[at])]
+    texts = batch.texts if len(kept) == len(batch.texts) else [batch.texts[at] for at in kept]
+    empty = len(chosen) - len(kept)
+    counts = {"read": len(batch.texts), "empty": empty, "filtered": filtered, "invalid_utf8": batch.invalid_utf8}
+    digests = tuple(_digest(text) for text in texts) if spec.dedup else ()
+    if part or not spec.val_ratio:
+        data = _lines(batch, spec, kept, texts)
+        parts = (Part(part or main, data, len(kept)),) if kept else ()
+        return Prepared(batch.rows, parts, b"", digests, counts)
+    order = bytes(in_val(text, spec.val_ratio, spec.seed) for text in texts)
+    both = []
+    for which, name in enumerate((main, "val")):
+        mine = [at for at, one in enumerate(order) if one == which]
+        data = _lines(batch, spec, [kept[at] for at in mine], [texts[at] for at in mine])
+        both.append(Part(name, data, len(mine)))
+    return Prepared(batch.rows, tuple(both), order, digests, counts)
+
+
+def keep(prepared: Prepared, wanted: list[bool]) -> Prepared:
+    """Only those lines, in document order, for which `wanted` says so."""
+    order = prepared.order or bytes(len(wanted))
+    parts = []
+    for which, part in enumerate(prepared.parts):
+        mine = [want for want, one in zip(wanted, order, strict=True) if one == which]
+        lines = bytes(part.data).split(b"\n")[:-1]
+        kept = [line + b"\n" for line, want in zip(lines, mine, strict=True) if want]
+        parts.append(Part(part.name, b"".join(kept), len(kept)))
+    left = bytes(one for want, one in zip(wanted, order, strict=True) if want)
+    return Prepared(prepared.rows, tuple(parts), left if prepared.order else b"", (), prepared.counts)
+
+
+def _choose(batch: Batch, spec: TextSpec) -> tuple[list[int] | range, int]:
+    if spec.min_score is None and not spec.language:
+        return range(len(batch.texts)), 0
+    chosen: list[int] | range = range(len(batch.texts))
+    if spec.language:
+        languages = _column(batch, ("language",))
+        chosen = [at for at in chosen if languages[at] == spec.language]
+    if spec.min_score is not None:
+        scores = _column(batch, SCORES)
+        least = spec.min_score
+        chosen = [at for at in chosen if isinstance(scores[at], (int, float)) and scores[at] >= least]
+    return chosen, len(batch.texts) - len(chosen)
+
+
+def _column(batch: Batch, names: tuple[str, ...]) -> list[Any]:
+    """The first of these columns that says anything."""
+    for name in names:
+        values = batch.columns.get(name)
+        if values is not None and any(value is not None for value in values):
+            return values
+    there = ", ".join(["text", *batch.columns])
+    raise InputError(f"to choose by {' or '.join(names)} that column must be there; there is: {there}")
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=16).digest()
+
+
+def _lines(batch: Batch, spec: TextSpec, rows: list[int], texts: list[bytes]) -> bytes | bytearray:
+    if spec.format == "txt":
+        return escape_all(texts)
+    lines = []
+    for at, text in zip(rows, texts, strict=True):
+        row = {name: values[at] for name, values in batch.columns.items() if values[at] is not None}
+        lines.append(json.dumps({"text": text.decode(), **row}, ensure_ascii=False, default=str).encode() + b"\n")
+    return b"".join(lines)

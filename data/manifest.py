@@ -1,0 +1,98 @@
+"""`manifest.json` of a folder of shards: which shards there are, what they hold, whether they are all.
+
+schema              2 (1, which had neither raw_bytes nor tool, is still read)
+tool                what wrote it, with its version
+finished            false while shards are still being added
+source, options     what was asked for; input: the revision or the files that were read
+shards              name, lines, bytes, raw_bytes (before compression), sha256 of each
+counts              documents read, and why some of them are not here
+total_lines, total_bytes, total_raw_bytes
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from data.errors import DataError
+
+SCHEMA = 2
+TOOL = "slipway 0.1.0"
+MANIFEST = "manifest.json"
+SHARD_NAME = re.compile(r"shard-\d{5,}\.(txt|jsonl)(\.gz|\.zst)?|shard-\d{5,}\.parquet")
+
+
+def write_manifest(folder: Path, shards: list[dict[str, Any]], finished: bool, about: Mapping[str, Any]) -> dict:
+    """The manifest, after it is on the disk in place of the one before."""
+    manifest = {
+        "schema": SCHEMA,
+        "tool": TOOL,
+        "finished": finished,
+        **about,
+        "shards": shards,
+        "total_lines": sum(shard["lines"] for shard in shards),
+        "total_bytes": sum(shard["bytes"] for shard in shards),
+        "total_raw_bytes": sum(shard["raw_bytes"] for shard in shards),
+    }
+    write_json(folder / MANIFEST, manifest)
+    return manifest
+
+
+def write_json(path: Path, document: Any) -> None:
+    """All of it or none: a draft beside it, synced, renamed."""
+    draft = path.with_name(f".{path.name}.draft")
+    with open(draft, "w", encoding="utf-8") as file:
+        json.dump(document, file, indent=1)
+        sync(file)
+    os.replace(draft, path)
+    sync_folder(path.parent)
+
+
+def read_manifest(folder: Path, finished: bool = True) -> dict[str, Any]:
+    """Raises DataError when the folder has no manifest, one that is not ours, or (`finished`) one of half a run."""
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        if manifest["schema"] not in (1, SCHEMA):
+            raise DataError(f"{path}: not a manifest of schema 1 or {SCHEMA}")
+        if finished and manifest["finished"] is not True:
+            raise DataError(f"{path}: not finished; the command that began it goes on where it stopped")
+        for shard in manifest["shards"]:
+            if not SHARD_NAME.fullmatch(shard["name"]):
+                raise DataError(f"{path}: {shard['name']!r} is no name of a shard")
+            shard.setdefault("raw_bytes", shard["bytes"])
+        return manifest
+    except FileNotFoundError:
+        raise DataError(f"{folder}: no {MANIFEST}; the shards were not finished") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: not a manifest of shards: {error!r}") from None
+
+
+def listed(folder: Path) -> set[str]:
+    """Names of the shards that the manifest of `folder` lists, finished or not. Raises DataError as read_manifest."""
+    return {shard["name"] for shard in read_manifest(folder, finished=False)["shards"]}
+
+
+def is_shard(path: Path) -> bool:
+    """Whether the manifest beside `path` lists it, so that its lines are escaped."""
+    if not (path.parent / MANIFEST).is_file():
+        return False
+    try:
+        return path.name in listed(path.parent)
+    except DataError:  # somebody else's manifest.json: then it is somebody else's text
+        return False
+
+
+def sync(file: IO[Any]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,52 @@
+"""`inv shard` as it is typed."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from data.shards import read, shard_paths
+from tests.world import ROOT, World
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+def inv(world, *words, **more):
+    program = [sys.executable, "-m", "invoke", *words]
+    return subprocess.run(program, cwd=ROOT, env=world.environ, capture_output=True, text=True, timeout=110, **more)
+
+
+def test_lines_that_are_piped_in_are_split_and_verified(world, tmp_path):
+    out = str(tmp_path / "out")
+    lines = "".join(f"line {n}\n" for n in range(3000))
+    words = ("--mode", "split", "--val-ratio", "0.1", "--seed", "7", "--lines-per-shard", "1000", "--gzip", "--json")
+    done = inv(world, "shard", "--source", "stdin", "--out", out, *words, input=lines)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["documents"] == 3000 and 200 < result["held_out"] < 400
+    assert len(list(read(shard_paths(tmp_path / "out")))) == 3000 - result["held_out"]
+    assert inv(world, "shard", "--verify", out).returncode == 0
+    shard = shard_paths(tmp_path / "out")[1]
+    raw = bytearray(shard.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    shard.write_bytes(raw)
+    done = inv(world, "shard", "--verify", out)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "shard-00001.txt.gz: not the bytes that were written" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--gzip", "--compression", "zstd"), "choose one"),
+        (("--format", "xml"), "format is 'xml'; known: txt, jsonl, parquet"),
+        (("--dedup", "fuzzy"), "known: exact"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(world, tmp_path, words, told):
+    done = inv(world, "shard", "--out", str(tmp_path / "out"), *words)
+    assert done.returncode == 2 and told in done.stderr

@@ -1,0 +1,163 @@
+"""What goes in: formats, packings, damage. What comes out: the same documents in every form."""
+
+import gzip
+import json
+import os
+import resource
+import subprocess
+import sys
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from data.__main__ import main
+from data.manifest import read_manifest
+from data.shards import read, shard_paths
+from data.verify import verify
+from tests.data.conftest import ROOT, run_step
+
+TEXTS = ["one", "two\nlines\r\n", "back\\slash", "größer \u2028 \U0001f600", " spaces "] * 3
+
+
+@pytest.fixture
+def shard(tmp_path, capsys):
+    """Shard into tmp_path/out in this process: (exit code, what it said)."""
+
+    def shard(source, **spec):
+        config = {"out": str(tmp_path / "out"), "spec": {"source": str(source), "workers": 1, **spec}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return main(["text", "--config", str(tmp_path / "config.json")]), capsys.readouterr().err
+
+    return shard
+
+
+@pytest.fixture
+def source(tmp_path):
+    """TEXTS with columns, as JSON lines."""
+    rows = [
+        {"text": text, "id": f"<{n}>", "language": "en" if n % 3 else "de", "language_score": n / 15, "url": "u"}
+        for n, text in enumerate(TEXTS)
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path / "a.jsonl"
+
+
+FORMS = [("txt", ""), ("txt", "gzip"), ("txt", "zstd"), ("jsonl", ""), ("jsonl", "gzip"), ("parquet", "")]
+
+
+@pytest.mark.parametrize(("format", "compression"), FORMS)
+def test_documents_come_back_from_every_form(shard, source, tmp_path, format, compression):
+    assert shard(source, format=format, compression=compression, lines_per_shard=4) == (0, "")
+    assert list(read(shard_paths(tmp_path / "out"))) == TEXTS
+    assert verify(tmp_path / "out") == []
+    manifest = read_manifest(tmp_path / "out")
+    assert [one["lines"] for one in manifest["shards"]] == [4, 4, 4, 3]
+    assert manifest["total_bytes"] == sum(path.stat().st_size for path in shard_paths(tmp_path / "out"))
+    (tmp_path / "again").mkdir()
+    config = {"out": str(tmp_path / "again"), "spec": {"source": str(tmp_path / "out"), "workers": 1}}
+    (tmp_path / "again.json").write_text(json.dumps(config))
+    assert main(["text", "--config", str(tmp_path / "again.json")]) == 0
+    assert list(read(shard_paths(tmp_path / "again"))) == TEXTS
+
+
+def test_gzip_tells_the_same_as_the_plain_shard(shard, source, tmp_path):
+    assert shard(source, compression="gzip") == (0, "")
+    packed = (tmp_path / "out" / "shard-00000.txt.gz").read_bytes()
+    assert shard(source) == (0, "")
+    assert gzip.decompress(packed) == (tmp_path / "out" / "shard-00000.txt").read_bytes()
+
+
+def test_columns_are_kept_where_the_format_has_them(shard, source, tmp_path):
+    assert shard(source, format="parquet", language="de", min_score=0.3) == (0, "")
+    rows = pyarrow.parquet.read_table(tmp_path / "out" / "shard-00000.parquet").to_pylist()
+    assert [(row["id"], row["language"]) for row in rows] == [("<6>", "de"), ("<9>", "de"), ("<12>", "de")]
+    counts = read_manifest(tmp_path / "out")["counts"]
+    assert (counts["read"], counts["filtered"]) == (15, 12)
+
+
+def test_duplicates_are_left_out_once_and_for_all(shard, source, tmp_path):
+    assert shard(source, dedup="exact", val_ratio=0.5) == (0, "")
+    parts = [list(read(shard_paths(tmp_path / "out", part))) for part in ("train", "val")]
+    assert sorted(parts[0] + parts[1]) == sorted(set(TEXTS)) and all(parts)
+    assert read_manifest(tmp_path / "out" / "val")["counts"]["duplicate"] == 10
+
+
+def test_a_corpus_of_its_own_is_held_out(shard, source, tmp_path):
+    (tmp_path / "eval.txt").write_text("held out\n")
+    assert shard(source, validation=str(tmp_path / "eval.txt"), take=2) == (0, "")
+    assert list(read(shard_paths(tmp_path / "out", "val"))) == ["held out"]
+    assert list(read(shard_paths(tmp_path / "out"))) == TEXTS[:2]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_take_ends_at_the_same_document_whoever_reads(shard, tmp_path, workers):
+    texts = [f"text {n}" for n in range(1000)]
+    for name in ("a", "b"):
+        table = pyarrow.table({"text": [f"{name} {text}" for text in texts]})
+        pyarrow.parquet.write_table(table, tmp_path / f"{name}.parquet", row_group_size=90)
+    assert shard(tmp_path / "*.parquet", take=1700, workers=workers, val_ratio=0.1, lines_per_shard=100) == (0, "")
+    found = {text for part in ("train", "val") for text in read(shard_paths(tmp_path / "out", part))}
+    assert found == {f"a {text}" for text in texts} | {f"b {text}" for text in texts[:700]}
+
+
+def test_bytes_that_are_no_text_are_replaced_and_counted(shard, tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"good\nb\xffd\n")
+    strings = pyarrow.array([b"w\xffrse", b"fine"]).cast(pyarrow.string(), safe=False)
+    pyarrow.parquet.write_table(pyarrow.table({"text": strings}), tmp_path / "b.parquet")
+    assert shard(tmp_path / "[ab].*") == (0, "")
+    assert list(read(shard_paths(tmp_path / "out"))) == ["good", "b\ufffdd", "w\ufffdrse", "fine"]
+    assert read_manifest(tmp_path / "out")["counts"]["invalid_utf8"] == 2
+
+
+def test_lines_are_found_wherever_a_range_begins(shard, tmp_path):
+    line = "x" * 999_999
+    (tmp_path / "a.txt").write_text(f"{line}\n" * 40 + "last")  # ranges of 16 MiB begin in the middle of a line
+    assert shard(tmp_path / "a.txt", workers=2) == (0, "")
+    assert [len(text) for text in read(shard_paths(tmp_path / "out"))] == [999_999] * 40 + [4]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "seen"),
+    [
+        ("a.txt", b"", "no document in it"),
+        ("a.txt", b" \n\n", "no document in it"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "one"}\n' * 9000)[:-20], "damaged or cut short"),
+        ("a.txt.gz", b"no gzip", "damaged or cut short"),
+        ("a.txt.zst", b"no zstd", "damaged or cut short"),
+        ("a.parquet", b"", "not a whole parquet file"),
+        ("a.parquet", b"CUT", "not a whole parquet file"),
+    ],
+)
+def test_a_damaged_file_is_one_line_and_nothing_is_torn(shard, tmp_path, name, content, seen):
+    if content == b"CUT":
+        pyarrow.parquet.write_table(pyarrow.table({"text": ["one"] * 100}), tmp_path / name)
+        content = (tmp_path / name).read_bytes()[:-9]
+    (tmp_path / name).write_bytes(content)
+    code, said = shard(tmp_path / name)
+    assert (code, said.count("\n")) == (2, 1) and seen in said
+    assert list(tmp_path.glob("out/shard-*")) == []
+
+
+def test_lines_from_standard_input_are_documents(tmp_path):
+    config = {"out": str(tmp_path / "out"), "spec": {"source": "stdin"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = [sys.executable, "-m", "data", "text", "--config", str(tmp_path / "config.json")]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run(words, input=b"one\n\ntwo", cwd=ROOT, env=environ, timeout=30).returncode == 0
+    assert list(read(shard_paths(tmp_path / "out"))) == ["one", "two"]
+
+
+def test_a_giant_document_stays_within_the_memory_that_is_promised(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"small\n")
+    with open(tmp_path / "a.txt", "ab") as file:
+        for _ in range(100):
+            file.write(b"giant\\" * 174_763)
+        file.write(b"\nsmall\n")
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    done = run_step(
+        "text", {"out": str(tmp_path / "out"), "spec": {"source": str(tmp_path / "a.txt"), "workers": 1}}, tmp_path
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert read_manifest(tmp_path / "out")["total_lines"] == 3
+    assert before > 400 << 10 or resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 400 << 10
