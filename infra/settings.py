@@ -18,6 +18,15 @@ NAMED_SOURCES = ("pydocs", "fineweb")
 VENDORS = {"runpod": "runpod_api_key", "lium": "lium_api_key", "shadeform": "shadeform_api_key"}
 
 
+SHELL_ONLY = {  # what others read straight from their environment
+    "HF_ENDPOINT": "Hugging Face: another hub",
+    "SLIPWAY_GRACE_S": "from a step's SIGTERM to its SIGKILL; 60",
+    "SLIPWAY_NODE_SILENT_S": "a node that is silent for so long ends a round of training; 10",
+    "SLIPWAY_NODE_RETURN_S": "a node that is silent for so long ends the run; 60",
+    "SLIPWAY_GROUP_TIMEOUT_S": "longest exchange between the processes of a training; 60",
+}
+
+
 def row(variable: str, about: str, default: str = "", secret: bool = False) -> Any:
     return field(repr=not secret, metadata={"variable": variable, "about": about, "default": default, "secret": secret})
 
@@ -39,6 +48,7 @@ class Settings:
     provider: str = row("SLIPWAY_PROVIDER", "where pods come from; without it: a vendor whose key is set, else local")
     profile: str = row("SLIPWAY_PROFILE", "which recipe is trained", "smoke")
     source: str = row("SLIPWAY_SOURCE", "which text is trained on: pydocs, fineweb or paths", "pydocs")
+    shard_lines: int = row("SHARD_LINES", "documents per text shard", "250000")
     store: str = row("SLIPWAY_STORE", "where artifacts are kept: a folder, hf://, s3:// or gs://", "var/artifacts")
     pods: Path = row("SLIPWAY_PODS", "where the pods of this machine are kept", "var/pods")
     pools: Path = row("SLIPWAY_POOLS", "own machines; without this file: ~/.sky/ssh_node_pools.yaml", POOLS)
@@ -119,6 +129,8 @@ def example() -> str:
     ]
     for one in table():
         lines += ["", f"# {one.metadata['about']}", f"# {one.metadata['variable']}={one.metadata['default']}"]
+    lines += ["", "# Not read from here, but from the shell that a command or a pod's guard is started in:"]
+    lines += [f"#   {variable}: {about}" for variable, about in SHELL_ONLY.items()]
     return "\n".join(lines) + "\n"
 
 

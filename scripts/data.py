@@ -41,7 +41,7 @@ def shard(
     revision="main",
     packages="",
     take: int | None = None,
-    lines_per_shard=0,
+    lines_per_shard: int | None = None,
     val_ratio: float | None = None,
     validation="",
     seed=1337,

@@ -9,7 +9,6 @@ from scripts import steps, words
 from scripts.program import print_json
 
 MODES = {"smoke": 2_000, "prod": None, "split": None}  # documents; None = all
-SHARD_LINES = 250_000
 SPLIT_RATIO = 0.01
 MAX_VOCAB = 1 << 24
 
@@ -35,19 +34,12 @@ def shard(
         "stdin": f"/proc/{os.getpid()}/fd/0" if source in STDIN else "",  # a step has no standard input of its own
         "packages": list(filter(None, packages.split(","))),
         "take": MODES[mode] if take is None else take,
-        "lines_per_shard": lines_per_shard or _lines_per_shard(),
+        "lines_per_shard": settings.shard_lines if lines_per_shard is None else lines_per_shard,
         "val_ratio": val_ratio,
         "compression": "gzip" if gzip else compression,
     }
     folder = Path(out or f"var/datasets/{mode}").absolute()
     tell(steps.run("shard", ("-m", "data", "text"), {"out": str(folder), "spec": spec}, settings, json), json)
-
-
-def _lines_per_shard() -> int:
-    given = os.environ.get("SHARD_LINES", str(SHARD_LINES))
-    if not given.isdigit() or not int(given):
-        raise UsageError(f"SHARD_LINES is {given!r}; it must be a number from 1 up")
-    return int(given)
 
 
 def check(folder: Path, as_json: bool) -> None:

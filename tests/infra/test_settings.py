@@ -1,5 +1,6 @@
 """Settings: each layer outweighs the next, and every value says where it came from."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,14 @@ def test_a_file_that_is_no_text_is_refused_with_its_name(tmp_path, name):
 
 def test_the_example_file_lists_every_variable_with_one_comment_each():
     assert (REPOSITORY / ".env.example").read_text(encoding="utf-8") == settings.example()
+
+
+def test_the_example_file_names_every_variable_of_ours_that_any_program_reads():
+    read = set()
+    for folder in ("infra", "data", "trainer", "scripts", "store"):
+        for path in (REPOSITORY / folder).rglob("*.py"):
+            read |= set(
+                re.findall(r"environ(?:\.get\(|\[)[\"'](SLIPWAY_\w+|HF_\w+|SHARD_\w+)", path.read_text("utf-8"))
+            )
+    given_by_the_agent = {f"SLIPWAY_{name}" for name in ("RECORDS", "WORK", "RUN_ID", "NODE_RANK", "NUM_NODES")}
+    assert {name for name in read - given_by_the_agent if name not in settings.example()} == set()
