@@ -27,10 +27,11 @@ from infra.records import Plan, Request
 from infra.settings import Settings
 from infra.strict_yaml import read
 from scripts import render, words
+from scripts.ledger import open_journal
 from scripts.planning import ROOT, plan_for
 from scripts.program import print_json
 from scripts.project import columns
-from scripts.runs import DETACHED, open_journal
+from scripts.runs import DETACHED
 from store import Store
 
 TEXT = ("phase", "profile", "source", "packages", "persona", "tag", "pool", "gpu", "ttl")

@@ -1,4 +1,4 @@
-"""Runs: launch them, watch them, read them, stop them, go on with them. What they do stands in `runs.py`."""
+"""Runs: launch them, watch them, read them, stop them, go on with them."""
 
 from scripts.program import command
 
@@ -39,7 +39,7 @@ def launch(
 
 
 @command(
-    "scripts.runs",
+    "scripts.board",
     word="run",
     help={"watch": "redraw every N seconds (60)", "json": "one JSON document on stdout"},
     optional=["watch"],
@@ -49,7 +49,7 @@ def status(c, run="", watch=None, json=False):
 
 
 @command(
-    "scripts.runs",
+    "scripts.logs",
     word="run",
     help={
         "follow": "go on until the run ends, and exit with its code",

@@ -19,9 +19,18 @@ from infra.journal import Journal, Op
 from infra.settings import Settings
 from infra.transport import Lost, TimedOut, Transport, Unreachable
 from scripts import words
+from scripts.ledger import find_run, open_journal
 from scripts.render import clean
 
 LAST_S = 60.0  # a pod that is deaf when its run has ended is asked again for so long
+
+
+def logs(run, tail, **which):
+    if tail < 0:
+        raise UsageError(f"--tail is {tail}; it cannot be negative")
+    settings = words.settings()
+    with open_journal(settings) as journal:
+        show(find_run(journal, run), journal, settings, tail=tail, **which)
 
 
 def show(

@@ -10,9 +10,9 @@ from infra.errors import UsageError
 from infra.journal import Journal
 from infra.shipment import preview
 from scripts import render, words
+from scripts.ledger import bring_home, find_run, way
 from scripts.planning import ROOT
 from scripts.program import print_json, words_after_dashes
-from scripts.runs import bring_home, find_run, way
 
 
 def ssh(run):

@@ -1,4 +1,4 @@
-"""What the commands of `launch.py` do: the plan, the run at work on it, following it to the end.
+"""What launch, down, resume and keep do: the plan, the run at work on it, following it to the end.
 
 Each gets the flags as they are declared there.
 """
@@ -7,33 +7,30 @@ import shlex
 import sys
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from invoke import Exit
 
-from infra import home, keep, keepsake, pods, watch
+from infra import keep, keepsake, pods, watch
 from infra import launch as street
 from infra.agent.job import Job
-from infra.errors import SlipwayError, UsageError
+from infra.errors import UsageError
 from infra.journal import Journal, Op, Taken
 from infra.keep import Keeper
-from infra.names import check_name, match, run_name
+from infra.names import check_name, run_name
 from infra.providers import Provider
 from infra.records import Plan, Request
 from infra.settings import Settings
-from infra.transport import Transport
 from scripts import render, words
 from scripts.keeping import keeper_of, leave
+from scripts.ledger import bring_home, end_others, find_run, open_journal, settle, way
 from scripts.planning import ROOT, node_commands, plan_for
 from scripts.program import print_json
-from store import Store, StoreError
 from trainer.plan import CHECKPOINTS
 
 DETACHED = 130
-OTHERS_S = 20.0
 
 
 def launch(
@@ -162,21 +159,6 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
         raise Exit(f"{op.run} {verdict['state']}{reason}; see {logs}; {then}./inv resume {op.run}", code=code)
 
 
-def end_others(op: Op, journal: Journal, settings: Settings, state: str) -> None:
-    """The other nodes of a run that has its verdict: they end by themselves within seconds, or are ended."""
-    deadline = time.monotonic() + OTHERS_S
-    for other in pods.nodes_of(op, journal)[1:]:
-        try:
-            while other.is_live and not pods.verdict_of(other, way(settings, other)) and time.monotonic() < deadline:
-                time.sleep(0.2)
-            settle(journal, settings, [other.token])
-            other = journal.op(other.token)
-            if other.is_live:
-                pods.end(words.provider(settings, other.vendor), other, journal, f"{op.run} has {state}")
-        except SlipwayError as error:
-            render.say(f"{other.run}: {error}")
-
-
 def talk_to(artifact: str, store: str) -> str:
     """The command for a model just made, which need not be the one that is meant when nothing is said."""
     usual = words.settings()
@@ -221,124 +203,6 @@ def _lines(seen: Iterator[Any], every_s: float = 15.0) -> Iterator[Any]:
                 told[step["name"]] = (step["state"], time.monotonic())
                 render.say(render.step_line(step, time.time()))
         yield progress, verdict
-
-
-def way(settings: Settings, op: Op) -> Transport:
-    """To the pod of a row."""
-    return words.provider(settings, op.vendor).reach(pods.pod_of(op))
-
-
-def open_journal(settings: Settings) -> Journal:
-    journal = Journal.open(settings.state_file)
-    if journal.is_replacement:
-        render.say(f"the journal {journal.path} was lost and begins anew: runs before now are only in {settings.pods}")
-    return journal
-
-
-def settle(journal: Journal, settings: Settings, only: Collection[str] | None = None) -> None:
-    """Look after what nobody follows any more: what it made is brought home, then rows whose work has ended are ended.
-
-    `only`: tokens; all live rows without. A pod that cannot be asked stays as it is, and is told.
-    """
-    for op in journal.ops(live=True):
-        if only is None or op.token in only:
-            try:
-                vendor = words.provider(settings, op.vendor)
-                if pods.verdict_of(op, vendor.reach(pods.pod_of(op))):
-                    bring_home(op, vendor, settings)
-                pods.settle(vendor, op, journal, vendor.reach(pods.pod_of(op)))
-            except (SlipwayError, StoreError) as error:
-                render.say(f"{op.run}: {error}")
-
-
-def bring_home(op: Op, vendor: Provider, settings: Settings) -> list[str]:
-    """Logs, last words and artifacts of a pod; the names of the artifacts. Raises SlipwayError, StoreError."""
-    transport, folder = vendor.reach(pods.pod_of(op)), words.homes(settings) / op.run
-    home.bring_logs(op, transport, folder)
-    home.bring_words(op, transport, folder)
-    if not vendor.pod_store or op.slot > 0:  # what other nodes make, they make for themselves
-        return []
-    return home.bring_artifacts(op, vendor.pod_store, transport, Store(op.store))
-
-
-def find_run(journal: Journal, run: str = "") -> Op:
-    """The newest row of a run, by a prefix of its name; the last run by default. Raises UsageError.
-
-    Other nodes of a run have rows of their own, found by their whole names.
-    """
-    if run in journal.runs():
-        return journal.ops(run=run)[-1]
-    others = {op.run for op in journal.ops() if op.slot > 0}
-    runs = [name for name in journal.runs() if name not in others]
-    if not runs:
-        raise UsageError("there are no runs yet; begin with: ./inv launch --phase sft")
-    return journal.ops(run=match(run, runs) if run else runs[-1])[-1]
-
-
-def status(run, watch, json):
-    settings = words.settings()
-    every_s = words.watch_seconds(watch)
-    with open_journal(settings) as journal:
-        if every_s is None:
-            views = snapshot(journal, settings, run)
-            if json:
-                print_json([render.view_json(view) for view in views])
-            elif views:
-                render.console(stderr=False).print(render.status_table(views))
-            else:
-                render.say("no runs yet; begin with: ./inv launch --phase sft")
-            return
-        redraw(journal, settings, run, every_s, json)
-
-
-def snapshot(journal: Journal, settings: Settings, run: str) -> list[Any]:
-    """The table's rows, newest first. What has ended is settled on the way; a deaf pod holds up nobody."""
-    vendors = {}
-    for name in {op.vendor for op in journal.ops()}:
-        with suppress(UsageError):  # no inventory any more, say: its rows say that their provider is not set up
-            vendors[name] = words.provider(settings, name)
-    name = match(run, journal.runs()) if run else ""
-    shown = len(journal.runs()) if name else 10
-    views = watch.snapshot(journal, vendors, words.homes(settings), ended=shown)[::-1]
-    ended = {view.run for view in views if view.state not in ("running", "lost")}
-    due = [op.token for op in journal.ops(live=True) if op.vendor == "local" or op.run in ended]
-    if due:
-        settle(journal, settings, due)
-    return [view for view in views if not name or view.run == name]
-
-
-def redraw(journal: Journal, settings: Settings, run: str, every_s: float, as_json: bool) -> None:
-    """Until Ctrl-C. On a terminal one table that changes in place; elsewhere a table, or a JSON line, per look."""
-    out = render.console(stderr=False)
-    with screen(out) as show:
-        while True:
-            views = snapshot(journal, settings, run)
-            if as_json:
-                print_json([render.view_json(view) for view in views], indent=None)
-            else:
-                show(render.watch_screen(views, every_s))
-            time.sleep(every_s)
-
-
-@contextmanager
-def screen(out: Any) -> Iterator[Any]:
-    if not out.is_terminal:
-        yield out.print
-        return
-    from rich.live import Live
-
-    with Live(console=out, screen=True, auto_refresh=False) as live:
-        yield lambda what: live.update(what, refresh=True)
-
-
-def logs(run, tail, **which):
-    from scripts.logs import show
-
-    if tail < 0:
-        raise UsageError(f"--tail is {tail}; it cannot be negative")
-    settings = words.settings()
-    with open_journal(settings) as journal:
-        show(find_run(journal, run), journal, settings, tail=tail, **which)
 
 
 def down(run, all, json):

@@ -37,7 +37,7 @@ from infra.follow import follow
 from infra.journal import Journal
 from infra.providers.ssh import SshPools
 from infra.settings import Settings
-from scripts import render, runs, words
+from scripts import ledger, render, words
 from tests.faults.trial import COUNT, plan
 root, store = Path(sys.argv[1]), Path(sys.argv[2])
 settings = Settings.load(root)
@@ -48,7 +48,7 @@ with Journal.open(settings.state_file) as journal:
     op = launch.start(wanted, vendor, journal, root, secrets, render.say, words.accept(settings))
     for progress, verdict in follow(op, journal, vendor.reach(pods.pod_of(op))):
         pass
-    runs.bring_home(op, vendor, settings)
+    ledger.bring_home(op, vendor, settings)
     print(verdict["state"], op.token)
     pods.end(vendor, op, journal)
 """

@@ -1,0 +1,71 @@
+"""What `status` does: the table of runs, once or again and again."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from infra import watch
+from infra.errors import UsageError
+from infra.journal import Journal
+from infra.names import match
+from infra.settings import Settings
+from scripts import render, words
+from scripts.ledger import open_journal, settle
+from scripts.program import print_json
+
+
+def status(run, watch, json):
+    settings = words.settings()
+    every_s = words.watch_seconds(watch)
+    with open_journal(settings) as journal:
+        if every_s is None:
+            views = snapshot(journal, settings, run)
+            if json:
+                print_json([render.view_json(view) for view in views])
+            elif views:
+                render.console(stderr=False).print(render.status_table(views))
+            else:
+                render.say("no runs yet; begin with: ./inv launch --phase sft")
+            return
+        redraw(journal, settings, run, every_s, json)
+
+
+def snapshot(journal: Journal, settings: Settings, run: str) -> list[Any]:
+    """The table's rows, newest first. What has ended is settled on the way; a deaf pod holds up nobody."""
+    vendors = {}
+    for name in {op.vendor for op in journal.ops()}:
+        with suppress(UsageError):  # no inventory any more, say: its rows say that their provider is not set up
+            vendors[name] = words.provider(settings, name)
+    name = match(run, journal.runs()) if run else ""
+    shown = len(journal.runs()) if name else 10
+    views = watch.snapshot(journal, vendors, words.homes(settings), ended=shown)[::-1]
+    ended = {view.run for view in views if view.state not in ("running", "lost")}
+    due = [op.token for op in journal.ops(live=True) if op.vendor == "local" or op.run in ended]
+    if due:
+        settle(journal, settings, due)
+    return [view for view in views if not name or view.run == name]
+
+
+def redraw(journal: Journal, settings: Settings, run: str, every_s: float, as_json: bool) -> None:
+    """Until Ctrl-C. On a terminal one table that changes in place; elsewhere a table, or a JSON line, per look."""
+    out = render.console(stderr=False)
+    with screen(out) as show:
+        while True:
+            views = snapshot(journal, settings, run)
+            if as_json:
+                print_json([render.view_json(view) for view in views], indent=None)
+            else:
+                show(render.watch_screen(views, every_s))
+            time.sleep(every_s)
+
+
+@contextmanager
+def screen(out: Any) -> Iterator[Any]:
+    if not out.is_terminal:
+        yield out.print
+        return
+    from rich.live import Live
+
+    with Live(console=out, screen=True, auto_refresh=False) as live:
+        yield lambda what: live.update(what, refresh=True)

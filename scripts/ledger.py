@@ -1,0 +1,83 @@
+"""Rows of the journal and their upkeep: the one that is meant, what it leads to, what has ended."""
+
+import time
+from collections.abc import Collection
+
+from infra import home, pods
+from infra.errors import SlipwayError, UsageError
+from infra.journal import Journal, Op
+from infra.names import match
+from infra.providers import Provider
+from infra.settings import Settings
+from infra.transport import Transport
+from scripts import render, words
+from store import Store, StoreError
+
+OTHERS_S = 20.0
+
+
+def way(settings: Settings, op: Op) -> Transport:
+    """To the pod of a row."""
+    return words.provider(settings, op.vendor).reach(pods.pod_of(op))
+
+
+def open_journal(settings: Settings) -> Journal:
+    journal = Journal.open(settings.state_file)
+    if journal.is_replacement:
+        render.say(f"the journal {journal.path} was lost and begins anew: runs before now are only in {settings.pods}")
+    return journal
+
+
+def settle(journal: Journal, settings: Settings, only: Collection[str] | None = None) -> None:
+    """Look after what nobody follows any more: what it made is brought home, then rows whose work has ended are ended.
+
+    `only`: tokens; all live rows without. A pod that cannot be asked stays as it is, and is told.
+    """
+    for op in journal.ops(live=True):
+        if only is None or op.token in only:
+            try:
+                vendor = words.provider(settings, op.vendor)
+                if pods.verdict_of(op, vendor.reach(pods.pod_of(op))):
+                    bring_home(op, vendor, settings)
+                pods.settle(vendor, op, journal, vendor.reach(pods.pod_of(op)))
+            except (SlipwayError, StoreError) as error:
+                render.say(f"{op.run}: {error}")
+
+
+def bring_home(op: Op, vendor: Provider, settings: Settings) -> list[str]:
+    """Logs, last words and artifacts of a pod; the names of the artifacts. Raises SlipwayError, StoreError."""
+    transport, folder = vendor.reach(pods.pod_of(op)), words.homes(settings) / op.run
+    home.bring_logs(op, transport, folder)
+    home.bring_words(op, transport, folder)
+    if not vendor.pod_store or op.slot > 0:  # what other nodes make, they make for themselves
+        return []
+    return home.bring_artifacts(op, vendor.pod_store, transport, Store(op.store))
+
+
+def find_run(journal: Journal, run: str = "") -> Op:
+    """The newest row of a run, by a prefix of its name; the last run by default. Raises UsageError.
+
+    Other nodes of a run have rows of their own, found by their whole names.
+    """
+    if run in journal.runs():
+        return journal.ops(run=run)[-1]
+    others = {op.run for op in journal.ops() if op.slot > 0}
+    runs = [name for name in journal.runs() if name not in others]
+    if not runs:
+        raise UsageError("there are no runs yet; begin with: ./inv launch --phase sft")
+    return journal.ops(run=match(run, runs) if run else runs[-1])[-1]
+
+
+def end_others(op: Op, journal: Journal, settings: Settings, state: str) -> None:
+    """The other nodes of a run that has its verdict: they end by themselves within seconds, or are ended."""
+    deadline = time.monotonic() + OTHERS_S
+    for other in pods.nodes_of(op, journal)[1:]:
+        try:
+            while other.is_live and not pods.verdict_of(other, way(settings, other)) and time.monotonic() < deadline:
+                time.sleep(0.2)
+            settle(journal, settings, [other.token])
+            other = journal.op(other.token)
+            if other.is_live:
+                pods.end(words.provider(settings, other.vendor), other, journal, f"{op.run} has {state}")
+        except SlipwayError as error:
+            render.say(f"{other.run}: {error}")
