@@ -172,6 +172,7 @@ class Ssh:
                 except TimeoutError as error:
                     raise TimedOut(f"{self._where}: {error}") from None
                 except _broken() as error:
+                    link.close()  # its own thread may not have heard yet that it is gone
                     if is_last or link.silent:
                         raise Unreachable(f"{self._where}: {self._silence(link) or error}") from None
             yield link, channel

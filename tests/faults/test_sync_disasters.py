@@ -1,6 +1,7 @@
 """What a pod has made is never lost by a push, whatever the checkout has become and wherever the push was aimed."""
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -31,9 +32,13 @@ def test_whatever_is_pushed_what_the_pod_made_stays(tmp_path, rounds):
         with contextlib.suppress(UsageError):  # refused: then nothing is lost either
             here.push(root, dest, TOKEN)
         path = dest.joinpath(*dice.choices(PARTS, k=dice.randint(1, 3)), f"made-{number}")
-        with contextlib.suppress(FileExistsError, NotADirectoryError):  # a file of the checkout is in the way
+        try:
             write(path, os.urandom(8))
-            made[path] = path.read_bytes()
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTDIR, errno.ELOOP):
+                raise  # those: a file of the checkout is in the way, or links of it that lead to each other
+        else:
+            made[path.resolve()] = path.read_bytes()  # a link on the way may point elsewhere tomorrow
         assert {path: path.read_bytes() for path in made} == made
         disasters(here, root, dest, tmp_path)
         assert {path: path.read_bytes() for path in made} == made
