@@ -165,7 +165,7 @@ def sweep(file, pods, provider, dry_run, yes, json):
     if not json:
         show_plan(lanes, runs)
     if idle:
-        render.say(f"{idle} pods have no run")
+        render.say(f"{render.count(idle, 'pod')} {'has' if idle == 1 else 'have'} no run")
     if dry_run:
         if json:
             print_json({"lanes": lanes, "idle_pods": idle, "runs": [row_json(run) for run in runs.values()]})
@@ -291,7 +291,8 @@ def show_plan(lanes: Sequence[Lane], runs: Mapping[str, Run]) -> None:
             rows.append((lane.pod, name, render.duration(run.estimate_s), "" if run.plan.job else "everything is here"))
     render.say(columns(rows))
     longest_s = max(lane.estimate_s for lane in lanes)
-    render.say(f"{len(runs)} runs on {len(lanes)} pods, about {render.duration(longest_s)} (estimates, one by one)")
+    what = f"{render.count(len(runs), 'run')} on {render.count(len(lanes), 'pod')}"
+    render.say(f"{what}, about {render.duration(longest_s)} (estimates, one by one)")
 
 
 def report(runs: Mapping[str, Run], idle: int, as_json: bool) -> None:

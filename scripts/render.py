@@ -41,6 +41,11 @@ def usd(micro_usd: int) -> str:
     return f"{whole}.{digits:0<2}"
 
 
+def count(number: int, thing: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def duration(seconds: float | None) -> str:
     """`0.4 s`, `48 s`, `3 min 05 s`, `2 h 10 min`, or `?`."""
     if seconds is None:
@@ -104,7 +109,7 @@ def show_plan(plan: Plan, stderr: bool = True) -> None:
     for note in plan.notes:
         out.print(note)
     if steps:
-        out.print(f"{steps} steps, about {duration(total)} on this machine, 0.00 USD (estimates)")
+        out.print(f"{count(steps, 'step')}, about {duration(total)} on this machine, 0.00 USD (estimates)")
 
 
 def steps_table(progress: Mapping[str, Any], now: float) -> "RenderableType":
