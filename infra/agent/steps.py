@@ -4,12 +4,14 @@ In: the words to run and their environment. Out: how it ended. Real work runs at
 `silent_s` are measured on this machine's clock whatever the job's clock_scale.
 """
 
+import contextlib
 import hashlib
 import json
 import signal
 import subprocess
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
 from infra.agent.job import PodFolder, Step
@@ -60,9 +62,16 @@ def attempt(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str
             )
         except OSError as error:  # its environment or its code is gone
             raise AgentError(f"step {step.name} cannot be started: {error}") from error
+    _offer_first(process.pid)
     cut = _watch(process, step, watch)
     watch.end_tree(LEFTOVER_GRACE_S if process.poll() is not None else 0.0)
     return Ending(process.wait(), cut)
+
+
+def _offer_first(pid: int) -> None:
+    """When memory runs out, the kernel is to take the step and not who watches it."""
+    with contextlib.suppress(OSError):  # no Linux, or it has ended already
+        Path("/proc/{}/oom_score_adj".format(pid)).write_text("500")
 
 
 def _watch(process: "subprocess.Popen[bytes]", step: Step, watch: Watch) -> str:
