@@ -8,6 +8,7 @@ In: a plan. Out: the journal's row of a pod at work; a run over N nodes is N pod
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -27,7 +28,7 @@ from infra.transport import Lost, TimedOut, Transport, Unreachable, twice
 from store import Store
 
 ARM_S = 60.0
-APART = "../work/artifacts"  # a store of the pod's own, from its code folder
+APART = os.path.join(os.pardir, "work", "artifacts")  # a store of the pod's own, from its code folder
 
 Accept = Callable[[Transport, Request, Offer], str]  # why a machine is not taken, "" when it is
 Prepare = Callable[[Op, Transport], None]  # what else node 0 is given before its job
