@@ -5,6 +5,7 @@ A flag outweighs `-e KEY=V`, that the shell, that `.env`, that `slipway.yaml`, t
 
 import difflib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
@@ -15,6 +16,7 @@ from infra.errors import UsageError
 
 POOLS = "ssh_node_pools.yaml"
 NAMED_SOURCES = ("pydocs", "fineweb")
+MARKET = "market"  # as a provider: every vendor whose key is set
 VENDORS = {"runpod": "runpod_api_key", "lium": "lium_api_key", "shadeform": "shadeform_api_key"}
 
 
@@ -45,7 +47,7 @@ class Shown:
 class Settings:
     """The table: one field per setting, with its variable, what it is for, its default."""
 
-    provider: str = row("SLIPWAY_PROVIDER", "where pods come from; without it: a vendor whose key is set, else local")
+    provider: str = row("SLIPWAY_PROVIDER", "where pods come from; without it: market if a vendor's key is set, else local")
     profile: str = row("SLIPWAY_PROFILE", "which recipe is trained", "smoke")
     source: str = row("SLIPWAY_SOURCE", "which text is trained on: pydocs, fineweb or paths", "pydocs")
     shard_lines: int = row("SHARD_LINES", "documents per text shard", "250000")
@@ -68,6 +70,11 @@ class Settings:
     runpod_url: str = row("SLIPWAY_RUNPOD_URL", "RunPod's stand-in on this machine; empty: RunPod")
     lium_url: str = row("SLIPWAY_LIUM_URL", "Lium's stand-in on this machine; empty: Lium")
     shadeform_url: str = row("SLIPWAY_SHADEFORM_URL", "Shadeform's stand-in on this machine; empty: Shadeform")
+    boot_s: int = row("SLIPWAY_BOOT_S", "a rented pod that cannot be reached after so long is given back", "900")
+    spend_cap_usd: float = row("SLIPWAY_SPEND_CAP_USD", "most that all rented pods may cost together; 0: no cap", "0")
+    notify: str = row("SLIPWAY_NOTIFY", "told how runs end: a shell command, or an https:// address that is posted to")
+    rehearsal: str = row("SLIPWAY_REHEARSAL", "folder of the rehearsal that commands look at; empty: the real markets")
+    clock_scale: float = row("SLIPWAY_CLOCK_SCALE", "how many times faster a rehearsal's clock runs", "1")
     huggingfacehub_api_token: str = row("HUGGINGFACEHUB_API_TOKEN", "Hugging Face: preferred token", secret=True)
     hf_token: str = row("HF_TOKEN", "Hugging Face: token used when the one above is not set", secret=True)
     sources: Mapping[str, str] = field(repr=False)
@@ -205,9 +212,9 @@ def _default(one: Field, environ: Mapping[str, str], root: Path) -> str:
 
 
 def _default_provider(values: Mapping[str, Any]) -> tuple[str, str]:
-    for vendor, key in VENDORS.items():
-        if values[key]:
-            return vendor, f"default: {key.upper()} is set"
+    keys = [key.upper() for key in VENDORS.values() if values[key]]
+    if keys:
+        return MARKET, f"default: {' and '.join(keys)} {'is' if len(keys) == 1 else 'are'} set"
     return "local", "default: no vendor key is set"
 
 
@@ -216,6 +223,10 @@ def _convert(text: str, kind: type, one: Field, base: Path, source: str) -> Any:
         if not text.isdecimal():
             raise UsageError(f"{source}: {one.metadata['variable']} is {text!r}, which is not a whole number")
         return int(text)
+    if kind is float:
+        if not re.fullmatch(r"\d+(\.\d+)?", text):
+            raise UsageError(f"{source}: {one.metadata['variable']} is {text!r}, which is no number from 0")
+        return float(text)
     is_name = one.name == "source" and text in NAMED_SOURCES
     if kind is Path or (one.name in ("store", "source") and "://" not in text and not is_name):
         return kind(base / Path(text).expanduser())

@@ -42,7 +42,7 @@ def test_without_anything_the_defaults_hold(tmp_path):
 
 def test_a_vendor_key_decides_the_provider_that_nobody_named(tmp_path):
     read = Settings.load(tmp_path, environ={"LIUM_API_KEY": "k"})
-    assert (read.provider, read.sources["provider"]) == ("lium", "default: LIUM_API_KEY is set")
+    assert (read.provider, read.sources["provider"]) == ("market", "default: LIUM_API_KEY is set")
     assert Settings.load(tmp_path, {"provider": "local"}, environ={"LIUM_API_KEY": "k"}).provider == "local"
 
 
