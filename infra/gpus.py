@@ -19,6 +19,11 @@ class Gpu:
     shadeform: tuple[str, ...] = ()  # its `gpu_type`, which memory and interconnect make exact
 
 
+# Peak of dense bfloat16 products, as NVIDIA's data sheets say: what forecasts stand on.
+TFLOPS = {"A100": 312, "H100-PCIe": 756, "H100-NVL": 835, "H100": 989, "H200": 989, "B200": 2250, "B300": 2250,
+          "L40S": 362, "L40": 181, "A6000": 155, "RTX3090": 71, "RTX4090": 165, "RTX5090": 210,
+          "RTXPRO6000": 500}  # fmt: skip
+
 _PRO = ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition")
 
 
@@ -57,6 +62,12 @@ def name(theirs: str, memory_gb: int = 0, interconnect: str = "") -> str:
     near = min(abs(gpu.memory_gb - memory_gb) for gpu in found) if memory_gb else 0
     alike = [gpu.name for gpu in found if not memory_gb or abs(gpu.memory_gb - memory_gb) == near]
     return next((one for one in alike if one.endswith(kinds)), alike[0])
+
+
+def tflops(ours: str) -> float | None:
+    """Of one GPU that we call so; None when nobody has written it down."""
+    found = [kind for kind in TFLOPS if is_asked(kind, ours)]
+    return TFLOPS[max(found, key=len)] if found else None
 
 
 def ids(vendor: str, asked: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import os
 import sqlite3
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from infra.records import Pod
 from infra.states import ENDED, PLANNED, after
 
 _STAMPS = {"sending": "sent_at", "created": "last_seen_at", "found": "last_seen_at", "armed": "last_seen_at",
-           "reachable": "last_seen_at", "end": "del_requested_at"}  # fmt: skip
+           "reachable": "last_seen_at", "end": "del_requested_at", "gone": "ended_at", "absent": "ended_at",
+           "refused": "ended_at", "unsent": "ended_at"}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,7 @@ class Op:
     first_absent_at: int | None = None
     absent_n: int = 0
     del_requested_at: int | None = None
+    ended_at: int | None = None  # when it was proven gone
     reason: str = ""
 
     @property
@@ -74,6 +76,8 @@ class Lease:
     name: str
     epoch: int
 
+
+Admit = Callable[[list[Op], Op], None]
 
 _COLUMNS = tuple(one.name for one in fields(Op))
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM ops"
@@ -132,10 +136,11 @@ class Journal:
 
     # Pods.
 
-    def plan(self, *, token: str, run: str, vendor: str, **facts: Any) -> Op:
+    def plan(self, *, token: str, run: str, vendor: str, admit: Admit | None = None, **facts: Any) -> Op:
         """Commit the intent to rent.
 
-        Raises Taken when its (run, slot), or its target in its store, is live; Leased when its place is.
+        Raises Taken when its (run, slot), or its target in its store, is live; Leased when its place is; what `admit`
+        raises for all rows, as they are in that very transaction, and the new one.
         """
         op = Op(token=token, run=run, vendor=vendor, intent_at=int(time.time()), **facts)
         with self._writing():
@@ -146,6 +151,8 @@ class Journal:
             leased = self._ops(f"WHERE {_LIVE} AND vendor = ? AND place = ? AND place != ''", op.vendor, op.place)
             if leased:
                 raise Leased(leased[0])
+            if admit:
+                admit(self._ops("ORDER BY rowid"), op)
             marks = ", ".join("?" * len(_COLUMNS))
             values = [getattr(op, column) for column in _COLUMNS]
             self._db.execute(f"INSERT INTO ops ({', '.join(_COLUMNS)}) VALUES ({marks})", values)
@@ -162,7 +169,12 @@ class Journal:
         """Move a row along the table, writing down `facts` (columns). Raises Fenced; SlipwayError: no such move."""
         state = after(op.state, event)
         if event == "resurfaced":  # beside whatever is live under the run's name by now
-            facts |= {"slot": min(one.slot for one in self.ops(run=op.run)) - 1, "target": "", "place": ""}
+            facts |= {
+                "slot": min(one.slot for one in self.ops(run=op.run)) - 1,
+                "target": "",
+                "place": "",
+                "ended_at": None,
+            }
         if event in _STAMPS:
             facts.setdefault(_STAMPS[event], int(time.time()))
         return self._change(op, event, {"state": state, **facts})

@@ -89,6 +89,7 @@ MIGRATIONS = (
         "ALTER TABLE ops ADD COLUMN request TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE ops ADD COLUMN recoveries INTEGER NOT NULL DEFAULT 0",
     ),
+    ("ALTER TABLE ops ADD COLUMN ended_at INTEGER",),
 )
 
 

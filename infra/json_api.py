@@ -125,8 +125,11 @@ class JsonApi:
     def __init__(
         self, name: str, base: str, headers: Mapping[str, str], *, attempt_s: float = 20.0, read_s: float = 60.0,
         most_bytes: int = 16 << 20, per_minute: int = 50, sleep: Callable[[float], None] = time.sleep,
+        clock_scale: float = 1.0,
     ) -> None:  # fmt: skip
-        """Raises UsageError for an address without TLS that is not on this machine, and for what can be no key."""
+        """`clock_scale`: how many times faster than ours the server's clock runs, 1 but in a rehearsal.
+
+        Raises UsageError for an address without TLS that is not on this machine, and for what can be no key."""
         url = httpx.URL(base)
         self.is_loopback = url.host in LOOPBACK
         if url.scheme != "https" and not (url.scheme == "http" and self.is_loopback):
@@ -137,9 +140,10 @@ class JsonApi:
         self.attempt_s, self.read_s, self.most_bytes = attempt_s, read_s, most_bytes
         self._secrets = [value.removeprefix("Bearer ").encode() for value in headers.values() if value]
         self._headers = {**headers, "Accept": "application/json", "Accept-Encoding": "identity"}
-        self._pace, self._sleep = Pace(per_minute), sleep
+        self.clock_scale = clock_scale
+        self._pace, self._sleep = Pace(round(per_minute * clock_scale)), sleep
         self._tls = httpx.create_ssl_context() if url.scheme == "https" else False
-        self._skew_s = 0.0
+        self._clocks = (0.0, 0.0)  # theirs and ours, read at the same time; 0 = not yet
 
     @property
     def owner(self) -> str:
@@ -148,7 +152,8 @@ class JsonApi:
 
     def now(self) -> float:
         """UTC epoch seconds by the vendor's clock, as its last answer showed it: its timers go by that one."""
-        return time.time() + self._skew_s
+        theirs, ours = self._clocks
+        return theirs + (time.time() - ours) * self.clock_scale if theirs else time.time()
 
     def read(self, path: str, kind: type[T], **params: str) -> T:
         """What is at `path`. AuthError; Refused: there is no such thing; SlipwayError: no answer that can be used."""
@@ -253,7 +258,7 @@ class JsonApi:
 
     def _look_at_clock(self, date: str) -> None:
         try:
-            self._skew_s = parsedate_to_datetime(date).timestamp() - time.time()
+            self._clocks = (parsedate_to_datetime(date).timestamp(), time.time())
         except ValueError:
             return  # it does not say what time it is: ours has to do
 

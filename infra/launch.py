@@ -9,16 +9,18 @@ In: a plan. Out: the journal's row of a pod at work; a run over N nodes is N pod
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from infra import home, pods, tools
+from infra import home, pods, spend, tools
 from infra.agent.job import Job, Step
+from infra.boot import Unbooted, boot
 from infra.errors import NoOffer, SlipwayError, UsageError
-from infra.journal import Journal, Op
-from infra.providers import Provider
+from infra.journal import Admit, Journal, Op
+from infra.providers import Provider, Vendors, clock_scale, market
 from infra.reach import meet
 from infra.records import Offer, Plan, Request
 from infra.settings import VENDORS
@@ -34,88 +36,116 @@ Accept = Callable[[Transport, Request, Offer], str]  # why a machine is not take
 Prepare = Callable[[Op, Transport], None]  # what else node 0 is given before its job
 
 
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """On what terms machines are taken."""
+
+    accept: Accept | None = None
+    prepare: Prepare | None = None
+    admit: Admit | None = None  # whether the money suffices
+    boot_s: float = 900.0  # on the vendor's clock
+    recoveries: int = 0  # of the run before this pod
+
+
+PLAIN = Terms()
+
+
 def start(
-    plan: Plan, provider: Provider, journal: Journal, root: Path, secrets: Mapping[str, str], say: Say,
-    accept: Accept | None = None, prepare: Prepare | None = None,
+    plan: Plan, offers: Sequence[Offer], vendors: Vendors, journal: Journal, root: Path, secrets: Mapping[str, str],
+    say: Say, terms: Terms = PLAIN,
 ) -> Op:  # fmt: skip
     """Rent a pod for every node of the plan's job, send them the code of `root`, hand over; the row of node 0.
 
-    The cheapest offers are tried first; one that somebody else took, or that `accept` finds wanting, is passed over.
-    All pods are rented before anything is sent, and given back when one cannot be had.
+    The offers are tried in their order; one that somebody else took, that never boots, or that `terms.accept` finds
+    wanting, is passed over. All pods are rented before anything is sent, and given back when one cannot be had.
     Raises Taken when the run is at work already, NoOffer when no offer is left.
     """
     assert plan.job is not None
     ops: list[Op] = []
     try:
-        _rent_all(plan, provider, journal, accept, say, ops)
+        _rent_all(plan, offers, vendors, journal, say, terms, ops)
         with ThreadPoolExecutor(len(ops)) as pool:
-            list(pool.map(lambda op: _send(op, provider, root, plan.store, say, prepare), ops))
+            list(pool.map(lambda op: _send(op, vendors(op.vendor), root, plan.store, say, terms.prepare), ops))
         if len(ops) > 1:
             with stage("introduce", say):
-                ops[:] = _introduce(ops, provider, journal)
+                ops[:] = _introduce(ops, vendors, journal)
         with stage("hand-over", say):
-            return [hand_over(op, provider.reach(pods.pod_of(op)), journal, secrets) for op in ops][0]
+            return [hand_over(op, vendors(op.vendor), journal, secrets) for op in ops][0]
     except BaseException as error:  # also Ctrl-C: a pod without its job must not stay
         if ops:
             with contextlib.suppress(OSError):  # nobody listens any more: it is to end all the same
                 say(f"{ops[0].run} did not start: {error or type(error).__name__}; ending what there is of it")
-            _end_all(ops, provider, journal, f"hand-over failed: {error}")
+            _end_all(ops, vendors, journal, f"hand-over failed: {error}")
         if ops and isinstance(error, (Lost, TimedOut, Unreachable)):  # what had become of it was not known: now it is
             words = f"{ops[0].run}: {error}; it was ended, nothing of it runs: launch again"
             raise SlipwayError(words) from error
         raise
 
 
-def _end_all(ops: list[Op], provider: Provider, journal: Journal, reason: str) -> None:
+def _end_all(ops: list[Op], vendors: Vendors, journal: Journal, reason: str) -> None:
     """Each of them, also when one cannot be ended. Raises what the last such one raised."""
     with contextlib.ExitStack() as stack:
         for op in ops:
-            stack.callback(pods.end, provider, journal.op(op.token), journal, reason)
+            stack.callback(pods.end, vendors(op.vendor), journal.op(op.token), journal, reason)
 
 
 def _rent_all(
-    plan: Plan, provider: Provider, journal: Journal, accept: Accept | None, say: Say, ops: list[Op]
+    plan: Plan, offers: Sequence[Offer], vendors: Vendors, journal: Journal, say: Say, terms: Terms, ops: list[Op]
 ) -> None:  # fmt: skip
     """Fill `ops`, by rank. A machine of the inventory is one node, a vendor's offer as many as it takes."""
-    assert plan.job is not None
     passed = []
-    with stage("connect", say):
-        offers = choose(provider, plan.request)
     for offer in offers:
         while len(ops) < plan.request.nodes:
-            rank = len(ops)
-            request = replace(plan.request, run=pods.name_of(plan.request.run, rank))
-            job = _job_of(plan.job, rank, plan.request.nodes, provider, offer)
-            target = "" if rank else plan.target
             try:
                 with stage("rent", say):
-                    op = pods.rent(provider, request, offer, job, journal, target=target, store=plan.store, slot=rank)
+                    ops.append(_rent(plan, offer, vendors(offer.provider), journal, len(ops), terms))
             except NoOffer as error:
                 passed.append(str(error))
                 say(passed[-1])
                 break
-            ops.append(op)
-            failure = ""
-            if accept:
-                with stage("accept", say):
-                    failure = accept(provider.reach(pods.pod_of(op)), request, offer)
+            failure = _try(ops, vendors(offer.provider), journal, offer, plan.request, say, terms)
             if failure:
                 passed.append(f"{offer.place or offer.offer_id} was given back: {failure}")
                 say(passed[-1])
-                pods.end(provider, ops.pop(), journal, failure)
+                pods.end(vendors(offer.provider), journal.op(ops.pop().token), journal, failure)
                 break
             if offer.place:
                 break
     if len(ops) < plan.request.nodes:
         have = f" ({len(ops)} of {plan.request.nodes} could be had)" if ops else ""
-        raise NoOffer(f"{provider.name}: no machine is left{have}: {'; '.join(passed)}")
+        raise NoOffer(f"{plan.request.provider}: no machine is left{have}: {'; '.join(passed)}")
+
+
+def _rent(plan: Plan, offer: Offer, provider: Provider, journal: Journal, rank: int, terms: Terms) -> Op:
+    assert plan.job is not None
+    request = replace(plan.request, run=pods.name_of(plan.request.run, rank))
+    job = _job_of(plan.job, rank, plan.request.nodes, provider, offer)
+    return pods.rent(provider, request, offer, job, journal, target="" if rank else plan.target, store=plan.store,
+                     slot=rank, recoveries=terms.recoveries, admit=terms.admit)  # fmt: skip
+
+
+def _try(
+    ops: list[Op], provider: Provider, journal: Journal, offer: Offer, request: Request, say: Say, terms: Terms
+) -> str:
+    """Whether the last of `ops` boots and is what was promised; why not, in words."""
+    if rented := market(provider):
+        try:
+            with stage("boot", say):
+                ops[-1] = boot(ops[-1], rented, journal, terms.boot_s)
+        except Unbooted as error:
+            return str(error)
+    if not terms.accept:
+        return ""
+    with stage("accept", say):
+        return terms.accept(provider.reach(pods.pod_of(ops[-1])), request, offer)
 
 
 def _job_of(job: Job, rank: int, nodes: int, provider: Provider, offer: Offer) -> Job:
-    """On one machine nodes share the cores, and only node 0 the store: the others make their inputs beside it."""
+    """Nodes on one machine share its cores. Of one store only node 0 writes: the others make their inputs beside it."""
     if nodes == 1 or provider.pod_store:
         return job
-    environ = {"OMP_NUM_THREADS": str(max(1, offer.cpus // nodes)), **job.environ}
+    threads = {"OMP_NUM_THREADS": str(max(1, offer.cpus // nodes))} if provider.is_here else {}
+    environ = {**threads, **job.environ}
     return replace(job, environ=environ, steps=tuple(_apart(step) for step in job.steps) if rank else job.steps)
 
 
@@ -132,7 +162,7 @@ def _send(op: Op, provider: Provider, root: Path, store: str, say: Say, prepare:
     with stage("push", say) as told:
         pushed = transport.push(root, pod.code, op.token)
         told += [f"{pushed.sent} files", *(f"not sent: {refusal}" for refusal in pushed.refused)]
-    if provider.pod_store:
+    if not provider.is_here:
         with stage("tools", say) as told:
             told.append(tools.bring(transport, pod))
     pod_store = provider.pod_store or (APART if op.slot else "")
@@ -144,9 +174,9 @@ def _send(op: Op, provider: Provider, root: Path, store: str, say: Say, prepare:
             prepare(op, transport)
 
 
-def _introduce(ops: list[Op], provider: Provider, journal: Journal) -> list[Op]:
+def _introduce(ops: list[Op], vendors: Vendors, journal: Journal) -> list[Op]:
     """Tell every node's job who the others are and where they are reached."""
-    transports = [provider.reach(pods.pod_of(op)) for op in ops]
+    transports = [vendors(op.vendor).reach(pods.pod_of(op)) for op in ops]
     groups = meet(ops[0].run, transports, [op.place or op.run for op in ops])
     jobs = [replace(Job.from_json(op.job), group=group) for op, group in zip(ops, groups, strict=True)]
     return [journal.note(op, job=job.to_json()) for op, job in zip(ops, jobs, strict=True)]
@@ -161,10 +191,10 @@ def resume(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, s
     try:
         for one in pods.nodes_of(op, journal):
             ops.append(_come_back(one, provider, journal))
-        return [hand_over(one, provider.reach(pods.pod_of(one)), journal, secrets) for one in ops][0]
+        return [hand_over(one, provider, journal, secrets) for one in ops][0]
     except BaseException as error:
         young = [one for one in ops if journal.op(one.token).state == BOOTING]
-        _end_all(young, provider, journal, f"hand-over failed: {error}")
+        _end_all(young, lambda _: provider, journal, f"hand-over failed: {error}")
         raise
 
 
@@ -197,9 +227,13 @@ def choose(provider: Provider, request: Request) -> list[Offer]:
     return sorted(offers, key=lambda offer: offer.micro_usd_per_hour)
 
 
-def hand_over(op: Op, transport: Transport, journal: Journal, secrets: Mapping[str, str]) -> Op:
+def hand_over(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, str]) -> Op:
     """Put job and secrets in place and arm the guard; the row is READY then. May be repeated."""
-    twice(lambda: _arm(op, transport, secrets))
+    if op.state == BOOTING and op.rate:  # its guard is to count what was billed before it was there
+        job = Job.from_json(op.job)
+        billed_s = spend.age_s(op, time.time(), clock_scale(provider))
+        op = journal.note(op, job=replace(job, limits=replace(job.limits, billed_s=billed_s)).to_json())
+    twice(lambda: _arm(op, provider.reach(pods.pod_of(op)), secrets))
     if op.state == READY:
         return op
     return journal.advance(op, "reachable" if op.state == LOST else "armed")

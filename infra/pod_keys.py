@@ -1,8 +1,9 @@
 """The SSH keys of rented pods: one pair per pod, made before it is rented, found again by its token."""
 
+import functools
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from infra.errors import SlipwayError
@@ -71,10 +72,16 @@ class PodKeys:
         """The way to a pod of ours; its host key is kept by its token, since addresses are used again."""
         if not pod.address:
             raise SlipwayError(f"{pod.provider}: {pod.run or pod.pod_id} has no address yet")
-        return Ssh(Address.parse(pod.address), self.folder / f"{pod.token}.host")
+        return _way(replace(Address.parse(pod.address), folder="/"), self.folder / f"{pod.token}.host")
 
     def forget(self, token: str) -> None:
         """The pod is gone, and so are its keys."""
         path = self.private(token)
         for one in (path, path.with_name(f"{token}.host")):
             one.unlink(missing_ok=True)
+
+
+@functools.lru_cache(maxsize=64)
+def _way(address: Address, pins: Path) -> Ssh:
+    """One connection for each pod."""
+    return Ssh(address, pins)

@@ -2,37 +2,50 @@
 
 rent:  plan, sending | create | created, refused or unclear
 end:   end           | delete, look | gone
+
+What is rented is deleted again and again until its vendor proves that it is gone, or patience ends.
 """
 
 import contextlib
 import hashlib
 import json
+import random
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from infra import spend
 from infra.agent.job import Job, PodFolder
-from infra.errors import Ambiguous, SlipwayError
-from infra.journal import Fenced, Held, Journal, Op
+from infra.errors import Ambiguous, LimitHit, SlipwayError
+from infra.journal import Admit, Fenced, Held, Journal, Op
 from infra.names import new_token
-from infra.providers import Provider
+from infra.providers import Market, Provider, clock_scale, market
 from infra.records import Address, Offer, Pod, Request
 from infra.states import BOOTING, CREATING, LOST, PLANNED, READY, TERMINATING, UNKNOWN
 from infra.transport import Transport
 
 ASKED, HAS = "asked for", "it has "  # reasons that end a run with its pod: somebody's wish, and its verdict
 GONE = "it was gone"
+DEAD = ("stopped", "failed", "ending")  # states of a vendor's pod in which nothing of it runs, though it may bill
+PATIENCE_S = 120.0  # while a vendor deletes
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 10.0
+LOOK_S, LOOK_EVERY_S = 60.0, 3.0  # on the vendor's clock; for a pod whose creation was not answered
+
+
+class StillBills(LimitHit):
+    """It was asked to end, and is not proven gone."""
 
 
 def rent(
     provider: Provider, request: Request, offer: Offer, job: Job, journal: Journal, *, target: str = "",
-    store: str = "", slot: int = 0,
+    store: str = "", slot: int = 0, recoveries: int = 0, admit: Admit | None = None,
 ) -> Op:  # fmt: skip
     """One pod from `offer` for `job`; the row's `job` is what to hand over, with token and price filled in.
 
     Taken: the run, or the target in that store, is live; Leased: the offer's machine holds another pod; nothing was
-    asked for. Ambiguous: the pod may exist, and the row is UNKNOWN. Any other SlipwayError: nothing was rented.
+    asked for; so for whatever `admit` raises. Ambiguous: the pod may exist, and the row is UNKNOWN. Any other
+    SlipwayError: nothing was rented.
     """
     token = new_token(journal.installation)
     limits = replace(job.limits, micro_usd_per_hour=offer.micro_usd_per_hour)
@@ -42,6 +55,7 @@ def rent(
     op = journal.plan(token=token, run=request.run, slot=slot, vendor=provider.name, target=target, store=store,
                       spec_hash=spec_hash, job=job.to_json(), request=json.dumps(asdict(request)),
                       rate=offer.micro_usd_per_hour, ttl_s=limits.time_s, cap=limits.spend_micro_usd, place=offer.place,
+                      recoveries=recoveries, admit=admit,
                       remote_id=f"{token}@{offer.place}" if offer.place else None)  # fmt: skip
     op = journal.advance(op, "sending")
     try:
@@ -51,7 +65,7 @@ def rent(
             journal.advance(op, "refused", reason=str(error))
             raise
         op = journal.advance(op, "unclear", reason=str(error) or type(error).__name__)
-        found = provider.find(op.remote_id or token) if isinstance(error, Ambiguous) else None
+        found = _look_for(provider, op.remote_id or token) if isinstance(error, Ambiguous) else None
         if found is None:
             raise
         return _came(journal, op, "found", found)
@@ -88,46 +102,64 @@ def folder_of(op: Op) -> PodFolder:
     return PodFolder(Path(Address.parse(address).folder if address.startswith("ssh://") else address))
 
 
-def end(provider: Provider, op: Op, journal: Journal, reason: str = ASKED) -> Op:
+def end(provider: Provider, op: Op, journal: Journal, reason: str = ASKED, patience_s: float = PATIENCE_S) -> Op:
     """The row once the pod is proven gone; calling twice is safe.
 
-    SlipwayError: it is not proven, the row stays TERMINATING, and the message says what it may cost.
+    SlipwayError (StillBills for what is rented): it is not proven, the row stays TERMINATING, and the message says
+    what it may cost.
     """
     if not op.is_live:
         return op
     if op.state != TERMINATING:
         op = journal.advance(op, "end", reason=reason)
-    try:
-        found = provider.find(op.remote_id or op.token)
-        pod_id = op.remote_id or (found.pod_id if found else "")
-        if pod_id:
-            provider.delete(pod_id)
-        _prove_absence(provider, op)
-    except SlipwayError as error:
-        cost = f", and cost {op.rate / 1_000_000:.2f} USD/h" if op.rate else ""
-        raise SlipwayError(f"ending {op.run}: {error}; it may run on{cost}; run again: inv down {op.run}") from error
+    deadline, wait_s = time.monotonic() + patience_s, FIRST_WAIT_S
+    while True:
+        try:
+            found = provider.find(op.remote_id or op.token)
+            pod_id = op.remote_id or (found.pod_id if found else "")
+            if pod_id and not (provider.is_rented and found is None):
+                provider.delete(pod_id)
+            _prove_absence(provider, op)
+            break
+        except SlipwayError as error:
+            left_s = deadline - time.monotonic() if provider.is_rented and (op.remote_id or not op.sent_at) else 0.0
+            if left_s <= 0:
+                cost = f", and cost {op.rate / 1_000_000:.2f} USD/h" if op.rate else ""
+                kind = StillBills if op.rate else SlipwayError
+                raise kind(f"ending {op.run}: {error}; it may run on{cost}; run again: inv down {op.run}") from error
+            time.sleep(min(left_s, random.uniform(FIRST_WAIT_S, wait_s)))
+            wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
     with contextlib.suppress(Fenced):  # somebody else ended it too, and proved it first
-        return journal.advance(op, "gone")
+        op = journal.advance(op, "gone")
+        if rented := market(provider):
+            rented.forget(op.token)
+        return op
     return end(provider, journal.op(op.token), journal)
 
 
-def settle(provider: Provider, op: Op, journal: Journal, transport: Transport) -> Op:
+def settle(provider: Provider, op: Op, journal: Journal, transport: Transport | None) -> Op:
     """What became of a live row that nobody looked after: ended when its work has, or when its renter died.
 
-    A pod that has its verdict, one that was to be ended, one that never got its job and one that is gone are ended;
-    one at work, or still being rented by a living process (this one too), stays as it is. Raises as `end`.
+    A pod that has its verdict, one that was to be ended, one that never got its job, one that is gone and a rented one
+    that has reached a limit are ended; one at work, or still being rented by a living process (this one too), stays as
+    it is. Raises as `end`.
     """
-    if op.state in (READY, LOST, BOOTING) and is_absent(provider, op):
-        return end(provider, op, journal, GONE)
     if op.state == TERMINATING:
         return end(provider, op, journal)
+    rented = market(provider)
+    if op.state in (READY, LOST, BOOTING) and (said := fate(rented, op) if rented else is_absent(provider, op)):
+        return end(provider, op, journal, said if isinstance(said, str) else GONE)
+    if rented and (why := spend.due(op, time.time(), rented.clock_scale)):
+        return end(provider, op, journal, f"{HAS}limit: {why}")
     if op.state in (PLANNED, CREATING, UNKNOWN, BOOTING):
         try:
             journal.take(_lease(op.token))
         except Held:
             return op
         return end(provider, op, journal, "its launch was cut off")
-    verdict = verdict_of(op, transport) if op.state in (READY, LOST) else {}
+    verdict = verdict_of(op, transport) if transport and op.state in (READY, LOST) else {}
+    if rented and verdict.get("state") == "failed" and Job.from_json(op.job).on_failure == "keep":
+        return op
     return end(provider, op, journal, f"{HAS}{verdict['state']}") if verdict else op
 
 
@@ -143,6 +175,14 @@ def verdict_of(op: Op, transport: Transport) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     return verdict if verdict.get("token") == op.token else {}
+
+
+def _look_for(provider: Provider, pod: str) -> Pod | None:
+    """What a lost answer may have left: a vendor lists it within a minute, as a rule."""
+    deadline = time.monotonic() + (LOOK_S / clock_scale(provider) if provider.is_rented else 0.0)
+    while (found := provider.find(pod)) is None and time.monotonic() < deadline:
+        time.sleep(min(LOOK_EVERY_S, LOOK_S / clock_scale(provider) / 10))
+    return found
 
 
 def _came(journal: Journal, op: Op, event: str, pod: Pod) -> Op:
@@ -166,6 +206,14 @@ def is_absent(provider: Provider, op: Op) -> bool:
     if op.place:  # the pod can be nowhere else, and other machines may well be switched off
         return True
     return all(pod.token != op.token for pod in provider.list())
+
+
+def fate(provider: Market, op: Op) -> str:
+    """What the vendor says became of the pod, in words; "" while it is well. Raises SlipwayError: it does not say."""
+    pod = provider.find(op.remote_id or op.token)
+    if pod is None:
+        return f"{provider.name} has it no more" if is_absent(provider, op) else ""
+    return f"{provider.name} says it is {pod.state}{f' ({pod.note})' if pod.note else ''}" if pod.state in DEAD else ""
 
 
 def _lease(token: str) -> str:

@@ -47,7 +47,7 @@ class Shown:
 class Settings:
     """The table: one field per setting, with its variable, what it is for, its default."""
 
-    provider: str = row("SLIPWAY_PROVIDER", "where pods come from; without it: market if a vendor's key is set, else local")
+    provider: str = row("SLIPWAY_PROVIDER", "where pods come from; without it: market where a key is set, else local")
     profile: str = row("SLIPWAY_PROFILE", "which recipe is trained", "smoke")
     source: str = row("SLIPWAY_SOURCE", "which text is trained on: pydocs, fineweb or paths", "pydocs")
     shard_lines: int = row("SHARD_LINES", "documents per text shard", "250000")

@@ -154,7 +154,7 @@ def _read(op: Op, provider: Provider | None, homes: Path) -> Reading:
         return Reading(problem=f"provider {op.vendor} is not set up here")
     try:
         exists = op.is_live and provider is not None and provider.find(op.remote_id or op.token) is not None
-        if provider is None or (provider.pod_store and not exists):  # another machine need not be there any more
+        if provider is None or not (provider.is_here or exists):  # another machine need not be there any more
             said = _of(op, words_at_home(op, homes / op.run))
         else:
             said = (ask if exists else words_of)(op, provider.reach(pod_of(op)))

@@ -2,25 +2,30 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from infra.journal import Journal, Op
 from infra.keep import Keeper
+from infra.records import Offer, Request
 from infra.settings import Settings
-from scripts import render, words
+from scripts import choosing, render, words
 from scripts.planning import ROOT
 from scripts.program import print_json
 
 
 def keeper_of(op: Op, journal: Journal, settings: Settings) -> Keeper:
-    vendor = words.provider(settings, op.vendor)
-    accept = words.accept(settings) if vendor.pod_store else None
+    terms = words.terms(settings, words.provider(settings, op.vendor))
     folder = words.homes(settings) / op.run
-    return Keeper(journal, vendor, folder, words.secrets(settings), render.say, accept)
+
+    def find(request: Request) -> Sequence[Offer]:
+        return choosing.find(words.providers(words.settings(provider=request.provider)), request)
+
+    return Keeper(journal, words.vendors(settings), find, folder, words.secrets(settings), render.say, terms)
 
 
 def leave(op: Op, settings: Settings, as_json: bool) -> None:
     """Nobody follows from here on: another machine's run gets a keeper of its own; what is here keeps itself."""
-    if words.provider(settings, op.vendor).pod_store:
+    if not words.provider(settings, op.vendor).is_here:
         log = words.homes(settings) / op.run / "keep.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         line = [sys.executable, "-m", "invoke", "--search-root", str(ROOT), "keep", op.run]

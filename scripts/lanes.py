@@ -17,6 +17,7 @@ from typing import Any
 
 from invoke import Exit
 
+from infra.agent.job import Limits
 from infra.errors import NoOffer, UsageError
 from infra.home import is_home
 from infra.journal import Journal
@@ -154,7 +155,7 @@ def sweep(file, pods, provider, dry_run, yes, json):
         raise UsageError("which file? inv sweep runs.yaml, with `runs:` and below it `- name: a`, `  seed: 1`")
     document = load(Path(file))
     settings = words.settings(provider=provider)
-    vendor = words.provider(settings)
+    vendor = words.provider(settings, settings.provider)
     runs = {name: Run(name, flags, plan_of(name, flags, settings, vendor)) for name, flags in document["runs"].items()}
     refuse_rivals(runs)
     with open_journal(settings) as journal:
@@ -228,8 +229,8 @@ def plan_of(name: str, flags: Flags, settings: Settings, vendor: Provider) -> Pl
                       pool=flags.get("pool", ""))  # fmt: skip
     rest = {key: flags[key] for key in ("packages", "persona", "seed", "steps", "tag") if key in flags}
     try:
-        time_s, phase = words.seconds(flags.get("ttl", "")), flags.get("phase", "sft")
-        return plan_for(own, request, phase=phase, time_s=time_s, pod_store=vendor.pod_store, **rest)
+        limits = Limits(time_s=words.seconds(flags.get("ttl", "")), reserve_bytes=own.reserve_bytes)
+        return plan_for(own, request, vendor, limits, phase=flags.get("phase", "sft"), **rest)
     except UsageError as error:
         raise UsageError(f"run {name}: {error}") from None
 

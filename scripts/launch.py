@@ -1,5 +1,6 @@
 """Runs: launch them, watch them, read them, stop them, go on with them."""
 
+from scripts.market import MACHINE
 from scripts.program import command
 
 
@@ -18,10 +19,13 @@ from scripts.program import command
         "store": "where artifacts go (default var/artifacts)",
         "pool": "ssh: only machines of this pool",
         "host": "ssh: only this machine",
-        "gpu": "kind of GPU",
-        "num-gpus": "GPUs of each node",
+        **MACHINE,
         "nodes": "machines that train as one",
         "ttl": "end the run after this long: 90s, 30m, 2h",
+        "spend-limit": "rented: end the run at so many US dollars (150 when neither this nor --ttl is given)",
+        "wait": "rented: look again every minute until something fits",
+        "on-failure": "rented: end the pod when the work fails, or keep it",
+        "with-missing": "rented: make text, tokenizer and questions there, while it bills",
         "run-name": "name of the run instead of a generated one",
         "detach": "hand over and return",
         "no-accept": "take a machine as it is, without looking whether it works",
@@ -32,8 +36,11 @@ from scripts.program import command
 )
 def launch(
     c, phase="sft", profile="", provider="", source="", packages="", persona="", seed: int | None = None,
-    steps: int | None = None, tag="", store="", pool="", host="", gpu="", num_gpus=0, nodes=1, ttl="", run_name="",
-    detach=False, no_accept=False, dry_run=False, yes=False, json=False,
+    steps: int | None = None, tag="", store="", pool="", host="", gpu="", num_gpus=0, all_configs=False, cpus="",
+    memory="", disk_size="", country="", city="", cloud="", region="", instance_type="", min_upload_mbps=0,
+    min_download_mbps=0, use_spot=False, max_price="", network="", nodes=1, ttl="", spend_limit="", wait=False,
+    on_failure="end", with_missing=False, run_name="", detach=False, no_accept=False, dry_run=False, yes=False,
+    json=False,
 ):  # fmt: skip
     """Train one or more phases, from nothing if need be, and follow them to the end."""
 

@@ -2,13 +2,17 @@
 
 import time
 from collections.abc import Collection
+from typing import Any
 
 from infra import home, pods
+from infra.agent.process import myself
 from infra.errors import SlipwayError, UsageError
 from infra.journal import Journal, Op
+from infra.keep import lease_name
 from infra.names import match
 from infra.providers import Provider
-from infra.settings import Settings
+from infra.reconcile import Action, Claim, Delete, reconcile
+from infra.settings import VENDORS, Settings
 from infra.transport import Transport
 from scripts import render, words
 from store import Store, StoreError
@@ -33,15 +37,43 @@ def settle(journal: Journal, settings: Settings, only: Collection[str] | None = 
 
     `only`: tokens; all live rows without. A pod that cannot be asked stays as it is, and is told.
     """
+    sweep(journal, settings)
     for op in journal.ops(live=True):
         if only is None or op.token in only:
             try:
                 vendor = words.provider(settings, op.vendor)
-                if pods.verdict_of(op, vendor.reach(pods.pod_of(op))):
+                if vendor.is_rented and journal.holder(lease_name(op.run)) not in (None, myself()):
+                    continue  # its keeper looks after it
+                transport = vendor.reach(pods.pod_of(op)) if op.address or not vendor.is_rented else None
+                if transport and pods.verdict_of(op, transport):
                     bring_home(op, vendor, settings)
-                pods.settle(vendor, op, journal, vendor.reach(pods.pod_of(op)))
+                pods.settle(vendor, op, journal, transport)
             except (SlipwayError, StoreError) as error:
                 render.say(f"{op.run}: {error}")
+
+
+def sweep(journal: Journal, settings: Settings) -> None:
+    """Compare the journal with what each vendor lists: what is ours is adopted or ended, and that is told."""
+    billing = {op.vendor for op in journal.ops(live=True)}
+    for name, key in VENDORS.items():
+        if name in billing or getattr(settings, key):
+            try:
+                done = reconcile(words.provider(settings, name), journal)
+            except (SlipwayError, UsageError) as error:
+                render.say(f"{name}: {error}")
+                continue
+            for action in done.actions:
+                render.say(f"{name}: {told(action)}")
+            for problem in done.problems:
+                render.say(render.clean(problem))
+
+
+def told(action: Action) -> str:
+    if isinstance(action, Claim):
+        return f"{action.pod.pod_id} bears our mark and is in no journal row: ending it"
+    if isinstance(action, Delete):
+        return f"{action.pod_id} was asked to end"
+    return f"{action.token}: {action.event} {action.facts.get('reason', '')}".rstrip()
 
 
 def bring_home(op: Op, vendor: Provider, settings: Settings) -> list[str]:
@@ -52,6 +84,15 @@ def bring_home(op: Op, vendor: Provider, settings: Settings) -> list[str]:
     if not vendor.pod_store or op.slot > 0:  # what other nodes make, they make for themselves
         return []
     return home.bring_artifacts(op, vendor.pod_store, transport, Store(op.store))
+
+
+def last_verdict(op: Op, settings: Settings) -> dict[str, Any]:
+    """How the work of a pod ended, {} while it has not; of a rented one that is gone, as it was brought home."""
+    vendor = words.provider(settings, op.vendor)
+    if vendor.is_rented and not op.is_live:
+        verdict = home.words_at_home(op, words.homes(settings) / op.run).get("verdict", {})
+        return verdict if verdict.get("token") == op.token else {}
+    return pods.verdict_of(op, vendor.reach(pods.pod_of(op)))
 
 
 def find_run(journal: Journal, run: str = "") -> Op:

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.records import Request
 from infra.settings import Settings
@@ -18,7 +19,8 @@ from trainer.plan import CHECKPOINTS, load_persona, source_slug
 
 def train(profile, source, out, json, **wanted):
     settings = words.settings(profile=profile, source=source, store=out)
-    plan = plan_for(settings, Request(run="foreground"), **wanted)
+    limits = Limits(reserve_bytes=settings.reserve_bytes)
+    plan = plan_for(settings, Request(run="foreground"), words.provider(settings, "local"), limits, **wanted)
     if not json:
         render.show_plan(plan)
     results = {}

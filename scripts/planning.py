@@ -8,6 +8,7 @@ from infra import machine
 from infra.agent import environment
 from infra.agent.job import Limits
 from infra.names import check_name
+from infra.providers import Provider
 from infra.records import Artifact, Inventory, Plan, Request
 from infra.settings import Settings
 from store import Store
@@ -17,10 +18,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def plan_for(
-    settings: Settings, request: Request, *, phase: str, packages: str = "", persona: str = "", seed: int | None = None,
-    steps: int | None = None, tag: str = "", time_s: float | None = None, pod_store: str = "",
+    settings: Settings, request: Request, vendor: Provider, limits: Limits, *, phase: str, packages: str = "",
+    persona: str = "", seed: int | None = None, steps: int | None = None, tag: str = "",
+    flops_per_s: float | None = None,
 ) -> Plan:  # fmt: skip
-    """Raises UsageError for words that mean nothing."""
+    """`flops_per_s`: of the machine that will do the work, else this one's. Raises UsageError for senseless words."""
+    is_local = vendor.is_here or bool(settings.rehearsal)  # a rehearsal's pods are processes of this machine
     wanted = planning.Wanted(
         phases=planning.parse_phases(phase),
         profile=settings.profile,
@@ -33,17 +36,18 @@ def plan_for(
     )
     plan = planning.resolve(
         wanted, inventory(settings.store), ROOT, run=request.run, request=request,
-        limits=Limits(time_s=time_s, reserve_bytes=settings.reserve_bytes),
-        flops_per_s=machine.flops_per_s(), pod_store=pod_store,
-        torch=("cuda" if request.num_gpus else "cpu") if pod_store else environment.torch_build(),
-        environments="" if pod_store else str(settings.environments),
+        limits=limits, flops_per_s=flops_per_s or machine.flops_per_s(), pod_store=vendor.pod_store,
+        torch=environment.torch_build() if is_local else "cuda" if request.num_gpus else "cpu",
+        environments=str(settings.environments) if is_local else "",
     )  # fmt: skip
     if plan.job:
         Store(settings.store).check_writable()  # what is made must go somewhere: known now, not after the training
-    if pod_store:
+    if plan.job and settings.rehearsal:  # its GPUs are make-believe
+        plan = replace(plan, job=replace(plan.job, num_gpus=0, clock_scale=settings.clock_scale))
+    if vendor.pod_store:
         kept = "artifacts stay on the machine until somebody who follows (or inv status, or inv pull) brings them home"
         return replace(plan, notes=(kept,) if plan.job else ())
-    if plan.job and not environment.find("train", ROOT, settings.environments, plan.job.torch):
+    if plan.job and is_local and not environment.find("train", ROOT, settings.environments, plan.job.torch):
         return replace(plan, notes=("the train environment is built first: a minute or so, depending on the network",))
     return plan
 

@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,11 +21,12 @@ from infra.journal import Journal, Op, Taken
 from infra.keep import Keeper
 from infra.names import check_name, run_name
 from infra.providers import Provider
-from infra.records import Plan, Request
+from infra.records import Offer, Plan
 from infra.settings import Settings
-from scripts import render, words
+from infra.stages import stage
+from scripts import choosing, render, words
 from scripts.keeping import keeper_of, leave
-from scripts.ledger import bring_home, end_others, find_run, open_journal, settle, way
+from scripts.ledger import bring_home, end_others, find_run, last_verdict, open_journal, settle, way
 from scripts.planning import ROOT, node_commands, plan_for
 from scripts.program import print_json
 from trainer.plan import CHECKPOINTS
@@ -34,32 +35,53 @@ DETACHED = 130
 
 
 def launch(
-    *, provider, profile, source, store, pool, host, gpu, num_gpus, nodes, ttl, run_name, detach, no_accept, dry_run,
-    json, yes, **wanted,
+    *, provider, profile, source, store, pool, host, nodes, ttl, spend_limit, run_name, detach, no_accept, wait,
+    on_failure, with_missing, dry_run, json, yes, phase, packages, persona, seed, steps, tag, **machine,
 ):  # fmt: skip
     settings = words.settings(provider=provider, profile=profile, source=source, store=store)
     name = check_name(run_name) if run_name else ""
-    if num_gpus < 0:
-        raise UsageError(f"--num-gpus is {num_gpus}; it cannot be negative")
     if nodes < 1:
         raise UsageError(f"--nodes is {nodes}; it must be at least 1")
+    if on_failure not in ("keep", "end"):
+        raise UsageError(f"--on-failure {on_failure}: known: end, keep")
+    work = {"phase": phase, "packages": packages, "persona": persona, "seed": seed, "steps": steps, "tag": tag}
+    candidates = words.providers(settings)
+    vendor = candidates[0]
+    limits = choosing.limits_for(settings, vendor.is_rented, ttl, spend_limit)
+    limits = replace(limits, spend_micro_usd=limits.spend_micro_usd and limits.spend_micro_usd // nodes)
+    request = choosing.request_for(machine, name or "new", candidates, nodes, pool, host)
     with open_journal(settings) as journal:
-        vendor = words.provider(settings)
         settle(journal, settings)
-        request = Request(run=name or "new", provider=vendor.name, gpu=gpu, num_gpus=num_gpus, nodes=nodes, pool=pool,
-                          host=host)  # fmt: skip
-        plan = plan_for(settings, request, time_s=words.seconds(ttl), pod_store=vendor.pod_store, **wanted)
+        plan = plan_for(settings, request, vendor, limits, **work)
+        offers: list[Offer] = []
+        if vendor.is_rented and plan.job:
+            offers = (choosing.wait_for if wait else choosing.find)(candidates, request)
+            plan = plan_for(
+                settings, request, vendor, limits, **work, flops_per_s=choosing.work_rate(settings, offers[0])
+            )
+        if plan.job:
+            plan = replace(plan, job=replace(plan.job, on_failure=on_failure))
         if not json:
-            render.say(f"provider {vendor.name} ({settings.sources['provider']})")
+            render.say(f"provider {settings.provider} ({settings.sources['provider']})")
             render.show_plan(plan)
-        if dry_run and plan.job:
+            if offers:
+                choosing.show(plan, offers, settings, on_failure)
+        if offers:
+            offers = choosing.preflight(plan, offers, settings, with_missing)
+        elif plan.job and dry_run:
             street.choose(vendor, request)  # a plan that no machine can carry out is no plan
         if dry_run or plan.job is None:
             report_plan(plan, journal, json, dry_run)
             return
+        if offers:
+            is_named = all(machine[flag] for flag in ("cloud", "region", "instance_type"))
+            offers = choosing.pick(offers, is_named, yes)
+            if not offers:
+                render.say("nothing was rented")
+                return
         known = {op.token for op in journal.ops()}
-        op = begin(plan, vendor, journal, settings, name, no_accept)
-        if vendor.pod_store and op.token not in known:
+        op = begin(plan, offers, vendor, journal, settings, name, no_accept)
+        if not vendor.is_here and op.token not in known:
             keepsake.keep_code(op, ROOT, words.homes(settings) / op.run)
         if detach:
             leave(op, settings, json)
@@ -81,28 +103,37 @@ def report_plan(plan: Plan, journal: Journal, as_json: bool, dry_run: bool) -> N
         render.say("dry run: nothing was started")
 
 
-def begin(plan: Plan, vendor: Provider, journal: Journal, settings: Settings, name: str, unchecked: bool = False) -> Op:
-    """The run at work on this plan: one that is at it already, the one that was cut off, or a new one."""
+def begin(
+    plan: Plan, offers: Sequence[Offer], vendor: Provider, journal: Journal, settings: Settings, name: str,
+    unchecked: bool = False,
+) -> Op:  # fmt: skip
+    """The run at work on this plan: one that is at it already, the one that was cut off, or a new one.
+
+    `offers`: of rented machines, in the order in which they are tried.
+    """
     same = [op for op in journal.ops() if (op.target, op.store) == (plan.target, plan.store)]
     before = same[-1] if same else None
     if before and before.is_live:
-        return attach(before, vendor, journal, settings)
+        return attach(before, journal, settings)
     taken = [op.run for op in journal.ops()]
-    if before and not name and pods.verdict_of(before, way(settings, before)).get("state") != "succeeded":
+    if before and not name and last_verdict(before, settings).get("state") != "succeeded":
         name = before.run
         render.say(f"going on with {name}")
     name = name or run_name(taken)
     plan = replace(plan, request=replace(plan.request, run=name))
     try:
-        accept = words.accept(settings) if vendor.pod_store and not unchecked else None
-        return street.start(plan, vendor, journal, ROOT, words.secrets(settings), render.say, accept)
+        if not vendor.is_rented:
+            with stage("connect", render.say):
+                offers = street.choose(vendor, plan.request)
+        return street.start(plan, offers, words.vendors(settings), journal, ROOT, words.secrets(settings), render.say,
+                            words.terms(settings, vendor, unchecked))  # fmt: skip
     except Taken as taken_by:
         if (taken_by.op.target, taken_by.op.store) != (plan.target, plan.store):
             raise
-        return attach(taken_by.op, vendor, journal, settings)
+        return attach(taken_by.op, journal, settings)
 
 
-def attach(op: Op, vendor: Provider, journal: Journal, settings: Settings) -> Op:
+def attach(op: Op, journal: Journal, settings: Settings) -> Op:
     """Join a run that another launch began; bring it back when it is lost."""
     deadline = time.monotonic() + street.ARM_S
     while op.state in ("PLANNED", "CREATING", "BOOTING") and time.monotonic() < deadline:
@@ -111,11 +142,15 @@ def attach(op: Op, vendor: Provider, journal: Journal, settings: Settings) -> Op
     if watch.is_alive(op, way(settings, op)):
         render.say(f"{op.run} is at it already; following it")
         return op
-    return again(op, vendor, journal, settings)
+    return again(op, journal, settings)
 
 
-def again(op: Op, vendor: Provider, journal: Journal, settings: Settings) -> Op:
+def again(op: Op, journal: Journal, settings: Settings) -> Op:
+    """Bring back a run that has stopped: on its pod where that is still there, else on another one."""
     render.say(f"going on with {op.run}")
+    vendor = words.provider(settings, op.vendor)
+    if vendor.is_rented and not op.is_live:
+        return keeper_of(op, journal, settings).elsewhere(op)
     return street.resume(op, vendor, journal, words.secrets(settings))
 
 
@@ -233,14 +268,12 @@ def resume(run, detach, json):
     with open_journal(settings) as journal:
         settle(journal, settings)
         op = find_run(journal, run)
-        verdict = pods.verdict_of(op, way(settings, op))
-        if verdict.get("state") == "succeeded":
+        if last_verdict(op, settings).get("state") == "succeeded":
             raise UsageError(f"{op.run} has succeeded; there is nothing to go on with")
-        vendor = words.provider(settings, op.vendor)
         try:
-            op = (attach if op.is_live else again)(op, vendor, journal, settings)
+            op = (attach if op.is_live else again)(op, journal, settings)
         except Taken as taken_by:
-            op = attach(taken_by.op, vendor, journal, settings)
+            op = attach(taken_by.op, journal, settings)
         if detach:
             leave(op, settings, json)
         else:

@@ -1,15 +1,21 @@
 """What the user typed, as values: settings, providers, durations. Shared by the tasks."""
 
+import difflib
 import functools
 import re
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from infra import spend
 from infra.errors import UsageError
-from infra.launch import Accept
-from infra.providers import Provider
+from infra.journal import Op
+from infra.launch import Accept, Terms
+from infra.money import micro_usd
+from infra.providers import Provider, Vendors
 from infra.records import Offer, Request
-from infra.settings import Settings
+from infra.settings import MARKET, VENDORS, Settings
 from infra.transport import Transport
 from scripts.planning import ROOT
 
@@ -28,24 +34,62 @@ def secrets(settings: Settings) -> dict[str, str]:
 
 
 @functools.lru_cache(maxsize=8)
-def _provider(name: str, place: tuple[Path, ...]) -> Provider:
+def _provider(name: str, place: tuple[str, ...]) -> Provider:
     """One of each, so that a machine is connected to once."""
     settings = Settings.load(ROOT)
     if name == "ssh":
         from infra.providers.ssh import SshPools
 
         return SshPools.of(settings)
-    from infra.providers.local import Local
+    if name == "local":
+        from infra.providers.local import Local
 
-    return Local(settings.pods)
+        return Local(settings.pods)
+    from infra.offers import open_market
+
+    return open_market(name, settings)
 
 
-def provider(settings: Settings, name: str = "") -> Provider:
-    """Raises UsageError for one that cannot be used yet."""
-    name = name or settings.provider
-    if name not in ("local", "ssh"):
-        raise UsageError(f"provider {name!r} cannot be used yet; known: local, ssh")
-    return _provider(name, (settings.pods, settings.pools, settings.state_file))
+def provider(settings: Settings, name: str) -> Provider:
+    """Raises UsageError for one that cannot be used."""
+    known = ("local", "ssh", *VENDORS)
+    if name not in known:
+        near = difflib.get_close_matches(name, [*known, MARKET], 1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise UsageError(f"provider {name!r} is not known; {hint}known: {', '.join(known)}, {MARKET}")
+    keys = [getattr(settings, key) + getattr(settings, f"{vendor}_url") for vendor, key in VENDORS.items()]
+    return _provider(name, (str(settings.pods), str(settings.pools), str(settings.state_file), *keys))
+
+
+def providers(settings: Settings) -> list[Provider]:
+    """Those that `--provider` means: one, or every vendor whose key is set. Raises UsageError."""
+    if settings.provider != MARKET:
+        return [provider(settings, settings.provider)]
+    found = [provider(settings, vendor) for vendor, key in VENDORS.items() if getattr(settings, key)]
+    if not found:
+        keys = ", ".join(key.upper() for key in VENDORS.values())
+        raise UsageError(f"provider {MARKET}: no key is set; put one of {keys} into the shell or .env")
+    return found
+
+
+def vendors(settings: Settings) -> Vendors:
+    """Every provider by its name, also of pods that an earlier launch has rented."""
+    return lambda name: provider(settings, name)
+
+
+def terms(settings: Settings, vendor: Provider, unchecked: bool = False) -> Terms:
+    """On what terms its machines are taken; `unchecked`: without looking whether they work."""
+    if vendor.is_here:
+        return Terms()
+    examine = None if unchecked else accept(settings)
+    if not vendor.is_rented:
+        return Terms(accept=examine)
+    of_all = micro_usd(str(settings.spend_cap_usd)) or None
+
+    def admit(rows: list[Op], new: Op) -> None:
+        spend.admit(rows, new, of_all=of_all, now=time.time(), scale=settings.clock_scale)
+
+    return Terms(accept=examine, admit=admit, boot_s=settings.boot_s)
 
 
 def accept(settings: Settings) -> Accept:
@@ -54,9 +98,13 @@ def accept(settings: Settings) -> Accept:
     from infra.hosts import HostMemory
 
     def judge(transport: Transport, request: Request, offer: Offer) -> str:
-        report = examine(transport, request, Thresholds.of(settings), python=transport.python)
+        promised = (
+            replace(request, num_gpus=offer.num_gpus, gpu=offer.gpu) if offer.num_gpus and not offer.place else request
+        )
+        report = examine(transport, promised, Thresholds.of(settings), python=transport.python)
         if not report.is_accepted:
-            HostMemory.beside(settings.state_file).blame(f"{offer.provider}:{offer.place}", report.failure)
+            machine = offer.place or offer.offer_id
+            HostMemory.beside(settings.state_file).blame(f"{offer.provider}:{machine}", report.failure)
         return report.failure
 
     return judge

@@ -21,6 +21,7 @@ class Limits:
     spend_micro_usd: Optional[int] = None
     micro_usd_per_hour: int = 0
     idle_gpu_s: Optional[float] = None
+    billed_s: float = 0.0  # how long the pod had been billed when its guard was armed
     reserve_bytes: int = 0  # free disk below which work is stopped before the disk is full
 
 
@@ -64,6 +65,7 @@ class Job:
     secrets: Tuple[str, ...] = ()  # names only; values lie in the mode-600 file
     num_gpus: int = 0  # of each node
     group: Group = Group()
+    on_failure: str = "end"  # or "keep": what becomes of a rented pod whose work has failed
     clock_scale: float = 1.0  # a rehearsal's clock runs this many times faster
     schema: int = SCHEMA
 

@@ -4,8 +4,9 @@ A verb asks and returns; waiting for something to become true, ranking and print
 asked again within a deadline when its answer was lost; what rents or ends is asked once.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 from infra.agent.job import Limits
 from infra.records import Account, Offer, Pod, Request
@@ -20,6 +21,14 @@ class Provider(Protocol):
     @property
     def settle_s(self) -> float:
         """How long after a lost answer a pod may still turn up in a listing."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its pods are on this machine."""
+
+    @property
+    def is_rented(self) -> bool:
+        """Whether its pods cost money until they are ended."""
 
     @property
     def pod_store(self) -> str:
@@ -55,6 +64,9 @@ class Provider(Protocol):
         """The way to that pod; asks nobody yet."""
 
 
+Vendors = Callable[[str], Provider]  # by name; raises UsageError for one that cannot be used
+
+
 @dataclass(frozen=True, kw_only=True)
 class Abilities:
     """What a vendor can do by itself, beyond the six verbs."""
@@ -62,6 +74,7 @@ class Abilities:
     time_limit: bool = False  # ends a pod at a time given to create()
     time_grain_s: float = 1.0  # that time is rounded up to this
     spend_limit: bool = False  # ends a pod at an amount given to create()
+    tells_limits: bool = False  # find() shows both as they are armed
     spot: bool = False
     stop: bool = False  # keeps the disk, and bills it
     idempotency_key: bool = False
@@ -77,5 +90,23 @@ class Market(Provider, Protocol):
     def can(self) -> Abilities:
         """What it can do by itself."""
 
+    @property
+    def clock_scale(self) -> float:
+        """How many times faster than ours its clock runs: 1, but in a rehearsal."""
+
+    def forget(self, token: str) -> None:
+        """Remove what was kept here to reach a pod that is proven gone: its SSH key."""
+
     def catalog(self, request: Request) -> "list[Offer]":
         """What can be rented now, also what does not satisfy `request`; it says which counts, and whether spot."""
+
+
+def market(provider: Provider) -> "Market | None":
+    """The provider itself when it rents out for money."""
+    return cast(Market, provider) if provider.is_rented else None
+
+
+def clock_scale(provider: Provider) -> float:
+    """How many times faster than ours the clock passes by which its pods are billed and limited."""
+    found = market(provider)
+    return found.clock_scale if found else 1.0

@@ -137,7 +137,15 @@ class Lium:
     cuda: str = ""
 
     name = "lium"
-    can = Abilities(time_limit=True, time_grain_s=3600.0, spot=True, idempotency_key=True, self_terminate="native")
+    is_here, is_rented = False, True
+    can = Abilities(
+        time_limit=True,
+        time_grain_s=3600.0,
+        spot=True,
+        idempotency_key=True,
+        tells_limits=True,
+        self_terminate="native",
+    )
     settle_s = can.settle_s
     pod_store = ""
 
@@ -145,8 +153,12 @@ class Lium:
     def of(settings: Settings) -> "Lium":
         """Raises UsageError for an address that the key must not go to."""
         url = endpoint(URL, settings.lium_url, "SLIPWAY_LIUM_URL")
-        api = JsonApi("lium", url, {"X-API-KEY": settings.lium_api_key})
+        api = JsonApi("lium", url, {"X-API-KEY": settings.lium_api_key}, clock_scale=settings.clock_scale)
         return Lium(api, PodKeys.beside(settings.state_file), settings.accept_cuda)
+
+    @property
+    def clock_scale(self) -> float:
+        return self.api.clock_scale
 
     def account(self) -> Account:
         """Owner and balance; the vendor debits every 5 minutes, so that the balance lags."""
@@ -231,6 +243,9 @@ class Lium:
 
     def reach(self, pod: Pod) -> Ssh:
         return self.keys.reach(pod)
+
+    def forget(self, token: str) -> None:
+        self.keys.forget(token)
 
     def _template(self) -> str:
         for one in self.api.read("/templates", tuple[Template, ...]):

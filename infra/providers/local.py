@@ -31,6 +31,7 @@ class Local:
     pods: Path
 
     name = "local"
+    is_here, is_rented = True, False
     settle_s = 0.0
     pod_store = ""
 

@@ -150,6 +150,7 @@ class RunPod:
     cuda: str = ""
 
     name = "runpod"
+    is_here, is_rented = False, True
     can = Abilities(time_limit=True, spot=True, stop=True, self_terminate="pod_credential")
     settle_s = can.settle_s
     pod_store = ""
@@ -158,8 +159,14 @@ class RunPod:
     def of(settings: Settings) -> "RunPod":
         """Raises UsageError for an address that the key must not go to."""
         url = endpoint(URL, settings.runpod_url, "SLIPWAY_RUNPOD_URL")
-        api = JsonApi("runpod", url, {"Authorization": f"Bearer {settings.runpod_api_key}"})
+        api = JsonApi(
+            "runpod", url, {"Authorization": f"Bearer {settings.runpod_api_key}"}, clock_scale=settings.clock_scale
+        )
         return RunPod(api, PodKeys.beside(settings.state_file), settings.accept_cuda)
+
+    @property
+    def clock_scale(self) -> float:
+        return self.api.clock_scale
 
     def account(self) -> Account:
         """Owner and balance."""
@@ -231,6 +238,9 @@ class RunPod:
 
     def reach(self, pod: Pod) -> Ssh:
         return self.keys.reach(pod)
+
+    def forget(self, token: str) -> None:
+        self.keys.forget(token)
 
     def _rows(self) -> Iterator[PodRow]:
         """Of every page. SlipwayError: the listing is not complete."""

@@ -103,7 +103,8 @@ class Shadeform:
     keys: PodKeys
 
     name = "shadeform"
-    can = Abilities(time_limit=True, spend_limit=True, self_terminate="native")
+    is_here, is_rented = False, True
+    can = Abilities(time_limit=True, spend_limit=True, tells_limits=True, self_terminate="native")
     settle_s = can.settle_s
     pod_store = ""
 
@@ -111,8 +112,12 @@ class Shadeform:
     def of(settings: Settings) -> "Shadeform":
         """Raises UsageError for an address that the key must not go to."""
         url = endpoint(URL, settings.shadeform_url, "SLIPWAY_SHADEFORM_URL")
-        api = JsonApi("shadeform", url, {"X-API-KEY": settings.shadeform_api_key})
+        api = JsonApi("shadeform", url, {"X-API-KEY": settings.shadeform_api_key}, clock_scale=settings.clock_scale)
         return Shadeform(api, PodKeys.beside(settings.state_file))
+
+    @property
+    def clock_scale(self) -> float:
+        return self.api.clock_scale
 
     def account(self) -> Account:
         """Whether the key is good; the vendor tells neither its owner nor the balance."""
@@ -191,6 +196,9 @@ class Shadeform:
 
     def reach(self, pod: Pod) -> Ssh:
         return self.keys.reach(pod)
+
+    def forget(self, token: str) -> None:
+        self.keys.forget(token)
 
     def _keys(self) -> tuple[SshKey, ...]:
         return self.api.read("/sshkeys", SshKeys).ssh_keys

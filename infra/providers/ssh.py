@@ -44,6 +44,7 @@ class SshPools:
     end_s: float = 60.0  # a killed process that lives on for so long makes its machine DIRTY
 
     name = "ssh"
+    is_here, is_rented = False, False
     settle_s = 0.0
     pod_store = "../../../artifacts"  # ~/.slipway/artifacts, shared by the runs on that machine
 
