@@ -1,0 +1,87 @@
+"""From a rented pod to one that can be used: it has an address, sshd answers, a folder there is marked as ours.
+
+In: a BOOTING row. Out: the same row with that address. Vendors say "running" long before a pod can be reached, and some
+never can: whoever waits has a limit, on the vendor's clock.
+"""
+
+import json
+import time
+from dataclasses import replace
+
+from infra import pods
+from infra.errors import NoOffer, SlipwayError
+from infra.journal import Journal, Op
+from infra.names import check_name
+from infra.providers import Market
+from infra.records import Address, Pod
+from infra.transport import Lost, TimedOut, Unreachable
+
+POLL_S, LEAST_POLL_S = 5.0, 0.2
+COMMAND_S = 30.0
+NOT_LISTED_S = 120.0  # a fresh id may be unknown for a while
+OVERPRICED = 1.05
+MARK = """folder="$HOME/.slipway/pods/$1" && umask 077 && mkdir -p -- "$folder" &&
+printf '%s\\n' "$2" > "$folder/POD.json" && printf %s "$folder" """
+
+
+class Unbooted(NoOffer):
+    """This machine will not do; the next one may."""
+
+
+def boot(op: Op, provider: Market, journal: Journal, limit_s: float) -> Op:
+    """The row with its address, within `limit_s` of the vendor's clock. Raises Unbooted; the pod is there still."""
+    scale = provider.clock_scale
+    deadline = time.monotonic() + limit_s / scale
+    pod = _address(op, provider, deadline, scale)
+    problem = _broken_promise(op, pod, provider)
+    if problem:
+        raise Unbooted(problem)
+    folder = _mark(replace(pod, run=op.run), provider, op, deadline, scale)
+    address = replace(Address.parse(pod.address), folder=folder)
+    return journal.note(op, address=str(address), rate=max(op.rate, pod.micro_usd_per_hour))
+
+
+def _address(op: Op, provider: Market, deadline: float, scale: float) -> Pod:
+    began, said = time.monotonic(), "nothing"
+    while time.monotonic() < deadline:
+        try:
+            pod = provider.find(op.remote_id or op.token)
+        except SlipwayError as error:  # no word about the pod
+            said = str(error)
+        else:
+            if pod and pod.address:
+                return pod
+            if pod and pod.state in pods.DEAD:
+                raise Unbooted(f"{provider.name} says it is {pod.state}{f': {pod.note}' if pod.note else ''}")
+            if pod is None and time.monotonic() - began > NOT_LISTED_S / scale and pods.is_absent(provider, op):
+                raise Unbooted(f"{provider.name} does not know it any more")
+            said = "not listed yet" if pod is None else " ".join(filter(None, (pod.state, pod.note)))
+        time.sleep(max(LEAST_POLL_S, POLL_S / scale))
+    raise Unbooted(f"no address in time; {provider.name} said last: {said}")
+
+
+def _mark(pod: Pod, provider: Market, op: Op, deadline: float, scale: float) -> str:
+    """The pod's folder, marked with its token: whoever has this key is let in by nobody but the pod that got it."""
+    said, marker = "nothing", json.dumps({"token": op.token, "run": op.run})
+    while time.monotonic() < deadline:
+        try:
+            words = ["sh", "-c", MARK, "sh", check_name(op.run), marker]
+            done = provider.reach(pod).run(words, timeout_s=COMMAND_S)
+            if done.exited == 0 and done.stdout.startswith("/"):
+                return done.stdout
+            said = (done.stderr or done.stdout).strip() or f"exit code {done.exited}"
+        except (Unreachable, Lost, TimedOut) as error:  # sshd comes up late, and reads its keys later
+            said = str(error)
+        time.sleep(max(LEAST_POLL_S, POLL_S / scale))
+    raise Unbooted(f"it could not be reached in time; last: {said}")
+
+
+def _broken_promise(op: Op, pod: Pod, provider: Market) -> str:
+    """The price and the ends that were agreed to, as the vendor tells them now."""
+    if pod.micro_usd_per_hour > op.rate * OVERPRICED:
+        return f"it costs {pod.micro_usd_per_hour / 1e6:.2f} USD/h, {op.rate / 1e6:.2f} were agreed to"
+    if provider.can.tells_limits and op.ttl_s is not None and provider.can.time_limit and pod.ends_at is None:
+        return f"{provider.name} did not arm its time limit"
+    if provider.can.tells_limits and op.cap is not None and provider.can.spend_limit and not pod.spend_limit_micro_usd:
+        return f"{provider.name} did not arm its spend limit"
+    return ""

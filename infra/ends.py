@@ -1,0 +1,47 @@
+"""Which end of a pod is armed where, per vendor: what a plan promises before anything is rented. Pure."""
+
+from dataclasses import dataclass
+
+from infra.agent.job import Limits
+from infra.agent.limits import hard_limit_s
+from infra.money import dollars
+from infra.providers import Market
+
+
+@dataclass(frozen=True)
+class End:
+    """One way in which a pod ends, and who sees to it; `backstop` is the one that holds when the laptop is off."""
+
+    what: str
+    by: str
+    backstop: str
+
+
+def ends_of(market: Market, limits: Limits, on_failure: str) -> list[End]:
+    """`limits`: of one pod, with its price."""
+    can, name = market.can, market.name
+    limit_s = hard_limit_s(limits)
+    timer = "nothing: it bills until inv runs"
+    if limit_s is not None and can.time_limit:
+        grain = f", rounded up to {_hours(can.time_grain_s)}" if can.time_grain_s > 1 else ""
+        timer = f"{name}'s own timer after {_hours(limit_s)}{grain}"
+    found = []
+    if limits.spend_micro_usd is not None:
+        own = f"{name}'s own limit of {dollars(limits.spend_micro_usd)} USD" if can.spend_limit else timer
+        found.append(
+            End(f"{dollars(limits.spend_micro_usd)} USD are spent", "the pod's guard saves and stops work", own)
+        )
+    if limits.time_s is not None:
+        found.append(End(f"{_hours(limits.time_s)} have passed", "the pod's guard saves and stops work", timer))
+    by_itself = (
+        "the pod deletes itself" if can.self_terminate == "pod_credential" else "inv, whoever follows or asks next"
+    )
+    found.append(End("it succeeds", by_itself, timer))
+    found.append(End("it fails", by_itself if on_failure == "end" else "nobody: it is kept (--on-failure keep)", timer))
+    if limits.idle_gpu_s is not None:
+        found.append(End(f"no GPU works for {_hours(limits.idle_gpu_s)}", "the pod's guard", timer))
+    return found
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:.4g} h" if seconds >= 3600 else f"{seconds / 60:.3g} min"

@@ -1,0 +1,72 @@
+"""What rented pods have cost and may yet cost: at most, never less than that. Pure.
+
+In: rows of the journal. Out: micro-dollars. An hour is one of the vendor's, which in a rehearsal passes faster: `scale`
+times. A pod costs from the moment its request was about to be sent until it was proven gone, whatever its vendor says
+in between.
+"""
+
+import math
+from collections.abc import Iterable
+
+from infra.agent.limits import hard_limit_s
+from infra.errors import OutOfMoney
+from infra.journal import Op
+from infra.money import dollars
+from infra.states import FAILED
+
+
+def age_s(op: Op, now: float, scale: float = 1.0) -> float:
+    """How long it has been billed at most, by the vendor's clock."""
+    if op.state == FAILED:  # nothing was rented
+        return 0.0
+    began_at = op.intent_at if op.sent_at is None else op.sent_at
+    until = now if op.ended_at is None else op.ended_at
+    return max(0.0, until - began_at) * scale
+
+
+def spent(op: Op, now: float, scale: float = 1.0) -> int:
+    return math.ceil(age_s(op, now, scale) * op.rate / 3600)
+
+
+def worst(op: Op, now: float, scale: float = 1.0) -> int | None:
+    """What it will have cost when its hardest limit has ended it; None when it has none."""
+    cost = spent(op, now, scale)
+    if not op.is_live or not op.rate:
+        return cost
+    ends = [] if op.ttl_s is None else [math.ceil(op.ttl_s * op.rate / 3600)]
+    ends += [] if op.cap is None else [op.cap]
+    return max(cost, min(ends)) if ends else None
+
+
+def due(op: Op, now: float, scale: float = 1.0) -> str:
+    """Why a live pod must end by now, in words; "" while it need not. Its own guard ends it at the same limits."""
+    if op.ttl_s is not None and age_s(op, now, scale) >= op.ttl_s:
+        return f"its time limit of {op.ttl_s:.0f} s is reached"
+    if op.cap is not None and op.rate and spent(op, now, scale) >= op.cap:
+        return f"its spend limit of {dollars(op.cap)} USD is reached"
+    return ""
+
+
+def admit(rows: Iterable[Op], new: Op, *, of_all: int | None, now: float, scale: float = 1.0) -> None:
+    """Whether all pods that live or may live, and this one, stay below `of_all` in the worst case.
+
+    Raises OutOfMoney; nothing was rented then.
+    """
+    if of_all is None:
+        return
+    costs = [worst(op, now, scale) for op in (*(row for row in rows if row.is_live), new)]
+    if None in costs:
+        raise OutOfMoney("a pod without a limit does not fit under a cap; give --ttl or --spend-limit")
+    total = sum(cost for cost in costs if cost is not None)
+    if total > of_all:
+        raise OutOfMoney(
+            f"this pod could bring what lives to {dollars(total)} USD; the cap is {dollars(of_all)} USD "
+            "(SLIPWAY_SPEND_CAP_USD); nothing was rented. End something (inv status, inv down), or lower --spend-limit"
+        )
+
+
+def life_s(micro_usd_per_hour: int, time_s: float | None, spend_micro_usd: int | None) -> float | None:
+    """How long a pod at that price may live."""
+    from infra.agent.job import Limits
+
+    return hard_limit_s(Limits(time_s=time_s, spend_micro_usd=spend_micro_usd, micro_usd_per_hour=micro_usd_per_hour))

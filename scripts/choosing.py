@@ -1,0 +1,179 @@
+"""Choosing what to rent: the offers that fit, what they would cost, which ends will be armed, and the user's pick."""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from infra import offers as market
+from infra.agent.job import Limits
+from infra.ends import ends_of
+from infra.errors import NoOffer, OutOfMoney, SlipwayError, UsageError
+from infra.forecast import SETUP_S, Forecast, flops_per_s, forecast
+from infra.launch import choose as choose_own
+from infra.machine import flops_per_s as flops_here
+from infra.money import BadAmount, micro_usd
+from infra.offers import Source
+from infra.providers import Market, Provider, clock_scale
+from infra.providers import market as as_market
+from infra.records import Offer, Plan, Request
+from infra.settings import Settings
+from scripts import offers as table
+from scripts import render, words
+from scripts.project import columns
+
+GPU, NUM_GPUS, SPEND_LIMIT = "B200", 8, "150"  # what is rented when nothing is said
+SHOWN = 9
+WAIT_S = 60.0
+
+
+def request_for(
+    flags: Mapping[str, Any], run: str, candidates: Sequence[Provider], nodes: int, pool: str, host: str
+) -> Request:
+    """What kind of machine is wanted; without a word about GPUs, the default where machines are rented."""
+    asked = dict(flags)
+    if candidates[0].is_rented and not asked["gpu"] and not asked["instance_type"]:
+        asked |= {"gpu": GPU, "num_gpus": asked["num_gpus"] or NUM_GPUS}
+    wanted = table.request_for(**asked)
+    provider = candidates[0].name if len(candidates) == 1 else "market"
+    return replace(wanted, run=run, provider=provider, nodes=nodes, pool=pool, host=host)
+
+
+def limits_for(settings: Settings, is_rented: bool, ttl: str, spend_limit: str) -> Limits:
+    """What ends a run. Rented machines never go without: a spend limit is armed when neither is asked for."""
+    time_s = words.seconds(ttl)
+    if not is_rented:
+        if spend_limit:
+            raise UsageError("--spend-limit is for rented machines; nothing is paid here")
+        return Limits(time_s=time_s, reserve_bytes=settings.reserve_bytes)
+    if not ttl and not spend_limit:
+        render.say(f"neither --ttl nor --spend-limit is given: {SPEND_LIMIT} USD are the limit")
+        spend_limit = SPEND_LIMIT
+    try:
+        spend = micro_usd(spend_limit.lstrip("$")) if spend_limit else None
+    except BadAmount as error:
+        raise UsageError(f"--spend-limit: {error}") from None
+    if spend == 0:
+        raise UsageError("--spend-limit is 0; nothing can be rented for that")
+    return Limits(time_s=time_s, spend_micro_usd=spend, reserve_bytes=settings.reserve_bytes)
+
+
+def find(candidates: Sequence[Provider], request: Request) -> list[Offer]:
+    """What fits, cheapest first; a vendor that does not answer is told. Raises NoOffer with what to relax."""
+    if not candidates[0].is_rented:
+        return choose_own(candidates[0], request)
+    asked = [Source(one.name, one.catalog) for one in map(as_market, candidates) if one]
+    found = market.survey(asked, request)
+    for one in found.silent if found.offers else ():
+        render.say(render.clean(f"{one.provider}: {' '.join(str(one.error).split())}"))
+    return list(market.require(found, request).offers)
+
+
+def wait_for(candidates: Sequence[Provider], request: Request) -> list[Offer]:
+    """As `find`, asked again until something fits."""
+    while True:
+        try:
+            return find(candidates, request)
+        except NoOffer as error:
+            pause_s = WAIT_S / clock_scale(candidates[0])
+            render.say(f"{str(error).splitlines()[0]}; looking again in {render.duration(pause_s)} (Ctrl-C ends it)")
+            time.sleep(pause_s)
+
+
+def work_rate(settings: Settings, offer: Offer) -> float:
+    """FLOP/s that the estimates of steps stand on. A rehearsal's pods are this machine, on a faster clock."""
+    if settings.rehearsal:
+        return flops_here() / settings.clock_scale
+    return flops_per_s(offer) or flops_here()
+
+
+def vendor_of(offer: Offer, settings: Settings) -> Market:
+    found = as_market(words.provider(settings, offer.provider))
+    assert found is not None, offer
+    return found
+
+
+def forecast_of(plan: Plan, offer: Offer, settings: Settings) -> Forecast:
+    assert plan.job is not None
+    work_s = sum(one.estimate_s or 0.0 for one in plan.artifacts)
+    scale = settings.clock_scale
+    setup_s = (5 * scale, 15 * scale, 60 * scale) if settings.rehearsal else SETUP_S
+    return forecast(work_s, offer, plan.job.limits, plan.request.nodes, setup_s)
+
+
+def show(plan: Plan, offers: Sequence[Offer], settings: Settings, on_failure: str) -> None:
+    """The offers, what the first would cost, and what will end it."""
+    assert plan.job is not None
+    gpu = f"{plan.request.gpu} " if plan.request.gpu else ""
+    render.say(f"=== Available {gpu}Instances (sorted by price) ===")
+    render.say(render.clean(table.table(offers[:SHOWN], time.time())))
+    if len(offers) > SHOWN:
+        render.say(f"and {render.count(len(offers) - SHOWN, 'more offer')} (inv offers)")
+    first = offers[0]
+    costs = forecast_of(plan, first, settings)
+    low, expected, high = (render.usd(-(-one // 10_000) * 10_000) for one in costs.micro_usd)
+    cut = ", where a limit ends it" if costs.is_cut else ""
+    times = " / ".join(render.duration(one) for one in costs.seconds)
+    render.say(f"on the first: {low} / {expected} / {high} USD (low / expected / high{cut}), {times} (estimates)")
+    limits = replace(plan.job.limits, micro_usd_per_hour=first.micro_usd_per_hour)
+    rows = [("when", "ended by", "and with the laptop off, at the latest by")]
+    rows += [(end.what, end.by, end.backstop) for end in ends_of(vendor_of(first, settings), limits, on_failure)]
+    render.say(columns(rows))
+
+
+def preflight(plan: Plan, offers: Sequence[Offer], settings: Settings, with_missing: bool) -> list[Offer]:
+    """The offers that can be paid for, after everything that can be known before money is spent. Raises UsageError."""
+    assert plan.job is not None
+    if not settings.rehearsal and "://" not in plan.store:
+        raise UsageError(
+            f"artifacts would go to {plan.store}, which no rented machine can reach; "
+            "give a store off the pod: --store hf://user/repo, s3://bucket/folder or gs://bucket/folder"
+        )
+    missing = [one.name for one in plan.artifacts if one.step and not one.name.split("/")[0].endswith("_checkpoints")]
+    if missing and not settings.rehearsal and not with_missing:
+        raise UsageError(
+            f"{', '.join(missing)} would be made on the rented machine, while it bills; "
+            "make them here first (inv train, --provider local) or give --with-missing"
+        )
+    able: dict[str, str] = {}
+    rate = {
+        name: min(one.micro_usd_per_hour for one in offers if one.provider == name)
+        for name in {one.provider for one in offers}
+    }
+    for name, least in rate.items():
+        try:
+            balance = words.provider(settings, name).account().balance_micro_usd
+        except SlipwayError as error:
+            able[name] = str(error)
+            continue
+        need = least * plan.request.nodes  # an hour, which vendors want to see
+        if balance is not None and balance < need:
+            able[name] = f"{name}: the balance is {render.usd(balance)} USD; an hour costs {render.usd(need)} USD"
+    for said in able.values():
+        render.say(render.clean(said))
+    left = [one for one in offers if one.provider not in able]
+    if not left:
+        raise OutOfMoney(f"no vendor would rent it to this account: {'; '.join(able.values())}")
+    return left
+
+
+def pick(offers: list[Offer], is_named: bool, yes: bool) -> list[Offer]:
+    """The offers in the order in which they are tried: the user's pick first. [] = the user wants none.
+
+    Raises UsageError when nobody can be asked.
+    """
+    if yes or is_named:
+        return offers
+    if not sys.stdin.isatty():
+        raise UsageError("nobody can be asked here: add --yes, or name --cloud, --region and --instance-type")
+    shown = offers[:SHOWN]
+    while True:
+        print(f"Select instance [1-{len(shown)}] or 'q' to quit: ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        said = line.strip().lower()
+        if said == "q" or not line:
+            return []
+        if said.isdecimal() and 1 <= int(said) <= len(shown):
+            chosen = shown[int(said) - 1]
+            return [chosen, *(one for one in offers if one is not chosen)]
