@@ -103,7 +103,8 @@ def _rent_all(
                 passed.append(str(error))
                 say(passed[-1])
                 break
-            failure = _try(ops, vendors(offer.provider), journal, offer, plan.request, say, terms)
+            request = replace(plan.request, run=ops[-1].run)
+            failure = _try(ops, vendors(offer.provider), journal, offer, request, say, terms)
             if failure:
                 passed.append(f"{offer.place or offer.offer_id} was given back: {failure}")
                 say(passed[-1])

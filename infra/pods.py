@@ -112,13 +112,14 @@ def end(provider: Provider, op: Op, journal: Journal, reason: str = ASKED, patie
         return op
     if op.state != TERMINATING:
         op = journal.advance(op, "end", reason=reason)
-    deadline, wait_s = time.monotonic() + patience_s, FIRST_WAIT_S
+    deadline, wait_s, is_asked = time.monotonic() + patience_s, FIRST_WAIT_S, False
     while True:
         try:
-            found = provider.find(op.remote_id or op.token)
+            found = None if op.remote_id else provider.find(op.token)
             pod_id = op.remote_id or (found.pod_id if found else "")
-            if pod_id and not (provider.is_rented and found is None):
+            if pod_id and not is_asked:
                 provider.delete(pod_id)
+                is_asked = provider.is_rented  # it takes the vendor a while
             _prove_absence(provider, op)
             break
         except SlipwayError as error:

@@ -82,10 +82,8 @@ def wait_for(candidates: Sequence[Provider], request: Request) -> list[Offer]:
 
 
 def work_rate(settings: Settings, offer: Offer) -> float:
-    """FLOP/s that the estimates of steps stand on. A rehearsal's pods are this machine, on a faster clock."""
-    if settings.rehearsal:
-        return flops_here() / settings.clock_scale
-    return flops_per_s(offer) or flops_here()
+    """FLOP/s that the estimates of steps stand on. A rehearsal's pods are processes of this machine."""
+    return flops_here() if settings.rehearsal else flops_per_s(offer) or flops_here()
 
 
 def vendor_of(offer: Offer, settings: Settings) -> Market:
@@ -96,8 +94,8 @@ def vendor_of(offer: Offer, settings: Settings) -> Market:
 
 def forecast_of(plan: Plan, offer: Offer, settings: Settings) -> Forecast:
     assert plan.job is not None
-    work_s = sum(one.estimate_s or 0.0 for one in plan.artifacts)
-    scale = settings.clock_scale
+    scale = settings.clock_scale  # real work takes its real time, which is long on a rehearsal's clock
+    work_s = scale * sum(one.estimate_s or 0.0 for one in plan.artifacts)
     setup_s = (5 * scale, 15 * scale, 60 * scale) if settings.rehearsal else SETUP_S
     return forecast(work_s, offer, plan.job.limits, plan.request.nodes, setup_s)
 

@@ -109,7 +109,8 @@ def show_plan(plan: Plan, stderr: bool = True) -> None:
     for note in plan.notes:
         out.print(note)
     if steps:
-        out.print(f"{count(steps, 'step')}, about {duration(total)} on this machine, 0.00 USD (estimates)")
+        where = "on this machine, 0.00 USD (estimates)" if plan.request.provider == "local" else "of work (an estimate)"
+        out.print(f"{count(steps, 'step')}, about {duration(total)} {where}")
 
 
 def steps_table(progress: Mapping[str, Any], now: float) -> "RenderableType":

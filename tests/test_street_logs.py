@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infra import launch, pods
+from infra import pods
 from infra.agent.job import Job, Step
 from infra.hosts import HostMemory
 from infra.journal import Journal
@@ -20,6 +20,7 @@ from infra.records import Plan, Request
 from infra.ssh import Ssh
 from scripts.logs import start, write
 from tests.loopback import loopback
+from tests.street import launch_on
 from tests.world import ROOT, World, until
 
 COUNT = """
@@ -55,7 +56,7 @@ def test_following_loses_and_repeats_no_byte_however_often_the_connection_breaks
             plan = Plan(
                 target="t", store=str(tmp_path / "artifacts"), artifacts=(), job=job, request=Request(run="a-1")
             )
-            op = launch.start(plan, vendor, journal, code, {}, print)
+            op = launch_on(vendor, plan, journal, code, print)
             link.close()
             heard = tmp_path / "heard"
             with heard.open("wb") as out:
@@ -125,7 +126,7 @@ def test_what_was_written_lately_is_what_the_agent_saw_lately(tmp_path):
         )
         job = Job("", "", (Step(name="talk", words=("talk.py",)),))
         plan = Plan(target="t", store=str(tmp_path / "artifacts"), artifacts=(), job=job, request=Request(run="a-1"))
-        op = launch.start(plan, Local(tmp_path / "pods"), journal, code, {}, print)
+        op = launch_on(Local(tmp_path / "pods"), plan, journal, code, print)
     folder = pods.folder_of(op)
     until(lambda: (folder.logs / "talk.times").exists(), "the early line is noted")
     noted_at = time.time()

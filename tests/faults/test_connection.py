@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from infra import launch, pods
+from infra import pods
 from infra.agent.job import PodFolder, Step
 from infra.agent.process import find
 from infra.agent.state import hold, lock
@@ -22,6 +22,7 @@ from infra.providers.ssh import SshPools
 from infra.ssh import Ssh
 from tests.faults.trial import COUNT, SMALL, Counted, checkout, counted, environ, plan, provider_of, rounds
 from tests.hosts import Host, descendants, hosts, until  # noqa: F401 (a fixture)
+from tests.street import launch_on
 
 VERDICT_S = 15.0  # from the fault to the first word about it
 Break = Callable[[Host], Any]
@@ -137,9 +138,9 @@ def survives(host: Host, stage: str, what: str, root: Path, folder: Path, run: s
             for op in journal.ops(live=True):  # as every command does before it begins
                 assert pods.settle(provider, op, journal, ssh).state == "TERMINATED"
             assert find(journal.ops()[0].token) == []
-            op = launch.start(wanted, provider, journal, root, {}, lambda _: None)
+            op = launch_on(provider, wanted, journal, root)
         else:
-            op = launch.start(wanted, provider, journal, root, {}, lambda _: None)
+            op = launch_on(provider, wanted, journal, root)
             heard_s = 0.0  # a launch that was not held up has nothing to say
             if stage in ("set-up", "follow"):
                 heard_s = await_news(op, journal, ssh, "environment" if stage == "set-up" else "count", fault)
@@ -156,7 +157,7 @@ def fails_in_words(wanted: Any, provider: SshPools, journal: Journal, root: Path
     """The launch ends by itself, and says that nothing runs, or how to end what may."""
     heard: list[float] = []
     with pytest.raises(SlipwayError) as failure:
-        launch.start(wanted, provider, journal, root, {}, lambda _: heard.append(fault.age_s) if fault.at_s else None)
+        launch_on(provider, wanted, journal, root, lambda _: heard.append(fault.age_s) if fault.at_s else None)
     fault.mend()
     (op,) = journal.ops()
     if op.is_live:

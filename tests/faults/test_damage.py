@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from infra import launch, pods
+from infra import pods
 from infra.agent.process import end_all
 from infra.errors import SlipwayError
 from infra.journal import Journal
@@ -16,6 +16,7 @@ from infra.transport import ThisMachine
 from tests.faults.trial import COUNT, Counted, checkout, plan
 from tests.hosts import until
 from tests.infra.test_sync import TOKEN, make_pod
+from tests.street import launch_on
 from tests.world import ROOT, World
 
 DAMAGE = {
@@ -39,7 +40,7 @@ def runs(world, tmp_path):
         with Journal.open(Settings.load(ROOT, environ=world.environ).state_file) as journal:
             provider = Local(tmp_path / "pods")
             wanted = plan(tmp_path / "store", COUNT, run=run)
-            begun.append(launch.start(wanted, provider, journal, root, {}, lambda _: None))
+            begun.append(launch_on(provider, wanted, journal, root))
         return begun[-1]
 
     yield begin

@@ -32,7 +32,7 @@ PLANTED = {  # files of the checkout, and why each is not sent
 LAUNCH = """
 import sys
 from pathlib import Path
-from infra import launch, pods
+from infra import pods
 from infra.follow import follow
 from infra.journal import Journal
 from infra.providers.ssh import SshPools
@@ -45,7 +45,7 @@ vendor = SshPools.of(settings)
 with Journal.open(settings.state_file) as journal:
     wanted = plan(store, COUNT, secrets=("HF_TOKEN", "HUGGINGFACEHUB_API_TOKEN"))
     secrets = words.secrets(settings)
-    op = launch.start(wanted, vendor, journal, root, secrets, render.say, words.accept(settings))
+    op = launch_on(vendor, wanted, journal, root, render.say, secrets, words.terms(settings, vendor))
     for progress, verdict in follow(op, journal, vendor.reach(pods.pod_of(op))):
         pass
     ledger.bring_home(op, vendor, settings)

@@ -5,13 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from infra import launch
 from infra.agent.process import end_all
 from infra.journal import Journal
 from infra.providers.ssh import SshPools
 from infra.settings import Settings
 from tests.faults.trial import COUNT, RUN, checkout, plan, rounds
 from tests.hosts import Host, hosts  # noqa: F401 (a fixture)
+from tests.street import launch_on
 from tests.world import ROOT, World
 
 COMMANDS = {  # and the exit code of each
@@ -51,7 +51,7 @@ def test_no_command_sends_anything_to_a_machine_with_another_key(hosts, tmp_path
     provider = SshPools.of(settings)
     with Journal.open(settings.state_file) as journal:
         root = checkout(tmp_path / "checkout")
-        op = launch.start(plan(tmp_path / "store", COUNT), provider, journal, root, {}, lambda _: None)
+        op = launch_on(provider, plan(tmp_path / "store", COUNT), journal, root)
     try:
         stranger = replace(first, second)
         for _ in range(rounds):

@@ -3,11 +3,11 @@
 from infra.agent import process
 from infra.agent.job import Step
 from infra.journal import Journal
-from infra.launch import start
 from infra.pods import end
 from infra.ssh import Ssh
 from tests.faults.trial import checkout, counted, environ, plan, provider_of, rounds
 from tests.hosts import hosts, until  # noqa: F401 (a fixture)
+from tests.street import launch_on
 
 KINDS = 5
 EACH = 4
@@ -60,7 +60,7 @@ def test_no_worker_outlives_its_run(hosts, tmp_path, rounds):  # noqa: F811
         provider = provider_of(host, ssh, tmp_path)
         for number in range(rounds):
             wanted = plan(tmp_path / "store", Step("spawn", ("-m", "spawn")), run=f"otter-{number}")
-            op = start(wanted, provider, journal, root, {}, lambda _: None)
+            op = launch_on(provider, wanted, journal, root)
             count = counted(host, op.run)
             until(lambda: len(count.lines("workers.txt")) >= KINDS * EACH, "all workers")  # noqa: B023
             assert end(provider, op, journal).state == "TERMINATED"

@@ -18,13 +18,15 @@ from infra.errors import SlipwayError
 from infra.hosts import HostMemory
 from infra.journal import Held, Journal, Op
 from infra.keep import Keeper
-from infra.launch import start
+from infra.launch import choose
 from infra.pools import Host as Machine
+from infra.providers import Provider
 from infra.providers.local import Local
 from infra.providers.ssh import SshPools
 from infra.records import Plan, Request
 from infra.ssh import Ssh
 from tests.loopback import loopback
+from tests.street import launch_on
 from tests.world import ROOT, until
 
 # Counts to twenty, and goes on from the newest checkpoint; "held" by a file until the test lets it go.
@@ -78,6 +80,10 @@ def kill_all_of(op: Op) -> None:
     end_all(op.token, 0.0)
 
 
+def keeper_of(journal: Journal, provider: Provider, home: Path) -> Keeper:
+    return Keeper(journal, lambda _: provider, lambda request: choose(provider, request), home, {}, print)
+
+
 def keeping(keeper: Keeper, op: Op) -> Iterator[tuple]:
     with keeper.keeping(op.run):
         yield from keeper.keep(op)
@@ -89,10 +95,10 @@ def counted(text: str) -> list[int]:
 
 def test_a_pod_whose_guard_and_agent_were_killed_is_brought_back_on_its_machine(journal, code, tmp_path):
     local = Local(tmp_path / "pods")
-    op = start(plan_of("local"), local, journal, code, {}, print)
+    op = launch_on(local, plan_of("local"), journal, code, print)
     folder = pods.folder_of(op)
     try:
-        keeper = Keeper(journal, local, tmp_path / "home", {}, print)
+        keeper = keeper_of(journal, local, tmp_path / "home")
         until(lambda: (folder.work / "checkpoints" / "count" / "step-000000010").exists(), "half of it")
         seen = keeping(keeper, op)
         next(seen)
@@ -115,7 +121,7 @@ def test_what_was_ended_on_purpose_stays_ended(journal, code, tmp_path):
     op = journal.advance(op, "armed")
     pods.end(local, op, journal)
     with pytest.raises(SlipwayError, match="ended meanwhile"):
-        list(keeping(Keeper(journal, local, tmp_path / "home", {}, print), op))
+        list(keeping(keeper_of(journal, local, tmp_path / "home"), op))
     assert len(journal.ops()) == 1
 
 
@@ -161,10 +167,10 @@ def test_a_run_whose_machine_lost_it_goes_on_elsewhere_from_what_is_at_home(jour
         for host, link in links.items():
             link.python = host.python
         provider = SshPools((one, two), links.__getitem__, HostMemory(tmp_path / "hosts.json"))
-        op = start(plan_of("ssh"), provider, journal, code, {}, print)
+        op = launch_on(provider, plan_of("ssh"), journal, code, print)
         keepsake.keep_code(op, code, home)
         (code / "count.py").write_text("raise SystemExit('the code of later is not the code of this run')")
-        keeper = Keeper(journal, provider, home, {}, print)
+        keeper = keeper_of(journal, provider, home)
         try:
             seen = keeping(keeper, op)
             half = home / "pod" / "work" / "checkpoints" / "count" / "step-000000010" / "MANIFEST.json"

@@ -4,13 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from infra import launch, pods
+from infra import pods
 from infra.agent.job import Job, Limits, Step
 from infra.errors import NoOffer
 from infra.journal import Journal
+from infra.launch import Terms
 from infra.providers.local import Local
 from infra.records import Plan, Request
 from tests.agent.world import until
+from tests.street import launch_on
 
 REPOSITORY = Path(__file__).parents[2]
 STEP = Step(name="work", words=("-c", "import os; print(repr(dict(os.environ)))"))
@@ -37,7 +39,7 @@ def plan(tmp_path: Path, nodes: int) -> Plan:
 
 
 def start(tmp_path, provider, journal, **more):
-    return launch.start(plan(tmp_path, 3), provider, journal, REPOSITORY, {}, lambda text: None, **more)
+    return launch_on(provider, plan(tmp_path, 3), journal, REPOSITORY, terms=Terms(**more))
 
 
 def test_when_one_node_cannot_be_had_all_are_given_back_and_nothing_was_sent(tmp_path, journal):

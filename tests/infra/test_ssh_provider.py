@@ -251,7 +251,7 @@ def test_ending_a_pod_ends_its_processes_and_nobody_elses(inventory, journal, is
     transport = on(provider, 0)
     pod = PodFolder(Path(Address.parse(op.address).folder))
     transport.push(REPOSITORY, pod.code, op.token)
-    launch.hand_over(replace(op, address=str(pod.root)), transport, journal, {})
+    launch.hand_over(op, provider, journal, {})
     bystander = subprocess.Popen(["sleep", "600"])
     try:
         until(lambda: working(transport, pod), "work on the host")

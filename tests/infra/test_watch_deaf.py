@@ -3,7 +3,7 @@
 import shutil
 import sys
 
-from infra import home, launch, watch
+from infra import home, watch
 from infra.agent.job import Job, Step
 from infra.hosts import HostMemory
 from infra.journal import Journal
@@ -13,6 +13,7 @@ from infra.providers.ssh import SshPools
 from infra.records import Plan, Request
 from infra.ssh import Ssh
 from tests.loopback import loopback
+from tests.street import launch_on
 from tests.world import ROOT, until
 
 
@@ -38,7 +39,7 @@ def test_a_deaf_pod_holds_up_nobody_and_is_shown_as_it_was_known(tmp_path):
             for name in ("one", "two"):
                 request = Request(run=f"on-{name}", provider="ssh", host=f"box/{name}")
                 plan = Plan(target=name, store="", artifacts=(), job=job, request=request)
-                op = launch.start(plan, vendor, journal, code, {}, print)
+                op = launch_on(vendor, plan, journal, code, print)
                 transport = links[machines[name == "two"]]
                 until(lambda op=op, way=transport: watch.ask(op, way)["progress"].get("step"), "a step", 30)
                 home.bring_words(op, transport, homes / op.run)

@@ -66,8 +66,8 @@ def shadeform(stand, keys):
     return client(stand, keys)
 
 
-def client(stand, keys, key=KEY, attempt_s=20.0):
-    api = JsonApi("shadeform", stand.url, dict([key]), attempt_s=attempt_s, read_s=30.0, sleep=lambda _: None)
+def client(stand, keys, key=KEY, attempt_s=20.0, **more):
+    api = JsonApi("shadeform", stand.url, dict([key]), attempt_s=attempt_s, read_s=30.0, sleep=lambda _: None, **more)
     return Shadeform(api, keys)
 
 

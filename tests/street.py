@@ -1,0 +1,20 @@
+"""A launch on one provider, as commands do it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from infra import launch
+from infra.journal import Journal, Op
+from infra.launch import PLAIN, Terms
+from infra.providers import Provider
+from infra.records import Plan
+from infra.stages import Say
+
+
+def launch_on(
+    provider: Provider, plan: Plan, journal: Journal, root: Path, say: Say = lambda _: None,
+    secrets: Mapping[str, str] | None = None, terms: Terms = PLAIN,
+) -> Op:  # fmt: skip
+    """On whatever of it fits, cheapest first."""
+    offers = launch.choose(provider, plan.request)
+    return launch.start(plan, offers, lambda _: provider, journal, root, secrets or {}, say, terms)
