@@ -69,6 +69,7 @@ class Keeper:
     secrets: Mapping[str, str]
     say: Say
     terms: Terms = launch.PLAIN
+    lost: Callable[[Op], None] = lambda _: None  # told of every pod that is gone
     lease: Lease | None = None  # None: another process has it, and this one only follows
 
     @contextlib.contextmanager
@@ -186,6 +187,7 @@ class Keeper:
         if op.is_live:
             op = pods.end(provider, op, self.journal, pods.GONE)
         self.say(f"{op.run}: {op.place or 'its pod'} is gone; looking for another (recovery {op.recoveries + 1})")
+        self.lost(op)
         if provider.is_here:
             new = launch.resume(op, provider, self.journal, self.secrets)
             return self.journal.note(new, recoveries=op.recoveries + 1)

@@ -188,7 +188,10 @@ class PodView:
     age_s: float | None = None  # of `progress`; None = never read
     micro_usd_per_hour: int = 0
     spent_micro_usd: int = 0
-    ends: tuple[str, ...] = ()  # which ends are armed, in words
+    limit_micro_usd: int | None = None  # of this pod
+    limit_in_s: float | None = None  # until its time or money is used up, on its provider's clock
+    ends: tuple[str, ...] = ()  # which ends are armed, and when each was last seen, in words
+    ssh: str = ""  # the command that reaches a rented pod
     started_at: float = 0.0
     note: str = ""
     recoveries: int = 0  # how often its keeper has brought it back

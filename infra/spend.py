@@ -8,6 +8,7 @@ in between.
 import math
 from collections.abc import Iterable
 
+from infra.agent.job import Limits
 from infra.agent.limits import hard_limit_s
 from infra.errors import OutOfMoney
 from infra.journal import Op
@@ -20,7 +21,7 @@ def age_s(op: Op, now: float, scale: float = 1.0) -> float:
     if op.state == FAILED:  # nothing was rented
         return 0.0
     began_at = op.intent_at if op.sent_at is None else op.sent_at
-    until = now if op.ended_at is None else op.ended_at
+    until = now if op.is_live else op.ended_at or op.del_requested_at or began_at
     return max(0.0, until - began_at) * scale
 
 
@@ -47,6 +48,13 @@ def due(op: Op, now: float, scale: float = 1.0) -> str:
     return ""
 
 
+def left_s(op: Op, now: float, scale: float = 1.0) -> float | None:
+    """Until its time or its money is used up, by the vendor's clock; None when neither is limited."""
+    limits = Limits(time_s=op.ttl_s, spend_micro_usd=op.cap, micro_usd_per_hour=op.rate)
+    limit_s = hard_limit_s(limits)
+    return None if limit_s is None else max(0.0, limit_s - age_s(op, now, scale))
+
+
 def admit(rows: Iterable[Op], new: Op, *, of_all: int | None, now: float, scale: float = 1.0) -> None:
     """Whether all pods that live or may live, and this one, stay below `of_all` in the worst case.
 
@@ -63,10 +71,3 @@ def admit(rows: Iterable[Op], new: Op, *, of_all: int | None, now: float, scale:
             f"this pod could bring what lives to {dollars(total)} USD; the cap is {dollars(of_all)} USD "
             "(SLIPWAY_SPEND_CAP_USD); nothing was rented. End something (inv status, inv down), or lower --spend-limit"
         )
-
-
-def life_s(micro_usd_per_hour: int, time_s: float | None, spend_micro_usd: int | None) -> float | None:
-    """How long a pod at that price may live."""
-    from infra.agent.job import Limits
-
-    return hard_limit_s(Limits(time_s=time_s, spend_micro_usd=spend_micro_usd, micro_usd_per_hour=micro_usd_per_hour))

@@ -5,19 +5,23 @@ Every pod is asked at the same time and gets the same few seconds: one that does
 
 import json
 import os
+import shlex
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from infra import spend
 from infra.errors import SlipwayError
 from infra.home import words_at_home, words_there
 from infra.journal import Journal, Op
+from infra.money import dollars
 from infra.pods import folder_of, pod_of
-from infra.providers import Provider
-from infra.records import PodView
+from infra.providers import Provider, clock_scale
+from infra.records import Address, Pod, PodView
 from infra.states import BOOTING, CREATING, FAILED, LOST, PLANNED, READY, TERMINATED, TERMINATING, UNKNOWN
 from infra.transport import Transport
 
@@ -29,6 +33,8 @@ class Reading:
     """What was seen of one pod."""
 
     exists: bool | None = None  # as its provider says; None = no answer
+    pod: Pod | None = None  # as its provider tells it
+    clock_scale: float = 1.0  # of that provider
     is_alive: bool | None = None  # its guard or its agent; None = not known
     guard: Mapping[str, Any] = field(default_factory=dict)
     progress: Mapping[str, Any] = field(default_factory=dict)
@@ -59,12 +65,20 @@ def snapshot(
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     late = f"no answer in {deadline_s:g} s"
-    return [view(op, readings.get(op.token) or _from_home(op, homes, late), time.time()) for op in ops]
+    rows, now = journal.ops(), time.time()
+    found = {op.token: readings.get(op.token) or _from_home(op, homes, late) for op in ops}
+    return [view(op, found[op.token], now, [row for row in rows if row.run == op.run]) for op in ops]
 
 
-def view(op: Op, reading: Reading, now: float) -> PodView:
-    """The row that a journal's row and a reading make."""
+def view(op: Op, reading: Reading, now: float, rows: Sequence[Op] = ()) -> PodView:
+    """The row that a journal's row and a reading make; `rows`: all of the run, whose earlier pods have cost, too."""
     progress, verdict = reading.progress, reading.verdict
+    billed, before = (
+        sum(spend.spent(one, now, reading.clock_scale) for one in rows if (one.token == op.token) is is_this)
+        for is_this in (True, False)
+    )
+    told = reading.pod.spent_micro_usd if reading.pod else None
+    spent = before + max(billed, told or 0, reading.guard.get("spent_micro_usd", 0) if op.rate else 0)
     return PodView(
         run=op.run,
         provider=op.vendor,
@@ -73,8 +87,11 @@ def view(op: Op, reading: Reading, now: float) -> PodView:
         progress=progress,
         age_s=max(0.0, now - progress["updated_at"]) if "updated_at" in progress else None,
         micro_usd_per_hour=op.rate,
-        spent_micro_usd=reading.guard.get("spent_micro_usd", 0),
-        ends=_ends(reading, now) if op.is_live else (),
+        spent_micro_usd=spent,
+        limit_micro_usd=op.cap,
+        limit_in_s=spend.left_s(op, now, reading.clock_scale) if op.is_live else None,
+        ends=_ends(op, reading, now) if op.is_live else (),
+        ssh=_ssh(op) if op.is_live and reading.pod and reading.pod.state else "",
         started_at=float(op.intent_at),
         note=_note(op, reading),
         recoveries=op.recoveries,
@@ -111,18 +128,37 @@ def _note(op: Op, reading: Reading) -> str:
     return op.reason
 
 
-def _ends(reading: Reading, now: float) -> tuple[str, ...]:
+def _ssh(op: Op) -> str:
+    if not (op.address or "").startswith("ssh://"):
+        return ""
+    to = Address.parse(op.address or "")
+    return shlex.join(["ssh", "-i", to.key, "-o", "IdentitiesOnly=yes", "-p", str(to.port), f"{to.user}@{to.host}"])
+
+
+def _ends(op: Op, reading: Reading, now: float) -> tuple[str, ...]:
     """Which ends are armed, and when each was last seen alive."""
+    return tuple(filter(None, (_guard_end(reading, now), *_vendor_ends(op, reading.pod))))
+
+
+def _vendor_ends(op: Op, pod: Pod | None) -> Iterator[str]:
+    """What the vendor said just now that it will do by itself."""
+    if pod and pod.ends_at:
+        yield f"{op.vendor}'s timer is armed: {datetime.fromtimestamp(pod.ends_at, timezone.utc):%Y-%m-%d %H:%M} UTC"
+    if pod and pod.spend_limit_micro_usd:
+        yield f"{op.vendor}'s spend limit is armed: {dollars(pod.spend_limit_micro_usd)} USD"
+
+
+def _guard_end(reading: Reading, now: float) -> str:
     guard = reading.guard
     if not guard:
-        return ()
+        return ""
     limit_s, elapsed_s = guard.get("limit_s"), guard.get("elapsed_s", 0.0)
     limit = "no limit" if limit_s is None else f"ends it in {max(0.0, limit_s - elapsed_s):.0f} s"
     seen = "alive" if guard.get("alive") else "dead"
     clocks = guard.get("clocks")
     if seen == "dead" and clocks:
         seen = f"dead, last seen {max(0.0, now - clocks['wall_s']):.0f} s ago"
-    return (f"guard {seen}, {limit}",)
+    return f"guard {seen}, {limit}"
 
 
 def ask(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
@@ -153,12 +189,13 @@ def _read(op: Op, provider: Provider | None, homes: Path) -> Reading:
     if provider is None and op.is_live:
         return Reading(problem=f"provider {op.vendor} is not set up here")
     try:
-        exists = op.is_live and provider is not None and provider.find(op.remote_id or op.token) is not None
+        pod = provider.find(op.remote_id or op.token) if op.is_live and provider else None
+        exists, scale = pod is not None, clock_scale(provider) if provider else 1.0
         if provider is None or not (provider.is_here or exists):  # another machine need not be there any more
             said = _of(op, words_at_home(op, homes / op.run))
         else:
             said = (ask if exists else words_of)(op, provider.reach(pod_of(op)))
-        return Reading(exists, _is_alive(said), said["guard"], said["progress"], said["verdict"])
+        return Reading(exists, pod, scale, _is_alive(said), said["guard"], said["progress"], said["verdict"])
     except (SlipwayError, OSError, ValueError) as error:
         return _from_home(op, homes, str(error))
 
@@ -169,7 +206,7 @@ def _from_home(op: Op, homes: Path, problem: str) -> Reading:
         said = _of(op, words_at_home(op, homes / op.run))
     except (OSError, ValueError) as error:
         return Reading(problem=f"{problem}; {error}")
-    return Reading(None, None, said["guard"], said["progress"], said["verdict"], problem)
+    return Reading(guard=said["guard"], progress=said["progress"], verdict=said["verdict"], problem=problem)
 
 
 def _of(op: Op, said: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

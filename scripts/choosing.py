@@ -110,7 +110,7 @@ def show(plan: Plan, offers: Sequence[Offer], settings: Settings, on_failure: st
         render.say(f"and {render.count(len(offers) - SHOWN, 'more offer')} (inv offers)")
     first = offers[0]
     costs = forecast_of(plan, first, settings)
-    low, expected, high = (render.usd(-(-one // 10_000) * 10_000) for one in costs.micro_usd)
+    low, expected, high = map(render.cents, costs.micro_usd)
     cut = ", where a limit ends it" if costs.is_cut else ""
     times = " / ".join(render.duration(one) for one in costs.seconds)
     render.say(f"on the first: {low} / {expected} / {high} USD (low / expected / high{cut}), {times} (estimates)")

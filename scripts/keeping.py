@@ -9,6 +9,7 @@ from infra.keep import Keeper
 from infra.records import Offer, Request
 from infra.settings import Settings
 from scripts import choosing, render, words
+from scripts.ledger import tell
 from scripts.planning import ROOT
 from scripts.program import print_json
 
@@ -20,7 +21,10 @@ def keeper_of(op: Op, journal: Journal, settings: Settings) -> Keeper:
     def find(request: Request) -> Sequence[Offer]:
         return choosing.find(words.providers(words.settings(provider=request.provider)), request)
 
-    return Keeper(journal, words.vendors(settings), find, folder, words.secrets(settings), render.say, terms)
+    def lost(op: Op) -> None:
+        tell(settings, op, "preempted")
+
+    return Keeper(journal, words.vendors(settings), find, folder, words.secrets(settings), render.say, terms, lost)
 
 
 def leave(op: Op, settings: Settings, as_json: bool) -> None:

@@ -4,12 +4,13 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from infra import home, pods
+from infra import home, pods, spend
 from infra.agent.process import myself
 from infra.errors import SlipwayError, UsageError
 from infra.journal import Journal, Op
 from infra.keep import lease_name
 from infra.names import match
+from infra.notice import notify
 from infra.providers import Provider
 from infra.reconcile import Action, Claim, Delete, reconcile
 from infra.settings import VENDORS, Settings
@@ -45,9 +46,12 @@ def settle(journal: Journal, settings: Settings, only: Collection[str] | None = 
                 if vendor.is_rented and journal.holder(lease_name(op.run)) not in (None, myself()):
                     continue  # its keeper looks after it
                 transport = vendor.reach(pods.pod_of(op)) if op.address or not vendor.is_rented else None
-                if transport and pods.verdict_of(op, transport):
+                verdict = pods.verdict_of(op, transport) if transport else {}
+                if verdict:
                     bring_home(op, vendor, settings)
-                pods.settle(vendor, op, journal, transport)
+                ended = pods.settle(vendor, op, journal, transport)
+                if not ended.is_live and op.slot == 0:
+                    tell(settings, ended, verdict.get("state") or ("limit" if "limit" in ended.reason else "lost"))
             except (SlipwayError, StoreError) as error:
                 render.say(f"{op.run}: {error}")
 
@@ -64,8 +68,18 @@ def sweep(journal: Journal, settings: Settings) -> None:
                 continue
             for action in done.actions:
                 render.say(f"{name}: {told(action)}")
+                if isinstance(action, Claim):
+                    tell(settings, journal.op(action.pod.token), "orphan")
             for problem in done.problems:
                 render.say(render.clean(problem))
+
+
+def tell(settings: Settings, op: Op, state: str) -> None:
+    """Whoever wants to know how runs end."""
+    cost = spend.spent(op, time.time(), settings.clock_scale if op.vendor in VENDORS else 1.0)
+    problem = notify(settings.notify, run=op.run, state=state, cost_micro_usd=cost, note=op.reason)
+    if problem:
+        render.say(render.clean(problem))
 
 
 def told(action: Action) -> str:

@@ -210,6 +210,9 @@ def view_json(view: PodView) -> dict[str, Any]:
         "age_s": None if view.age_s is None else round(view.age_s, 1),
         "usd_per_hour": usd(view.micro_usd_per_hour),
         "spent_usd": usd(view.spent_micro_usd),
+        "limit_usd": None if view.limit_micro_usd is None else usd(view.limit_micro_usd),
+        "limit_in_s": None if view.limit_in_s is None else round(view.limit_in_s, 1),
+        "ssh": view.ssh or None,
         "ends": list(view.ends),
         "started_at": iso(view.started_at),
         "note": view.note or None,
@@ -265,18 +268,32 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
             view.provider,
             f"[{style}]{view.state}[/]" if style else view.state,
             view.step,
-            usd(view.spent_micro_usd),
+            cents(view.spent_micro_usd),
             duration(now - view.started_at) if is_running and view.started_at else "",
             duration(view.age_s) if is_running else "",
         )
         said = record_words(step, brief=True) if step and is_running and figures(view, now)["loss"] is None else ""
         if said:
             lines.append(Text(f"{view.run}: {said}"))
-        back = f"brought back {view.recoveries} times" if view.recoveries else ""
-        words = (clean(view.note), back, *view.ends)
+        back = f"brought back {count(view.recoveries, 'time')}" if view.recoveries else ""
+        words = (clean(view.note), back, money(view), *view.ends, view.ssh)
         lines.extend(Text(f"{view.run}: {one}", style="dim") for one in words if one)
     at_work = [view for view in views if view.state in ("running", "lost") and view.progress]
     return Group(table, *([figures_table(at_work, now)] if at_work else []), *lines)
+
+
+def money(view: PodView) -> str:
+    """What is spent of what may be; "" where nothing is paid."""
+    if not view.micro_usd_per_hour or view.limit_in_s is None:
+        return ""
+    limit = "" if view.limit_micro_usd is None else f" of {usd(view.limit_micro_usd)}"
+    rate = f"{usd(view.micro_usd_per_hour)} USD/h"
+    return f"{cents(view.spent_micro_usd)}{limit} USD spent at {rate}; the limit is {duration(view.limit_in_s)} away"
+
+
+def cents(micro_usd: int) -> str:
+    """Rounded up to a cent."""
+    return usd(-(-micro_usd // 10_000) * 10_000)
 
 
 def figures_table(views: Sequence[PodView], now: float) -> "RenderableType":

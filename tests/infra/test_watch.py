@@ -185,6 +185,8 @@ def test_the_truth_table():
 def test_what_was_spent_comes_from_the_guard():
     op = Op(token="t", run="a-1", vendor="local", state="READY", rate=2_000_000, intent_at=100)
     guard = {"alive": True, "limit_s": None, "spent_micro_usd": 1234, "elapsed_s": 2.0}
-    view = watch.view(op, watch.Reading(True, True, guard, {"updated_at": 150.0, "step": "work"}), now=160.0)
+    view = watch.view(
+        op, watch.Reading(True, is_alive=True, guard=guard, progress={"updated_at": 150.0, "step": "work"}), now=160.0
+    )
     assert (view.spent_micro_usd, view.micro_usd_per_hour, view.age_s, view.started_at) == (1234, 2_000_000, 10.0, 100)
     assert view.ends == ("guard alive, no limit",)

@@ -1,0 +1,35 @@
+"""Telling somebody how a run ended, when nobody looks: a shell command of the user's, or an address that is posted to.
+
+In: a state (succeeded, failed, stopped, limit, preempted, lost, orphan), the run, what it cost. Out: "" or what went
+wrong with the telling, which never stops anything else.
+"""
+
+import json
+import os
+import subprocess
+
+from infra.money import dollars
+
+PATIENCE_S = 30.0
+
+
+def notify(target: str, *, run: str, state: str, cost_micro_usd: int, note: str = "") -> str:
+    """A command gets SLIPWAY_RUN, SLIPWAY_STATE, SLIPWAY_COST_USD and SLIPWAY_NOTE; an address gets them as JSON."""
+    said = {"run": run, "state": state, "cost_usd": dollars(cost_micro_usd), "note": note}
+    if not target:
+        return ""
+    if target.startswith(("https://", "http://")):
+        import httpx
+
+        try:
+            answer = httpx.post(target, json=said, timeout=PATIENCE_S)
+        except httpx.HTTPError as error:
+            return f"notice of {run}: {type(error).__name__}"  # the address may hold a secret
+        return "" if answer.is_success else f"notice of {run}: answered with {answer.status_code}"
+    environ = {**os.environ, **{f"SLIPWAY_{name.upper()}": text for name, text in said.items()}}
+    try:
+        done = subprocess.run(["sh", "-c", target], env=environ, input=json.dumps(said), text=True, timeout=PATIENCE_S,
+                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"notice of {run}: its command has not ended after {PATIENCE_S:.0f} s"
+    return f"notice of {run}: exit code {done.returncode}: {done.stderr.strip()[-200:]}" if done.returncode else ""
