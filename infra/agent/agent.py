@@ -21,6 +21,7 @@ from infra.agent.job import Job, PodFolder, Step
 from infra.agent.nodes import Here, Nodes, environ_of, nodes_of
 from infra.agent.process import TOKEN, become_subreaper, end_all, find, in_words, myself, send
 from infra.agent.progress import Growth, Progress, Redactor, Tail
+from infra.agent.shortage import outlasting, spare_me
 from infra.agent.state import (
     AgentError,
     grace_s,
@@ -48,6 +49,7 @@ def run(root: Path) -> int:
     job = read_job(pod)
     if hold(lock(pod, "agent")) is None or pod.verdict.exists():
         return 0
+    spare_me()
     become_subreaper()
     agent = Agent(pod, job, read_json(pod.secrets))
     signal.signal(signal.SIGTERM, agent.on_term)
@@ -69,6 +71,7 @@ class Agent:
         self.redact = Redactor(secrets)
         self.told_to_end = False
         self.step = ""
+        self.unsaid: Dict[str, int] = {}
         self.guard: Optional[subprocess.Popen[bytes]] = None
         self.revived_at = 0.0
         zero = step_zero.step_of(job, pod.code)
@@ -82,6 +85,7 @@ class Agent:
         """The verdict."""
         self.nodes = nodes_of(self.job.group)
         self.keep_guard()
+        self.unsaid = steps.unsaid(self.pod)
         self.end_tree(steps.LEFTOVER_GRACE_S)
         missing = [name for name in self.job.secrets if name not in self.secrets]
         if missing:
@@ -107,6 +111,9 @@ class Agent:
         write_json(self.pod.config(step.name), step.config)
         if self.nodes and step.together:
             return self.run_together(step)
+        if step.name in self.unsaid:  # the memory that ran out, for one, would run out again
+            code = self.unsaid[step.name]
+            return self.failed(step, steps.in_words(steps.Ending(code), step), code)
         for _ in range(1 + step.max_restarts):
             ending = self.attempt(step)
             say(f"{step.name}: exit code {ending.exit_code} {ending.cut}")
@@ -201,7 +208,10 @@ class Agent:
             self.nodes.close(ending["state"], ending["reason"])
         self.progress.close(ending["state"])
         say(f"verdict: {ending['state']} {ending['reason']}")
-        write_json(self.pod.verdict, ending)
+        while not self.pod.verdict.exists():  # meanwhile the guard's limits hold
+            with outlasting(say, "writing the verdict"):
+                self.keep_guard()
+                write_json(self.pod.verdict, ending)
         return 0 if ending["state"] == "succeeded" else 1
 
     def write_error(self, ending: Dict[str, Any]) -> None:
@@ -259,7 +269,7 @@ class Agent:
         guard = living(self.pod, "guard")
         asked = self.progress.figures.asked  # on a broken driver nothing ends it
         young = {one.pid for one in (self.guard, asked) if one and one.poll() is None}
-        return young | ({guard.pid} if guard else set())
+        return young | ({guard.pid} if guard else set()) | {os.getppid()}  # a guard may not have been able to say so
 
     def signal_all(self, number: int) -> None:
         spared = self.spared() | {os.getpid()}

@@ -11,9 +11,11 @@ from typing import Any, Callable, Dict
 
 from infra.agent.job import Job, PodFolder
 from infra.agent.process import end_all, in_words
+from infra.agent.shortage import outlasting
 from infra.agent.state import (
     AgentError,
     ask_to_stop,
+    attempt_file,
     close,
     grace_s,
     hold,
@@ -62,14 +64,17 @@ def stop(root: Path) -> int:
     pod = PodFolder(root)
     job = read_job(pod)
     _take_turn(pod)
-    patience_s = END_S
-    if not pod.verdict.exists():
-        patience_s += ask_to_stop(pod, "stopped", "asked to stop", grace_s())["grace_s"]
+    patience_s = 0.0
+    with outlasting(_warn, f"{root}: asking for an end in good order"):
+        asked = {"grace_s": 0.0} if pod.verdict.exists() else ask_to_stop(pod, "stopped", "asked to stop", grace_s())
+        patience_s = END_S + asked["grace_s"]
     _await(lambda: not _anyone(pod), patience_s)
     survivors = end_all(job.token, PATIENCE_S)
     if survivors:
-        print(f"{root}: {in_words(survivors)}", file=sys.stderr)
-    ending = close(pod, verdict(job, "stopped", "asked to stop"))
+        _warn(f"{root}: {in_words(survivors)}")
+    ending = verdict(job, "stopped", "asked to stop")
+    with outlasting(_warn, f"{root}: writing the verdict"):
+        ending = close(pod, ending)
     pids = [one.pid for one in survivors]
     return _print({"stopped": not pids, "survivors": pids, "verdict": ending}, 1 if pids else 0)
 
@@ -97,6 +102,7 @@ def _begin_anew(pod: PodFolder, job: Job) -> None:
         number = 1 + len(list(pod.state.glob("verdict-*.json")))
         pod.verdict.rename(pod.state / f"verdict-{number}.json")
     stop_file(pod).unlink(missing_ok=True)
+    attempt_file(pod).unlink(missing_ok=True)  # whoever starts again wants the step run again
 
 
 def _take_turn(pod: PodFolder) -> None:
@@ -121,6 +127,10 @@ def _await(truth: Callable[[], bool], within_s: float) -> bool:
             return False
         time.sleep(POLL_S)
     return True
+
+
+def _warn(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _print(document: Dict[str, Any], code: int = 0) -> int:

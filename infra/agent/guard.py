@@ -17,8 +17,10 @@ from typing import Any, Deque, Dict, Optional
 from infra.agent import limits as ends
 from infra.agent.job import Job, PodFolder
 from infra.agent.process import become_subreaper, end_all, in_words, myself, reap
+from infra.agent.shortage import outlasting, spare_me
 from infra.agent.state import (
     ask_to_stop,
+    attempt_file,
     close,
     grace_s,
     hold,
@@ -46,6 +48,7 @@ def guard(root: Path) -> int:
     job = read_job(pod)
     if hold(lock(pod, "guard")) is None:
         return 0
+    spare_me()
     become_subreaper()
     return Guard(pod, job).watch()
 
@@ -58,6 +61,9 @@ class Guard:
         self.idle_gpu = ends.IdleGpu(job.limits, job.clock_scale)
         self.agent: Optional[subprocess.Popen[bytes]] = None
         self.starts: Deque[float] = deque(maxlen=CRASH_LOOP[0])
+        self.missed_at: Optional[float] = None  # the agent, since then
+        self.orphans: Dict[int, int] = {}  # exit codes, by pid, of what the agent's death has left to us
+        self.asked_at: Optional[float] = None
         self.armed_at = ends.boottime_s()
         self.elapsed_before_s = self._elapsed_before_s()
         self.reported_at = 0.0
@@ -73,18 +79,23 @@ class Guard:
 
     def watch(self) -> int:
         """Until the end; then nothing of the pod is left but this process."""
-        asked_at = None
+        while True:
+            with outlasting(say, "a look at the pod"):
+                return self._watch()
+            time.sleep(TICK_S)
+
+    def _watch(self) -> int:
         while not self.pod.verdict.exists():
-            reap(keep=self.agent.pid if self.agent else None)
+            self.orphans.update(reap(keep=self.agent.pid if self.agent else None))
             if self.limit_s is not None and self.elapsed_s >= self.limit_s:
                 return self._end("limit", f"the limit of {self.limit_s:.0f} s is reached", patience_s=0.0)
             request = read_json(stop_file(self.pod)) or self._reason_to_stop()
             if not request:
                 self._keep_agent()
-            elif asked_at is None:
-                asked_at = time.monotonic()
+            elif self.asked_at is None:
+                self.asked_at = time.monotonic()
                 say(f"stopping: {request['reason']}")
-            elif not self._agent_lives() or time.monotonic() > asked_at + request["grace_s"] + LAST_RITES_S:
+            elif not self._agent_lives() or time.monotonic() > self.asked_at + request["grace_s"] + LAST_RITES_S:
                 return self._end(request["state"], request["reason"], patience_s=2.0)
             if time.monotonic() - self.reported_at >= REPORT_EVERY_S:
                 self._report()
@@ -116,17 +127,30 @@ class Guard:
         return young or is_held(lock(self.pod, "agent"))
 
     def _keep_agent(self) -> None:
-        if self._agent_lives():
+        if self._agent_lives() or self.pod.verdict.exists():  # in this order: it leaves a verdict before it goes
+            self.missed_at = None
             return
-        if self.agent is not None:
+        if self.agent is not None and self.missed_at is None:
+            self.missed_at = time.monotonic()
             say(f"the agent ended without a verdict (exit code {self.agent.returncode})")
         most, within_s = CRASH_LOOP
         if len(self.starts) == most and self.elapsed_s - self.starts[0] < within_s:
             reason = f"the agent ended {most} times in {within_s:.0f} s without a verdict; see logs/agent.log"
             ask_to_stop(self.pod, "failed", reason, 0.0)
             return
-        self.starts.append(self.elapsed_s)
+        if self.missed_at is not None and time.monotonic() < self.missed_at + TICK_S * 2 ** len(self.starts):
+            return  # what has ended the agent may last a while, and may be ending its step too
+        self._note_orphan()
         self.agent = spawn(self.pod, self.job, "run")
+        self.starts.append(self.elapsed_s)
+        self.missed_at = None
+
+    def _note_orphan(self) -> None:
+        """Leave to the next agent how the step ended that died with the last one, or soon after it."""
+        attempt = read_json(attempt_file(self.pod))
+        if attempt.get("pid") in self.orphans:
+            tell(attempt_file(self.pod), {"exit_code": self.orphans[attempt["pid"]], **attempt})
+        self.orphans.clear()
 
     def _end(self, state: str, reason: str, patience_s: float) -> int:
         """Ends every process of the pod, then writes the verdict if the agent could not."""

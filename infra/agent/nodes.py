@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any, Callable, Dict, Optional, Union
 
 from infra.agent.job import Group, Step
+from infra.agent.shortage import patient
 from infra.agent.state import AgentError, say
 from infra.agent.steps import RESUME_ME, Ending, in_words
 
@@ -294,7 +295,7 @@ class Follower:
                 ):
                     while self._exchange(link, answers):
                         time.sleep(TALK_EVERY_S)
-            except (OSError, ValueError):  # nobody there, or no longer: silence() tells how long
+            except (OSError, ValueError, MemoryError):  # nobody there, or no longer: silence() tells how long
                 pass
             time.sleep(TALK_EVERY_S)
 
@@ -351,6 +352,6 @@ def _listen(group: Group, hear: Callable[[bytes], Optional[bytes]]) -> socketser
         daemon_threads = True
 
     try:
-        return Server((group.addresses[0], group.words_port), Conversation)
+        return patient(Server)((group.addresses[0], group.words_port), Conversation)
     except OSError as error:
         raise AgentError(f"{name_of(group, 0)} cannot listen on port {group.words_port}: {error}") from error

@@ -16,10 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Iterable, List, Optional, Set
 
+from infra.agent.shortage import patient
+
 TOKEN = "SLIPWAY_TOKEN"
 POLL_S = 0.02
 PR_SET_CHILD_SUBREAPER = 36
 PROC = Path("/proc")
+GONE = (FileNotFoundError, ProcessLookupError, PermissionError)  # it ended since it was listed, or is another user's
 PS = ("ps", "-o", "pid=", "-o", "ppid=", "-o", "stat=", "-o", "lstart=")
 
 
@@ -42,6 +45,7 @@ class Row:
     started: str
 
 
+@patient
 def boot_id() -> str:
     """What changes at every boot of this machine."""
     if sys.platform == "darwin":
@@ -49,6 +53,7 @@ def boot_id() -> str:
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
+@patient
 def identify(pid: int) -> Optional[Identity]:
     """None when no such process lives; a zombie does not."""
     row = _row(pid)
@@ -76,6 +81,7 @@ def send(identity: Identity, number: int) -> bool:
     return True
 
 
+@patient
 def find(token: str) -> List[Identity]:
     """Every living process of the pod with this token."""
     table = _table()
@@ -127,16 +133,22 @@ def become_subreaper() -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def reap(keep: Optional[int] = None) -> None:
-    """Collect the dead children that a subreaper inherits; `keep` is left to its own Popen."""
+def reap(keep: Optional[int] = None) -> Dict[int, int]:
+    """Collect the dead children that a subreaper inherits; `keep` is left to its own Popen.
+
+    Returns their exit codes, negative for a signal, by pid.
+    """
+    codes: Dict[int, int] = {}
     while hasattr(os, "waitid"):
         try:
             dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
-            return
+            break
         if dead is None or dead.si_pid == keep:
-            return
+            break
         os.waitpid(dead.si_pid, 0)
+        codes[dead.si_pid] = dead.si_status if dead.si_code == os.CLD_EXITED else -dead.si_status
+    return codes
 
 
 def _table() -> Dict[int, Row]:
@@ -158,7 +170,7 @@ def _row(pid: int) -> Optional[Row]:
 def _row_of_proc(pid: int) -> Optional[Row]:
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace")
-    except OSError:  # it ended since it was listed
+    except GONE:
         return None
     fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold spaces and brackets
     return Row(pid=pid, state=fields[0], ppid=int(fields[1]), started=fields[19])
@@ -181,7 +193,7 @@ def _holders(token: str, table: Iterable[int]) -> Set[int]:
 def _environ_of_proc(pid: int) -> List[bytes]:
     try:
         return (PROC / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:  # gone, or another user's: not ours
+    except GONE:
         return []
 
 

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from infra.agent.figures import Figures
 from infra.agent.job import SCHEMA, Job, PodFolder
+from infra.agent.shortage import outlasting, patient
 from infra.agent.state import say, tell
 
 WRITE_EVERY_S = 0.5
@@ -55,6 +56,7 @@ def _spellings(secret: str) -> Set[str]:
 class Tail:
     """The records that were appended to a file since one looked last."""
 
+    @patient
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
@@ -67,9 +69,10 @@ class Tail:
         with open(self.path, "rb") as file:
             file.seek(self.offset)
             fresh = file.read(1 << 20)
-        self.offset += len(fresh)
-        *lines, self.rest = (self.rest + fresh).split(b"\n")
-        return [record for record in map(_parse, lines) if record]
+        *lines, rest = (self.rest + fresh).split(b"\n")
+        records = [record for record in map(_parse, lines) if record]
+        self.offset, self.rest = self.offset + len(fresh), rest  # last of all: a shortage before it loses no record
+        return records
 
 
 def _parse(line: bytes) -> Dict[str, Any]:
@@ -83,6 +86,7 @@ def _parse(line: bytes) -> Dict[str, Any]:
 class Growth:
     """Notes when a log had how many bytes, so that its lines can be dated: lines of seconds and bytes in a `.times`."""
 
+    @patient
     def __init__(self, log: Path) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
@@ -153,17 +157,15 @@ class Progress:
         self.write()
 
     def write(self) -> None:
-        now = time.time()
         self.written_at = time.monotonic()
-        for step in self.steps.values():
-            if step["started_at"]:
-                step["elapsed_s"] = (step["ended_at"] or now) - step["started_at"]
-        tell(
-            self.path,
-            self.redact(
-                {**self.whole, "steps": list(self.steps.values()), "machine": self.figures.look(), "updated_at": now}
-            ),
-        )
+        with outlasting(say, f"telling of {self.whole['step'] or 'the start'}"):
+            now = time.time()
+            for step in self.steps.values():
+                if step["started_at"]:
+                    step["elapsed_s"] = (step["ended_at"] or now) - step["started_at"]
+            machine = self.figures.look()
+            said = {**self.whole, "steps": list(self.steps.values()), "machine": machine, "updated_at": now}
+            tell(self.path, self.redact(said))
 
 
 def _waiting(name: str) -> Dict[str, Any]:

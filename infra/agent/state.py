@@ -17,6 +17,7 @@ from typing import Any, Dict, Optional
 
 from infra.agent.job import Job, PodFolder, write_durably
 from infra.agent.process import TOKEN, Identity, is_alive
+from infra.agent.shortage import outlasting, patient
 
 CODE = Path(__file__).resolve().parents[2]
 
@@ -28,11 +29,12 @@ class AgentError(Exception):
 def read_job(pod: PodFolder) -> Job:
     """Raises AgentError when the folder holds no job that this agent reads."""
     try:
-        return Job.from_json(pod.job.read_text(encoding="utf-8"))
+        return Job.from_json(patient(pod.job.read_text)(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise AgentError(f"{pod.job}: {error}") from error
 
 
+@patient
 def read_json(path: Path) -> Dict[str, Any]:
     """{} when there is no such file."""
     try:
@@ -41,18 +43,18 @@ def read_json(path: Path) -> Dict[str, Any]:
         return {}
 
 
+@patient
 def write_json(path: Path, value: Any) -> None:
     write_durably(path, json.dumps(value, indent=1) + "\n")
 
 
 def tell(path: Path, value: Any) -> None:
-    """Like write_json, for what is written again soon: a full disk costs the reader news, not the pod its work."""
-    try:
-        write_json(path, value)
-    except OSError as error:
-        say(f"could not write {path.name}: {error}")
+    """For what is written again soon: a full disk costs the reader news, not the pod its work."""
+    with outlasting(say, f"writing {path.name}"):
+        write_durably(path, json.dumps(value, indent=1) + "\n")
 
 
+@patient
 def hold(path: Path, wait_s: float = 2.0) -> Optional[int]:
     """Take the lock for the rest of this process, or until the descriptor is closed; None when another holds it.
 
@@ -72,6 +74,7 @@ def hold(path: Path, wait_s: float = 2.0) -> Optional[int]:
             time.sleep(0.02)
 
 
+@patient
 def is_held(path: Path) -> bool:
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -93,6 +96,15 @@ def lock(pod: PodFolder, role: str) -> Path:
 
 def stop_file(pod: PodFolder) -> Path:
     return pod.state / "stop.json"
+
+
+def attempt_file(pod: PodFolder) -> Path:
+    """The step that runs or ran last: its name, its pid, and its exit code once that is known.
+
+    Written by the agent, and by the guard when there is no agent. Without an exit code nobody knows how a step ended
+    whose agent has died, and the next agent runs it again.
+    """
+    return pod.state / "attempt.json"
 
 
 def report(pod: PodFolder, role: str) -> Path:
@@ -146,6 +158,7 @@ def close(pod: PodFolder, ending: Dict[str, Any]) -> Dict[str, Any]:
     return read_json(pod.verdict)
 
 
+@patient
 def spawn(pod: PodFolder, job: Job, role: str) -> "subprocess.Popen[bytes]":
     """Start `guard` or `run` (the agent) in a session of its own, with its words in a log."""
     name = {"run": "agent"}.get(role, role)
@@ -164,5 +177,5 @@ def spawn(pod: PodFolder, job: Job, role: str) -> "subprocess.Popen[bytes]":
 
 def say(text: str) -> None:
     """One timed line into this process's log."""
-    with contextlib.suppress(OSError):  # the disk of the log is full; the work must not end for that
+    with contextlib.suppress(OSError, MemoryError):  # the disk of the log is full; the work must not end for that
         print(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}", flush=True)

@@ -4,19 +4,19 @@ In: the words to run and their environment. Out: how it ended. Real work runs at
 `silent_s` are measured on this machine's clock whatever the job's clock_scale.
 """
 
-import contextlib
 import hashlib
 import json
+import os
 import signal
 import subprocess
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
 from infra.agent.job import PodFolder, Step
 from infra.agent.process import reap
-from infra.agent.state import AgentError, grace_s, read_json, say, write_json
+from infra.agent.shortage import offered_first, outlasting, patient
+from infra.agent.state import AgentError, attempt_file, grace_s, read_json, say, tell, write_json
 
 RESUME_ME = 75  # exit code of a step that stopped in good order
 POLL_S = 0.05
@@ -47,31 +47,41 @@ class Watch:
 
 def attempt(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str], watch: Watch) -> Ending:
     """Run the step once. Afterwards no process of it is left. Raises AgentError when it cannot be started."""
-    for folder in (pod.logs, pod.work):
-        folder.mkdir(parents=True, exist_ok=True)
-    with open(pod.log(step.name), "ab") as log:
-        try:
-            process = subprocess.Popen(
-                words,
-                cwd=pod.code,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as error:  # its environment or its code is gone
-            raise AgentError(f"step {step.name} cannot be started: {error}") from error
-    _offer_first(process.pid)
+    try:
+        process = _begin(pod, step, words, environ)
+    except OSError as error:  # its environment or its code is gone
+        raise AgentError(f"step {step.name} cannot be started: {error}") from error
+    tell(attempt_file(pod), {"step": step.name, "pid": process.pid})
     cut = _watch(process, step, watch)
+    if not cut:  # it has ended by itself: whoever comes after us knows how, should we not live to say it
+        tell(attempt_file(pod), {"step": step.name, "pid": process.pid, "exit_code": process.returncode})
     watch.end_tree(LEFTOVER_GRACE_S if process.poll() is not None else 0.0)
     return Ending(process.wait(), cut)
 
 
-def _offer_first(pid: int) -> None:
-    """When memory runs out, the kernel is to take the step and not who watches it."""
-    with contextlib.suppress(OSError):  # no Linux, or it has ended already
-        Path("/proc/{}/oom_score_adj".format(pid)).write_text("500")
+@patient
+def _begin(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str]) -> "subprocess.Popen[bytes]":
+    for folder in (pod.logs, pod.work):
+        folder.mkdir(parents=True, exist_ok=True)
+    os.stat(words[0])  # what is missing is to be missed here, and not by the shell
+    with open(pod.log(step.name), "ab") as log:
+        return subprocess.Popen(
+            offered_first(words),
+            cwd=pod.code,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def unsaid(pod: PodFolder) -> Dict[str, int]:
+    """The exit code by which a step failed whose agent died before it could say so, by name; told once."""
+    attempt = read_json(attempt_file(pod))
+    attempt_file(pod).unlink(missing_ok=True)
+    code = attempt.get("exit_code", 0)
+    return {} if code in (0, RESUME_ME) else {attempt["step"]: code}
 
 
 def _watch(process: "subprocess.Popen[bytes]", step: Step, watch: Watch) -> str:
@@ -79,28 +89,29 @@ def _watch(process: "subprocess.Popen[bytes]", step: Step, watch: Watch) -> str:
     cut, kill_at = "", 0.0
     started = spoke = time.monotonic()
     while process.poll() is None:
-        reap(keep=process.pid)
-        now = time.monotonic()
-        if watch.tick():
-            spoke = now
-        patience_s = watch.stop_grace_s()
-        if cut:
-            if now >= kill_at:
-                break
-        elif patience_s is not None:
-            cut, kill_at = "stop", now + patience_s
-            process.send_signal(signal.SIGTERM)
-        elif step.timeout_s is not None and now - started >= step.timeout_s:
-            cut, kill_at = "timeout", now + grace_s()
-            process.send_signal(signal.SIGTERM)
-        elif step.silent_s is not None and now - spoke >= step.silent_s:
-            cut, kill_at = "silent", now + DUMP_S
-            say(f"{step.name}: no record for {step.silent_s:g} s; dumping its stacks")
-            watch.signal_all(signal.SIGUSR1)
-        elif watch.why_over():
-            cut, kill_at = "nodes", now + LEAVE_S
+        with outlasting(say, f"a look at {step.name}"):
+            reap(keep=process.pid)
+            now = time.monotonic()
+            if watch.tick():
+                spoke = now
+            patience_s = watch.stop_grace_s()
+            if cut:
+                if now >= kill_at:
+                    break
+            elif patience_s is not None:
+                cut, kill_at = "stop", now + patience_s
+                process.send_signal(signal.SIGTERM)
+            elif step.timeout_s is not None and now - started >= step.timeout_s:
+                cut, kill_at = "timeout", now + grace_s()
+                process.send_signal(signal.SIGTERM)
+            elif step.silent_s is not None and now - spoke >= step.silent_s:
+                cut, kill_at = "silent", now + DUMP_S
+                say(f"{step.name}: no record for {step.silent_s:g} s; dumping its stacks")
+                watch.signal_all(signal.SIGUSR1)
+            elif watch.why_over():
+                cut, kill_at = "nodes", now + LEAVE_S
         time.sleep(POLL_S)
-    watch.tick()
+    patient(watch.tick)()
     return cut
 
 
@@ -119,6 +130,7 @@ def mark(pod: PodFolder, step: Step, result: Any) -> None:
     write_json(pod.mark(step.name), {"digest": digest(step), "result": result, "at": time.time()})
 
 
+@patient
 def tail(pod: PodFolder, step: str) -> str:
     """The last lines of a step's log."""
     try:

@@ -3,6 +3,9 @@
 import json
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 from infra.agent import limits as ends
@@ -27,6 +30,20 @@ for environ in (dict(os.environ), {}):
 open(os.path.join(work, "ran.txt"), "a").write("ran\\n")
 while not os.path.exists(os.path.join(work, "go")):
     time.sleep(0.02)
+"""
+
+# Between its look for a verdict and its look for the agent, this guard waits until the agent is gone.
+SLOW_GUARD = """
+import sys, time
+from pathlib import Path
+from infra.agent import guard
+look = guard.Guard._reason_to_stop
+def dawdle(self):
+    while self.agent is not None and self._agent_lives():
+        time.sleep(0.02)
+    return look(self)
+guard.Guard._reason_to_stop = dawdle
+sys.exit(guard.guard(Path(sys.argv[1])))
 """
 
 
@@ -68,6 +85,52 @@ def test_a_killed_agent_comes_back_and_first_ends_the_old_step(world: World) -> 
     assert not old & set(world.members())
     world.call("stop", {"SLIPWAY_GRACE_S": "0.2"})
     assert not find(world.token)
+
+
+def test_a_step_killed_together_with_its_agent_has_failed_and_is_not_run_again(world: World) -> None:
+    world.program("wait", WAIT)
+    world.job(module("wait"))
+    world.start()
+    until(lambda: world.lines("ran.txt"))
+    agent = world.living("agent")
+    (step,) = set(world.members()) - {agent, world.living("guard")}
+    send(agent, signal.SIGSTOP)  # it shall not see how the step ends
+    send(step, signal.SIGKILL)
+    send(agent, signal.SIGKILL)
+    verdict = world.verdict()
+    assert (verdict["state"], verdict["step"], verdict["exit_code"]) == ("failed", "wait", -9)
+    assert verdict["reason"].startswith("step wait was killed by SIGKILL")
+    assert world.lines("ran.txt") == ["ran"]
+    (world.pod.work / "go").touch()
+    world.start()  # who asks again gets it run again
+    assert world.verdict()["state"] == "succeeded" and world.lines("ran.txt") == ["ran", "ran"]
+
+
+def test_an_agent_that_left_its_verdict_an_instant_ago_is_not_missed(world: World) -> None:
+    world.program("fail", "import sys; sys.exit(7)")
+    world.job(module("fail"))
+    environ = {**os.environ, "PYTHONPATH": str(world.pod.code), "SLIPWAY_TOKEN": world.token}
+    words = [sys.executable, "-c", SLOW_GUARD, str(world.pod.root)]
+    said = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60)
+    assert said.returncode == 0 and "guard armed" in said.stdout, said
+    assert world.verdict()["exit_code"] == 7
+    assert "ended without a verdict" not in said.stdout and world.pod.log("agent").read_text().count("verdict") == 1
+
+
+def test_when_memory_runs_out_the_step_and_all_it_starts_are_taken_before_guard_and_agent(world: World) -> None:
+    score = "/proc/self/oom_score_adj"
+    world.program(
+        "tell",
+        "import os, subprocess\n"
+        f"said = open('{score}').read() + subprocess.run(['cat', '{score}'], capture_output=True, text=True).stdout\n"
+        "open(os.environ['SLIPWAY_WORK'] + '/score.txt', 'w').write(said)\n" + WAIT,
+    )
+    world.job(module("tell"))
+    world.start()
+    until(lambda: world.lines("ran.txt"))
+    assert world.lines("score.txt") == ["500", "500"]
+    for role in ("guard", "agent"):
+        assert int(Path(f"/proc/{world.living(role).pid}/oom_score_adj").read_text()) <= 0
 
 
 def test_whatever_a_step_leaves_is_gone_before_the_next_one_starts(world: World) -> None:

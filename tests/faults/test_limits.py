@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -95,13 +96,63 @@ def starve(root: Path, cgroup: Path | None) -> None:
             assert verdict["reason"] == "step hog was killed by SIGKILL, as happens when the machine runs out of memory"
         else:
             assert verdict["exit_code"] == 1 and "MemoryError" in verdict["tail"]
-            assert world.lines("ran.txt") == ["ran"]
-            assert "ended without a verdict" not in world.pod.log("guard").read_text()
-        # In a cgroup the agent starves too, and may fail at a call of its own; then the guard brings it back.
+        assert world.lines("ran.txt") == ["ran"]
         assert json.loads((world.pod.state / "guard.json").read_text())["identity"] == armed["identity"]
-        assert world.pod.log("guard").read_text().count("guard armed") == 1
+        said = world.pod.log("guard").read_text()
+        assert said.count("guard armed") == 1 and "ended without a verdict" not in said, said
     finally:
         world.end()
+
+
+def test_without_descriptors_guard_and_agent_wait_and_end_nobody(tmp_path):
+    with running(tmp_path) as world:
+        both = [world.living(role).pid for role in ("guard", "agent")]
+        with without(resource.RLIMIT_NOFILE, *both):
+            until(lambda: all("failed for now" in world.pod.log(role).read_text() for role in ("guard", "agent")))
+        (world.pod.work / "go").touch()
+        assert world.verdict()["state"] == "succeeded" and world.lines("ran.txt") == ["ran"]
+        assert world.pod.log("guard").read_text().count("guard armed") == 1
+        assert "ended without a verdict" not in world.pod.log("guard").read_text()
+
+
+def test_without_memory_the_guard_waits_and_then_brings_the_agent_back(tmp_path):
+    with running(tmp_path) as world:
+        with without(resource.RLIMIT_AS, world.living("guard").pid):
+            world.kill("agent")
+            until(lambda: "failed for now" in world.pod.log("guard").read_text())
+        until(lambda: len(world.lines("ran.txt")) == 2)
+        (world.pod.work / "go").touch()
+        assert world.verdict()["state"] == "succeeded"
+        assert world.pod.log("guard").read_text().count("guard armed") == 1
+
+
+@contextlib.contextmanager
+def running(root: Path) -> Iterator[World]:
+    """A pod at its step, whose guard and agent repeat for less long what a shortage forbids, and then say so."""
+    world = World(root)
+    shortage = world.pod.code / "infra" / "agent" / "shortage.py"
+    text = shortage.read_text()
+    assert "PATIENCE_S = 10.0" in text
+    shortage.write_text(text.replace("PATIENCE_S = 10.0", "PATIENCE_S = 0.2"))
+    try:
+        world.program("wait", WAIT)
+        world.job(module("wait"))
+        world.start()
+        until(lambda: world.lines("ran.txt"))
+        yield world
+    finally:
+        world.end()
+
+
+@contextlib.contextmanager
+def without(what: int, *pids: int) -> Iterator[None]:
+    """These processes get no more of a resource that they are using."""
+    before = [resource.prlimit(pid, what) for pid in pids]
+    for pid, (_, most) in zip(pids, before, strict=True):
+        resource.prlimit(pid, what, (0, most))
+    yield
+    for pid, limits in zip(pids, before, strict=True):
+        resource.prlimit(pid, what, limits)
 
 
 @rounds(4, 50)

@@ -1,0 +1,66 @@
+"""What to do when memory, processes, descriptors or disk run out: wait, and try again.
+
+Such want mostly passes with the step that has caused it, which the kernel takes first. Until then a call of our own
+may fail too: neither guard nor agent may end for that, nor take what could not be read for what is not there.
+"""
+
+import contextlib
+import errno
+import functools
+import time
+from pathlib import Path
+from typing import Any, Callable, Iterator, List, TypeVar, cast
+
+SHORT = {errno.ENOMEM, errno.EAGAIN, errno.ENFILE, errno.EMFILE, errno.ENOSPC, errno.EDQUOT, errno.ENOBUFS}
+PATIENCE_S = 10.0
+POLL_S = 0.05
+SCORE = Path("/proc/self/oom_score_adj")
+STEP_SCORE = 500  # as if a step held half of all memory more than it does; who has more than that is taken before it
+
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+
+def is_shortage(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or isinstance(error, OSError) and error.errno in SHORT
+
+
+def patient(call: Call) -> Call:
+    """The call, made again while it fails for a shortage, for up to `PATIENCE_S`; then it raises as it is."""
+
+    @functools.wraps(call)
+    def again(*args: Any, **more: Any) -> Any:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return call(*args, **more)
+            except (OSError, MemoryError) as error:
+                if not is_shortage(error) or time.monotonic() >= deadline:
+                    raise
+            time.sleep(POLL_S)
+
+    return cast(Call, again)
+
+
+@contextlib.contextmanager
+def outlasting(say: Callable[[str], None], what: str) -> Iterator[None]:
+    """A shortage ends the body only, and is said; anything else is raised."""
+    try:
+        yield
+    except (OSError, MemoryError) as error:
+        if not is_shortage(error):
+            raise
+        say(f"{what} failed for now: {error!r}")
+
+
+def spare_me() -> None:
+    """The kernel is to take anything but this process when memory runs out, where we may say so (root on Linux).
+
+    With nothing else to take it lets calls fail instead, until there is memory again.
+    """
+    with contextlib.suppress(OSError):
+        SCORE.write_text("-1000")
+
+
+def offered_first(words: List[str]) -> List[str]:
+    """The same command, whose process and children the kernel takes first when memory runs out."""
+    return ["sh", "-c", 'echo {} 2>/dev/null >{}; exec "$@"'.format(STEP_SCORE, SCORE), "sh", *words]
