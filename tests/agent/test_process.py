@@ -1,14 +1,18 @@
 """Who is found, who is spared, and that no stranger is signalled."""
 
 import base64
+import errno
 import os
+import resource
 import subprocess
 import sys
 import time
 from pathlib import Path
 from urllib.parse import quote
 
-from infra.agent import process
+import pytest
+
+from infra.agent import process, shortage
 from infra.agent.progress import Redactor, Tail
 
 
@@ -36,6 +40,40 @@ def test_a_used_up_pid_is_not_the_process_that_had_it() -> None:
     stranger = process.Identity(process.boot_id(), os.getpid(), "1")
     assert process.is_alive(process.myself())
     assert not process.is_alive(stranger) and not process.send(stranger, 9)
+
+
+def test_what_cannot_be_read_is_not_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shortage, "PATIENCE_S", 0.1)
+    me, before = process.myself(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        for look in (lambda: process.is_alive(me), lambda: process.find("sw1-test"), lambda: process.end_all("x", 0)):
+            with pytest.raises(OSError, match="Too many open files"):
+                look()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_call_is_made_again_for_a_shortage_and_for_nothing_else() -> None:
+    failures = [MemoryError(), OSError(errno.ENOMEM, "memory"), BlockingIOError(errno.EAGAIN, "processes")]
+
+    @shortage.patient
+    def begin(word: str) -> str:
+        if failures:
+            raise failures.pop(0)
+        return word
+
+    assert begin("done") == "done" and not failures
+    failures.append(FileNotFoundError(errno.ENOENT, "file"))
+    with pytest.raises(FileNotFoundError):
+        begin("done")
+    assert not failures
+    said: list[str] = []
+    with shortage.outlasting(said.append, "a look"):
+        raise OSError(errno.ENOSPC, "disk")
+    assert said == ["a look failed for now: OSError(28, 'disk')"]
+    with pytest.raises(PermissionError), shortage.outlasting(said.append, "a look"):
+        raise PermissionError(errno.EACCES, "file")
 
 
 def test_what_could_not_be_ended_is_returned_and_named() -> None:

@@ -51,6 +51,7 @@ class World:
     def command(self, verb: str, environ: Mapping[str, str] = {}) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "infra.agent", verb, str(self.pod.root)],
+            cwd=self.pod.root,  # the pod's own copy of the agent; where we are lies ours
             env={**os.environ, "PYTHONPATH": str(self.pod.code), "SLIPWAY_GRACE_S": "3", **environ},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

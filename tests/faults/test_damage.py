@@ -1,7 +1,6 @@
 """Files that are damaged, or cannot be written: what is told, when, and that nobody else is held up."""
 
 import json
-import os
 import subprocess
 
 import pytest
@@ -107,18 +106,6 @@ def test_a_store_that_cannot_be_written_is_told_in_the_plan(world, tmp_path):
             assert process.returncode == 2 and out == "", (out, err)
             assert f"nothing can be written to the store {place}" in err and why in err and "--store" in err
     assert not (tmp_path / "pods").exists() and world.json("status") == []
-
-
-@pytest.fixture
-def disk(tmp_path):
-    """A file system of 2 MB. Root writes past permission bits and quotas, so it takes a mount."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("mounting needs root")
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], check=True)
-    yield folder
-    subprocess.run(["umount", folder], check=True)
 
 
 def test_a_store_on_a_read_only_disk_is_told_in_the_plan(world, disk):

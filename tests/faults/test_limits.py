@@ -89,7 +89,7 @@ def starve(root: Path, cgroup: Path | None) -> None:
         if cgroup:
             words = ["sh", "-c", f'echo $$ > {cgroup}/cgroup.procs && exec "$@"', "sh", *words]
         environ = {**os.environ, "PYTHONPATH": str(world.pod.code)}
-        armed = json.loads(subprocess.run(words, env=environ, capture_output=True, check=True).stdout)
+        armed = json.loads(subprocess.run(words, cwd=root, env=environ, capture_output=True, check=True).stdout)
         verdict = world.verdict()
         assert (verdict["state"], verdict["step"]) == ("failed", "hog")
         if cgroup:
@@ -115,15 +115,27 @@ def test_without_descriptors_guard_and_agent_wait_and_end_nobody(tmp_path):
         assert "ended without a verdict" not in world.pod.log("guard").read_text()
 
 
-def test_without_memory_the_guard_waits_and_then_brings_the_agent_back(tmp_path):
-    with running(tmp_path) as world:
-        with without(resource.RLIMIT_AS, world.living("guard").pid):
-            world.kill("agent")
-            until(lambda: "failed for now" in world.pod.log("guard").read_text())
-        until(lambda: len(world.lines("ran.txt")) == 2)
-        (world.pod.work / "go").touch()
-        assert world.verdict()["state"] == "succeeded"
+def test_without_disk_the_verdict_waits_for_room_and_a_stop_does_not(tmp_path, disk):
+    with running(disk / "first") as world:
+        fill(world.pod.work / "ballast")
+        (step,) = set(world.members()) - {world.living("guard"), world.living("agent")}
+        send(step, signal.SIGKILL)
+        until(lambda: list(world.pod.state.glob(".verdict.json.*.draft")), "an attempt to write the verdict")
+        assert not world.pod.verdict.exists() and step not in world.members() and len(world.members()) == 2
+        (world.pod.work / "ballast").unlink()
+        assert world.verdict()["reason"].startswith("step wait was killed by SIGKILL")
         assert world.pod.log("guard").read_text().count("guard armed") == 1
+    with running(disk / "second") as world:
+        fill(world.pod.work / "ballast")
+        said = world.call("stop")
+        assert said["stopped"] and said["verdict"]["state"] == "stopped" and not world.members()
+
+
+def fill(path: Path) -> None:
+    """Write until the disk is full."""
+    with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
 
 
 @contextlib.contextmanager
