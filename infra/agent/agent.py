@@ -21,7 +21,7 @@ from infra.agent.job import Job, PodFolder, Step
 from infra.agent.nodes import Here, Nodes, environ_of, nodes_of
 from infra.agent.process import TOKEN, become_subreaper, end_all, find, in_words, myself, send
 from infra.agent.progress import Growth, Progress, Redactor, Tail
-from infra.agent.shortage import outlasting, spare_me
+from infra.agent.shortage import outlasting, patient, spare_me
 from infra.agent.state import (
     AgentError,
     grace_s,
@@ -277,6 +277,7 @@ class Agent:
             if one.pid not in spared:
                 send(one, number)
 
+    @patient
     def end_tree(self, patience_s: float) -> None:
         """Nothing of the pod is left but guard and agent. Raises AgentError, naming what would not end."""
         left = end_all(self.job.token, min(patience_s, grace_s()), self.spared())

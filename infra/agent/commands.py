@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict
 
 from infra.agent.job import Job, PodFolder
 from infra.agent.process import end_all, in_words
-from infra.agent.shortage import outlasting
+from infra.agent.shortage import outlasting, patient
 from infra.agent.state import (
     AgentError,
     ask_to_stop,
@@ -69,7 +69,7 @@ def stop(root: Path) -> int:
         asked = {"grace_s": 0.0} if pod.verdict.exists() else ask_to_stop(pod, "stopped", "asked to stop", grace_s())
         patience_s = END_S + asked["grace_s"]
     _await(lambda: not _anyone(pod), patience_s)
-    survivors = end_all(job.token, PATIENCE_S)
+    survivors = patient(end_all)(job.token, PATIENCE_S)
     if survivors:
         _warn(f"{root}: {in_words(survivors)}")
     ending = verdict(job, "stopped", "asked to stop")

@@ -17,7 +17,7 @@ from typing import Any, Deque, Dict, Optional
 from infra.agent import limits as ends
 from infra.agent.job import Job, PodFolder
 from infra.agent.process import become_subreaper, end_all, in_words, myself, reap
-from infra.agent.shortage import outlasting, spare_me
+from infra.agent.shortage import outlasting, patient, spare_me
 from infra.agent.state import (
     ask_to_stop,
     attempt_file,
@@ -161,6 +161,7 @@ class Guard:
         say(f"guard ends: {ending['state']} {ending['reason']}; {dirty or 'nothing is left'}")
         return 1 if survivors else 0
 
+    @patient
     def _elapsed_before_s(self) -> float:
         """What earlier guards of this pod counted, and the time since then when nobody looked."""
         before = read_json(report(self.pod, "guard"))
@@ -170,6 +171,7 @@ class Guard:
         gap = ends.gap_s(ends.Clocks(**clocks), ends.read_clocks()) if clocks else 0.0
         return before["elapsed_s"] + gap * self.job.clock_scale
 
+    @patient
     def _report(self) -> None:
         self.reported_at = time.monotonic()
         clocks = ends.read_clocks()  # before elapsed_s: what lies between them counts twice rather than never

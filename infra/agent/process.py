@@ -3,7 +3,8 @@
 A process is known by (boot id, pid, start time), never by its name. It belongs to a pod when its
 environment carries the pod's token, or when an ancestor's does: so a grandchild that forked twice
 into its own session is found, and so is a child that cleared its environment.
-Linux reads /proc; macOS asks ps.
+Linux reads /proc; macOS asks ps. What cannot be read for want of memory or descriptors raises OSError: it is not gone.
+This file is also sent alone to machines that have none of our code, and imports nothing of ours.
 """
 
 import ctypes
@@ -15,8 +16,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Iterable, List, Optional, Set
-
-from infra.agent.shortage import patient
 
 TOKEN = "SLIPWAY_TOKEN"
 POLL_S = 0.02
@@ -45,7 +44,6 @@ class Row:
     started: str
 
 
-@patient
 def boot_id() -> str:
     """What changes at every boot of this machine."""
     if sys.platform == "darwin":
@@ -53,7 +51,6 @@ def boot_id() -> str:
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
-@patient
 def identify(pid: int) -> Optional[Identity]:
     """None when no such process lives; a zombie does not."""
     row = _row(pid)
@@ -81,7 +78,6 @@ def send(identity: Identity, number: int) -> bool:
     return True
 
 
-@patient
 def find(token: str) -> List[Identity]:
     """Every living process of the pod with this token."""
     table = _table()

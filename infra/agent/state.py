@@ -112,6 +112,7 @@ def report(pod: PodFolder, role: str) -> Path:
     return pod.state / f"{role}.json"
 
 
+@patient
 def living(pod: PodFolder, role: str) -> Optional[Identity]:
     """Who holds this role now; None also while a new one is still on its way to saying so."""
     said = read_json(report(pod, role)).get("identity")

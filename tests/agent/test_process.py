@@ -42,8 +42,7 @@ def test_a_used_up_pid_is_not_the_process_that_had_it() -> None:
     assert not process.is_alive(stranger) and not process.send(stranger, 9)
 
 
-def test_what_cannot_be_read_is_not_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortage, "PATIENCE_S", 0.1)
+def test_what_cannot_be_read_is_not_taken_for_gone() -> None:
     me, before = process.myself(), resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
     try:
