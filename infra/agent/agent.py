@@ -208,10 +208,12 @@ class Agent:
             self.nodes.close(ending["state"], ending["reason"])
         self.progress.close(ending["state"])
         say(f"verdict: {ending['state']} {ending['reason']}")
-        while not self.pod.verdict.exists():  # meanwhile the guard's limits hold
+        while not self.pod.verdict.exists():
             with outlasting(say, "writing the verdict"):
-                self.keep_guard()
                 write_json(self.pod.verdict, ending)
+                break
+            with outlasting(say, "keeping the guard"):  # whose limits hold meanwhile
+                self.keep_guard()
         return 0 if ending["state"] == "succeeded" else 1
 
     def write_error(self, ending: Dict[str, Any]) -> None:

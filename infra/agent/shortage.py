@@ -63,4 +63,4 @@ def spare_me() -> None:
 
 def offered_first(words: List[str]) -> List[str]:
     """The same command, whose process and children the kernel takes first when memory runs out."""
-    return ["sh", "-c", 'echo {} 2>/dev/null >{}; exec "$@"'.format(STEP_SCORE, SCORE), "sh", *words]
+    return ["/bin/sh", "-c", 'echo {} 2>/dev/null >{}; exec "$@"'.format(STEP_SCORE, SCORE), "sh", *words]

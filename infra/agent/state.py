@@ -17,7 +17,7 @@ from typing import Any, Dict, Optional
 
 from infra.agent.job import Job, PodFolder, write_durably
 from infra.agent.process import TOKEN, Identity, is_alive
-from infra.agent.shortage import outlasting, patient
+from infra.agent.shortage import patient
 
 CODE = Path(__file__).resolve().parents[2]
 
@@ -50,8 +50,10 @@ def write_json(path: Path, value: Any) -> None:
 
 def tell(path: Path, value: Any) -> None:
     """For what is written again soon: a full disk costs the reader news, not the pod its work."""
-    with outlasting(say, f"writing {path.name}"):
+    try:
         write_durably(path, json.dumps(value, indent=1) + "\n")
+    except (OSError, MemoryError) as error:
+        say(f"could not write {path.name}: {error!r}")
 
 
 @patient

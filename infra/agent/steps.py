@@ -77,9 +77,10 @@ def _begin(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str]
 
 
 def unsaid(pod: PodFolder) -> Dict[str, int]:
-    """The exit code by which a step failed whose agent died before it could say so, by name; told once."""
+    """The exit code by which a step failed whose agent died before it could say so, by the step's name."""
     attempt = read_json(attempt_file(pod))
-    attempt_file(pod).unlink(missing_ok=True)
+    if "exit_code" not in attempt:  # if it still runs we end it now, and how it then ends says nothing
+        attempt_file(pod).unlink(missing_ok=True)
     code = attempt.get("exit_code", 0)
     return {} if code in (0, RESUME_ME) else {attempt["step"]: code}
 
