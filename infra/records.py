@@ -174,6 +174,8 @@ class Plan:
     job: Job | None  # None when everything is here
     request: Request
     notes: tuple[str, ...] = ()
+    gpu_memory_bytes: int = 0  # what the work takes of each GPU, an estimate; 0 = not known
+    disk_bytes: int = 0  # what it keeps on the pod's disk
 
 
 @dataclass(frozen=True)

@@ -134,6 +134,7 @@ def preflight(plan: Plan, offers: Sequence[Offer], settings: Settings, with_miss
             f"{', '.join(missing)} would be made on the rented machine, while it bills; "
             "make them here first (inv train, --provider local) or give --with-missing"
         )
+    offers = roomy(plan, offers)
     able: dict[str, str] = {}
     rate = {
         name: min(one.micro_usd_per_hour for one in offers if one.provider == name)
@@ -154,6 +155,19 @@ def preflight(plan: Plan, offers: Sequence[Offer], settings: Settings, with_miss
     if not left:
         raise OutOfMoney(f"no vendor would rent it to this account: {'; '.join(able.values())}")
     return left
+
+
+def roomy(plan: Plan, offers: Sequence[Offer]) -> list[Offer]:
+    """Those that the model and its checkpoints fit. Raises UsageError, with what would."""
+    left = [one for one in offers if not one.gpu_memory_bytes or one.gpu_memory_bytes >= plan.gpu_memory_bytes]
+    if not left:
+        need, most = render.size(plan.gpu_memory_bytes), render.size(max(one.gpu_memory_bytes for one in offers))
+        raise UsageError(f"training takes about {need} of each GPU, and these have {most} at most; take larger ones")
+    fits = [one for one in left if not one.disk_bytes or one.disk_bytes >= plan.disk_bytes]
+    if not fits:
+        need = -(-plan.disk_bytes // 10**9)
+        raise UsageError(f"checkpoints take about {need} GB of disk, and these have less; add --disk-size {need}")
+    return fits
 
 
 def pick(offers: list[Offer], is_named: bool, yes: bool) -> list[Offer]:

@@ -212,7 +212,10 @@ def resolve(
     job = None
     if steps:
         job = Job(run, "", tuple(steps), limits, torch=torch, environments=environments, num_gpus=request.num_gpus)
-    return Plan(target, inventory.store, tuple(artifacts), job, request)
+    phases = [node.spec for name, node in nodes.items() if name in due and isinstance(node.spec, PhaseConfig)]
+    kept = sum((profile.keeping.keep + 1) * STATE_BYTES * phase.model.num_params for phase in phases)
+    return Plan(target, inventory.store, tuple(artifacts), job, request, disk_bytes=kept,
+                gpu_memory_bytes=max((gpu_memory_bytes(phase) for phase in phases), default=0))  # fmt: skip
 
 
 def _closure(nodes: Mapping[str, Node], names: tuple[str, ...]) -> set[str]:
@@ -331,6 +334,19 @@ def source_fingerprint(source: str) -> str:
         content = [stat.st_size, stat.st_mtime_ns] if large else hashlib.sha256(file.read_bytes()).hexdigest()
         parts.append([file.name, content])
     return _digest(parts)
+
+
+STATE_BYTES = 12  # of a parameter in a checkpoint: itself and AdamW's two moments, float32
+TRAIN_BYTES = 16  # of a parameter while it is trained: the same, and its gradient
+
+
+def gpu_memory_bytes(config: PhaseConfig) -> int:
+    """What training takes of each GPU, roughly: every GPU holds the whole model, and one micro-batch's activations."""
+    model = config.model
+    tokens = config.micro_rows * config.sequence_len
+    per_block = 2 * tokens * (16 * model.hidden_size + 4 * model.intermediate_size)  # bfloat16, what backward needs
+    logits = 8 * tokens * model.vocab_size  # float32, and their gradient
+    return TRAIN_BYTES * model.num_params + model.num_hidden_layers * per_block + logits
 
 
 DATA_STEP_S = {"text": 3.0, "tokenizer": 2.0, "tokens": 3.0, "identity": 1.0, "questions": 1.0}
