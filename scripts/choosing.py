@@ -165,8 +165,8 @@ def roomy(plan: Plan, offers: Sequence[Offer]) -> list[Offer]:
         raise UsageError(f"training takes about {need} of each GPU, and these have {most} at most; take larger ones")
     fits = [one for one in left if not one.disk_bytes or one.disk_bytes >= plan.disk_bytes]
     if not fits:
-        need = -(-plan.disk_bytes // 10**9)
-        raise UsageError(f"checkpoints take about {need} GB of disk, and these have less; add --disk-size {need}")
+        need_gb = -(-plan.disk_bytes // 10**9)
+        raise UsageError(f"checkpoints take about {need_gb} GB of disk, and these have less; add --disk-size {need_gb}")
     return fits
 
 
