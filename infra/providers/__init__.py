@@ -100,6 +100,12 @@ class Market(Provider, Protocol):
     def catalog(self, request: Request) -> "list[Offer]":
         """What can be rented now, also what does not satisfy `request`; it says which counts, and whether spot."""
 
+    def now(self) -> float:
+        """UTC epoch seconds by the vendor's clock, as its last answer showed it; ours before that. Asks nobody."""
+
+    def billed(self, pod_id: str) -> int | None:
+        """Micro-dollars that a pod has cost, as the vendor says; None = it does not tell, or not any more."""
+
 
 def market(provider: Provider) -> "Market | None":
     """The provider itself when it rents out for money."""

@@ -22,7 +22,7 @@ from infra.agent.limits import hard_limit_s
 from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError, UsageError
 from infra.filters import satisfying
 from infra.json_api import JsonApi, Refused, Unclear, endpoint, epoch
-from infra.money import BadAmount, micro_usd
+from infra.money import BadAmount, micro_usd, told_micro_usd
 from infra.pod_keys import PodKeys, is_token
 from infra.providers import Abilities
 from infra.records import Account, Offer, Pod, Request
@@ -120,6 +120,10 @@ class PodRow(Struct):
     created_at: str | None = None
     removal_scheduled_at: str | None = None
     phase: str | None = None
+
+
+class Record(Struct):
+    total_cost: Decimal | None = None
 
 
 class Me(Struct):
@@ -246,6 +250,18 @@ class Lium:
 
     def forget(self, token: str) -> None:
         self.keys.forget(token)
+
+    def now(self) -> float:
+        return self.api.now()
+
+    def billed(self, pod_id: str) -> int | None:
+        try:
+            record = self.api.read(f"/pods/{quote(pod_id, safe='')}/record", Record)
+        except Refused as refused:
+            if refused.reply.status == 404:
+                return None
+            raise
+        return None if record.total_cost is None else told_micro_usd(str(record.total_cost))
 
     def _template(self) -> str:
         for one in self.api.read("/templates", tuple[Template, ...]):

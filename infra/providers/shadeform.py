@@ -200,6 +200,14 @@ class Shadeform:
     def forget(self, token: str) -> None:
         self.keys.forget(token)
 
+    def now(self) -> float:
+        return self.api.now()
+
+    def billed(self, pod_id: str) -> int | None:
+        """As promised, as long as the vendor shows the machine."""
+        found = self.find(pod_id)
+        return found.spent_micro_usd if found else None
+
     def _keys(self) -> tuple[SshKey, ...]:
         return self.api.read("/sshkeys", SshKeys).ssh_keys
 
