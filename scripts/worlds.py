@@ -32,7 +32,8 @@ def enter(begin: bool = False) -> None:
 
 def step_into(found: attach.Running) -> None:
     os.environ[attach.INSIDE] = str(found.folder)
-    render.say(f"rehearsal: nothing here costs money; its clock runs {found.speed:g} times as fast")
+    faster = f"its clock runs {found.speed:g} times as fast"
+    render.say(f"rehearsal: nothing here costs money, {faster}; add --rehearse to whatever you type next")
 
 
 def until_when() -> str:

@@ -62,6 +62,7 @@ class World:
             self.market.budget_micro_usd["lium"] = micro_usd(str(plan.lium_key_budget_usd))
         self.hub = web.Hub(Faults(plan, seed), self.clock.now, self._step)
         self._pods: dict[tuple[str, int], pods.Pod] = {}
+        self._made_at: dict[tuple[str, int], float] = {}  # when a machine was first seen to have a new checkpoint
         self._seen: set[str] = set()  # checkpoints that were there when a machine was taken away at work
         self._workers = ThreadPoolExecutor(16, "pods")
         self._keys = {name: secrets.token_hex(16) for name in VENDORS}
@@ -183,7 +184,10 @@ class World:
         for machine in running:
             found = self._pods[machine.machine_id, machine.boot].checkpoints()
             with self.hub.lock:
-                if found - self._seen and machine.state == "running" and self.hub.faults.preemptions_left:
+                if not found - self._seen or machine.state != "running" or not self.hub.faults.preemptions_left:
+                    continue
+                at = self._made_at.setdefault((machine.machine_id, machine.boot), self.market.now)
+                if self.market.now >= at + self.hub.faults.plan.preempt_after_s:
                     self._seen |= found
                     self.hub.faults.preemptions_left -= 1
                     self.market.preempt(machine.machine_id)

@@ -321,6 +321,19 @@ def test_a_rehearsal_tells_what_the_market_saw_and_what_it_cost(rehearsal, monke
     assert "+0:00:" in out and "stopped (preempted)" in out and "1 preemption did not happen" in err
 
 
+def test_a_launch_is_rehearsed_from_the_offer_to_the_bill(rehearsal):
+    words = ["--provider", "runpod", "--gpu", "L40S", "--num-gpus", "1", "--phase", "base", "--profile", "tiny"]
+    told = json.loads(rehearsal.user.inv("rehearse", *words, "--spend-limit", "50", "--yes", "--json"))
+    assert told["launch"]["state"] == "succeeded" and "base" in told["launch"]["ran"]
+    kinds = [one["what"].split()[0] for one in told["timeline"]]
+    assert kinds == ["rented", "booting", "running", "deleting"] and told["still_running"] == []
+    assert 0 < float(told["billed_usd"]) <= float(told["ledger_usd"]) and told["problems"] == []
+    run = told["launch"]["run"]
+    assert {one["run"]: one["state"] for one in rehearsal.json("status")}[run] == "succeeded"
+    paid = rehearsal.json("cost", run)
+    assert paid["usd"] == told["billed_usd"] and not rehearsal.running()
+
+
 def test_a_rehearsal_in_a_world_that_runs_is_not_given_another_one(rehearsal, tmp_path):
     plan = tmp_path / "faults.yaml"
     plan.write_text("prices: [{at_s: 60, factor: 2}]\n")
