@@ -7,7 +7,7 @@ from invoke import Exit
 
 from infra import offers
 from infra import reap as reaping
-from infra.audit import Finding
+from infra.audit import UNCLEAR, Finding
 from infra.errors import SlipwayError
 from infra.hosts import at_once
 from infra.journal import Journal
@@ -132,15 +132,22 @@ def show(found: Sequence[Finding], problems: Sequence[str]) -> None:
 def leave(command: str, found: Sequence[Finding], problems: Sequence[str], then: str) -> None:
     """Exit 5 when something of ours bills that nobody wants, or when that is not known."""
     wrong = [one for one in found if one.is_wrong]
+    unclear = [one for one in wrong if one.kind == UNCLEAR]
     said = []
-    if wrong:
-        names = ", ".join(f"{one.provider} {one.pod_id or one.token} ({one.kind})" for one in wrong)
-        cost = render.usd(sum(one.micro_usd_per_hour for one in wrong))
-        said.append(f"{render.count(len(wrong), 'machine')} of ours at {cost} USD/h should not run: {names}; {then}")
+    if sure := [one for one in wrong if one not in unclear]:
+        said.append(f"{in_words(sure)} should not run; {then}")
+    if unclear:
+        said.append(f"{in_words(unclear)} may run, since their requests got no clear answer; run: inv reap")
     if problems:
         said.append("not everybody could be asked, so there may be more: " + "; ".join(problems))
     if said:
         raise Exit(render.clean(f"inv {command}: " + "\n".join(said)), code=5)
+
+
+def in_words(found: Sequence[Finding]) -> str:
+    names = ", ".join(f"{one.provider} {one.pod_id or one.token} ({one.kind})" for one in found)
+    cost = render.usd(sum(one.micro_usd_per_hour for one in found))
+    return f"{render.count(len(found), 'machine')} of ours at {cost} USD/h ({names})"
 
 
 def machine_json(one: Finding) -> dict[str, Any]:

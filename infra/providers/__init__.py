@@ -20,7 +20,7 @@ class Provider(Protocol):
 
     @property
     def settle_s(self) -> float:
-        """How long after a lost answer a pod may still turn up in a listing."""
+        """How long after a lost answer a pod may still turn up in a listing, by our clock."""
 
     @property
     def is_here(self) -> bool:
@@ -80,7 +80,7 @@ class Abilities:
     idempotency_key: bool = False
     # What ends a pod that nobody looks after: a key of its own (pod_credential), the vendor's timer (native), none.
     self_terminate: str = "none"
-    settle_s: float = 600.0  # as Provider.settle_s
+    settle_s: float = 600.0  # as Provider.settle_s, by the vendor's clock
 
 
 class Market(Provider, Protocol):

@@ -150,7 +150,6 @@ class Lium:
         tells_limits=True,
         self_terminate="native",
     )
-    settle_s = can.settle_s
     pod_store = ""
 
     @staticmethod
@@ -163,6 +162,10 @@ class Lium:
     @property
     def clock_scale(self) -> float:
         return self.api.clock_scale
+
+    @property
+    def settle_s(self) -> float:
+        return self.can.settle_s / self.clock_scale
 
     def account(self) -> Account:
         """Owner and balance; the vendor debits every 5 minutes, so that the balance lags."""

@@ -161,7 +161,6 @@ class RunPod:
     name = "runpod"
     is_here, is_rented = False, True
     can = Abilities(time_limit=True, spot=True, stop=True, self_terminate="pod_credential")
-    settle_s = can.settle_s
     pod_store = ""
 
     @staticmethod
@@ -176,6 +175,10 @@ class RunPod:
     @property
     def clock_scale(self) -> float:
         return self.api.clock_scale
+
+    @property
+    def settle_s(self) -> float:
+        return self.can.settle_s / self.clock_scale
 
     def account(self) -> Account:
         """Owner and balance."""

@@ -105,7 +105,6 @@ class Shadeform:
     name = "shadeform"
     is_here, is_rented = False, True
     can = Abilities(time_limit=True, spend_limit=True, tells_limits=True, self_terminate="native")
-    settle_s = can.settle_s
     pod_store = ""
 
     @staticmethod
@@ -118,6 +117,10 @@ class Shadeform:
     @property
     def clock_scale(self) -> float:
         return self.api.clock_scale
+
+    @property
+    def settle_s(self) -> float:
+        return self.can.settle_s / self.clock_scale
 
     def account(self) -> Account:
         """Whether the key is good; the vendor tells neither its owner nor the balance."""

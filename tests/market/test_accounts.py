@@ -206,6 +206,22 @@ def test_a_machine_that_cannot_be_ended_is_named_with_its_price(rehearsal):
     assert rehearsal.json("reap")["due"] == [] and not rehearsal.running()
 
 
+def test_a_request_without_an_answer_is_not_clean_until_its_vendor_has_settled(rehearsal):
+    """Ten minutes of the vendor's clock, in which what was asked for may still turn up."""
+    with rehearsal.journal() as journal:
+        op = journal.plan(token=new_token(journal.installation), run="lost", vendor="lium", rate=280_000)
+        op = journal.advance(journal.advance(op, "sending"), "unclear")
+    code, err = rehearsal.fails("audit")
+    assert code == 5 and "at 0.28 USD/h" in err and "may run" in err and "run: inv reap" in err
+    market, now = open_market("lium", rehearsal.settings), [time.time()]
+    with rehearsal.journal() as journal:
+        for later_s, state in ((0, "UNKNOWN"), (11, "UNKNOWN"), (61, "FAILED")):
+            now[0] += later_s
+            found = reap.reap(market, journal, clock=lambda: now[0]).findings
+            assert journal.op(op.token).state == state
+            assert [one.kind for one in found] == ["unclear"] * (state == "UNKNOWN")
+
+
 def test_a_pod_past_its_limit_is_ended_by_whoever_types_next(rehearsal):
     market = open_market("runpod", rehearsal.settings)
     request = Request(run="past-its-limit", gpu="L40S", num_gpus=1)
