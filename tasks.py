@@ -10,11 +10,20 @@ from scripts import data, launch, market, pod, pool, program, project, sweep, tr
 
 program.mend()
 namespace = Collection(
-    *(launch.launch, launch.status, launch.logs, launch.down, launch.resume, launch.keep_, sweep.sweep),
+    *(
+        launch.launch,
+        launch.status,
+        launch.logs,
+        launch.down,
+        launch.resume,
+        launch.keep_,
+        launch.rehearse,
+        sweep.sweep,
+    ),
     *(data.shard, data.tokenizer),
     *(train.train, train.eval, train.chat, train.export),
     *(pod.ssh, pod.forward, pod.pull),
-    *(pool.hosts, market.offers),
+    *(pool.hosts, market.offers, market.audit, market.reap, market.cost),
     Collection("pod", pod.sync),
     Collection("pool", pool.list_, pool.up, pool.check, pool.import_),
     *(project.config, project.doctor, project.test, project.check),

@@ -64,6 +64,11 @@ def name(theirs: str, memory_gb: int = 0, interconnect: str = "") -> str:
     return next((one for one in alike if one.endswith(kinds)), alike[0])
 
 
+def meant(asked: str) -> str:
+    """The name in the table that `asked` means, if it means one, else as it is."""
+    return _plain(asked)
+
+
 def tflops(ours: str) -> float | None:
     """Of one GPU that we call so; None when nobody has written it down."""
     found = [kind for kind in TFLOPS if is_asked(kind, ours)]

@@ -199,6 +199,18 @@ class Journal:
         """Names of runs, the one that was rented for last at the end."""
         return list(dict.fromkeys(op.run for op in reversed(self.ops())))[::-1]
 
+    # Money.
+
+    def tell(self, token: str, source: str, micro_usd: int) -> None:
+        """Write down what `source` says that a pod has cost until now."""
+        with self._writing():
+            self._db.execute("INSERT INTO spend VALUES (?, ?, ?, ?)", (token, int(time.time()), source, micro_usd))
+
+    def told(self, source: str) -> dict[str, tuple[int, int]]:
+        """By token, when `source` said last what a pod has cost, and how much."""
+        rows = self._db.execute("SELECT token, at, amount FROM spend WHERE source = ? ORDER BY rowid", (source,))
+        return {token: (at, amount) for token, at, amount in rows.fetchall()}
+
     # Leases.
 
     def take(self, name: str) -> Lease:

@@ -57,6 +57,20 @@ def open_market(name: str, settings: Settings) -> Market:
     return Shadeform.of(settings)
 
 
+def accounts(settings: Settings, only: str = "") -> tuple[list[Market], list[str]]:
+    """Every account whose key is set, or just that with `only`; and in words which of them cannot be asked at all."""
+    if only and only not in VENDORS:
+        raise UsageError(f"provider {only!r} has no accounts; known: {', '.join(VENDORS)}")
+    opened, problems = [], []
+    for name, key in VENDORS.items():
+        if name == only or (not only and getattr(settings, key)):
+            try:
+                opened.append(open_market(name, settings))
+            except SlipwayError as error:
+                problems.append(f"{name}: {error}")
+    return opened, problems
+
+
 def sources(settings: Settings, only: str = "") -> list[Source]:
     """Every vendor with a key, and the own machines, if there are any; or just `only`.
 

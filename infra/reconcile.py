@@ -10,7 +10,7 @@ orphan. Nothing is ended on silence: absence takes the vendor's word, more than 
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from infra.errors import SlipwayError
@@ -20,6 +20,7 @@ from infra.records import Pod
 from infra.states import BOOTING, CREATING, ENDED, LOST, PLANNED, READY, TERMINATING, UNKNOWN
 
 APART_S = 60  # between listings that are to prove an absence
+RENTING = (PLANNED, CREATING, UNKNOWN, BOOTING)  # a row at work is its renter's no longer, though that may live on
 OVERPRICED = 1.05  # times the rate that was agreed to
 
 
@@ -76,7 +77,7 @@ def decide(
     actions: list[Action] = []
     for row in rows:
         here = found.pop(row.token, [])
-        if row.token not in busy:
+        if row.token not in busy or row.state not in RENTING:
             actions += _of_row(row, here, listing, settle_s, needed)
     if listing.is_complete:
         for pods in found.values():
@@ -135,6 +136,35 @@ def _absence(row: Op, listing: Listing, settle_s: float, needed: int, event: str
 
 
 @dataclass(frozen=True)
+class Look:
+    """An account as it was seen: what the vendor says first, what the journal says then."""
+
+    listing: Listing
+    rows: Mapping[str, Op]  # all of that vendor, by token
+    busy: frozenset[str]  # tokens that a living process is renting
+    problems: tuple[str, ...]
+
+
+def look(provider: Provider, journal: Journal, clock: Callable[[], float] = time.time) -> Look:
+    """Changes nothing. A vendor that does not answer is a listing that is not complete, and a problem in words."""
+    began_at, problems = int(clock()), []
+    try:
+        listing = Listing(began_at=began_at, pods=tuple(provider.list()))
+    except SlipwayError as error:
+        problems.append(f"{provider.name}: {error}")
+        listing = Listing(began_at=began_at, is_complete=False)
+    busy = frozenset(name.removeprefix("rent:") for name in journal.held())
+    rows = {op.token: op for op in journal.ops() if op.vendor == provider.name}
+    denied = _denied(provider, rows.values(), listing, problems) if listing.is_complete else frozenset()
+    return Look(replace(listing, denied=denied), rows, busy, tuple(problems))
+
+
+def prefix(journal: Journal) -> str:
+    """With what the tokens of this installation begin."""
+    return f"sw1-{journal.installation}-"
+
+
+@dataclass(frozen=True)
 class Done:
     """What came of a sweep, for whoever tells the user."""
 
@@ -146,18 +176,10 @@ def reconcile(provider: Provider, journal: Journal, clock: Callable[[], float] =
     """One sweep over a vendor. Raises Held while another process is at one; JournalError."""
     lease = journal.take(f"reconcile:{provider.name}")
     try:
-        began_at, problems = int(clock()), []
-        try:
-            listing = Listing(began_at=began_at, pods=tuple(provider.list()))
-        except SlipwayError as error:
-            problems.append(f"{provider.name}: {error}")
-            listing = Listing(began_at=began_at, is_complete=False)
-        busy = {name.removeprefix("rent:") for name in journal.held()}
-        rows = {op.token: op for op in journal.ops() if op.vendor == provider.name}
-        denied = _denied(provider, rows.values(), listing, problems) if listing.is_complete else frozenset()
-        listing = Listing(began_at=began_at, pods=listing.pods, is_complete=listing.is_complete, denied=denied)
-        prefix = f"sw1-{journal.installation}-"
-        actions = decide(rows.values(), listing, prefix=prefix, settle_s=provider.settle_s, busy=busy)
+        seen = look(provider, journal, clock)
+        rows, problems = dict(seen.rows), [*seen.problems]
+        settle_s, ours = provider.settle_s, prefix(journal)
+        actions = decide(rows.values(), seen.listing, prefix=ours, settle_s=settle_s, busy=seen.busy)
         lost: set[str] = set()  # tokens that somebody else moved meanwhile: theirs to look after now
         done = [action for action in actions if _carry_out(action, provider, journal, rows, lost, problems)]
         return Done(tuple(done), tuple(problems))

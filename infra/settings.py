@@ -1,9 +1,11 @@
 """Every setting there is: its variable, its default, what it is for, and where its value came from.
 
-A flag outweighs `-e KEY=V`, that the shell, that `.env`, that `slipway.yaml`, that the default.
+A flag outweighs a rehearsal's overlay, that `-e KEY=V`, that the shell, that `.env`, that `slipway.yaml`, that the
+default.
 """
 
 import difflib
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -14,6 +16,7 @@ from typing import Any, get_type_hints
 from infra.agent.environment import default_cache
 from infra.errors import UsageError
 
+OVERLAY = "overlay.json"
 POOLS = "ssh_node_pools.yaml"
 NAMED_SOURCES = ("pydocs", "fineweb")
 MARKET = "market"  # as a provider: every vendor whose key is set
@@ -98,6 +101,9 @@ class Settings:
             ("shell", environ),
             (".env", _read_dotenv(root / ".env")),
         ]
+        folder = next((named for _, layer in layers if (named := layer.get("SLIPWAY_REHEARSAL"))), "")
+        if folder:
+            layers.insert(0, ("rehearsal", _read_overlay(Path(folder))))
         written = _read_yaml(root / "slipway.yaml")
         hints = get_type_hints(Settings)
         values: dict[str, Any] = {}
@@ -166,6 +172,14 @@ def _read_dotenv(path: Path) -> dict[str, str]:
         raise UsageError(f".env: {error}") from error
     _refuse_unknown(read, ".env")
     return read
+
+
+def _read_overlay(folder: Path) -> dict[str, str]:
+    """What leads into the rehearsal in that folder (`infra.rehearsal.attach` writes it): it outweighs all but flags."""
+    try:
+        return dict(json.loads((folder / OVERLAY).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"SLIPWAY_REHEARSAL is {folder}, which holds no rehearsal: {error}") from None
 
 
 def _refuse_unknown(read: Mapping[str, str], where: str) -> None:

@@ -5,6 +5,7 @@ from scripts.program import command
 
 @command(
     "scripts.shards",
+    world="",
     help={
         "mode": "smoke (a small sample), prod (everything, until interrupted) or split (OUT/train and OUT/val)",
         "source": "pydocs, fineweb, stdin (lines), stdin.jsonl, a path or an address of .txt, .jsonl, .parquet",
@@ -62,6 +63,7 @@ def shard(
 
 @command(
     "scripts.shards",
+    world="",
     help={
         "text": "folder of text shards, as `inv shard` writes it (default: the store's)",
         "vocab-size": "ids, the 256 bytes and nine chat specials included",

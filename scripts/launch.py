@@ -6,6 +6,7 @@ from scripts.program import command
 
 @command(
     "scripts.runs",
+    world="begin",
     help={
         "phase": "base, mid, sft, a sum such as mid+sft, or all",
         "profile": "recipe of model and training (smoke, tiny)",
@@ -43,6 +44,23 @@ def launch(
     json=False,
 ):  # fmt: skip
     """Train one or more phases, from nothing if need be, and follow them to the end."""
+
+
+@command(
+    "scripts.rehearsals",
+    world="",
+    extends=launch,
+    help={
+        "preempt": "the market takes the run's pod away so many times, each time once it has made a checkpoint",
+        "bad-host": "the first N machines have an old driver or a slow disk",
+        "faults": "YAML: what else goes wrong (infra/rehearsal/faults.py)",
+        "offers": "JSON: what can be rented, instead of what Slipway brings along",
+        "speed": "simulated seconds per second (60)",
+        "stop": "end the rehearsal and all that runs in it",
+    },
+)
+def rehearse(c, preempt=0, bad_host=0, faults="", offers="", speed: float | None = None, stop=False):
+    """Launch in a simulated market that costs nothing: real servers, real pods on this machine; then what it saw."""
 
 
 @command(

@@ -24,6 +24,7 @@ MACHINE = {
 
 @command(
     "scripts.offers",
+    world="begin",
     help={
         "provider": "only runpod, lium, shadeform, or ssh (own machines)",
         **MACHINE,
@@ -36,3 +37,53 @@ def offers(
     network="", json=False,
 ):  # fmt: skip
     """What can be rented now, by price: all vendors whose key is set, and own machines."""
+
+
+@command(
+    "scripts.accounts",
+    help={
+        "provider": "only runpod, lium or shadeform",
+        "kill": "end our orphans, and wait until the vendor has let go of them",
+        "json": "one JSON document on stdout",
+    },
+)
+def audit(c, provider="", kill=False, json=False):
+    """Every machine in every account: ours, an orphan, or somebody else's; exit 5 when an orphan bills."""
+
+
+@command(
+    "scripts.accounts",
+    help={"provider": "only runpod, lium or shadeform", "json": "one JSON document on stdout"},
+)
+def reap(c, provider="", json=False):
+    """Clear up now: adopt what got lost, end what is due, try again to delete; exit 5 while something still bills."""
+
+
+@command(
+    "scripts.costs",
+    world="begin",
+    word="run",
+    iterable=["e"],
+    help={
+        "month": "only what was spent in it: 2026-11",
+        "offline": "do not ask the vendors for their bills",
+        "estimate": "what work would cost, instead of what was spent",
+        "phase": "estimate: mid, sft, rl, a sum of them, or all",
+        "stage": "estimate: 2 or 3, of the 1.58-bit training",
+        "job": "estimate: dlm, the diffusion model",
+        "tokens": "estimate: how many are trained on",
+        "e": "estimate: TOKENS=N, as SkyPilot spells it",
+        "gpu": "estimate: kind of GPU, or several to compare: H100,B200",
+        "num-gpus": "estimate: GPUs in the one pod",
+        "hours": "estimate: how long it takes, when you know",
+        "price": "estimate: US dollars per GPU-hour instead of what is offered now",
+        "use-spot": "estimate: at the price of machines that may be taken away",
+        "provider": "estimate: only at runpod, lium or shadeform",
+        "json": "one JSON document on stdout",
+    },
+)
+def cost(
+    c, run="", month="", offline=False, estimate=False, phase="", stage="", job="", tokens: float | None = None, e=None,
+    gpu="", num_gpus=0, hours: float | None = None, price="", use_spot=False, provider="", json=False,
+):  # fmt: skip
+    """What was spent, by pod, run and month, as quoted and as billed; or an estimate of what work would cost."""

@@ -5,6 +5,7 @@ from scripts.program import command
 
 @command(
     "scripts.machines",
+    world="",
     name="list",
     word="pool",
     help={"pool": "one pool, or one machine", "json": "one JSON document on stdout"},
@@ -14,14 +15,20 @@ def list_(c, pool="", json=False):
 
 
 @command(
-    "scripts.machines", word="pool", help={"pool": "one pool, or one machine", "json": "one JSON document on stdout"}
+    "scripts.machines",
+    world="",
+    word="pool",
+    help={"pool": "one pool, or one machine", "json": "one JSON document on stdout"},
 )
 def up(c, pool="", json=False):
     """Look at every machine: CPUs, memory, disk, GPUs, Python, rsync, uv; remember it. May be repeated."""
 
 
 @command(
-    "scripts.machines", word="pool", help={"pool": "one pool, or one machine", "json": "one JSON document on stdout"}
+    "scripts.machines",
+    world="",
+    word="pool",
+    help={"pool": "one pool, or one machine", "json": "one JSON document on stdout"},
 )
 def check(c, pool="", json=False):
     """Whether each machine can be reached, and its key is for its owner only."""
@@ -29,6 +36,7 @@ def check(c, pool="", json=False):
 
 @command(
     "scripts.machines",
+    world="",
     name="import",
     help={
         "from": "a file of `terraform output -json`, `terraform show -json`, or a state file",
@@ -46,6 +54,7 @@ def import_(c, from_="", output="", pool="terraform", user="", key="", dry_run=F
 
 @command(
     "scripts.machines",
+    world="",
     word="forget",
     iterable=["forget"],
     help={"forget": "a machine that may be offered again; repeatable", "json": "one JSON document on stdout"},

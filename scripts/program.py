@@ -32,6 +32,7 @@ from infra.errors import SlipwayError
 from store import StoreError
 
 STATE_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
+REHEARSE = "deal with the rehearsal, where nothing costs money; so does the rest of the line"
 KINDS = {int: "a whole number", float: "a number"}
 
 
@@ -40,6 +41,7 @@ class Command(Task):
 
     def __init__(self, body: Callable[..., Any], word: str = "", **options: Any) -> None:
         self.word = word
+        self.explained = dict(options.get("help", {}))  # invoke takes from its own what it has read
         super().__init__(body, auto_shortflags=False, positional=[], **options)
 
     def arg_opts(self, name: str, default: Any, taken_names: Any) -> dict[str, Any]:
@@ -53,19 +55,44 @@ class Command(Task):
         return options
 
 
-def command(does: str = "", **options: Any) -> Callable[[Callable[..., Any]], Command]:
+def command(
+    does: str = "", *, world: str = "find", extends: Command | None = None, **options: Any
+) -> Callable[[Callable[..., Any]], Command]:
     """A task. `word` names the parameter that may be given without its flag: `inv logs brave-otter-3`.
 
     A parameter named in both `word` and `iterable` takes any number of bare words. With `does`, the function below is
-    only the declaration: its namesake in that module gets the flags, and is loaded when the command is called.
+    only the declaration: its namesake in that module gets the flags, and is loaded when the command is called. Such a
+    command has a flag of its own, `--rehearse`: it, and what follows on the line, deals with the rehearsal's world. One
+    must run (`world="find"`), or is begun ("begin"); `world=""` is for what has nothing to do with pods. The flags of
+    `extends` are taken too.
     """
 
     def make(declared: Callable[..., Any]) -> Command:
+        if not does:
+            return Command(declared, **options)
+        signature, explained = inspect.signature(declared), dict(options.pop("help", {}))
+        parameters = dict(signature.parameters)
+        if extends is not None:
+            taken = {
+                name: one for name, one in inspect.signature(extends.body).parameters.items() if name != "rehearse"
+            }
+            parameters = {"c": parameters.pop("c"), **taken, **parameters}
+            explained = {
+                **{name: words for name, words in extends.explained.items() if name != "rehearse"},
+                **explained,
+            }
+        if world:
+            parameters["rehearse"] = inspect.Parameter("rehearse", inspect.Parameter.KEYWORD_ONLY, default=False)
+            explained["rehearse"] = REHEARSE
+
         @functools.wraps(declared)
-        def body(c: Any, **flags: Any) -> Any:
+        def body(c: Any, rehearse: bool = False, **flags: Any) -> Any:
+            if rehearse:
+                importlib.import_module("scripts.worlds").enter(begin=world == "begin")
             return getattr(importlib.import_module(does), declared.__name__)(**flags)
 
-        return Command(body if does else declared, **options)
+        vars(body)["__signature__"] = signature.replace(parameters=list(parameters.values()))
+        return Command(body, help=explained, **options)
 
     return make
 

@@ -5,6 +5,7 @@ from scripts.program import command
 
 @command(
     "scripts.models",
+    world="",
     help={
         "phase": "base, mid, sft, a sum such as mid+sft, or all",
         "profile": "recipe of model and training (smoke, tiny)",
@@ -34,6 +35,7 @@ def train(
 
 @command(
     "scripts.models",
+    world="",
     word="model",
     help={
         "model": "base, mid, sft, the name of an artifact, or a Hugging Face folder (default: the last phase there is)",
@@ -49,6 +51,7 @@ def chat(c, model="", tag="", prompt: str | None = None, temperature=0.0, max_to
 
 @command(
     "scripts.models",
+    world="",
     word="model",
     help={
         "model": "base, mid, sft, the name of an artifact, or a Hugging Face folder (default: the last phase there is)",
@@ -67,6 +70,7 @@ def eval(c, model="", tag="", source="", persona="", json=False):
 
 @command(
     "scripts.models",
+    world="",
     word="model",
     help={
         "model": "base, mid, sft, the name of an artifact, or a folder (default: the last phase there is)",

@@ -19,3 +19,27 @@ def test_a_command_has_a_sentence_help_for_its_flags_and_a_line_in_the_readme(na
     flags = set(inspect.signature(command.body).parameters) - {"c", "run", "model", "words"}
     explained = {word.replace("-", "_") for word in command.help}
     assert {flag.rstrip("_") for flag in flags} <= explained | {"run"}, "a flag without help"
+
+
+def test_whatever_deals_with_pods_can_be_rehearsed():
+    cannot = {name for name, one in COMMANDS.items() if "rehearse" not in inspect.signature(one.body).parameters}
+    without_pods = {
+        "shard",
+        "tokenizer",
+        "train",
+        "eval",
+        "chat",
+        "export",
+        "config",
+        "doctor",
+        "test",
+        "check",
+        "hosts",
+    }
+    assert cannot == {"rehearse"} | without_pods | {name for name in COMMANDS if name.startswith("pool.")}
+
+
+def test_a_rehearsal_takes_whatever_a_launch_does():
+    launch, rehearse = (inspect.signature(COMMANDS[name].body).parameters for name in ("launch", "rehearse"))
+    assert launch.keys() - {"rehearse"} <= rehearse.keys()
+    assert all(launch[name].default == rehearse[name].default for name in launch.keys() & rehearse.keys())

@@ -20,7 +20,7 @@ class Provider(Protocol):
 
     @property
     def settle_s(self) -> float:
-        """How long after a lost answer a pod may still turn up in a listing."""
+        """How long after a lost answer a pod may still turn up in a listing, by our clock."""
 
     @property
     def is_here(self) -> bool:
@@ -80,7 +80,7 @@ class Abilities:
     idempotency_key: bool = False
     # What ends a pod that nobody looks after: a key of its own (pod_credential), the vendor's timer (native), none.
     self_terminate: str = "none"
-    settle_s: float = 600.0  # as Provider.settle_s
+    settle_s: float = 600.0  # as Provider.settle_s, by the vendor's clock
 
 
 class Market(Provider, Protocol):
@@ -99,6 +99,12 @@ class Market(Provider, Protocol):
 
     def catalog(self, request: Request) -> "list[Offer]":
         """What can be rented now, also what does not satisfy `request`; it says which counts, and whether spot."""
+
+    def now(self) -> float:
+        """UTC epoch seconds by the vendor's clock, as its last answer showed it; ours before that. Asks nobody."""
+
+    def billed(self, pod_id: str) -> int | None:
+        """Micro-dollars that a pod has cost, as the vendor says; None = it does not tell, or not any more."""
 
 
 def market(provider: Provider) -> "Market | None":

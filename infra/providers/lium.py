@@ -22,7 +22,7 @@ from infra.agent.limits import hard_limit_s
 from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError, UsageError
 from infra.filters import satisfying
 from infra.json_api import JsonApi, Refused, Unclear, endpoint, epoch
-from infra.money import BadAmount, micro_usd
+from infra.money import BadAmount, micro_usd, told_micro_usd
 from infra.pod_keys import PodKeys, is_token
 from infra.providers import Abilities
 from infra.records import Account, Offer, Pod, Request
@@ -122,6 +122,10 @@ class PodRow(Struct):
     phase: str | None = None
 
 
+class Record(Struct):
+    total_cost: Decimal | None = None
+
+
 class Me(Struct):
     id: str | None = None
     email: str | None = None
@@ -146,7 +150,6 @@ class Lium:
         tells_limits=True,
         self_terminate="native",
     )
-    settle_s = can.settle_s
     pod_store = ""
 
     @staticmethod
@@ -159,6 +162,10 @@ class Lium:
     @property
     def clock_scale(self) -> float:
         return self.api.clock_scale
+
+    @property
+    def settle_s(self) -> float:
+        return self.can.settle_s / self.clock_scale
 
     def account(self) -> Account:
         """Owner and balance; the vendor debits every 5 minutes, so that the balance lags."""
@@ -246,6 +253,18 @@ class Lium:
 
     def forget(self, token: str) -> None:
         self.keys.forget(token)
+
+    def now(self) -> float:
+        return self.api.now()
+
+    def billed(self, pod_id: str) -> int | None:
+        try:
+            record = self.api.read(f"/pods/{quote(pod_id, safe='')}/record", Record)
+        except Refused as refused:
+            if refused.reply.status == 404:
+                return None
+            raise
+        return None if record.total_cost is None else told_micro_usd(str(record.total_cost))
 
     def _template(self) -> str:
         for one in self.api.read("/templates", tuple[Template, ...]):

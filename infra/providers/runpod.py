@@ -20,7 +20,7 @@ from infra.agent.limits import hard_limit_s
 from infra.errors import AuthError, NoOffer, OutOfMoney, SlipwayError
 from infra.filters import satisfying
 from infra.json_api import JsonApi, Refused, Unclear, endpoint, epoch, rfc3339
-from infra.money import micro_usd
+from infra.money import micro_usd, told_micro_usd
 from infra.pod_keys import PodKeys, is_token
 from infra.providers import Abilities
 from infra.records import Account, Offer, Pod, Request
@@ -119,6 +119,15 @@ class Deployed(Struct):
     costPerHr: Decimal | None = None
 
 
+class BillRow(Struct):
+    podId: str | None = None
+    totalAmount: Decimal = Decimal(0)
+
+
+class Bill(Struct):
+    records: list[BillRow]
+
+
 class Lowest(Struct):
     minimumBidPrice: Decimal | None = None
     stockStatus: str | None = None
@@ -152,7 +161,6 @@ class RunPod:
     name = "runpod"
     is_here, is_rented = False, True
     can = Abilities(time_limit=True, spot=True, stop=True, self_terminate="pod_credential")
-    settle_s = can.settle_s
     pod_store = ""
 
     @staticmethod
@@ -167,6 +175,10 @@ class RunPod:
     @property
     def clock_scale(self) -> float:
         return self.api.clock_scale
+
+    @property
+    def settle_s(self) -> float:
+        return self.can.settle_s / self.clock_scale
 
     def account(self) -> Account:
         """Owner and balance."""
@@ -241,6 +253,15 @@ class RunPod:
 
     def forget(self, token: str) -> None:
         self.keys.forget(token)
+
+    def now(self) -> float:
+        return self.api.now()
+
+    def billed(self, pod_id: str) -> int | None:
+        """As promised; of the last year, which is as far as it looks back."""
+        bill = self.api.read("/v2/billing/pods", Bill, podId=pod_id, bucketSize="month", lastN="12")
+        amounts = [told_micro_usd(str(one.totalAmount)) for one in bill.records if one.podId in (None, pod_id)]
+        return sum(one or 0 for one in amounts) if amounts else None
 
     def _rows(self) -> Iterator[PodRow]:
         """Of every page. SlipwayError: the listing is not complete."""

@@ -105,7 +105,6 @@ class Shadeform:
     name = "shadeform"
     is_here, is_rented = False, True
     can = Abilities(time_limit=True, spend_limit=True, tells_limits=True, self_terminate="native")
-    settle_s = can.settle_s
     pod_store = ""
 
     @staticmethod
@@ -118,6 +117,10 @@ class Shadeform:
     @property
     def clock_scale(self) -> float:
         return self.api.clock_scale
+
+    @property
+    def settle_s(self) -> float:
+        return self.can.settle_s / self.clock_scale
 
     def account(self) -> Account:
         """Whether the key is good; the vendor tells neither its owner nor the balance."""
@@ -199,6 +202,14 @@ class Shadeform:
 
     def forget(self, token: str) -> None:
         self.keys.forget(token)
+
+    def now(self) -> float:
+        return self.api.now()
+
+    def billed(self, pod_id: str) -> int | None:
+        """As promised, as long as the vendor shows the machine."""
+        found = self.find(pod_id)
+        return found.spent_micro_usd if found else None
 
     def _keys(self) -> tuple[SshKey, ...]:
         return self.api.read("/sshkeys", SshKeys).ssh_keys

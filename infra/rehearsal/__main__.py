@@ -1,18 +1,24 @@
 """`python -m infra.rehearsal --state DIR`: a world in the foreground, until SIGTERM or Ctrl-C.
 
-Says one JSON line once it answers: addresses and keys. The same stands in DIR/world.json as long as it lives.
+Says one JSON line once it answers: addresses and keys. The same stands in DIR/world.json as long as it lives. With
+`--idle-s` it ends by itself after so many seconds in which none of its machines lived and nobody asked it anything.
+When it has ended, DIR/ended.json says when and why; a world that was killed leaves world.json.
 """
 
 import argparse
 import json
 import signal
 import sys
+import time
 from pathlib import Path
 
+from infra.agent.job import write_durably
 from infra.errors import SlipwayError
 from infra.rehearsal.faults import Plan, read_plan
 from infra.rehearsal.offers import BUNDLED, read_offers
 from infra.rehearsal.world import World
+
+LOOK_S = 0.5
 
 
 def main(words: list[str]) -> int:
@@ -24,6 +30,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--faults", type=Path, metavar="FILE", help="YAML: what goes wrong, and when")
     parser.add_argument("--offers", type=Path, metavar="FILE", default=BUNDLED, help="JSON: what can be rented")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--idle-s", type=float, default=0.0, help="0: it waits for ever")
     flags = parser.parse_args(words)
     if not 0 < flags.speed <= 1e6:
         parser.error("--speed is a positive number, at most a million")
@@ -35,11 +42,20 @@ def main(words: list[str]) -> int:
             flags.state.absolute(), read_offers(flags.offers), plan, speed=flags.speed, seed=flags.seed
         ) as world:
             print(json.dumps(world.about()), flush=True)
-            signal.sigwait(signals)
+            why = wait(world, signals, flags.idle_s)
+        write_durably(flags.state / "ended.json", json.dumps({"at": int(time.time()), "why": why}))
     except (SlipwayError, OSError) as error:
         print(f"rehearsal: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, SlipwayError) else 1
     return 0
+
+
+def wait(world: World, signals: set[signal.Signals], idle_s: float) -> str:
+    """Until it is to end; why."""
+    while not signal.sigtimedwait(signals, LOOK_S):
+        if idle_s and world.idle_s() >= idle_s:
+            return f"nothing ran in it, and nobody asked, for {idle_s:g} s"
+    return "it was told to"
 
 
 if __name__ == "__main__":

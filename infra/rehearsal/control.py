@@ -62,6 +62,8 @@ class Control(web.Api):
                 "now": iso(self._clock.now()),
                 "speed": self._clock.speed,
                 "pods": pods,
+                "looks": self._hub.looks,
+                "preemptions_left": self._hub.faults.preemptions_left,
                 **total,
                 "problems": self._hub.problems,
             },

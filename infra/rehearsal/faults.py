@@ -11,6 +11,8 @@
     balance_usd: {runpod: 25}
     lium_key_budget_usd: 5     # a key that has spent it loses its pods
     page_size: 2               # RunPod's lists come in pages
+    preempt_at_work: 2         # twice a machine is taken away that has made a checkpoint
+    preempt_after_s: 120       # so long after that, so that there is time to bring it away
 
 Of the requests or orders that a rule is about, it lets `skip` pass and hits the next `count` (null = all), each with
 probability `chance`.
@@ -94,6 +96,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     balance_usd: dict[Literal["runpod", "lium", "shadeform"], float] = {}
     lium_key_budget_usd: float | None = None
     page_size: int = 0
+    preempt_at_work: int = 0
+    preempt_after_s: float = 120.0
 
 
 def read_plan(path: Path) -> Plan:
@@ -114,6 +118,7 @@ class Faults:
 
     def __init__(self, plan: Plan, seed: int = 0) -> None:
         self.plan = plan
+        self.preemptions_left = plan.preempt_at_work
         self._seed = seed
         self._asked: dict[tuple[str, int], int] = {}
 

@@ -170,7 +170,7 @@ class Lium(web.Api):
         gpu = {
             "count": row.num_gpus,
             "driver": "580.65",
-            "details": [{"name": row.chip, "capacity": row.vram_gb * 953}],
+            "details": [{"name": row.chip, "capacity": row.vram_gb << 10}],  # MiB, of which a "GB" has 1024
         }
         return {
             "id": key, "machine_name": row.kind, "executor_ip_address": "127.0.0.1", "gpu_count": row.num_gpus,

@@ -1,5 +1,6 @@
 """What the market has to offer: rows of a file, one offer per region."""
 
+import hashlib
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
@@ -44,6 +45,11 @@ def read_offers(path: Path = BUNDLED) -> list[Offer]:
         return [_offer(row, region, number) for number, row in enumerate(rows) for region in row.regions]
     except (msgspec.DecodeError, ValueError) as error:
         raise UsageError(f"{path}: {error}") from None
+
+
+def digest(offers: list[Offer]) -> str:
+    """The same for the same offers."""
+    return hashlib.sha256(repr(offers).encode()).hexdigest()[:16]
 
 
 def micro_usd(text: str) -> int:

@@ -5,6 +5,7 @@ Reached as the user who runs the world, on loopback, with a host key, a home and
 
 import contextlib
 import getpass
+import glob
 import json
 import os
 import shlex
@@ -125,6 +126,11 @@ class Pod:
         """How many processes it has now."""
         return len(process.find(self.token)) if self._init else 0
 
+    def checkpoints(self) -> set[str]:
+        """Those of the jobs on it that are whole, as paths from where pods keep their files."""
+        root = self.folder / "home" / ".slipway" / "pods"
+        return set(glob.glob("*/work/**/step-*/MANIFEST.json", root_dir=root, recursive=True))
+
     def _furnish(self) -> None:
         home = self.folder / "home"
         (home / "bin").mkdir(parents=True, mode=0o700)
@@ -151,7 +157,6 @@ class Pod:
         environ = {
             "HOME": str(home),
             "PATH": f"{home}/bin:{home}/.local/bin:{os.environ.get('PATH', os.defpath)}",
-            "SLIPWAY_REHEARSAL": "1",
         }
         if self._hardware.slow_disk:
             environ["PYTHONPATH"] = str(self.folder / "python")

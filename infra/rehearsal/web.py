@@ -9,6 +9,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from email.utils import formatdate
@@ -127,6 +128,8 @@ class Hub:
         self.step = step
         self.lines: list[Line] = []
         self.problems: list[str] = []  # what a world could not do, in words
+        self.asked_at = time.monotonic()
+        self.looks = 0  # at the machines' disks
         self.is_closing = threading.Event()
 
     def judge(self, api: Api, route: Route, asked: Asked) -> tuple[Answer, faults.RequestRule | None]:
@@ -201,6 +204,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _do(self) -> None:
         api, hub = self.server.api, self.server.hub
+        hub.asked_at = time.monotonic()
         length = self.headers.get("Content-Length", "0")
         if not length.isdigit() or int(length) > MOST_BYTES or "Transfer-Encoding" in self.headers:
             self.close_connection = True

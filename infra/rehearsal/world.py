@@ -2,30 +2,35 @@
 
 import fcntl
 import json
-import os
 import secrets
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from infra.agent import process
+from infra.agent.job import write_durably
 from infra.errors import SlipwayError, UsageError
 from infra.rehearsal import pods, web
+from infra.rehearsal.attach import ABOUT, overlay
 from infra.rehearsal.clock import Clock
 from infra.rehearsal.control import Control
 from infra.rehearsal.faults import Faults, Plan
 from infra.rehearsal.lium import Lium
 from infra.rehearsal.market import Market
-from infra.rehearsal.offers import micro_usd
+from infra.rehearsal.offers import digest, micro_usd
 from infra.rehearsal.records import Effect, Machine, Offer
 from infra.rehearsal.runpod import Runpod
 from infra.rehearsal.shadeform import Shadeform
+from infra.settings import OVERLAY
 
 TICK_S = 0.05
-ABOUT = "world.json"
+LOOK_TICKS = 5  # between looks at the disks
 VENDORS: dict[str, Callable[..., web.Api]] = {"shadeform": Shadeform, "runpod": Runpod, "lium": Lium}
 READERS = ("runpod", "lium")  # where a key can be made that may only read
 PATHS = {"shadeform": "/v1", "runpod": "", "lium": "/api"}
@@ -48,6 +53,7 @@ class World:
             raise UsageError(f"a rehearsal runs in {folder} already") from None
         pods.end_leftovers(folder / "pods")
         self.clock = Clock(speed)
+        self._offers = digest(offers)
         self.market = Market(offers, seed=seed, now=self.clock.now())
         began_at = self.market.now
         self.market.price_changes = [(began_at + one.at_s, one.offer, one.factor) for one in plan.prices]
@@ -56,6 +62,8 @@ class World:
             self.market.budget_micro_usd["lium"] = micro_usd(str(plan.lium_key_budget_usd))
         self.hub = web.Hub(Faults(plan, seed), self.clock.now, self._step)
         self._pods: dict[tuple[str, int], pods.Pod] = {}
+        self._made_at: dict[tuple[str, int], float] = {}  # when a machine was first seen to have a new checkpoint
+        self._seen: set[str] = set()  # checkpoints that were there when a machine was taken away at work
         self._workers = ThreadPoolExecutor(16, "pods")
         self._keys = {name: secrets.token_hex(16) for name in VENDORS}
         control = Control(self.market, self.hub, self.clock, self._count, seed)
@@ -68,22 +76,29 @@ class World:
         self._threads = [web.serve(server) for server in self._servers.values()]
         self._ticker = threading.Thread(target=self._tick, daemon=True)
         self._ticker.start()
-        draft = folder / f"{ABOUT}.draft"
-        draft.touch(0o600)
-        draft.write_text(json.dumps(self.about()))
-        draft.replace(folder / ABOUT)
+        about = self.about()
+        write_durably(folder / OVERLAY, json.dumps(overlay(folder, about)), 0o600)
+        write_durably(folder / ABOUT, json.dumps(about), 0o600)
 
     def about(self) -> dict[str, Any]:
         """Addresses and keys: what a client has to be told."""
         urls = {name: f"http://127.0.0.1:{server.port}" for name, server in self._servers.items()}
         return {
-            "pid": os.getpid(),
+            "process": asdict(process.myself()),
             "state": str(self.folder),
             "speed": self.clock.speed,
+            "offers": self._offers,
             "truth": urls["truth"],
             **{name: {"url": urls[name] + PATHS[name], "key": key} for name, key in self._keys.items()},
             "read_keys": self._read_keys,
         }
+
+    def idle_s(self) -> float:
+        """Seconds of real time since somebody asked it something, or one of its machines lived."""
+        with self.hub.lock:
+            if any(machine.state in ("booting", "running") for machine in self.market.machines.values()):
+                self.hub.asked_at = time.monotonic()
+            return time.monotonic() - self.hub.asked_at
 
     def close(self) -> None:
         """Nothing of it runs when this returns."""
@@ -106,9 +121,14 @@ class World:
         self.close()
 
     def _tick(self) -> None:
+        ticks = 0
         while not self.hub.is_closing.wait(TICK_S):
             with self.hub.lock:
                 self._step()
+            ticks += 1
+            if ticks % LOOK_TICKS == 0:
+                self._preempt_at_work()
+                self.hub.looks += 1
 
     def _step(self) -> None:
         """Let happen what is due. The lock is held."""
@@ -154,6 +174,23 @@ class World:
             pod.end(effect.grace_s / self.clock.speed)
         with self.hub.lock:
             self.market.detach(effect.machine_id, effect.boot)
+
+    def _preempt_at_work(self) -> None:
+        """Take machines away that have made a checkpoint since the last time, as often as the plan says."""
+        with self.hub.lock:
+            if not self.hub.faults.preemptions_left:
+                return
+            running = [one for one in self.market.machines.values() if one.state == "running" and one.address]
+        for machine in running:
+            found = self._pods[machine.machine_id, machine.boot].checkpoints()
+            with self.hub.lock:
+                if not found - self._seen or machine.state != "running" or not self.hub.faults.preemptions_left:
+                    continue
+                at = self._made_at.setdefault((machine.machine_id, machine.boot), self.market.now)
+                if self.market.now >= at + self.hub.faults.plan.preempt_after_s:
+                    self._seen |= found
+                    self.hub.faults.preemptions_left -= 1
+                    self.market.preempt(machine.machine_id)
 
     def _count(self, machine_id: str) -> int:
         """How many processes the machine really has."""

@@ -91,6 +91,13 @@ def test_a_known_pod_is_gone_when_the_vendor_denies_it_and_not_before(state):
     assert events(decided([known], denied=frozenset({"id-1"}))) == ["gone"]
 
 
+@pytest.mark.parametrize(("state", "are"), [(CREATING, []), (BOOTING, []), (READY, ["gone"]), (TERMINATING, ["gone"])])
+def test_only_what_is_being_rented_is_left_to_its_renter(state, are):
+    known = row(state, remote_id="id-1")
+    said = Listing(began_at=10_000, denied=frozenset({"id-1"}))
+    assert events(decide([known], said, prefix=PREFIX, settle_s=SETTLE_S, busy={known.token})) == are
+
+
 def test_what_turns_up_after_its_end_or_without_a_row_is_ended():
     actions = decided([row(FAILED)], pod(), pod("never-heard-of", "id-7"))
     assert events(actions) == ["resurfaced", "Delete", "Claim", "Delete"]

@@ -287,3 +287,10 @@ def test_the_account_has_an_owner_and_a_balance(stand, lium):
     stand.on("GET /users/me", error(403, "forbidden", "no scope 'read'"))
     with pytest.raises(AuthError, match="scope"):
         lium.account()
+
+
+def test_a_bill_is_told_of_pods_that_are_gone_too_and_is_none_for_strangers(stand, lium):
+    stand.on("GET /pods/{id}/record", Answer(200, {"pod_id": "5c2f", "total_cost": 14.5, "removed_at": "2026-11-20"}))
+    assert lium.billed("5c2f") == 14_500_000
+    stand.on("GET /pods/{id}/record", error(404, "not_found", "Pod not found"))
+    assert lium.billed("5c2f") is None

@@ -312,3 +312,12 @@ def test_the_account_has_an_owner_and_a_balance(stand, runpod):
     stand.on("POST /graphql", Answer(401))
     with pytest.raises(AuthError):
         runpod.account()
+
+
+def test_a_bill_is_the_sum_of_the_vendors_records_of_that_pod(stand, keys):
+    amounts = [{"podId": "7h9k", "totalAmount": 1.25}, {"podId": "7h9k", "totalAmount": 0.000001}]
+    stand.on("GET /v2/billing/pods", Answer(200, {"records": amounts, "metadata": {}}))
+    vendor = RunPod(JsonApi("runpod", stand.url, dict([KEY])), keys)
+    assert vendor.billed("7h9k") == 1_250_001 and stand.asked[-1].params["podId"] == "7h9k"
+    stand.on("GET /v2/billing/pods", Answer(200, {"records": [], "metadata": {}}))
+    assert vendor.billed("7h9k") is None

@@ -292,3 +292,10 @@ def test_the_account_is_a_fingerprint_of_the_key_and_a_bad_key_is_refused(stand,
     assert account.balance_micro_usd is None and re.fullmatch("key [0-9a-f]{8}", account.owner)
     with pytest.raises(AuthError, match="Invalid API key"):
         client(stand, keys, ("X-API-KEY", "other")).account()
+
+
+def test_a_bill_is_told_as_long_as_the_machine_is_shown(stand, shadeform, token):
+    stand.on("GET /instances/{id}/info", Answer(200, instance(token, cost_estimate="1.25")))
+    assert shadeform.billed("1dc915dd") == 1_250_000
+    stand.on("GET /instances/{id}/info", Answer(404))
+    assert shadeform.billed("1dc915dd") is None

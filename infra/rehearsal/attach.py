@@ -1,0 +1,199 @@
+"""A user's rehearsal: a world in a process of its own, begun, found again and ended; and what leads a program into it.
+
+In: the folder where this user's worlds are, beside the journal. Out: a `Running` world, whose folder holds an overlay
+of settings: a process whose SLIPWAY_REHEARSAL names that folder, and every process that it starts, deals with the
+world through its ordinary settings, and knows nothing of it. There is one world at a time. Each has a folder of its own
+with its journal, its store and its machines, which stays until the next world begins.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra import journal_file
+from infra.agent.job import write_durably
+from infra.agent.process import Identity, is_alive, send
+from infra.errors import SlipwayError, UsageError
+from infra.names import random_word
+from infra.settings import VENDORS
+
+ROOT = Path(__file__).parents[2]
+ABOUT, ENDED, MARK, CURRENT = "world.json", "ended.json", "REHEARSAL", "current"
+JOURNAL = "journal.db"
+INSIDE = "SLIPWAY_REHEARSAL"  # names the folder of the world that a process deals with, to it and what it starts
+SPEED = 60.0
+IDLE_S = 900.0
+START_S = 60.0
+STOP_S = 60.0
+ASK_S = 20.0
+AGAIN = "begin one with: inv rehearse"
+
+
+class NoWorld(UsageError):
+    """There is none that runs, and why not."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """A world that answers, or did when it was looked at."""
+
+    folder: Path
+    about: Mapping[str, Any]
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(**self.about["process"])
+
+    @property
+    def speed(self) -> float:
+        return float(self.about["speed"])
+
+    def truth(self) -> dict[str, Any]:
+        """What is true of it. Raises NoWorld when it does not answer any more."""
+        return self._ask("/truth")
+
+    def calls(self) -> list[dict[str, Any]]:
+        """Every request to a vendor so far. Raises NoWorld."""
+        return self._ask("/calls")
+
+    def tell(self, path: str, body: Any) -> Any:
+        """One of the pushes of `control`. Raises UsageError for what it refuses, NoWorld when it has ended."""
+        return self._ask(path, body)
+
+    def _ask(self, path: str, body: Any = None) -> Any:
+        content = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.about["truth"] + path, content, {"Content-Type": "application/json"})
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with direct.open(request, timeout=ASK_S) as answer:
+                return json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                raise UsageError(f"the rehearsal refuses {path}: {json.loads(error.read())['error']}") from None
+        except OSError as error:
+            raise NoWorld(f"the rehearsal does not answer ({error}); {AGAIN}") from None
+
+
+def beside(state_file: Path) -> Path:
+    """Where the worlds of the user with this journal are."""
+    return state_file.with_name(f"{state_file.stem}-rehearsal")
+
+
+def overlay(folder: Path, about: Mapping[str, Any]) -> dict[str, str]:
+    """The variables that lead to the world in that folder, as settings read them."""
+    vendors = {name: about[name] for name in VENDORS}
+    return {
+        **{f"SLIPWAY_{name.upper()}_URL": vendor["url"] for name, vendor in vendors.items()},
+        **{f"{name.upper()}_API_KEY": vendor["key"] for name, vendor in vendors.items()},
+        "SLIPWAY_STATE_FILE": str(folder / JOURNAL),
+        "SLIPWAY_STORE": str(folder / "artifacts"),
+        "SLIPWAY_PODS": str(folder / "here" / "pods"),
+        "SLIPWAY_POOLS": str(folder / "pools.yaml"),  # no such file: own machines are not rehearsed
+        "SLIPWAY_CLOCK_SCALE": f"{about['speed']:.6f}",
+    }
+
+
+def find(base: Path) -> Running:
+    """The world that runs. Raises NoWorld, which tells what became of the last one."""
+    try:
+        folder = base / (base / CURRENT).read_text().strip()
+    except FileNotFoundError:
+        raise NoWorld(f"no rehearsal runs; {AGAIN}") from None
+    try:
+        running = Running(folder, json.loads((folder / ABOUT).read_text()))
+        if is_alive(running.identity):
+            return running
+        pid = running.identity.pid
+        raise NoWorld(f"the rehearsal has died (process {pid}), and its machines with it; {AGAIN}")
+    except (FileNotFoundError, ValueError):
+        raise NoWorld(f"no rehearsal runs{_last_words(folder)}; {AGAIN}") from None
+
+
+def start(base: Path, *words: str, speed: float, idle_s: float = IDLE_S) -> Running:
+    """A new world, once it answers; `words`: more of the command line of `python -m infra.rehearsal`.
+
+    Raises UsageError when one runs already, or for words that mean nothing.
+    """
+    with _alone(base):
+        with contextlib.suppress(NoWorld):
+            found = find(base)
+            raise UsageError(f"a rehearsal runs already in {found.folder}; end it with: inv rehearse --stop")
+        _clear(base)
+        folder = base / f"world-{random_word(8)}"
+        folder.mkdir(mode=0o700)
+        (folder / MARK).touch()
+        write_durably(base / CURRENT, folder.name)
+        line = [sys.executable, "-m", "infra.rehearsal", "--state", str(folder), "--speed", str(speed)]
+        line += ["--idle-s", str(idle_s), *words]
+        log = folder / "world.log"
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                line, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+            )
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if (folder / ABOUT).exists():
+                return find(base)
+            if process.poll() is not None:
+                said = log.read_text().strip() or f"it left with exit code {process.returncode}"
+                raise UsageError(said.removeprefix("rehearsal: "))
+            time.sleep(0.02)
+        process.kill()
+        process.wait()
+        raise SlipwayError(f"the rehearsal did not begin within {START_S:g} s; see {log}")
+
+
+def stop(base: Path) -> Running:
+    """The world that was ended: nothing of it runs when this returns. Raises NoWorld when none runs."""
+    with _alone(base):
+        found = find(base)
+        send(found.identity, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_S
+        while is_alive(found.identity):
+            if time.monotonic() > deadline:
+                pid = found.identity.pid
+                raise SlipwayError(f"the rehearsal (process {pid}) does not end; end it with: kill -9 {pid}")
+            time.sleep(0.02)
+    return found
+
+
+def _last_words(folder: Path) -> str:
+    try:
+        ended = json.loads((folder / ENDED).read_text())
+    except (FileNotFoundError, ValueError):
+        return ""
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(ended["at"]))
+    return f" (the last one ended at {when}: {ended['why']})"
+
+
+@contextmanager
+def _alone(base: Path) -> Iterator[None]:
+    """Only one process begins or ends worlds at a time."""
+    base.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(base / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _clear(base: Path) -> None:
+    """Remove what worlds that have ended left here. Their machines ended with them."""
+    from infra.rehearsal import pods
+
+    for folder in base.glob("world-*"):
+        if (folder / MARK).exists():
+            pods.end_leftovers(folder / "pods")
+            journal_file.installation_file(folder / JOURNAL, os.environ).unlink(missing_ok=True)
+            shutil.rmtree(folder)

@@ -1,0 +1,174 @@
+"""What `inv audit` and `inv reap` do: the accounts as they are, and what is due in them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from invoke import Exit
+
+from infra import offers
+from infra import reap as reaping
+from infra.audit import UNCLEAR, Finding
+from infra.errors import SlipwayError
+from infra.hosts import at_once
+from infra.journal import Journal
+from infra.providers import Market
+from infra.reconcile import Action, Claim, Delete
+from infra.settings import VENDORS, Settings
+from scripts import render, words
+from scripts.ledger import open_journal, settle
+from scripts.program import print_json
+from scripts.project import columns
+
+ASK_S = 120.0
+WORDS = {
+    "found": "adopted",
+    "unsent": "nothing had been asked for",
+    "unclear": "its launch was cut off",
+    "absent": "it was never made",
+    "gone": "it is gone",
+    "resurfaced": "it turned up after its end",
+    "end": "it is to end",
+}
+
+
+def audit(provider, kill, json):
+    settings = words.settings()
+    with open_journal(settings) as journal:
+        markets, problems = known_accounts(settings, journal, provider)
+        found: list[Finding] = []
+        done: list[dict[str, Any]] = []
+        if kill:
+            done = [line for market in markets for line in clear(market, journal, settings, found, problems, True)]
+        else:
+            looks = at_once(lambda one: reaping.inspect(one, journal), markets, ASK_S)
+            for market, seen in zip(markets, looks, strict=True):
+                if isinstance(seen, SlipwayError):
+                    problems.append(f"{market.name}: {seen}")
+                else:
+                    found += seen[0]
+                    problems += seen[1].problems
+        installation = journal.installation
+    if json:
+        machines = [machine_json(one) for one in found]
+        print_json({"installation": installation, "machines": machines, "done": done, "problems": problems})
+    else:
+        for line in done:
+            render.say(done_words(line))
+        show(found, problems)
+    leave("audit", found, problems, "end them with: inv audit --kill")
+
+
+def reap(provider, json):
+    settings = words.settings()
+    with open_journal(settings) as journal:
+        here = [op.token for op in journal.ops(live=True) if op.vendor not in VENDORS]
+        if here and not provider:
+            settle(journal, settings, here)
+        markets, problems = known_accounts(settings, journal, provider)
+        found: list[Finding] = []
+        done = [line for market in markets for line in clear(market, journal, settings, found, problems)]
+    if json:
+        due = [machine_json(one) for one in found if one.is_wrong]
+        print_json({"done": done, "due": due, "problems": problems})
+    else:
+        for line in done:
+            print(done_words(line))
+        for problem in problems:
+            render.say(render.clean(problem))
+        if not done:
+            render.say("nothing was due")
+    leave("reap", found, problems, "run again: inv reap")
+
+
+def clear(
+    market: Market, journal: Journal, settings: Settings, found: list[Finding], problems: list[str],
+    orphans_only: bool = False,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Reap one account; what was done there. What is there now, and what went wrong, is added to the lists."""
+    reaped = reaping.reap(market, journal, orphans_only=orphans_only)
+    found += reaped.findings
+    problems += reaped.problems
+    ended = [{"provider": op.vendor, "run": op.run, "what": f"it is to end: {reason}"} for op, reason in reaped.due]
+    return [*ended, *(action_json(action, market, journal) for action in reaped.actions)]
+
+
+def done_words(line: Mapping[str, Any]) -> str:
+    return render.clean(f"{line['provider']}: {line['run']}: {line['what']}")
+
+
+def known_accounts(settings: Settings, journal: Journal, only: str) -> tuple[list[Market], list[str]]:
+    """The accounts to ask; an account that we have pods in, and no key of, is a problem."""
+    markets, problems = offers.accounts(settings, only)
+    asked = {market.name for market in markets}
+    for name, key in VENDORS.items():
+        live = [op for op in journal.ops(live=True) if op.vendor == name]
+        if live and name not in asked and only in ("", name):
+            cost = render.usd(sum(op.rate for op in live))
+            problems.append(
+                f"{name}: no key is set, and {render.count(len(live), 'pod')} of ours may run there at {cost} USD/h; "
+                f"set {key.upper()}"
+            )
+    if not markets and not problems:
+        render.say("no vendor's key is set, and nothing was rented that may still run: there is no account to ask")
+    return markets, problems
+
+
+def show(found: Sequence[Finding], problems: Sequence[str]) -> None:
+    if found:
+        rows = [("provider", "machine", "whose", "run or name", "state", "USD/h", "age", "")]
+        for one in found:
+            age = "?" if one.age_s is None else render.duration(one.age_s)
+            price = render.usd(one.micro_usd_per_hour)
+            rows.append(
+                (one.provider, one.pod_id or "?", one.kind, one.run or one.name, one.state, price, age, one.note)
+            )
+        print(render.clean(columns(rows)))
+    elif not problems:
+        render.say("no machine runs in any account")
+    for problem in problems:
+        render.say(render.clean(problem))
+
+
+def leave(command: str, found: Sequence[Finding], problems: Sequence[str], then: str) -> None:
+    """Exit 5 when something of ours bills that nobody wants, or when that is not known."""
+    wrong = [one for one in found if one.is_wrong]
+    unclear = [one for one in wrong if one.kind == UNCLEAR]
+    said = []
+    if sure := [one for one in wrong if one not in unclear]:
+        said.append(f"{in_words(sure)} should not run; {then}")
+    if unclear:
+        said.append(f"{in_words(unclear)} may run, since their requests got no clear answer; run: inv reap")
+    if problems:
+        said.append("not everybody could be asked, so there may be more: " + "; ".join(problems))
+    if said:
+        raise Exit(render.clean(f"inv {command}: " + "\n".join(said)), code=5)
+
+
+def in_words(found: Sequence[Finding]) -> str:
+    names = ", ".join(f"{one.provider} {one.pod_id or one.token} ({one.kind})" for one in found)
+    cost = render.usd(sum(one.micro_usd_per_hour for one in found))
+    return f"{render.count(len(found), 'machine')} of ours at {cost} USD/h ({names})"
+
+
+def machine_json(one: Finding) -> dict[str, Any]:
+    return {
+        "provider": one.provider,
+        "id": one.pod_id or None,
+        "whose": one.kind,
+        "run": one.run or None,
+        "name": one.name or None,
+        "token": one.token or None,
+        "state": one.state or None,
+        "usd_per_hour": render.usd(one.micro_usd_per_hour),
+        "age_s": None if one.age_s is None else round(one.age_s),
+        "note": one.note or None,
+    }
+
+
+def action_json(action: Action, market: Market, journal: Journal) -> dict[str, Any]:
+    """What reconciling did about one machine, in words."""
+    token = action.pod.token if isinstance(action, Claim) else action.token
+    what = "an orphan: it is to end" if isinstance(action, Claim) else "asked to delete it"
+    if not isinstance(action, (Claim, Delete)):
+        what = WORDS.get(action.event, "not seen; looked for again")
+    return {"provider": market.name, "run": journal.op(token).run, "what": what}
