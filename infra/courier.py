@@ -1,0 +1,28 @@
+"""A job whose work outlives its pod: what it makes goes to the store while it is at work, from the pod itself."""
+
+from dataclasses import replace
+
+from infra.agent.job import Job, Step
+
+FETCH, CARRY = "fetch", "carry"
+
+
+def with_courier(job: Job, store: str, run: str) -> Job:
+    """The job with a first step that brings what an earlier pod of the run left in `store`, and a courier beside all.
+
+    `store` is named as the pod names it. A job that has them already stays as it is.
+    """
+    if job.beside is not None:
+        return job
+    config = {"store": store, "run": run, "makings": _makings(job)}
+    fetch = Step(FETCH, ("-m", "store.courier", "fetch"), "train", config)
+    carry = Step(
+        CARRY, ("-m", "store.courier", "carry"), "train", {**config, "after": FETCH, "secrets": list(job.secrets)}
+    )
+    return replace(job, steps=(fetch, *job.steps), beside=carry)
+
+
+def _makings(job: Job) -> dict[str, dict[str, str]]:
+    """By step, what tells whether its artifact is in its store."""
+    found = {step.name: step.config["making"] for step in job.steps if "making" in step.config}
+    return {step: {key: making[key] for key in ("store", "name", "fingerprint")} for step, making in found.items()}
