@@ -30,6 +30,7 @@ from store.manifest import StoreError
 from store.masking import Mask
 from store.run_folder import ACKNOWLEDGED, CHECKPOINT, MANIFEST, Damaged, RunFolder, by_folder, step_of
 
+WAITING = "state/waiting.json"
 LOOK_S = 0.5
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 LAST_WAIT_S = 5.0  # between two tries when the run is over
@@ -69,18 +70,20 @@ class Courier:
         self.known = acknowledged_here(root)
         self.mask = Mask(os.environ.get(name, "") for name in config.secrets)
         self.carried: dict[str, tuple[int, int]] = {}  # size and time of the files that the store has
+        self.begun = f"state/marks/{config.after}.json"
         self.damaged: dict[str, str] = {}
         self.waiting: list[str] = []
         self.grown_at = 0.0
 
     def carry(self, last: bool = False) -> None:
         """One look: all that is new goes to the store. Raises what the store raises; then what is left waits."""
-        if not (self.root / "state" / "marks" / f"{self.config.after}.json").exists():
+        if not (self.root / self.begun).exists():
             words = self._changed(WORDS)
             self._wait_for(words)
             self._carry_files(words)
             return
-        checkpoints = [one[0] for one in self._whole().values() if one and one[0] not in self.known]
+        whole = self._whole()
+        checkpoints = [names[0] for names in whole.values() if names and names[0] not in self.known]
         grown = last or bool(checkpoints) or time.monotonic() >= self.grown_at
         files = self._changed(WORDS + ONCE)  # after the checkpoints were seen: figures must reach as far as they do
         growing = [name for name in self._changed(GROWING) if name not in files] if grown else []
@@ -91,8 +94,8 @@ class Courier:
         if growing:
             now = time.monotonic()
             self.grown_at = now + max(self.config.every_s, SHARE * (now - began))
-        for name in checkpoints:
-            self._carry_checkpoint(name)
+        for names in whole.values():
+            self._carry_newest(names)
         self._wait_for(list(self.damaged))
 
     def _whole(self) -> dict[str, list[str]]:
@@ -109,7 +112,8 @@ class Courier:
                 name = path.relative_to(self.root).as_posix()
                 if path.suffix == ".times" and earlier_of(self.root, name):
                     continue  # it dates the bytes of this pod's log; those of the pod before stand in front of them
-                if not path.name.startswith(".") and self.carried.get(name) != _stamp(path):
+                is_ours = name == self.begun or path.name.startswith(".")
+                if not is_ours and self.carried.get(name) != _stamp(path):
                     names.append(name)
         return names
 
@@ -122,41 +126,59 @@ class Courier:
             earlier = _pieces(before, before.stat().st_size) if before else ()
             self.folder.put(name, self.mask(itertools.chain(earlier, _pieces(path, stamp[0]))))
             self.carried[name] = stamp
-            self._acknowledge({name: time.time()})
+            self._acknowledge({**self.known, name: time.time()})
             self._wait_for([one for one in self.waiting if one != name])
 
-    def _carry_checkpoint(self, name: str) -> None:
-        """Then the oldest there go, as soon as two that were read back are newer."""
+    def _carry_newest(self, names: list[str]) -> None:
+        """The newest of these checkpoints of a folder that is not damaged, unless the store has it."""
+        for name in names:
+            if name in self.known or self._carry_checkpoint(name):
+                return
+
+    def _carry_checkpoint(self, name: str) -> bool:
+        """False when it is damaged here."""
         try:
             self.folder.put_checkpoint(self.root / name, name)
         except (Damaged, FileNotFoundError) as error:
-            if (self.root / name / MANIFEST).exists():
-                self.damaged[name] = str(error)
-                self.say(f"{name} is damaged here, and is not carried: {error}")
-            return  # else a newer one has taken its place
-        above = name.rpartition("/")[0]
-        ours = sorted((one for one in {*self.known, name} if one.rpartition("/")[0] == above), key=step_of)
-        ours = [one for one in ours if CHECKPOINT.fullmatch(one)]
-        kept = {one: at for one, at in {**self.known, name: time.time()}.items() if one not in ours[:-KEPT]}
-        checkpoints = {one: at for one, at in kept.items() if CHECKPOINT.fullmatch(one)}
+            if not (self.root / name / MANIFEST).exists():
+                return True  # a newer one has taken its place
+            if not isinstance(error, Damaged):
+                raise
+            self.damaged[name] = str(error)
+            self.say(f"{name} is damaged here, and is not carried: {error}")
+            return False
+        above, known = name.rpartition("/")[0], {**self.known, name: time.time()}
+        ours = [one for one in known if CHECKPOINT.fullmatch(one) and one.rpartition("/")[0] == above]
+        kept = sorted(ours, key=step_of)[-KEPT:]
+        known = {one: at for one, at in known.items() if one not in ours or one in kept}
+        checkpoints = {one: at for one, at in known.items() if CHECKPOINT.fullmatch(one)}
         self.folder.put(ACKNOWLEDGED, [json.dumps(checkpoints, indent=1).encode()])
-        self.known = kept
-        self._acknowledge({})
+        self._acknowledge(known)
         self.say(f"{name} is in the store")
         self._wait_for([one for one in self.waiting if one != name])
-        there = {match[0] for file in self.folder.names() if (match := CHECKPOINT.fullmatch(file.rpartition("/")[0]))}
-        for old in sorted(there):
-            if old.rpartition("/")[0] == above and step_of(old) < step_of(ours[-KEPT:][0]):
-                self.folder.remove_checkpoint(old)
+        self._remove_older(kept[0])
+        return True
 
-    def _acknowledge(self, fresh: Mapping[str, float]) -> None:
-        self.known = {**self.known, **fresh}
-        local.replace(self.root / ACKNOWLEDGED, json.dumps(self.known, indent=1).encode())
+    def _remove_older(self, oldest: str) -> None:
+        """What the store has of that folder from before this checkpoint, also what an upload that was cut off left."""
+        for name in sorted({file.rpartition("/")[0] for file in self.folder.names()}):
+            is_of_it = CHECKPOINT.fullmatch(name) and name.rpartition("/")[0] == oldest.rpartition("/")[0]
+            if is_of_it and step_of(name) < step_of(oldest):
+                self.folder.remove_checkpoint(name)
+
+    def _acknowledge(self, known: dict[str, float]) -> None:
+        self.known = known
+        self._note(ACKNOWLEDGED, known)
 
     def _wait_for(self, names: list[str]) -> None:
-        if names != self.waiting or not (self.root / "state" / "waiting.json").exists():
+        if names != self.waiting or not (self.root / WAITING).exists():
             self.waiting = names
-            local.replace(self.root / "state" / "waiting.json", json.dumps({"names": names}).encode())
+            self._note(WAITING, {"names": names})
+
+    def _note(self, name: str, value: Any) -> None:
+        """A full disk here costs the reader news: what can be carried is carried all the same."""
+        with contextlib.suppress(OSError):
+            local.replace(self.root / name, json.dumps(value, indent=1).encode())
 
 
 def carry(root: Path, config: Config) -> int:
