@@ -15,11 +15,10 @@ from typing import Any, TypeVar
 from store import local
 from store.artifacts import Store
 from store.manifest import StoreError
-from store.run_folder import ACKNOWLEDGED, Checkpoint, Damaged, RunFolder, by_folder, step_of
+from store.run_folder import ACKNOWLEDGED, LOG, Checkpoint, Damaged, RunFolder, by_folder, step_of
 
 TRIES, FIRST_WAIT_S = 6, 1.0
 EARLIER = "state/earlier"  # logs of an earlier pod that this one had begun before they came
-LOG = re.compile(r"logs/(?!\.)[A-Za-z0-9._-]{1,128}\.(log|times)")
 METRICS = re.compile(r"work/runs/(?!\.)([A-Za-z0-9._-]{1,128})/metrics\.jsonl")
 
 T = TypeVar("T")
