@@ -5,6 +5,7 @@ from dataclasses import replace
 from infra.agent.job import Job, Step
 
 FETCH, CARRY = "fetch", "carry"
+EVERY_S = {"hf": 600.0}  # every file is a commit there, and a repository takes only so many of them
 
 
 def with_courier(job: Job, store: str, run: str) -> Job:
@@ -15,10 +16,10 @@ def with_courier(job: Job, store: str, run: str) -> Job:
     if job.beside is not None:
         return job
     config = {"store": store, "run": run, "makings": _makings(job)}
+    often = EVERY_S.get(store.partition("://")[0], 60.0)
     fetch = Step(FETCH, ("-m", "store.courier", "fetch"), "train", config)
-    carry = Step(
-        CARRY, ("-m", "store.courier", "carry"), "train", {**config, "after": FETCH, "secrets": list(job.secrets)}
-    )
+    carrying = {**config, "after": FETCH, "every_s": often, "secrets": list(job.secrets)}
+    carry = Step(CARRY, ("-m", "store.courier", "carry"), "train", carrying)
     return replace(job, steps=(fetch, *job.steps), beside=carry)
 
 

@@ -74,8 +74,10 @@ def bring_logs_from_store(op: Op, folder: Path) -> list[Path]:
             if LOG.fullmatch(name) and (not path.exists() or path.stat().st_size < size):
                 write_whole(path, there.pieces(name))
                 paths.append(path)
-    except OSError as error:
-        raise StoreError(f"the logs of {op.run} in {op.store}: {error}") from error
+    except StoreError:
+        raise
+    except Exception as error:  # whatever a store's client raises
+        raise StoreError(f"the logs of {op.run} in {op.store}: {type(error).__name__}: {error}") from error
     return paths
 
 
