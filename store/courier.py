@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,7 @@ class Courier:
         self.carried: dict[str, tuple[int, int]] = {}  # size and time of the files that the store has
         self.begun = f"state/marks/{config.after}.json"
         self.damaged: dict[str, str] = {}
+        self.tidy: set[str] = set()  # folders there of which nothing is to be removed just now
         self.waiting: list[str] = []
         self.grown_at = 0.0
 
@@ -94,8 +95,9 @@ class Courier:
         if growing:
             now = time.monotonic()
             self.grown_at = now + max(self.config.every_s, SHARE * (now - began))
-        for names in whole.values():
+        for above, names in whole.items():
             self._carry_newest(names)
+            self._remove_older(above)
         self._wait_for(list(self.damaged))
 
     def _whole(self) -> dict[str, list[str]]:
@@ -148,23 +150,26 @@ class Courier:
             self.say(f"{name} is damaged here, and is not carried: {error}")
             return False
         above, known = name.rpartition("/")[0], {**self.known, name: time.time()}
-        ours = [one for one in known if CHECKPOINT.fullmatch(one) and one.rpartition("/")[0] == above]
-        kept = sorted(ours, key=step_of)[-KEPT:]
-        known = {one: at for one, at in known.items() if one not in ours or one in kept}
+        dropped = _newest_first(known, above)[KEPT:]
+        known = {one: at for one, at in known.items() if one not in dropped}
         checkpoints = {one: at for one, at in known.items() if CHECKPOINT.fullmatch(one)}
         self.folder.put(ACKNOWLEDGED, [json.dumps(checkpoints, indent=1).encode()])
         self._acknowledge(known)
         self.say(f"{name} is in the store")
         self._wait_for([one for one in self.waiting if one != name])
-        self._remove_older(kept[0])
+        self.tidy.discard(above)
         return True
 
-    def _remove_older(self, oldest: str) -> None:
-        """What the store has of that folder from before this checkpoint, also what an upload that was cut off left."""
-        for name in sorted({file.rpartition("/")[0] for file in self.folder.names()}):
-            is_of_it = CHECKPOINT.fullmatch(name) and name.rpartition("/")[0] == oldest.rpartition("/")[0]
-            if is_of_it and step_of(name) < step_of(oldest):
+    def _remove_older(self, above: str) -> None:
+        """Of a folder whose newest two were read back: what is older there, also what a cut-off upload has left."""
+        kept = _newest_first(self.known, above)[:KEPT]
+        if above in self.tidy or len(kept) < KEPT:
+            return
+        there = {file.rpartition("/")[0] for file in self.folder.names()}
+        for name in _newest_first(there, above):
+            if step_of(name) < step_of(kept[0]) and name not in kept:
                 self.folder.remove_checkpoint(name)
+        self.tidy.add(above)
 
     def _acknowledge(self, known: dict[str, float]) -> None:
         self.known = known
@@ -249,6 +254,12 @@ def _alone(root: Path) -> Iterator[None]:
         except BlockingIOError:
             raise StoreError("another courier carries for this pod") from None
         yield
+
+
+def _newest_first(names: Iterable[str], above: str) -> list[str]:
+    """The checkpoints of a folder."""
+    ours = [name for name in names if CHECKPOINT.fullmatch(name) and name.rpartition("/")[0] == above]
+    return sorted(ours, key=step_of, reverse=True)
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
