@@ -6,7 +6,7 @@ import time
 
 from infra.agent import limits as ends
 from infra.agent.job import Job, Limits, Step
-from infra.agent.process import identify, send
+from infra.agent.process import Identity, identify, send
 from infra.agent.state import write_json
 from tests.agent.test_nodes import Pair, together
 from tests.agent.test_steps import COUNT, ENVIRONMENT, WAIT
@@ -52,6 +52,15 @@ def lives(world: World) -> list[int]:
 
 def ready(world: World) -> None:
     until((world.pod.work / "ready").exists, "it runs beside")
+
+
+def time_passes(world: World, elapsed_s: float) -> Identity:
+    """The agent, stopped, while the guard to come believes that so much has elapsed."""
+    agent = world.living("agent")
+    send(agent, signal.SIGSTOP)
+    world.kill("guard")
+    write_json(world.pod.state / "guard.json", {"token": world.token, "elapsed_s": elapsed_s, "clocks": None})
+    return agent
 
 
 def test_one_process_runs_beside_all_steps_and_is_none_of_them(world: World) -> None:
@@ -162,9 +171,11 @@ def test_a_stop_cuts_short_what_time_there_was(world: World) -> None:
 
 
 def test_before_the_limit_there_is_time_for_the_step_and_for_the_one_beside(world: World) -> None:
-    beside(world, module("wait"), limits=Limits(time_s=3600.0), clock_scale=100.0)
-    write_json(world.pod.state / "guard.json", {"token": world.token, "elapsed_s": 3100.0, "clocks": None})
+    beside(world, module("wait"), limits=Limits(time_s=3600.0), clock_scale=50.0)
     world.start()
+    ready(world)
+    until(lambda: world.lines("ran.txt"))
+    send(time_passes(world, 3160.0), signal.SIGCONT)  # it brings the guard back
     verdict = world.verdict()
     assert (verdict["state"], verdict["reason"]) == ("limit", "the limit of 3600 s is near")
     assert (world.lines("left.txt"), world.lines("asked.txt")) == (["left"], ["limit"])
@@ -176,10 +187,8 @@ def test_at_the_limit_the_guard_ends_it_with_everything_else(world: World) -> No
     world.start()
     ready(world)
     until(lambda: world.lines("ran.txt"))
-    send(world.living("agent"), signal.SIGSTOP)
-    world.kill("guard")
-    write_json(world.pod.state / "guard.json", {"token": world.token, "elapsed_s": 3590.0, "clocks": None})
-    world.start()
+    time_passes(world, 3590.0)
+    world.start()  # of a guard; the agent stays as it is
     verdict = world.verdict()
     assert (verdict["state"], verdict["reason"]) == ("limit", "the limit of 3600 s is reached")
     assert not world.members()
