@@ -19,6 +19,8 @@ from infra.journal import Op
 from infra.pods import folder_of
 from infra.transport import READ_BYTES, Transport
 from store import Manifest, Store, StoreError, places
+from store.local import write_whole
+from store.run_folder import LOG, RunFolder
 
 LIST_S = 30.0
 SLOWEST_BYTES_PER_S = 100_000
@@ -57,6 +59,26 @@ def _append(transport: Transport, source: str, path: Path, size: int) -> None:
                 raise SlipwayError(f"{source} has shrunk while it was read")
             file.write(piece)
             here += len(piece)
+
+
+def bring_logs_from_store(op: Op, folder: Path) -> list[Path]:
+    """Copy to `folder` the logs that the pod's courier has brought to the store and that are longer than those here.
+
+    For a pod that does not answer any more. Raises StoreError when the store cannot be read.
+    """
+    paths = []
+    try:
+        there = RunFolder(op.store or "", op.run)
+        for name, size in sorted(there.names().items()):
+            path = folder / PurePosixPath(name).name
+            if LOG.fullmatch(name) and (not path.exists() or path.stat().st_size < size):
+                write_whole(path, there.pieces(name))
+                paths.append(path)
+    except StoreError:
+        raise
+    except Exception as error:  # whatever a store's client raises
+        raise StoreError(f"the logs of {op.run} in {op.store}: {type(error).__name__}: {error}") from error
+    return paths
 
 
 def words_there(op: Op, transport: Transport) -> dict[str, Any]:

@@ -196,4 +196,5 @@ class PodView:
     ssh: str = ""  # the command that reaches a rented pod
     started_at: float = 0.0
     note: str = ""
+    in_store: Mapping[str, float] = field(default_factory=dict)  # newest checkpoints read back there, and when
     recoveries: int = 0  # how often its keeper has brought it back

@@ -94,6 +94,7 @@ def view(op: Op, reading: Reading, now: float, rows: Sequence[Op] = ()) -> PodVi
         ssh=_ssh(op) if op.is_live and reading.pod and reading.pod.state else "",
         started_at=float(op.intent_at),
         note=_note(op, reading),
+        in_store=progress.get("in_store") or {},
         recoveries=op.recoveries,
     )
 

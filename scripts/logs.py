@@ -21,6 +21,7 @@ from infra.transport import Lost, TimedOut, Transport, Unreachable
 from scripts import words
 from scripts.ledger import find_run, open_journal
 from scripts.render import clean
+from store import StoreError
 
 LAST_S = 60.0  # a pod that is deaf when its run has ended is asked again for so long
 
@@ -40,8 +41,9 @@ def show(
     folder, vendor = words.homes(settings) / op.run, words.provider(settings, op.vendor)
     wanted_s = words.seconds(since)
     after = 0.0 if wanted_s is None else time.time() - wanted_s
-    if op.address:
-        bring(op, vendor.reach(pods.pod_of(op)), folder)
+    is_deaf = bring(op, vendor.reach(pods.pod_of(op)), folder) if op.address else True
+    if op.store and (is_deaf or not op.is_live):
+        bring_from_store(op, folder)
 
     def paths() -> list[Path]:
         return choose_errors(folder, file) if errors else choose(folder, op, file, follow)
@@ -87,6 +89,14 @@ def bring(op: Op, transport: Transport, folder: Path) -> bool:
     except (Lost, TimedOut, Unreachable) as error:
         print(f"{op.run}: {error}", file=sys.stderr)
         return True
+
+
+def bring_from_store(op: Op, folder: Path) -> None:
+    """What the pod itself has brought there: it may be gone."""
+    try:
+        home.bring_logs_from_store(op, folder)
+    except StoreError as error:  # then what is at home has to do
+        print(f"{op.run}: {error}", file=sys.stderr)
 
 
 def choose(folder: Path, op: Op, file: str, follow: bool) -> list[Path]:

@@ -216,6 +216,7 @@ def view_json(view: PodView) -> dict[str, Any]:
         "ends": list(view.ends),
         "started_at": iso(view.started_at),
         "note": view.note or None,
+        "in_store": {name: iso(at) for name, at in view.in_store.items()},
         "recoveries": view.recoveries,
     }
 
@@ -276,7 +277,10 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
         if said:
             lines.append(Text(f"{view.run}: {said}"))
         back = f"brought back {count(view.recoveries, 'time')}" if view.recoveries else ""
-        words = (clean(view.note), back, money(view), *view.ends, view.ssh)
+        safe = (
+            f"checkpoint {clean(one)} is in the store, {duration(now - at)} ago" for one, at in view.in_store.items()
+        )
+        words = (clean(view.note), *safe, back, money(view), *view.ends, view.ssh)
         lines.extend(Text(f"{view.run}: {one}", style="dim") for one in words if one)
     at_work = [view for view in views if view.state in ("running", "lost") and view.progress]
     return Group(table, *([figures_table(at_work, now)] if at_work else []), *lines)

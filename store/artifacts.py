@@ -14,12 +14,13 @@ import re
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from store import local
+from store.files import Files, chunks
 from store.manifest import (
     FLAT_MANIFEST,
     MANIFEST,
@@ -33,23 +34,10 @@ from store.manifest import (
 )
 
 _LEFTOVER = re.compile(r"(?:.*/)?\.(?:tmp|trash)-[0-9a-f]{32}")
-_CHUNK = 1 << 20
 
 
-class Store:
+class Store(Files):
     """Artifacts under one fsspec URI or folder."""
-
-    def __init__(self, uri: str | Path) -> None:
-        """Raises StoreError when nothing here can speak to that URI. Touches nothing."""
-        from fsspec.core import url_to_fs
-
-        self.uri = str(uri)
-        try:
-            self._fs, root = url_to_fs(self.uri)
-        except (ImportError, ValueError) as error:
-            raise NoStore(f"store {self.uri}: {error}") from None
-        self._is_local = "file" in (self._fs.protocol if isinstance(self._fs.protocol, tuple) else (self._fs.protocol,))
-        self._root = os.path.realpath(root) if self._is_local else root.rstrip("/")
 
     def publish(
         self, folder: str | Path, name: str, fingerprint: str, about: Mapping[str, Any], flat: bool = False
@@ -156,18 +144,10 @@ class Store:
         self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
         digest = hashlib.sha256()
         with open(source, "rb") as file:
-            size = self._write(target, _chunks(file, digest))
+            size = self._write(target, chunks(file, digest))
         if self._sha256(target) != digest.hexdigest():
             raise StoreError(f"{target} reads back otherwise than it was written; nothing was published")
         return FileEntry(path, size, digest.hexdigest())
-
-    def _write(self, path: str, chunks: Iterable[bytes]) -> int:
-        with self._fs.open(path, "wb") as file:
-            size = sum(file.write(chunk) for chunk in chunks)
-            if self._is_local:
-                file.flush()
-                os.fsync(file.fileno())
-        return size
 
     def _swap(self, staging: str, manifest: Manifest) -> None:
         """Put the staged artifact in its place. The lock is held."""
@@ -304,39 +284,20 @@ class Store:
         except OSError as error:
             raise ValueError(f"its manifest cannot be read ({error})") from None
 
-    def _sha256(self, path: str) -> str:
-        digest = hashlib.sha256()
-        with self._fs.open(path, "rb") as file:
-            for _ in _chunks(file, digest):
-                pass
-        return digest.hexdigest()
-
     # Where things lie.
-
-    def _at(self, relative: str) -> str:
-        return f"{self._root}/{relative}"
-
-    def _find(self, place: str) -> list[str]:
-        """Files at and under `place`, relative to the store."""
-        self._fs.invalidate_cache()
-        return [path.removeprefix(f"{self._root}/") for path in self._fs.find(place)]
 
     def _locked(self, exclusive: bool) -> contextlib.AbstractContextManager[None]:
         return local.locked(self._root, exclusive) if self._is_local else contextlib.nullcontext()
 
-    def _refuse_links(self, folder: str) -> None:
-        if self._is_local and os.path.realpath(folder) != folder:
-            raise StoreError(f"{folder} leads out of the store through a symbolic link")
-
     def _sync(self, staging: str) -> None:
         if self._is_local:
             for folder, _, _ in os.walk(staging):
-                local.sync_folder(folder)
+                local.sync(folder)
 
     def _sync_parents(self, name: str) -> None:
         if self._is_local:
             for depth in range(name.count("/") + 1):
-                local.sync_folder(self._at(name).rsplit("/", depth + 1)[0])
+                local.sync(self._at(name).rsplit("/", depth + 1)[0])
 
 
 def _sources(folder: Path, name: str, flat: bool) -> list[str]:
@@ -361,12 +322,6 @@ def _sources(folder: Path, name: str, flat: bool) -> list[str]:
 
 def _raise(error: OSError) -> None:
     raise StoreError(str(error)) from error
-
-
-def _chunks(file: IO[bytes], digest: Any) -> Iterator[bytes]:
-    while chunk := file.read(_CHUNK):
-        digest.update(chunk)
-        yield chunk
 
 
 def _is_manifest(path: str) -> bool:

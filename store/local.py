@@ -6,7 +6,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 LOCK = ".lock"
 VERIFIED = ".verified.json"
@@ -44,12 +44,31 @@ def claim(folder: str) -> int | None:
     return descriptor
 
 
-def sync_folder(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: str) -> None:
+    """Make a file, or the list of files of a folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def replace(path: str | os.PathLike[str], content: bytes) -> None:
+    """Replace a file at once: a reader, or a crash, sees the old bytes or the new ones."""
+    write_whole(path, [content])
+
+
+def write_whole(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> None:
+    """As `replace`, from pieces; its folder is made."""
+    folder, name = os.path.split(os.fspath(path))
+    os.makedirs(folder, exist_ok=True)
+    draft = os.path.join(folder, f".{name}.{os.getpid()}.draft")
+    with open(draft, "wb") as file:
+        for piece in pieces:
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
 
 
 class Verified:

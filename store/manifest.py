@@ -72,7 +72,7 @@ class Manifest:
             if type(manifest.fingerprint) is not str or type(manifest.about) is not dict:
                 raise ValueError("its fingerprint or what it says about itself is of the wrong kind")
             for entry in files:
-                if not _is_harmless(entry.path) or not _SHA256.fullmatch(entry.sha256) or type(entry.size) is not int:
+                if not is_harmless(entry.path) or not _SHA256.fullmatch(entry.sha256) or type(entry.size) is not int:
                     raise ValueError(f"entry {entry.path!r}")
         except (KeyError, TypeError, AttributeError, ValueError, StoreError) as error:
             raise ValueError(f"its manifest cannot be used ({error})") from None
@@ -91,5 +91,6 @@ def check_name(name: str) -> str:
     return name
 
 
-def _is_harmless(path: str) -> bool:
+def is_harmless(path: str) -> bool:
+    """Whether a path that somebody wrote down stays inside of the folder that it is taken from."""
     return "\0" not in path and "\\" not in path and all(part not in ("", ".", "..") for part in path.split("/"))

@@ -14,16 +14,18 @@ import time
 import traceback
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Set
+from typing import Any, Callable, Dict, List, Optional, Set
 
-from infra.agent import step_zero, steps
+from infra.agent import limits, step_zero, steps
+from infra.agent.beside import Beside
 from infra.agent.job import Job, PodFolder, Step
 from infra.agent.nodes import Here, Nodes, environ_of, nodes_of
-from infra.agent.process import TOKEN, become_subreaper, end_all, find, in_words, myself, send
+from infra.agent.process import TOKEN, become_subreaper, below, end_all, find, in_words, myself, send
 from infra.agent.progress import Growth, Progress, Redactor, Tail
 from infra.agent.shortage import outlasting, patient, spare_me
 from infra.agent.state import (
     AgentError,
+    carry_s,
     grace_s,
     hold,
     is_held,
@@ -32,6 +34,7 @@ from infra.agent.state import (
     read_job,
     read_json,
     report,
+    said_in,
     say,
     spawn,
     stop_file,
@@ -79,6 +82,9 @@ class Agent:
         self.pythons: Dict[str, str] = {"": sys.executable}
         tell(report(pod, "agent"), {"token": job.token, "identity": asdict(myself())})
         self.nodes: Optional[Nodes] = None
+        self.beside: Optional[Beside] = None
+        if job.beside and not job.group.rank:
+            self.beside = self.beside_of(job.beside)
         self.progress = Progress(pod, job, [step.name for step in self.steps], self.redact)
 
     def work(self) -> Dict[str, Any]:
@@ -86,7 +92,9 @@ class Agent:
         self.nodes = nodes_of(self.job.group)
         self.keep_guard()
         self.unsaid = steps.unsaid(self.pod)
-        self.end_tree(steps.LEFTOVER_GRACE_S)
+        self.end_tree(steps.LEFTOVER_GRACE_S)  # also who ran beside the steps of an earlier agent
+        for stale in (self.pod.ending, self.pod.waiting):
+            patient(stale.unlink)(missing_ok=True)
         missing = [name for name in self.job.secrets if name not in self.secrets]
         if missing:
             return verdict(self.job, "failed", f"not in {self.pod.secrets.name}: {', '.join(missing)}")
@@ -94,6 +102,8 @@ class Agent:
             self.step = step.name
             if self.stop_request():
                 return self.stopped(None)
+            with outlasting(say, "keeping company"):
+                self.keep_company()
             ending = self.run_step(step)
             if ending:
                 return ending
@@ -134,7 +144,7 @@ class Agent:
 
         def wait(text: str) -> None:
             self.progress.see(step.name, [{"kind": "note", "at": time.time(), "text": text}])
-            self.keep_guard()
+            self.keep_company()
             time.sleep(steps.POLL_S)
 
         here = Here(lambda why_over: self.attempt(step, why_over), lambda: bool(self.stop_request()), wait)
@@ -160,7 +170,7 @@ class Agent:
             fresh = records.read()
             self.progress.see(step.name, fresh)
             log.look()
-            self.keep_guard()
+            self.keep_company()
             return bool(fresh)
 
         several = self.nodes is not None or self.job.num_gpus > 1
@@ -195,17 +205,15 @@ class Agent:
         return ending
 
     def finish(self, ending: Dict[str, Any]) -> int:
-        """The last rites: nothing of the pod is left but its guard; then progress, then the verdict."""
-        try:
-            self.end_tree(steps.LEFTOVER_GRACE_S)
-        except AgentError as error:
-            if str(error) not in ending["reason"]:
-                ending["reason"] = f"{ending['reason']}; {error}".lstrip("; ")
+        """The last rites: no step is left; what was made goes out; then progress, then the verdict."""
+        self.end_steps(ending, steps.LEFTOVER_GRACE_S)
         ending = self.redact(ending)
         if ending["state"] == "failed":
             self.write_error(ending)
         if self.nodes:
             self.nodes.close(ending["state"], ending["reason"])
+        if self.beside:
+            self.finish_beside(self.beside, ending)
         self.progress.close(ending["state"])
         say(f"verdict: {ending['state']} {ending['reason']}")
         while not self.pod.verdict.exists():
@@ -215,6 +223,40 @@ class Agent:
             with outlasting(say, "keeping the guard"):  # whose limits hold meanwhile
                 self.keep_guard()
         return 0 if ending["state"] == "succeeded" else 1
+
+    def end_steps(self, ending: Dict[str, Any], patience_s: float) -> None:
+        """What cannot be ended is said in the ending's reason."""
+        try:
+            self.end_tree(patience_s)
+        except AgentError as error:
+            _add(ending, str(error))
+
+    def finish_beside(self, beside: Beside, ending: Dict[str, Any]) -> None:
+        """Let it do what is left to do, as long as the guard's leads allow; what it leaves undone is said."""
+        asked = self.stop_request()
+        guard = said_in(report(self.pod, "guard"))
+        ends_at = time.monotonic() + (0.9 * carry_s(self.job, asked) if asked else limits.carry_s(self.job, guard))
+        tell(self.pod.ending, {**ending, "ends_at_monotonic_s": ends_at})
+
+        def deadline() -> float:
+            nonlocal asked, ends_at
+            if not asked:
+                asked = self.stop_request()
+                if asked:  # there was more time before somebody asked
+                    ends_at = min(ends_at, time.monotonic() + 0.9 * carry_s(self.job, asked))
+            return ends_at
+
+        if self.job.beside and self.job.beside.environment not in self.pythons:
+            _add(ending, "its logs are not in the store: there is no environment to send them from")
+        elif not beside.finish(deadline, self.look_after):
+            names = said_in(self.pod.waiting).get("names", [])
+            _add(ending, f"not in the store yet: {', '.join(names) or f'see logs/{beside.step.name}.log'}")
+        self.beside = None  # now it is not spared any more
+        self.end_steps(ending, 0.0)
+
+    def look_after(self) -> None:
+        self.keep_guard()
+        self.progress.refresh()
 
     def write_error(self, ending: Dict[str, Any]) -> None:
         when = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
@@ -228,7 +270,7 @@ class Agent:
         pod, python = self.pod, Path(self.pythons[step.environment])
         environ = {**os.environ, **self.job.environ}
         if step.name != step_zero.NAME:
-            environ.update({name: self.secrets[name] for name in self.job.secrets})
+            environ.update({name: self.secrets[name] for name in self.job.secrets if name in self.secrets})
         environ.update(
             {
                 TOKEN: self.job.token,
@@ -257,6 +299,19 @@ class Agent:
     def on_term(self, *_: Any) -> None:
         self.told_to_end = True
 
+    def beside_of(self, step: Step) -> Beside:
+        def words() -> List[str]:
+            tell(self.pod.config(step.name), step.config)
+            return [self.pythons[step.environment], *step.words, "--config", str(self.pod.config(step.name))]
+
+        return Beside(self.pod, step, words, lambda: self.environ(step))
+
+    def keep_company(self) -> None:
+        """The guard, and who runs beside the steps as soon as its environment is there."""
+        self.keep_guard()
+        if self.beside and self.job.beside and self.job.beside.environment in self.pythons:
+            self.beside.keep()
+
     def keep_guard(self) -> None:
         """Bring the guard back, unless the end has been asked for."""
         now = time.monotonic()
@@ -271,6 +326,8 @@ class Agent:
         guard = living(self.pod, "guard")
         asked = self.progress.figures.asked  # on a broken driver nothing ends it
         young = {one.pid for one in (self.guard, asked) if one and one.poll() is None}
+        beside = self.beside.pid() if self.beside else None
+        young |= below(beside) if beside else set()
         return young | ({guard.pid} if guard else set()) | {os.getppid()}  # a guard may not have been able to say so
 
     def signal_all(self, number: int) -> None:
@@ -285,3 +342,9 @@ class Agent:
         left = end_all(self.job.token, min(patience_s, grace_s()), self.spared())
         if left:
             raise AgentError(in_words(left))
+
+
+def _add(ending: Dict[str, Any], words: str) -> None:
+    """To the reason of a verdict, unless it says so already."""
+    if words not in ending["reason"]:
+        ending["reason"] = f"{ending['reason']}; {words}".lstrip("; ")

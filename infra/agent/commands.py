@@ -16,6 +16,7 @@ from infra.agent.state import (
     AgentError,
     ask_to_stop,
     attempt_file,
+    carry_s,
     close,
     grace_s,
     hold,
@@ -43,7 +44,7 @@ def start(root: Path) -> int:
     job = read_job(pod)
     _take_turn(pod)
     ending = pod.verdict.exists() or stop_file(pod).exists()
-    if ending and not _await(lambda: not _anyone(pod), grace_s() + END_S):
+    if ending and not _await(lambda: not _anyone(pod), grace_s() + carry_s(job, {}) + END_S):
         raise AgentError(f"{root}: an earlier run is still ending; wait for it, or run: stop {root}")
     for role in ("guard", "agent"):
         other = read_json(report(pod, role)).get("token", job.token)
@@ -66,8 +67,10 @@ def stop(root: Path) -> int:
     _take_turn(pod)
     patience_s = 0.0
     with outlasting(_warn, f"{root}: asking for an end in good order"):
-        asked = {"grace_s": 0.0} if pod.verdict.exists() else ask_to_stop(pod, "stopped", "asked to stop", grace_s())
-        patience_s = END_S + asked["grace_s"]
+        patience_s = END_S
+        if not pod.verdict.exists():
+            asked = ask_to_stop(pod, "stopped", "asked to stop", grace_s())
+            patience_s += asked["grace_s"] + carry_s(job, asked)
     _await(lambda: not _anyone(pod), patience_s)
     survivors = patient(end_all)(job.token, PATIENCE_S)
     if survivors:

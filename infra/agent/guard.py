@@ -21,6 +21,7 @@ from infra.agent.shortage import outlasting, patient, spare_me
 from infra.agent.state import (
     ask_to_stop,
     attempt_file,
+    carry_s,
     close,
     grace_s,
     hold,
@@ -95,7 +96,7 @@ class Guard:
             elif self.asked_at is None:
                 self.asked_at = time.monotonic()
                 say(f"stopping: {request['reason']}")
-            elif not self._agent_lives() or time.monotonic() > self.asked_at + request["grace_s"] + LAST_RITES_S:
+            elif not self._agent_lives() or time.monotonic() > self.asked_at + self._patience_s(request):
                 return self._end(request["state"], request["reason"], patience_s=2.0)
             if time.monotonic() - self.reported_at >= REPORT_EVERY_S:
                 self._report()
@@ -114,13 +115,18 @@ class Guard:
             save_s, upload_s = ends.leads_s(self.limit_s)
             left_s = self.limit_s - self.elapsed_s
             if left_s <= save_s:
-                grace = max(0.0, left_s - upload_s) / self.job.clock_scale
-                return ask_to_stop(self.pod, "limit", f"the limit of {self.limit_s:.0f} s is near", grace)
+                scale, why = self.job.clock_scale, f"the limit of {self.limit_s:.0f} s is near"
+                grace, carry = max(0.0, left_s - upload_s) / scale, min(left_s, upload_s) / scale
+                return ask_to_stop(self.pod, "limit", why, grace, carry)
         full = ends.full_disk(self.pod.root, self.job.limits)
         if full:
             return ask_to_stop(self.pod, "failed", full, grace)
         idle = self.idle_gpu.reason()
         return ask_to_stop(self.pod, "limit", idle, grace) if idle else {}
+
+    def _patience_s(self, request: Dict[str, Any]) -> float:
+        """With an agent that was asked to end."""
+        return float(request["grace_s"]) + carry_s(self.job, request) + LAST_RITES_S
 
     def _agent_lives(self) -> bool:
         young = self.agent is not None and self.agent.poll() is None

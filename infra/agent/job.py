@@ -58,6 +58,7 @@ class Job:
     token: str  # of this pod; new at every rent
     steps: Tuple[Step, ...]
     limits: Limits = Limits()
+    beside: Optional[Step] = None  # runs beside all others, on node 0, until the last rites; no step of progress
     kind: str = "steps"  # or "service"
     torch: str = "cpu"  # which build the environment holds: "cpu" or "cuda"
     environments: str = ""  # folder that caches environments on the pod
@@ -79,12 +80,18 @@ class Job:
             raw = json.loads(text)
             if raw["schema"] != SCHEMA:
                 raise ValueError(f"job schema {raw['schema']}, this agent reads {SCHEMA}")
-            steps = tuple(Step(**_tuples(step, "words", "together")) for step in raw["steps"])
+            steps = tuple(_step(step) for step in raw["steps"])
+            beside = _step(raw["beside"]) if raw.get("beside") else None
             group = Group(**_tuples(raw.get("group", {}), "addresses"))
             limits, secrets = Limits(**raw["limits"]), tuple(raw["secrets"])
-            return Job(**{**raw, "steps": steps, "limits": limits, "secrets": secrets, "group": group})
+            parts = {"steps": steps, "beside": beside, "limits": limits, "secrets": secrets, "group": group}
+            return Job(**{**raw, **parts})
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a job: {error}") from error
+
+
+def _step(raw: Dict[str, Any]) -> Step:
+    return Step(**_tuples(raw, "words", "together"))
 
 
 def _tuples(raw: Dict[str, Any], *names: str) -> Dict[str, Any]:
@@ -124,6 +131,18 @@ class PodFolder:
     @property
     def state(self) -> Path:  # guard.json, agent.json, marks/, records/, config/
         return self.root / "state"
+
+    @property
+    def ending(self) -> Path:  # what the verdict will say, while who runs beside the steps still has work to do
+        return self.state / "ending.json"
+
+    @property
+    def acknowledged(self) -> Path:  # {name: UTC epoch seconds}: what was read back from the store
+        return self.state / "acknowledged.json"
+
+    @property
+    def waiting(self) -> Path:  # {"names": [...]}: what is to go to the store and is not there yet
+        return self.state / "waiting.json"
 
     @property
     def progress(self) -> Path:

@@ -10,9 +10,9 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
-from infra.agent.job import Limits
+from infra.agent.job import Job, Limits
 from infra.agent.process import boot_id
 
 ASK_GPU_EVERY_S = 30.0
@@ -54,6 +54,22 @@ def hard_limit_s(limits: Limits) -> Optional[float]:
 def leads_s(limit_s: float) -> Tuple[float, float]:
     """How long before the limit the step is asked to save, and how long before it only uploads go on."""
     return (900.0, 300.0) if limit_s >= 7200 else (0.12 * limit_s, 0.04 * limit_s)
+
+
+def carry_s(job: Job, said: Dict[str, Any]) -> float:
+    """Seconds of this machine that the last uploads may take when nobody asked for the end; `said` is the guard's.
+
+    As long as a save before the limit may take, and never beyond the limit; a tenth is left for the verdict.
+    """
+    limit_s = hard_limit_s(job.limits)
+    if limit_s is None:
+        return leads_s(math.inf)[0] / job.clock_scale
+    elapsed_s = 0.0
+    if said.get("token") == job.token:
+        elapsed_s = said["elapsed_s"]
+        if said["clocks"]:
+            elapsed_s += gap_s(Clocks(**said["clocks"]), read_clocks()) * job.clock_scale
+    return 0.9 * max(0.0, min(leads_s(limit_s)[0], limit_s - elapsed_s)) / job.clock_scale
 
 
 def spent_micro_usd(elapsed_s: float, limits: Limits) -> int:

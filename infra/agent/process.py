@@ -81,12 +81,7 @@ def send(identity: Identity, number: int) -> bool:
 def find(token: str) -> List[Identity]:
     """Every living process of the pod with this token."""
     table = _table()
-    inside = _holders(token, table)
-    more = True
-    while more:
-        young = {row.pid for row in table.values() if row.ppid in inside} - inside
-        inside |= young
-        more = bool(young)
+    inside = _with_young(_holders(token, table), table)
     boot = boot_id()
     return [Identity(boot, pid, table[pid].started) for pid in sorted(inside) if table[pid].state != "Z"]
 
@@ -123,6 +118,11 @@ def in_words(survivors: Iterable[Identity]) -> str:
     return f"DIRTY: processes {pids} could not be ended" if pids else ""
 
 
+def below(pid: int) -> Set[int]:
+    """This process and what descends from it."""
+    return _with_young({pid}, _table())
+
+
 def become_subreaper() -> None:
     """Orphans below us become our children instead of init's, where the system can do that."""
     if sys.platform.startswith("linux"):
@@ -152,6 +152,15 @@ def _table() -> Dict[int, Row]:
         return {row.pid: row for row in _rows_of_ps("-ax")}
     rows = (_row_of_proc(int(name)) for name in os.listdir(PROC) if name.isdigit())
     return {row.pid: row for row in rows if row}
+
+
+def _with_young(inside: Set[int], table: Dict[int, Row]) -> Set[int]:
+    """These processes and all that descend from them."""
+    young = inside
+    while young:
+        young = {row.pid for row in table.values() if row.ppid in inside} - inside
+        inside = inside | young
+    return inside
 
 
 def _row(pid: int) -> Optional[Row]:

@@ -8,13 +8,13 @@ import base64
 import json
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Mapping, Set
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Set
 from urllib.parse import quote
 
 from infra.agent.figures import Figures
 from infra.agent.job import SCHEMA, Job, PodFolder
 from infra.agent.shortage import outlasting, patient
-from infra.agent.state import say, tell
+from infra.agent.state import said_in, say, tell
 
 WRITE_EVERY_S = 0.5
 SHORTEST = 8  # what is shorter is struck out as it is only: a short code stands for many things
@@ -117,6 +117,7 @@ class Growth:
 class Progress:
     def __init__(self, pod: PodFolder, job: Job, names: Iterable[str], redact: Redactor) -> None:
         self.path = pod.progress
+        self.acknowledged = pod.acknowledged if job.beside else None
         self.figures = Figures(pod.root)
         self.redact = redact
         self.steps = {name: _waiting(name) for name in names}
@@ -133,12 +134,16 @@ class Progress:
         self.write()
 
     def see(self, name: str, records: List[Dict[str, Any]]) -> None:
-        """The running step said something, or time has passed."""
+        """The running step said something."""
         step = self.steps[name]
         for record in records:
             step["record"] = record
             if record.get("kind") == "result":
                 step["result"] = record
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Time has passed."""
         if time.monotonic() - self.written_at >= WRITE_EVERY_S:
             self.write()
 
@@ -165,7 +170,18 @@ class Progress:
                     step["elapsed_s"] = (step["ended_at"] or now) - step["started_at"]
             machine = self.figures.look()
             said = {**self.whole, "steps": list(self.steps.values()), "machine": machine, "updated_at": now}
-            tell(self.path, self.redact(said))
+            tell(self.path, self.redact({**said, "in_store": _checkpoints(self.acknowledged)}))
+
+
+def _checkpoints(acknowledged: Optional[Path]) -> Dict[str, float]:
+    """`<folder>/step-<9 digits>` -> when it was read back from the store, the newest of each folder."""
+    known = said_in(acknowledged) if acknowledged else {}
+    newest: Dict[str, str] = {}
+    for name in sorted(known):
+        above, _, folder = name.partition("work/checkpoints/")
+        if folder and not above:
+            newest[folder.split("/")[0]] = folder
+    return {folder: known["work/checkpoints/" + folder] for folder in newest.values()}
 
 
 def _waiting(name: str) -> Dict[str, Any]:

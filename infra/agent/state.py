@@ -43,6 +43,14 @@ def read_json(path: Path) -> Dict[str, Any]:
         return {}
 
 
+def said_in(path: Path) -> Dict[str, Any]:
+    """As read_json, of a file that another program writes: {} also when it cannot be read."""
+    try:
+        return read_json(path)
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
 @patient
 def write_json(path: Path, value: Any) -> None:
     write_durably(path, json.dumps(value, indent=1) + "\n")
@@ -122,16 +130,29 @@ def living(pod: PodFolder, role: str) -> Optional[Identity]:
     return identity if identity and is_held(lock(pod, role)) and is_alive(identity) else None
 
 
-def ask_to_stop(pod: PodFolder, state: str, reason: str, grace_s: float) -> Dict[str, Any]:
-    """The first request counts. `state` is what the verdict will say: stopped, limit or failed."""
+def ask_to_stop(
+    pod: PodFolder, state: str, reason: str, grace_s: float, carry_s: Optional[float] = None
+) -> Dict[str, Any]:
+    """The first request counts. `state` is what the verdict will say: stopped, limit or failed.
+
+    carry_s: what who runs beside the steps may take to finish, once they are over; as long as a step unless given.
+    """
     if not stop_file(pod).exists():
-        write_json(stop_file(pod), {"state": state, "reason": reason, "grace_s": grace_s, "at": time.time()})
+        asked = {"state": state, "reason": reason, "grace_s": grace_s, "at": time.time()}
+        write_json(stop_file(pod), asked if carry_s is None else {**asked, "carry_s": carry_s})
     return read_json(stop_file(pod))
 
 
 def grace_s() -> float:
     """How long a step may take to stop in good order."""
     return float(os.environ.get("SLIPWAY_GRACE_S", "60"))
+
+
+def carry_s(job: Job, asked: Dict[str, Any]) -> float:
+    """How long the last uploads may take after this request to stop; 0 for a job that has nobody for them."""
+    if job.beside is None or job.group.rank:
+        return 0.0
+    return float(asked.get("carry_s", grace_s()))
 
 
 def verdict(job: Job, state: str, reason: str = "", step: str = "", exit_code: Optional[int] = None) -> Dict[str, Any]:

@@ -19,7 +19,8 @@ NAME = "environment"
 
 
 def step_of(job: Job, code: Path) -> Step:
-    names = sorted({step.environment for step in job.steps if step.environment})
+    steps = (*job.steps, *([job.beside] if job.beside else []))
+    names = sorted({step.environment for step in steps if step.environment})
     config = {"names": names, "code": str(code), "cache": job.environments, "torch": job.torch}
     return Step(name=NAME, words=("-m", "infra.agent.step_zero"), config=config)
 

@@ -48,7 +48,7 @@ class Watch:
 def attempt(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str], watch: Watch) -> Ending:
     """Run the step once. Afterwards no process of it is left. Raises AgentError when it cannot be started."""
     try:
-        process = _begin(pod, step, words, environ)
+        process = patient(begin)(pod, step, words, environ)
     except OSError as error:  # its environment or its code is gone
         raise AgentError(f"step {step.name} cannot be started: {error}") from error
     tell(attempt_file(pod), {"step": step.name, "pid": process.pid})
@@ -59,8 +59,8 @@ def attempt(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str
     return Ending(process.wait(), cut)
 
 
-@patient
-def _begin(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str]) -> "subprocess.Popen[bytes]":
+def begin(pod: PodFolder, step: Step, words: List[str], environ: Dict[str, str]) -> "subprocess.Popen[bytes]":
+    """Start it in a session of its own, its words in its log. Raises OSError, MemoryError."""
     for folder in (pod.logs, pod.work):
         folder.mkdir(parents=True, exist_ok=True)
     os.stat(words[0])  # what is missing is to be missed here, and not by the shell

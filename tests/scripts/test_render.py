@@ -63,3 +63,11 @@ def test_figures_stand_in_columns_and_each_group_says_how_old_it_is():
     assert "a-1 1,200 4.956 4,496 1 min 15 s 30 s 93 % 31.2 GB of ? 10 s 512.0 GB 20 s" in words
     assert "GPU" not in shown(render.figures_table([replace(view, progress={**progress, "machine": {}})], 1000.0))
     assert {"gpus", "gpus_age_s", "disk_free_bytes", "disk_age_s", "train_age_s"} <= render.view_json(view).keys()
+
+
+def test_a_checkpoint_that_is_safe_is_named_with_its_age():
+    view = replace(VIEW, in_store={"base-f00d/step-000000500": 940.0})
+    words = " ".join(shown(render.status_table([view], 1000.0), 120).split())
+    assert "brave-otter-3: checkpoint base-f00d/step-000000500 is in the store, 1 min 00 s ago" in words
+    assert render.view_json(view)["in_store"] == {"base-f00d/step-000000500": "1970-01-01T00:15:40Z"}
+    assert "in the store" not in shown(render.status_table([VIEW], 1000.0))

@@ -1,0 +1,29 @@
+"""A job whose work outlives its pod: what it makes goes to the store while it is at work, from the pod itself."""
+
+from dataclasses import replace
+
+from infra.agent.job import Job, Step
+
+FETCH, CARRY = "fetch", "carry"
+EVERY_S = {"hf": 600.0}  # every file is a commit there, and a repository takes only so many of them
+
+
+def with_courier(job: Job, store: str, run: str) -> Job:
+    """The job with a first step that brings what an earlier pod of the run left in `store`, and a courier beside all.
+
+    `store` is named as the pod names it. A job that has them already stays as it is.
+    """
+    if job.beside is not None:
+        return job
+    config = {"store": store, "run": run, "makings": _makings(job)}
+    often = EVERY_S.get(store.partition("://")[0], 60.0)
+    fetch = Step(FETCH, ("-m", "store.courier", "fetch"), "train", config)
+    carrying = {**config, "after": FETCH, "every_s": often, "secrets": list(job.secrets)}
+    carry = Step(CARRY, ("-m", "store.courier", "carry"), "train", carrying)
+    return replace(job, steps=(fetch, *job.steps), beside=carry)
+
+
+def _makings(job: Job) -> dict[str, dict[str, str]]:
+    """By step, what tells whether its artifact is in its store."""
+    found = {step.name: step.config["making"] for step in job.steps if "making" in step.config}
+    return {step: {key: making[key] for key in ("store", "name", "fingerprint")} for step, making in found.items()}

@@ -1,0 +1,49 @@
+"""Values of secrets struck out of what leaves the pod, byte for byte, so that places in a log stay where they are."""
+
+import base64
+import re
+from collections.abc import Iterable, Iterator
+from urllib.parse import quote
+
+SHORTEST = 8  # what is shorter is struck out as it is only: a short code stands for many things
+
+
+class Mask:
+    """Strikes these values out, also where they are spelt in hex, in base64 or as in a URL."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        forms = {form for secret in secrets if secret for form in _spellings(secret)}
+        self.longest = max(map(len, forms), default=0)
+        # The longest first: one may be a part of another.
+        ordered = sorted(forms, key=lambda form: (-len(form), form))
+        self.pattern = re.compile(b"|".join(map(re.escape, ordered))) if forms else None
+
+    def __call__(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        """The same number of bytes; a value is found also where it lies across two pieces."""
+        if self.pattern is None:
+            yield from pieces
+            return
+        held = b""  # struck out already, but for a value that only begins here
+        for piece in pieces:
+            held = self._strike(held + piece)
+            ready = max(0, len(held) - self.longest + 1)
+            yield held[:ready]
+            held = held[ready:]
+        yield held
+
+    def _strike(self, text: bytes) -> bytes:
+        assert self.pattern is not None
+        return self.pattern.sub(lambda found: b"*" * len(found[0]), text)
+
+
+def _spellings(secret: str) -> set[bytes]:
+    """As it is, in a URL, in hex, and in base64 as far as that does not depend on what stands beside it."""
+    raw = secret.encode()
+    found = {raw}
+    if len(raw) >= SHORTEST:
+        found |= {quote(secret, safe="").encode(), raw.hex().encode(), raw.hex().upper().encode()}
+        for lead in range(3):
+            code = base64.b64encode(b"\0" * lead + raw)
+            code = code[4 if lead else 0 : -4 if (lead + len(raw)) % 3 else None]
+            found |= {code, code.replace(b"+", b"-").replace(b"/", b"_")}
+    return {form for form in found if form}

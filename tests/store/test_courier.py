@@ -1,0 +1,450 @@
+"""What a run leaves in the store is whole, however its courier ends, and comes back from there."""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec import register_implementation
+from fsspec.implementations.memory import MemoryFileSystem
+
+from infra.agent.state import is_held
+from store import Store
+from store.courier import Config, Courier
+from store.fetching import Fetch
+from store.manifest import StoreError
+from store.masking import Mask
+from store.run_folder import MANIFEST, RunFolder, by_folder
+from tests.agent.world import until
+from tests.faults.trial import rounds
+
+ROOT = Path(__file__).parents[2]
+RUN = "brave-otter-1"
+FOLDER = "work/checkpoints/base-f00d"
+
+
+class Pod:
+    """The folder of a pod, and a courier's processes."""
+
+    def __init__(self, root: Path, store: Path | str) -> None:
+        self.root, self.store = root, str(store)
+        self.started: list[subprocess.Popen[str]] = []
+        (root / "work").mkdir(parents=True)
+        (root / "logs").mkdir()
+        self.write("state/marks/fetch.json", "{}")  # as if it had begun
+        self.configure()
+
+    def configure(self, **more: Any) -> None:
+        self.write("config.json", json.dumps({"store": self.store, "run": RUN, "makings": {}, "every_s": 0.1, **more}))
+
+    def write(self, name: str, text: str) -> None:
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+        draft = self.root / "draft"
+        draft.write_text(text)
+        draft.rename(self.root / name)
+
+    def save(self, step: int, folder: str = FOLDER, size: int = 1000) -> str:
+        """A checkpoint as the trainer saves it; its name."""
+        name = f"{folder}/step-{step:09d}"
+        draft = self.root / folder / ".tmp-save"
+        draft.mkdir(parents=True)
+        files = []
+        for file in ("model.safetensors", "optimizer.safetensors"):
+            content = random.Random(f"{name}/{file}").randbytes(size)
+            (draft / file).write_bytes(content)
+            files.append({"path": file, "size": size, "sha256": hashlib.sha256(content).hexdigest()})
+        phase = folder.rpartition("/")[2].partition("-")[0]
+        (draft / MANIFEST).write_text(json.dumps({"phase": phase, "step": step, "files": files}))
+        draft.rename(self.root / name)
+        return name
+
+    def begin(self, verb: str = "carry") -> subprocess.Popen[str]:
+        words = [sys.executable, "-m", "store.courier", verb, "--config", str(self.root / "config.json")]
+        environ = {**os.environ, "SLIPWAY_WORK": str(self.root / "work"), "PYTHONDONTWRITEBYTECODE": "1"}
+        environ |= {"SLIPWAY_RECORDS": str(self.root / "records.jsonl")}
+        one = subprocess.Popen(
+            words, cwd=ROOT, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        self.started.append(one)
+        return one
+
+    def end(self, one: subprocess.Popen[str], code: int = 0) -> str:
+        """It is told to end as soon as it is at work, and leaves with `code`; what it said."""
+        until(lambda: is_held(self.root / "state" / "courier.lock") or one.poll() is not None, "it is at work")
+        one.send_signal(signal.SIGTERM)
+        return left(one, code)
+
+    def acknowledged(self) -> dict[str, float]:
+        path = self.root / "state" / "acknowledged.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.store, RUN)
+
+    @property
+    def there(self) -> Path:
+        return Path(self.store, "runs", RUN)
+
+    def shown(self) -> list[str]:
+        """The checkpoints that the store shows; each of them must verify."""
+        names = [name for names in by_folder(self.folder.names()).values() for name in names]
+        assert {name: self.folder.problem(name) for name in names} == dict.fromkeys(names, "")
+        return names
+
+
+def left(one: subprocess.Popen[str], code: int = 0) -> str:
+    said, _ = one.communicate(timeout=60)
+    assert one.returncode == code, said
+    return said
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[Any]:
+    """Makes pods of one run, over one store."""
+    made: list[Pod] = []
+
+    def make(name: str, store: Path | str = tmp_path / "store") -> Pod:
+        made.append(Pod(tmp_path / name, store))
+        return made[-1]
+
+    yield make
+    for pod in made:
+        for one in pod.started:
+            if one.poll() is None:
+                one.kill()
+                one.communicate()
+
+
+def courier(pod: Pod) -> Courier:
+    """One within this process."""
+    return Courier(pod.root, Config(store=pod.store, run=RUN, makings={}), print)
+
+
+def fetch(pod: Pod, **makings: dict[str, str]) -> dict[str, Any]:
+    """The result of a fetch within this process."""
+    records: list[dict[str, Any]] = []
+    Fetch(pod.root, pod.folder, makings, lambda kind, **values: records.append({"kind": kind, **values}), print).run()
+    return records[-1]
+
+
+def test_what_a_run_makes_is_in_the_store_while_it_works_and_the_newest_two_are_kept(pods):
+    pod = pods("one")
+    one = pod.begin()
+    for step in (5, 10, 15):
+        pod.write("work/runs/base/metrics.jsonl", "".join(f'{{"step": {n + 1}}}\n' for n in range(step)))
+        name = pod.save(step)
+        until(lambda name=name: name in pod.acknowledged(), "it is acknowledged")
+        assert pod.there.joinpath("work/runs/base/metrics.jsonl").read_text().count("\n") == step
+    until(lambda: len(pod.shown()) == 2, "the oldest has gone")
+    pod.write("state/marks/text.json", json.dumps({"digest": "d", "result": {}}))
+    pod.write("logs/base.log", "hello\n")
+    until(lambda: {"state/marks/text.json", "logs/base.log"} <= pod.acknowledged().keys(), "mark and log")
+    assert pod.shown() == [f"{FOLDER}/step-{step:09d}" for step in (15, 10)]
+    pod.write("logs/base.log", "hello\nworld\n")
+    pod.write("state/ending.json", json.dumps({"state": "succeeded", "ends_at_monotonic_s": time.monotonic() + 30}))
+    assert left(one).endswith("all is in the store\n")  # it has seen the ending by itself
+    assert (pod.there / "logs/base.log").read_text() == "hello\nworld\n"
+    assert json.loads((pod.there / "state/ending.json").read_text())["state"] == "succeeded"
+    assert set(json.loads((pod.there / "state/acknowledged.json").read_text())) == set(pod.shown())
+    assert json.loads((pod.root / "state/waiting.json").read_text()) == {"names": []}
+
+
+def test_another_pod_begins_where_the_first_one_ended(pods, tmp_path):
+    first, second = pods("one"), pods("two")
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / "a.txt").write_text("a")
+    Store(first.store).publish(made, "text", "f1", {})
+    first.save(5)
+    first.save(10)
+    first.write("work/runs/base/metrics.jsonl", "".join(f'{{"step": {n}}}\n' for n in range(1, 14)) + '{"st')
+    for step in ("text", "lost", "other"):
+        first.write(f"state/marks/{step}.json", json.dumps({"digest": step, "result": {}}))
+    first.write("logs/base.log", "one\n")
+    first.write("logs/base.times", "1.0 4\n")
+    first.write("logs/agent.log", "first agent\n")
+    first.end(first.begin())
+    second.write("logs/agent.log", "second agent\n")
+    makings = {
+        "text": {"name": "text", "store": first.store, "fingerprint": "f1"},
+        "other": {"name": "text", "store": first.store, "fingerprint": "f2"},
+        "lost": {"name": "nowhere", "store": first.store, "fingerprint": "f1"},
+    }
+    for _ in range(2):  # what is done twice is done once
+        brought = fetch(second, **makings)
+        assert (second.root / FOLDER / "step-000000010" / "model.safetensors").read_bytes() == (
+            first.root / FOLDER / "step-000000010" / "model.safetensors"
+        ).read_bytes()
+        assert [path.name for path in (second.root / FOLDER).iterdir()] == ["step-000000010"]
+        assert {path.stem for path in (second.root / "state/marks").iterdir()} == {"fetch", "text"}
+        assert (second.root / "work/runs/base/metrics.jsonl").read_text().count("\n") == 10
+    assert brought["kind"] == "result" and brought["damaged"] == []
+    with (second.root / "logs/base.log").open("a") as log:
+        log.write("two\n")
+    second.end(second.begin())
+    assert (second.there / "logs/base.log").read_text() == "one\ntwo\n"
+    assert (second.there / "logs/agent.log").read_text() == "first agent\nsecond agent\n"
+
+
+def test_a_first_start_finds_nothing_and_says_so(pods):
+    pod = pods("one")
+    assert fetch(pod)["checkpoints"] == []
+    one = pod.begin("fetch")
+    assert "nothing of this run is in the store yet" in left(one)
+    (record,) = [json.loads(line) for line in (pod.root / "records.jsonl").read_text().splitlines()][-1:]
+    assert record["kind"] == "result" and record["checkpoints"] == []
+    assert not Path(pod.store).exists()
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "manifest", "hostile"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_comes(pods, damage):
+    first, second, third = pods("one"), pods("two"), pods("three")
+    for step in (5, 10):
+        first.save(step)
+        courier(first).carry()
+    hurt(first.there / FOLDER / "step-000000010", damage)
+    brought = fetch(second)
+    assert brought["checkpoints"] == [f"{FOLDER}/step-000000005"]
+    assert len(brought["damaged"]) == 1 and "step-000000010" in brought["damaged"][0]
+    hurt(first.there / FOLDER / "step-000000005", damage)
+    with pytest.raises(StoreError, match=f"no checkpoint of {FOLDER} in .* is whole: .*step-000000010: "):
+        fetch(third)
+    assert "is whole" in left(third.begin("fetch"), code=1)
+    shutil.rmtree(first.there / FOLDER)
+    with pytest.raises(StoreError, match="not there any more"):
+        fetch(third)
+    assert not list(third.root.glob("work/checkpoints/*/step-*"))
+    assert not (first.there.parent / "escaped").exists() and not list(third.root.parent.glob("escaped"))
+    # What the second pod makes takes the place of what was damaged.
+    second.save(10)
+    courier(second).carry()
+    assert f"{FOLDER}/step-000000010" in second.shown()
+    assert fetch(third)["checkpoints"] == [f"{FOLDER}/step-000000010"]
+
+
+def hurt(folder: Path, damage: str) -> None:
+    model, manifest = folder / "model.safetensors", folder / MANIFEST
+    content = bytearray(model.read_bytes())
+    if damage == "flip":
+        content[len(content) // 2] ^= 1
+        model.write_bytes(content)
+    elif damage == "truncate":
+        model.write_bytes(content[:-1])
+    elif damage == "remove":
+        model.unlink()
+    elif damage == "manifest":
+        manifest.write_bytes(manifest.read_bytes()[:-9])
+    else:
+        said = json.loads(manifest.read_text())
+        said["files"][0]["path"] = "../../../../../escaped"
+        manifest.write_text(json.dumps(said))
+
+
+def test_a_checkpoint_that_is_damaged_here_is_never_carried_and_the_one_before_it_is(pods):
+    pod = pods("one")
+    pod.save(5)
+    name = pod.save(10)
+    hurt(pod.root / name, "flip")
+    said = pod.end(pod.begin(), code=1)
+    assert f"not in the store: {name}" in said and "has other content than was written" in said
+    assert pod.shown() == [f"{FOLDER}/step-000000005"]
+    assert name not in pod.acknowledged()
+
+
+def test_a_store_that_fails_is_tried_again_and_nothing_is_acknowledged_before(pods, tmp_path):
+    pod = pods("one")
+    (tmp_path / "store").write_text("a file is in the way")
+    one = pod.begin()
+    name = pod.save(5)
+    pod.write("logs/base.log", "hello\n")
+    log = tmp_path / "one" / "state" / "waiting.json"
+    until(log.exists, "it waits")
+    assert json.loads(log.read_text())["names"] == [name]
+    assert one.poll() is None and pod.acknowledged() == {}
+    said = pod.end(one, code=1)
+    assert "not carried, trying again until it is: " in said and f"not in the store: {name}" in said
+    two = pod.begin()
+    (tmp_path / "store").unlink()
+    until(lambda: name in pod.acknowledged(), "it is acknowledged")
+    pod.end(two)
+    assert pod.shown() == [name]
+
+
+def test_a_full_store_keeps_what_it_has_and_goes_on_when_there_is_room(pods, tmp_path):
+    store = tmp_path / "small"
+    store.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", store], capture_output=True, text=True)
+    assert done.returncode == 0, f"this test mounts a small tmpfs, which needs root: {done.stderr}"
+    try:
+        pod = pods("one", store)
+        one = pod.begin()
+        small, large = pod.save(5), ""
+        until(lambda: small in pod.acknowledged(), "the small one is there")
+        large = pod.save(10, size=800_000)
+        until(lambda: json.loads((pod.root / "state/waiting.json").read_text())["names"] == [large], "it waits")
+        said = pod.end(one, code=1)
+        assert "No space left" in said and pod.shown() == [small] and large not in pod.acknowledged()
+        assert shutil.disk_usage(store).free > 150_000  # what could not be finished is not in the way
+        subprocess.run(["mount", "-o", "remount,size=4m", store], check=True)
+        pod.end(pod.begin())
+        assert pod.shown() == [large, small]
+    finally:
+        subprocess.run(["umount", store], check=True)
+
+
+@rounds(5, 200)
+def test_a_courier_killed_at_any_moment_leaves_no_checkpoint_that_does_not_verify(pods, rounds):
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    chance, pod = random.Random(seed), pods("one")
+    began = time.monotonic()
+    one = pod.begin()
+    name = pod.save(1, size=4_000_000)
+    until((pod.there / name).exists, "it is being brought there")
+    seen = time.monotonic()
+    until(lambda: name in pod.acknowledged(), "the first is there")
+    whole_s, upload_s = time.monotonic() - began, time.monotonic() - seen
+    one.kill()
+    one.communicate()
+    for number in range(2, 2 + rounds):
+        name = pod.save(number, size=4_000_000)
+        one = pod.begin()
+        if chance.random() < 0.2:
+            time.sleep(chance.uniform(0, 1.2) * whole_s)
+        else:
+            until((pod.there / name).exists, "it is being brought there")
+            time.sleep(chance.uniform(0, 1.2) * upload_s)
+        one.kill()
+        one.communicate()
+        shown = pod.shown()
+        assert shown, "what was acknowledged has gone"
+        known = [one for one in pod.acknowledged() if one.startswith(FOLDER)]
+        assert set(known) <= set(shown) and (name not in known or shown[0] == name)
+        for old in sorted((pod.root / FOLDER).glob("step-*"))[:-2]:
+            shutil.rmtree(old)
+    pod.end(pod.begin())
+    assert pod.shown()[0] == name and len(pod.shown()) == 2
+    other = pods("two")
+    assert fetch(other)["checkpoints"] == [name]
+
+
+def test_there_is_one_courier_for_a_pod(pods):
+    pod = pods("one")
+    one = pod.begin()
+    until((pod.root / "state" / "waiting.json").exists, "it is at work")
+    assert "another courier carries for this pod" in left(pod.begin(), code=1)
+    pod.end(one)
+
+
+def test_before_the_fetch_is_done_only_last_words_are_carried(pods):
+    first, second = pods("one"), pods("two")
+    first.write("logs/base.log", "of the first\n")
+    first.end(first.begin())
+    (second.root / "state/marks/fetch.json").unlink()
+    second.write("logs/base.log", "of the second\n")
+    second.write("logs/error-20261121T000000Z.log", "why\n")
+    second.write("state/ending.json", json.dumps({"state": "failed"}))
+    left(second.begin())
+    assert (first.there / "logs/base.log").read_text() == "of the first\n"
+    assert (first.there / "logs/error-20261121T000000Z.log").read_text() == "why\n"
+    assert json.loads((first.there / "state/ending.json").read_text())["state"] == "failed"
+
+
+def test_a_store_that_is_no_folder_holds_the_same(pods):
+    """An object store has no renames and no fsync; here one in memory."""
+    store = f"memory://{random.randrange(1 << 40)}"
+    first, second = pods("one", store), pods("two", store)
+    one = courier(first)
+    first.write("logs/base.log", "hello\n")
+    for step in (5, 10, 15):
+        first.save(step)
+        one.carry()
+    one.carry(last=True)
+    assert first.shown() == [f"{FOLDER}/step-{step:09d}" for step in (15, 10)]
+    assert first.folder.read("logs/base.log") == b"hello\n"
+    assert fetch(second)["checkpoints"] == [f"{FOLDER}/step-000000015"]
+
+
+class Lossy(MemoryFileSystem):
+    """An object store of which the next few writes, or listings, are not what they should be."""
+
+    protocol = "lossy"
+    flips = 0
+    omits = 0
+
+    def put_file(self, lpath, rpath, **more):
+        super().put_file(lpath, rpath, **more)
+        self._flip(rpath)
+
+    def _flip(self, path):
+        if Lossy.flips:
+            Lossy.flips -= 1
+            content = bytearray(self.cat_file(path))
+            content[len(content) // 2] ^= 1
+            super().pipe_file(path, bytes(content))
+
+    def find(self, path, **more):
+        found = super().find(path, **more)
+        if Lossy.omits and any(name.endswith(MANIFEST) for name in found):
+            Lossy.omits -= 1
+            found = {name: info for name, info in found.items() if not name.endswith("optimizer.safetensors")}
+        return found
+
+
+@pytest.mark.parametrize(("flips", "omits", "why"), [(1, 0, "reads back otherwise"), (0, 1, "is not listed with its")])
+def test_what_does_not_read_back_or_is_not_listed_is_not_acknowledged(pods, flips, omits, why):
+    register_implementation("lossy", Lossy, clobber=True)
+    pod = pods("one", f"lossy://{random.randrange(1 << 40)}")
+    one, name = courier(pod), pod.save(5)
+    Lossy.flips, Lossy.omits = flips, omits
+    with pytest.raises(StoreError, match=why):
+        one.carry()
+    assert (Lossy.flips, Lossy.omits) == (0, 0)
+    assert name not in pod.acknowledged() and pod.shown() == []
+    one.carry()
+    assert name in pod.acknowledged() and pod.shown() == [name]
+
+
+def test_what_an_upload_that_was_cut_off_has_left_is_used_where_it_is_whole(pods):
+    pod = pods("one")
+    name = pod.save(5)
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        (pod.there / name).mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(pod.root / name / file, pod.there / name / file)
+    content = bytearray((pod.there / name / "model.safetensors").read_bytes())
+    content[7] ^= 1  # as long as it should be
+    (pod.there / name / "model.safetensors").write_bytes(content)
+    before = (pod.there / name / "optimizer.safetensors").stat().st_ctime_ns
+    pod.end(pod.begin())
+    assert pod.shown() == [name]
+    assert (pod.there / name / "optimizer.safetensors").stat().st_ctime_ns == before
+
+
+def test_secrets_are_struck_out_of_what_is_carried_and_places_stay(pods, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "canary-8b1d-77")
+    pod = pods("one")
+    pod.configure(secrets=["HF_TOKEN", "NOT_THERE"])
+    text = "with canary-8b1d-77 and " + b"canary-8b1d-77".hex() + "\nend\n"
+    pod.write("logs/base.log", text)
+    pod.end(pod.begin())
+    there = (pod.there / "logs/base.log").read_text()
+    assert there == "with " + "*" * 14 + " and " + "*" * 28 + "\nend\n"
+
+
+def test_a_secret_is_found_wherever_a_piece_ends():
+    text = b"a secret-1234 b secret-1234secret-1234 c"
+    wanted = text.replace(b"secret-1234", b"*" * 11)
+    for size in range(1, len(text) + 1):
+        pieces = [text[start : start + size] for start in range(0, len(text), size)]
+        assert b"".join(Mask(["secret-1234", ""])(pieces)) == wanted
+    assert b"".join(Mask([])([b"a", b"b"])) == b"ab"
