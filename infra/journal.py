@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from infra import journal_file
+from infra.agent.job import Job
 from infra.agent.process import Identity, boot_id, is_alive, myself
 from infra.errors import NoOffer, UsageError
 from infra.journal_file import JournalError
 from infra.records import Pod
-from infra.states import ENDED, PLANNED, after
+from infra.states import ENDED, PLANNED, TERMINATING, after
 
-_STAMPS = {"sending": "sent_at", "created": "last_seen_at", "found": "last_seen_at", "armed": "last_seen_at",
+_STAMPS = {"sending": "sent_at", "found": "last_seen_at", "armed": "last_seen_at",
            "reachable": "last_seen_at", "end": "del_requested_at", "gone": "ended_at", "absent": "ended_at",
            "refused": "ended_at", "unsent": "ended_at"}  # fmt: skip
 
@@ -57,7 +58,7 @@ class Op:
     cap: int | None = None
     intent_at: int = 0
     sent_at: int | None = None
-    last_seen_at: int | None = None
+    last_seen_at: int | None = None  # when its vendor showed it, or its guard was met; its creation's answer is neither
     first_absent_at: int | None = None
     absent_n: int = 0
     del_requested_at: int | None = None
@@ -115,8 +116,9 @@ class Journal:
 
     def __init__(self, path: Path, opened: journal_file.Opened) -> None:
         self.path, self._db = path, opened.db
-        self.installation, self.problem, self.is_replacement = (
-            opened.installation, opened.problem, opened.is_replacement)  # fmt: skip
+        self.installation, self.problem, self.is_replacement, self.replaced_at = (
+            opened.installation, opened.problem, opened.is_replacement, opened.replaced_at)  # fmt: skip
+        self._file, self._last_event = _identity(path), 0  # the file; the event that this transaction has written
         self.close = weakref.finalize(self, _close, opened.db, path, bool(opened.problem))
 
     @staticmethod
@@ -153,17 +155,25 @@ class Journal:
                 raise Leased(leased[0])
             if admit:
                 admit(self._ops("ORDER BY rowid"), op)
-            marks = ", ".join("?" * len(_COLUMNS))
-            values = [getattr(op, column) for column in _COLUMNS]
-            self._db.execute(f"INSERT INTO ops ({', '.join(_COLUMNS)}) VALUES ({marks})", values)
-            self._event(op, "plan", {})
+            self._insert(op, "plan")
         return op
 
-    def claim(self, pod: Pod, reason: str) -> Op:
-        """A row for a pod that bears our mark and has none: it is to be ended."""
-        run = f"orphan-{pod.token[-8:]}"
-        op = self.plan(token=pod.token, run=run, vendor=pod.provider, rate=pod.micro_usd_per_hour)
-        return self.advance(op, "end", remote_id=pod.pod_id, address=pod.address, reason=reason)
+    def claim(self, pod: Pod, reason: str, state: str = TERMINATING) -> Op:
+        """A row for a pod that bears our mark and has none: it is to be ended, or (LOST) may be at work."""
+        now = int(time.time())
+        if state == TERMINATING:
+            run, job = f"orphan-{pod.token[-8:]}", ""
+        else:
+            run = pod.run if pod.run and not self.ops(run=pod.run) else f"found-{pod.token[-8:]}"
+            job = Job(run=run, token=pod.token, steps=()).to_json()  # what it does is known on the pod only
+        op = Op(token=pod.token, run=run, vendor=pod.provider, state=state, job=job, reason=reason,
+                remote_id=pod.pod_id, address=pod.address, rate=pod.micro_usd_per_hour, intent_at=now,
+                sent_at=pod.created_at or None, last_seen_at=now, cap=pod.spend_limit_micro_usd,
+                ttl_s=pod.ends_at - pod.created_at if pod.ends_at and pod.created_at else None,
+                del_requested_at=now if state == TERMINATING else None)  # fmt: skip
+        with self._writing():  # at once: a row that is only PLANNED would say that nothing was sent
+            self._insert(op, "claim")
+        return op
 
     def advance(self, op: Op, event: str, **facts: Any) -> Op:
         """Move a row along the table, writing down `facts` (columns). Raises Fenced; SlipwayError: no such move."""
@@ -271,13 +281,19 @@ class Journal:
             self._event(changed, event, facts)
         return changed
 
+    def _insert(self, op: Op, event: str) -> None:
+        marks, values = ", ".join("?" * len(_COLUMNS)), [getattr(op, column) for column in _COLUMNS]
+        self._db.execute(f"INSERT INTO ops ({', '.join(_COLUMNS)}) VALUES ({marks})", values)
+        self._event(op, event, {})
+
     def _event(self, op: Op, event: str, facts: Mapping[str, Any]) -> None:
         clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
         sql = (
             "INSERT INTO events (token, event, state, epoch, facts, at, boot_id, boottime_ms) VALUES (?,?,?,?,?,?,?,?)"
         )
         now = (int(time.time()), boot_id(), time.clock_gettime_ns(clock) // 1_000_000)
-        self._db.execute(sql, (op.token, event, op.state, op.epoch, json.dumps(facts), *now))
+        done = self._db.execute(sql, (op.token, event, op.state, op.epoch, json.dumps(facts), *now))
+        self._last_event = done.lastrowid or 0
 
     def _ops(self, where: str, *values: Any) -> list[Op]:
         try:
@@ -291,12 +307,17 @@ class Journal:
         """One transaction, under the lock."""
         if self.problem:
             raise JournalError(self.problem)
-        with journal_file.locked(self.path):
+        with journal_file.locked(self.path) as lock:
+            if _identity(self.path) != self._file:  # what is written to a file without a name is lost with this process
+                raise JournalError(f"journal {self.path} was moved away or replaced while it was open; run that again")
             try:
                 self._db.execute("BEGIN IMMEDIATE")
                 try:
+                    self._last_event = 0
                     yield
                     self._db.execute("COMMIT")
+                    if self._last_event:
+                        journal_file.remember_changes(lock, self._last_event)
                 except BaseException:
                     if self._db.in_transaction:
                         self._db.execute("ROLLBACK")
@@ -304,6 +325,15 @@ class Journal:
                 journal_file.checkpoint_if_long(self._db, self.path)
             except sqlite3.Error as error:
                 raise JournalError(f"journal {self.path}: {error}") from error
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file that is; None when there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _close(db: sqlite3.Connection, path: Path, is_read_only: bool) -> None:

@@ -2,7 +2,9 @@
 
 SQLite in WAL mode, synced in full. Every write and every checkpoint happens under an exclusive flock of a sibling
 file: SQLite before 3.51.3 can corrupt a WAL when a write races a checkpoint. The lock belongs to a process, never to
-a time. A damaged file is opened for reading only, and never replaced by an empty one.
+a time. A damaged file is opened for reading only, and never replaced by an empty one; so is one that lacks changes
+which it had, since a WAL that was damaged or lost takes whole commits with it and leaves no trace. The lock's file
+remembers how many there were.
 """
 
 import contextlib
@@ -97,12 +99,17 @@ class JournalError(SlipwayError):
     """The journal cannot be used, or not for writing."""
 
 
+class _Damaged(Exception):
+    pass
+
+
 @dataclass(frozen=True)
 class Opened:
     db: sqlite3.Connection
     installation: str  # eight letters and digits; "" when nobody knows it any more
     problem: str = ""  # why it is read-only, in words; "" = it is whole
     is_replacement: bool = False  # new, though this installation had a journal before
+    replaced_at: int | None = None  # UTC epoch seconds; when this one took the place of one that was lost
 
 
 def default_path(environ: Mapping[str, str]) -> Path:
@@ -117,8 +124,8 @@ def installation_file(path: Path, environ: Mapping[str, str]) -> Path:
 
 
 @contextlib.contextmanager
-def locked(path: Path, wait_s: float = 30.0) -> Iterator[None]:
-    """Hold the lock of the journal at `path`. Raises JournalError when another process keeps it for `wait_s`."""
+def locked(path: Path, wait_s: float = 30.0) -> Iterator[int]:
+    """Hold the lock of the journal at `path`: its file. Raises JournalError when another process keeps it `wait_s`."""
     descriptor = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     deadline = time.monotonic() + wait_s
     try:
@@ -130,7 +137,7 @@ def locked(path: Path, wait_s: float = 30.0) -> Iterator[None]:
                 if time.monotonic() > deadline:
                     raise JournalError(f"journal {path}: another process has been writing for {wait_s:g} s") from None
                 time.sleep(0.002)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -145,19 +152,20 @@ def open_file(path: Path, environ: Mapping[str, str]) -> Opened:
         kind = file_system_of(path.parent)
         if kind in NETWORK_FILE_SYSTEMS:
             raise JournalError(f"journal {path}: it cannot lie on {kind}; set SLIPWAY_STATE_FILE to a local place")
-        with locked(path):
+        with locked(path) as lock:
             if path.is_symlink():
                 raise JournalError(f"journal {path}: it is a link, and is not followed")
             if path.exists():  # not opened here: closing it would drop the locks of SQLite in this process
                 path.chmod(0o600)
             else:
+                remember_changes(lock, 0)
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-            return _open_locked(path, kept)
+            return _open_locked(path, kept, lock)
     except (OSError, sqlite3.OperationalError) as error:
         raise JournalError(f"journal {path}: {error}") from error
 
 
-def _open_locked(path: Path, kept: Path) -> Opened:
+def _open_locked(path: Path, kept: Path, lock: int) -> Opened:
     remembered = kept.read_text().strip() if kept.exists() else ""
     # Any thread may come to close it: the garbage collector chooses.
     db = sqlite3.connect(path, isolation_level=None, timeout=10, check_same_thread=False)
@@ -166,24 +174,30 @@ def _open_locked(path: Path, kept: Path) -> Opened:
             db.execute(f"PRAGMA {name}={value}")
             if db.execute(f"PRAGMA {name}").fetchone() != (value,):
                 raise JournalError(f"journal {path}: SQLite does not take {name}={value} here")
-        found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        found = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if found != "ok":
-            raise sqlite3.DatabaseError(found)
+            raise _Damaged(found)
+        if db.execute("PRAGMA user_version").fetchone() == (0,) and _remembered_changes(lock):
+            raise _Damaged(f"it is empty, and had {_remembered_changes(lock)} changes")
         is_new = _migrate(db, path, remembered)
-        row = db.execute("SELECT value FROM meta WHERE key = 'installation'").fetchone()
-        if row is None:
-            raise sqlite3.DatabaseError("it does not say whose it is")
-        installation = row[0]
+        changes = _check_rows(db)
+        if changes < _remembered_changes(lock):
+            raise _Damaged(f"it lacks its last {_remembered_changes(lock) - changes} changes")
+        remember_changes(lock, changes)
+        meta = dict(db.execute("SELECT key, value FROM meta").fetchall())
+        if "installation" not in meta:
+            raise _Damaged("it does not say whose it is")
+        installation, replaced_at = meta["installation"], int(meta["replaced_at"]) if "replaced_at" in meta else None
     except sqlite3.OperationalError:
         db.close()
         raise
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, _Damaged, ValueError) as error:  # a ValueError: what should be text is none
         db.close()
         return Opened(
             _read_only(path),
             remembered,
-            f"journal {path} is damaged ({error}) and only read from now on; "
-            "move it away to begin a new one: pods that it knew must then be ended by hand",
+            f"journal {path} is damaged ({error}) and only read from now on; run: mv {path} {path}.damaged; "
+            "the next one finds the pods that it knew in their vendors' listings",
         )
     except JournalError:
         db.close()
@@ -196,7 +210,37 @@ def _open_locked(path: Path, kept: Path) -> Opened:
         raise JournalError(
             f"journal {path} is that of installation {installation}, {kept} says {remembered}; move one of them away"
         )
-    return Opened(db, installation, is_replacement=is_new and bool(remembered))
+    return Opened(db, installation, is_replacement=is_new and bool(remembered), replaced_at=replaced_at)
+
+
+def _check_rows(db: sqlite3.Connection) -> int:
+    """How many changes there have been. Raises _Damaged when a row is not as its last change left it.
+
+    The bytes of a cell that is in no index are no business of SQLite's own check.
+    """
+    try:
+        db.execute("SELECT * FROM ops").fetchall()  # also that all text can be read
+        wrong = db.execute(
+            """SELECT token FROM ops JOIN (SELECT token, state, epoch, max(id) FROM events GROUP BY token) AS last
+            USING (token) WHERE ops.state != last.state OR ops.epoch != last.epoch"""
+        ).fetchone()
+        lonely = db.execute("PRAGMA foreign_key_check").fetchone()
+        changes: int = db.execute("SELECT coalesce(max(id), 0) FROM events").fetchone()[0]
+    except sqlite3.OperationalError as error:
+        raise _Damaged(str(error)) from error
+    if wrong or lonely:
+        raise _Damaged("rows and events do not agree")
+    return changes
+
+
+def remember_changes(lock: int, changes: int) -> None:
+    """In the lock's file, after a commit. It is not synced: what it says is never more than what was committed."""
+    os.pwrite(lock, f"{changes:020d}".encode(), 0)
+
+
+def _remembered_changes(lock: int) -> int:
+    said = os.pread(lock, 20, 0)
+    return int(said) if said.isdigit() else 0
 
 
 def _migrate(db: sqlite3.Connection, path: Path, remembered: str) -> bool:
@@ -215,6 +259,8 @@ def _migrate(db: sqlite3.Connection, path: Path, remembered: str) -> bool:
     if version == 0:
         installation = remembered if re.fullmatch("[a-z0-9]{8}", remembered) else names.random_word(8)
         db.execute("INSERT INTO meta VALUES ('installation', ?)", (installation,))
+        if installation == remembered:
+            db.execute("INSERT INTO meta VALUES ('replaced_at', ?)", (str(int(time.time())),))
     db.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
     db.execute("COMMIT")
     return version == 0

@@ -169,7 +169,8 @@ class JsonApi:
         while wait_s := self._pace.wait_s():
             self._sleep(wait_s)
         try:
-            reply = self._once(method, path, content=None if body is None else _write(body), headers=headers or {})
+            content = None if body is None else _write(body)
+            reply = self._once(method, path, self.attempt_s, content=content, headers=headers or {})
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
             raise Unsent(f"{what}: no connection: {_name(error)}; nothing was asked") from None
         except (httpx.HTTPError, asyncio.TimeoutError, _TooLong) as error:
@@ -191,7 +192,7 @@ class JsonApi:
 
     def _ask(self, method: str, path: str, kind: type[T], **options: Any) -> T:
         what = f"{self.name}: {method} {path}"
-        deadline = time.monotonic() + self.read_s
+        deadline, limit_s = time.monotonic() + self.read_s, self.attempt_s
         said = f"{self._pace.per_minute} requests a minute are all that is allowed"
         for attempt in range(MOST_ATTEMPTS):
             wait_s = self._pace.wait_s()
@@ -202,7 +203,7 @@ class JsonApi:
                 break
             wait_s = random.uniform(0, min(8.0, 0.5 * 2**attempt))
             try:
-                reply = self._once(method, path, **options)
+                reply = self._once(method, path, limit_s, **options)
                 if reply.status < 300:
                     return msgspec.json.decode(reply.body, type=kind, strict=False)
                 if reply.status not in AGAIN:
@@ -217,6 +218,7 @@ class JsonApi:
             if attempt == MOST_ATTEMPTS - 1 or time.monotonic() + wait_s > deadline:
                 break
             self._sleep(wait_s)
+            limit_s = min(self.attempt_s, max(0.0, deadline - time.monotonic()))
         raise SlipwayError(f"{what}: no usable answer: {said}")
 
     def _refuse(self, what: str, reply: Reply) -> NoReturn:
@@ -226,10 +228,10 @@ class JsonApi:
             raise SlipwayError(f"{what}: this API was retired; a newer Slipway is needed: {reply.said}")
         raise Refused(f"{what}: {reply.said}", reply)
 
-    def _once(self, method: str, path: str, **options: Any) -> Reply:
+    def _once(self, method: str, path: str, limit_s: float, **options: Any) -> Reply:
         url = httpx.URL(self.base + path)
         for _ in range(MOST_REDIRECTS):
-            reply = _run(self._attempt(method, url, **options), self.attempt_s)
+            reply = _run(self._attempt(method, url, **options), limit_s)
             if method != "GET" or reply.status not in REDIRECTS:
                 break
             there = url.join(reply.headers.get("location", ""))

@@ -11,6 +11,7 @@ import hashlib
 import json
 import random
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from infra import spend
 from infra.agent.job import Job, PodFolder
 from infra.errors import Ambiguous, LimitHit, SlipwayError
 from infra.journal import Admit, Fenced, Held, Journal, Op
+from infra.journal_file import JournalError
 from infra.names import new_token
-from infra.providers import Market, Provider, clock_scale, market
+from infra.providers import LAG_S, Market, Provider, clock_scale, market
 from infra.records import Address, Offer, Pod, Request
 from infra.states import BOOTING, CREATING, LOST, PLANNED, READY, TERMINATING, UNKNOWN
 from infra.transport import Transport
@@ -51,25 +53,25 @@ def rent(
     limits = replace(job.limits, micro_usd_per_hour=offer.micro_usd_per_hour)
     spec_hash = hashlib.sha256(replace(job, token="").to_json().encode()).hexdigest()
     job = replace(job, run=request.run, token=token, limits=limits)
-    journal.take(_lease(token))  # while this process lives, nobody else clears the row away
-    op = journal.plan(token=token, run=request.run, slot=slot, vendor=provider.name, target=target, store=store,
-                      spec_hash=spec_hash, job=job.to_json(), request=json.dumps(asdict(request)),
-                      rate=offer.micro_usd_per_hour, ttl_s=limits.time_s, cap=limits.spend_micro_usd, place=offer.place,
-                      recoveries=recoveries, admit=admit,
-                      remote_id=f"{token}@{offer.place}" if offer.place else None)  # fmt: skip
-    op = journal.advance(op, "sending")
-    try:
-        pod = provider.create(request, offer, token, limits)
-    except BaseException as error:  # also Ctrl-C: the request may have arrived
-        if isinstance(error, SlipwayError) and not isinstance(error, Ambiguous):
-            journal.advance(op, "refused", reason=str(error))
-            raise
-        op = journal.advance(op, "unclear", reason=str(error) or type(error).__name__)
-        found = _look_for(provider, op.remote_id or token) if isinstance(error, Ambiguous) else None
-        if found is None:
-            raise
-        return _came(journal, op, "found", found)
-    return _came(journal, op, "created", pod)
+    with _looked_after(journal, token):  # while this process lives, nobody else clears the row away
+        op = journal.plan(token=token, run=request.run, slot=slot, vendor=provider.name, target=target, store=store,
+                          spec_hash=spec_hash, job=job.to_json(), request=json.dumps(asdict(request)),
+                          rate=offer.micro_usd_per_hour, ttl_s=limits.time_s, cap=limits.spend_micro_usd,
+                          place=offer.place, recoveries=recoveries, admit=admit,
+                          remote_id=f"{token}@{offer.place}" if offer.place else None)  # fmt: skip
+        op = journal.advance(op, "sending")
+        try:
+            pod = provider.create(request, offer, token, limits)
+        except BaseException as error:  # also Ctrl-C: the request may have arrived
+            if isinstance(error, SlipwayError) and not isinstance(error, Ambiguous):
+                journal.advance(op, "refused", reason=str(error))
+                raise
+            op = journal.advance(op, "unclear", reason=str(error) or type(error).__name__)
+            found = _look_for(provider, op.remote_id or token) if isinstance(error, Ambiguous) else None
+            if found is None:
+                raise
+            return _came(journal, op, "found", found)
+        return _came(journal, op, "created", pod)
 
 
 def name_of(run: str, rank: int) -> str:
@@ -115,13 +117,20 @@ def end(provider: Provider, op: Op, journal: Journal, reason: str = ASKED, patie
     deadline, wait_s, is_asked = time.monotonic() + patience_s, FIRST_WAIT_S, False
     while True:
         try:
-            found = None if op.remote_id else provider.find(op.token)
+            found, is_fresh = None, time.time() < _provable_at(provider, op)
+            if is_fresh or not op.remote_id:
+                found = provider.find(op.remote_id or op.token)
+            if found and is_fresh:  # once it was shown, its absence proves something
+                op = journal.note(op, last_seen_at=int(time.time()), remote_id=found.pod_id)
             pod_id = op.remote_id or (found.pod_id if found else "")
             if pod_id and not is_asked:
                 provider.delete(pod_id)
-                is_asked = provider.is_rented  # it takes the vendor a while
+                # It takes the vendor a while; one that does not show it yet may not have heard either.
+                is_asked = provider.is_rented and time.time() >= _provable_at(provider, op)
             _prove_absence(provider, op)
             break
+        except Fenced:  # somebody else moved it: perhaps to its end
+            return end(provider, journal.op(op.token), journal, reason, patience_s)
         except SlipwayError as error:
             left_s = deadline - time.monotonic() if provider.is_rented and (op.remote_id or not op.sent_at) else 0.0
             if left_s <= 0:
@@ -186,6 +195,18 @@ def _look_for(provider: Provider, pod: str) -> Pod | None:
     return found
 
 
+@contextlib.contextmanager
+def _looked_after(journal: Journal, token: str) -> Iterator[None]:
+    """By this process; by sweeps, too, when nothing came of it or nobody knows what."""
+    lease = journal.take(_lease(token))
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(JournalError):  # it may be what has failed
+            journal.release(lease)
+        raise
+
+
 def _came(journal: Journal, op: Op, event: str, pod: Pod) -> Op:
     rate = max(op.rate, pod.micro_usd_per_hour)
     return journal.advance(op, event, remote_id=pod.pod_id, address=pod.address, rate=rate)
@@ -193,16 +214,17 @@ def _came(journal: Journal, op: Op, event: str, pod: Pod) -> Op:
 
 def _prove_absence(provider: Provider, op: Op) -> None:
     """Raises SlipwayError unless a look-up and a complete listing, late enough, both say that it is gone."""
-    settled_at = (op.sent_at or 0) + (0 if op.remote_id or not op.sent_at else provider.settle_s)
-    if time.time() < settled_at:
-        raise SlipwayError(f"its id is not known, and it may still turn up for {settled_at - time.time():.0f} s")
+    wait_s = _provable_at(provider, op) - time.time()
+    if wait_s > 0:
+        what = "it was rented just now" if op.remote_id else "its id is not known"
+        raise SlipwayError(f"{what}, and it may still turn up for {wait_s:.0f} s")
     if not is_absent(provider, op):
         raise SlipwayError(f"{provider.name} still has it")
 
 
 def is_absent(provider: Provider, op: Op) -> bool:
     """Whether the pod is proven gone. Raises SlipwayError when its provider does not say."""
-    if provider.find(op.remote_id or op.token) is not None:
+    if time.time() < _provable_at(provider, op) or provider.find(op.remote_id or op.token) is not None:
         return False
     if op.place:  # the pod can be nowhere else, and other machines may well be switched off
         return True
@@ -215,6 +237,13 @@ def fate(provider: Market, op: Op) -> str:
     if pod is None:
         return f"{provider.name} has it no more" if is_absent(provider, op) else ""
     return f"{provider.name} says it is {pod.state}{f' ({pod.note})' if pod.note else ''}" if pod.state in DEAD else ""
+
+
+def _provable_at(provider: Provider, op: Op) -> float:
+    """From when on its absence proves anything: a vendor may not show yet what it has just created."""
+    if op.sent_at is None or (op.remote_id and op.last_seen_at):
+        return 0.0
+    return op.sent_at + (min(LAG_S, provider.settle_s) if op.remote_id else provider.settle_s)
 
 
 def _lease(token: str) -> str:

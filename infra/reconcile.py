@@ -7,7 +7,6 @@ read: an intent precedes its request, so a pod in the listing has a row by the t
 orphan. Nothing is ended on silence: absence takes the vendor's word, more than once where no id is known.
 """
 
-import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,12 +14,14 @@ from typing import Any
 
 from infra.errors import SlipwayError
 from infra.journal import Fenced, Journal, Op
-from infra.providers import Provider
+from infra.journal_file import JournalError
+from infra.providers import LAG_S, Provider
 from infra.records import Pod
 from infra.states import BOOTING, CREATING, ENDED, LOST, PLANNED, READY, TERMINATING, UNKNOWN
 
 APART_S = 60  # between listings that are to prove an absence
 RENTING = (PLANNED, CREATING, UNKNOWN, BOOTING)  # a row at work is its renter's no longer, though that may live on
+FOUND = "its row was lost with its journal; it was found in a listing"
 OVERPRICED = 1.05  # times the rate that was agreed to
 
 
@@ -48,6 +49,7 @@ class Claim:
     """A pod with our mark that no row knows gets one, so that its end is on record."""
 
     pod: Pod
+    is_kept: bool = False  # its row may have been lost with its journal: it is not to be ended
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,14 @@ Action = Move | Claim | Delete
 
 
 def decide(
-    rows: Iterable[Op], listing: Listing, *, prefix: str, settle_s: float, busy: Collection[str] = ()
-) -> list[Action]:
+    rows: Iterable[Op], listing: Listing, *, prefix: str, settle_s: float, busy: Collection[str] = (),
+    replaced_at: int | None = None,
+) -> list[Action]:  # fmt: skip
     """What is to be done, in this order; a token's actions follow each other.
 
     `rows`: all of the vendor's, ended ones too. `prefix`: of our tokens; other pods are nobody's business. `busy`:
-    tokens that a living process is renting.
+    tokens that a living process is renting. `replaced_at`: when the journal took the place of one that was lost, with
+    the rows of all pods from before; whoever had opened that one may have rented for a while after it.
     """
     found: dict[str, list[Pod]] = {}
     for pod in sorted(listing.pods, key=lambda pod: (pod.created_at, pod.pod_id)):
@@ -81,7 +85,10 @@ def decide(
             actions += _of_row(row, here, listing, settle_s, needed)
     if listing.is_complete:
         for pods in found.values():
-            actions += [Claim(pods[0]), *(Delete(pod.token, pod.pod_id) for pod in pods)]
+            if replaced_at is not None and pods[0].created_at <= replaced_at + settle_s:
+                actions.append(Claim(pods[0], is_kept=True))
+            else:
+                actions += [Claim(pods[0]), *(Delete(pod.token, pod.pod_id) for pod in pods)]
     return actions
 
 
@@ -108,13 +115,18 @@ def _of_row(row: Op, here: list[Pod], listing: Listing, settle_s: float, needed:
             return [*adopted, Move(row.token, "end", {"reason": reason}), Delete(row.token, ours.pod_id), *extras]
         return [*adopted, *extras]
     if ours is not None:
-        return [Delete(row.token, ours.pod_id), *extras] if row.state == TERMINATING else extras
+        facts = {"last_seen_at": listing.began_at, "remote_id": row.remote_id or ours.pod_id}
+        is_news = row.last_seen_at is None or row.remote_id is None
+        shown = [Move(row.token, "note", facts)] if is_news else []
+        ending = [Delete(row.token, ours.pod_id)] if row.state == TERMINATING else []
+        return [*shown, *ending, *extras]
     if row.remote_id is None and row.sent_at is None:
         return [Move(row.token, "gone")]  # asked to end before anything was sent
     if row.remote_id is None:
         return _absence(row, listing, settle_s, needed, "gone")
     assert row.state in (BOOTING, READY, LOST, TERMINATING), row.state
-    if listing.is_complete and row.remote_id in listing.denied:
+    is_old = row.last_seen_at is not None or listing.began_at > (row.sent_at or 0) + min(LAG_S, settle_s)
+    if listing.is_complete and row.remote_id in listing.denied and is_old:
         why = {} if row.state == TERMINATING else {"reason": f"{row.vendor} ended it"}
         return [Move(row.token, "gone", why)]
     return [Delete(row.token, row.remote_id)] if row.state == TERMINATING else []
@@ -179,7 +191,8 @@ def reconcile(provider: Provider, journal: Journal, clock: Callable[[], float] =
         seen = look(provider, journal, clock)
         rows, problems = dict(seen.rows), [*seen.problems]
         settle_s, ours = provider.settle_s, prefix(journal)
-        actions = decide(rows.values(), seen.listing, prefix=ours, settle_s=settle_s, busy=seen.busy)
+        actions = decide(rows.values(), seen.listing, prefix=ours, settle_s=settle_s, busy=seen.busy,
+                         replaced_at=journal.replaced_at)  # fmt: skip
         lost: set[str] = set()  # tokens that somebody else moved meanwhile: theirs to look after now
         done = [action for action in actions if _carry_out(action, provider, journal, rows, lost, problems)]
         return Done(tuple(done), tuple(problems))
@@ -209,7 +222,8 @@ def _carry_out(
         if isinstance(action, Delete):
             provider.delete(action.pod_id)
         elif isinstance(action, Claim):
-            rows[token] = journal.claim(action.pod, "it has our mark, and no row")
+            reason, state = (FOUND, LOST) if action.is_kept else ("it has our mark, and no row", TERMINATING)
+            rows[token] = journal.claim(action.pod, reason, state)
         elif action.event == "note":
             rows[token] = journal.note(rows[token], **action.facts)
         else:
@@ -218,8 +232,9 @@ def _carry_out(
     except Fenced:
         lost.add(token)
     except SlipwayError as error:
-        with contextlib.suppress(KeyError):
-            row = rows[token]
-            cost = f"; it may still cost {row.rate / 1_000_000:.2f} USD/h" if row.rate else ""
-            problems.append(f"{row.run}: {error}{cost}")
+        if isinstance(error, JournalError):  # what is not on record is not done
+            lost.add(token)
+        rate = rows[token].rate if token in rows else action.pod.micro_usd_per_hour if isinstance(action, Claim) else 0
+        cost = f"; it may still cost {rate / 1_000_000:.2f} USD/h" if rate else ""
+        problems.append(f"{rows[token].run if token in rows else token}: {error}{cost}")
     return False

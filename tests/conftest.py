@@ -5,6 +5,10 @@ import pytest
 SKIPPED: pytest.StashKey[list[str]] = pytest.StashKey()
 
 
+def pytest_addoption(parser):
+    parser.addoption("--seed", default="", help="of crash trials and races; another one each time without")
+
+
 def pytest_configure(config):
     config.stash[SKIPPED] = []
     config.pluginmanager.register(Skips(config))

@@ -12,6 +12,8 @@ from infra.agent.job import Limits
 from infra.records import Account, Offer, Pod, Request
 from infra.transport import Transport
 
+LAG_S = 120.0  # how long a vendor may not show, in a listing or asked for its id, what it has just created
+
 
 class Provider(Protocol):
     @property

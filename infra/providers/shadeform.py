@@ -230,7 +230,11 @@ class Shadeform:
     def _drop_key(self, token: str) -> None:
         for key in self._keys():
             if key.name == token:
-                self.api.act("POST", f"/sshkeys/{quote(key.id, safe='')}/delete")
+                try:
+                    self.api.act("POST", f"/sshkeys/{quote(key.id, safe='')}/delete")
+                except Refused as refused:
+                    if refused.reply.status != 404:  # else somebody who ends the same pod was faster
+                        raise
 
     def _pod(self, one: Instance) -> Pod:
         tags = dict(tag.split("=", 1) for tag in one.tags or () if "=" in tag)

@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from infra import journal_file, states
+from infra.agent.job import Job
 from infra.errors import SlipwayError
 from infra.journal import Fenced, Held, Journal, JournalError, Taken
 from infra.names import new_token
+from infra.records import Pod
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -201,14 +204,79 @@ def test_a_damaged_journal_is_read_only_and_keeps_its_installation(environ, wher
     assert journal.path.read_bytes() == content
 
 
+def test_a_journal_that_lacks_its_last_changes_is_damaged_whoever_took_them(environ, tmp_path):
+    with Journal.open(environ=environ) as journal:
+        plan(journal, "a-1")
+    old = journal.path.read_bytes()
+    with Journal.open(environ=environ) as journal:
+        plan(journal, "b-2")
+        log = journal.path.with_name("journal.sqlite-wal")
+        content, log_content = journal.path.read_bytes(), log.read_bytes()
+    for harm in (
+        lambda: journal.path.write_bytes(old),  # brought back from a copy
+        lambda: journal.path.write_bytes(content),  # what had only been in the log is gone
+        lambda: log.write_bytes(log_content[:100] + b"x" + log_content[101:]) and journal.path.write_bytes(content),
+    ):
+        harm()
+        with Journal.open(environ=environ) as damaged:
+            assert "it lacks its last 1 changes" in damaged.problem, harm
+            assert [op.run for op in damaged.ops()] == ["a-1"]
+            with pytest.raises(JournalError, match="mv "):
+                plan(damaged, "c-3")
+
+
+def test_cells_that_no_index_guards_are_compared_with_the_events(environ):
+    with Journal.open(environ=environ) as journal:
+        journal.advance(plan(journal), "sending")
+    content = journal.path.read_bytes()
+    journal.path.write_bytes(content.replace(b"CREATING", b"CREATINH", 1))
+    with Journal.open(environ=environ) as damaged:
+        assert "do not agree" in damaged.problem
+    journal.path.write_bytes(content.replace(b"local", b"l\xffcal"))
+    with Journal.open(environ=environ) as damaged:
+        assert "is damaged" in damaged.problem
+
+
+def test_a_journal_that_is_moved_away_while_open_takes_no_more_writes(journal, environ):
+    op = plan(journal, "a-1")
+    journal.path.rename(journal.path.with_name("elsewhere"))
+    with pytest.raises(JournalError, match="moved away or replaced"):
+        journal.advance(op, "sending")
+    with Journal.open(environ=environ) as other:
+        plan(other, "b-2")
+        with pytest.raises(JournalError, match="moved away or replaced"):
+            plan(journal, "c-3")
+        assert [one.run for one in other.ops()] == ["b-2"]
+
+
+def test_a_pod_without_a_row_is_claimed_in_one_step_to_be_ended_or_to_be_kept(journal):
+    def stray(run):
+        return Pod(provider="m", pod_id="id-1", token=new_token(journal.installation), run=run, address="x",
+                   micro_usd_per_hour=7)  # fmt: skip
+
+    orphan = journal.claim(stray("a-1"), "why")
+    assert (orphan.state, orphan.run[:7], orphan.remote_id, orphan.rate) == ("TERMINATING", "orphan-", "id-1", 7)
+    plan(journal, "b-2")
+    kept = [journal.claim(stray(run), "why", "LOST") for run in ("a-1", "b-2", "")]
+    assert [one.state for one in kept] == ["LOST"] * 3 and kept[0].run == "a-1"
+    assert [one.run for one in kept[1:]] == [f"found-{one.token[-8:]}" for one in kept[1:]]
+    assert Job.from_json(kept[0].job).token == kept[0].token
+    with sqlite3.connect(journal.path) as db:
+        assert db.execute("SELECT event, state FROM events WHERE token = ?", (orphan.token,)).fetchall() == [
+            ("claim", "TERMINATING")
+        ]
+    db.close()
+
+
 def test_a_lost_journal_is_replaced_under_the_same_installation_and_that_is_told(environ):
     with Journal.open(environ=environ) as journal:
         assert not journal.is_replacement
     journal.path.unlink()
     with Journal.open(environ=environ) as again:
         assert again.is_replacement and again.installation == journal.installation
+        assert abs(again.replaced_at - time.time()) < 60 and journal.replaced_at is None
     with Journal.open(environ=environ) as third:
-        assert not third.is_replacement
+        assert not third.is_replacement and third.replaced_at == again.replaced_at
 
 
 def test_another_journal_is_another_installation(journal, environ, tmp_path):

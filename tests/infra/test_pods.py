@@ -53,6 +53,10 @@ class KeepsAll(Local):
         return None
 
 
+class KeepsAllAndLags(KeepsAll):
+    settle_s = 600.0
+
+
 @pytest.fixture
 def environ(tmp_path):
     return {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
@@ -120,6 +124,38 @@ def test_a_lost_question_stays_unknown_and_is_not_believed_gone_too_early(local,
         pods.end(provider, op, journal)
     op = journal.note(journal.op(op.token), sent_at=int(time.time()) - 601)
     assert op.state == "TERMINATING" and pods.end(provider, op, journal).state == "TERMINATED"
+
+
+def test_a_fresh_pod_that_its_provider_denies_is_not_gone_yet(local, journal):
+    class Lags(Local):
+        settle_s = 600.0
+        shows = False
+
+        def find(self, pod):
+            return super().find(pod) if self.shows else None
+
+        def list(self):
+            return super().list() if self.shows else []
+
+    lagging = Lags(local.pods)
+    op = rent(lagging, journal)
+    assert not pods.is_absent(lagging, op)
+    with pytest.raises(SlipwayError, match="it was rented just now, and it may still turn up for 1"):
+        pods.end(lagging, op, journal)
+    lagging.shows = True
+    with pytest.raises(SlipwayError, match="local still has it"):
+        pods.end(KeepsAllAndLags(local.pods), journal.op(op.token), journal)
+    assert journal.op(op.token).last_seen_at
+    local.delete(op.remote_id)
+    assert pods.end(lagging, journal.op(op.token), journal).state == "TERMINATED"  # it was shown, and is gone
+
+
+def test_what_nobody_knows_is_left_to_sweeps_at_once_and_what_was_rented_to_its_renter(local, journal):
+    with pytest.raises(Ambiguous):
+        rent(LosesQuestions(local.pods), journal)
+    assert journal.held() == set()
+    op = rent(local, journal, run="b-2")
+    assert journal.held() == {f"rent:{op.token}"}
 
 
 def test_ctrl_c_while_asking_leaves_a_row_that_finds_its_pod_and_ends_it(local, journal):

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from infra import reconcile
+from infra import providers, reconcile
 from infra.errors import SlipwayError
-from infra.journal import Journal, Op
+from infra.journal import Journal, JournalError, Op
 from infra.names import new_token
 from infra.reconcile import APART_S, Claim, Delete, Listing, Move, decide
 from infra.records import Account, Pod
@@ -68,7 +68,7 @@ def test_an_incomplete_listing_leads_to_adoption_only():
 
 def test_absence_is_believed_after_the_settle_time_and_the_second_listing_a_minute_apart():
     unknown, seen = row(UNKNOWN), pod("other", "id-2")
-    others = [row(READY, "other", remote_id="id-2")]
+    others = [row(READY, "other", remote_id="id-2", last_seen_at=5)]
     assert decided([unknown, *others], seen, began_at=SETTLE_S) == []
     first = decided([unknown, *others], seen, began_at=SETTLE_S + 1)
     assert first == [Move(unknown.token, "note", {"absent_n": 1, "first_absent_at": SETTLE_S + 1})]
@@ -98,11 +98,66 @@ def test_only_what_is_being_rented_is_left_to_its_renter(state, are):
     assert events(decide([known], said, prefix=PREFIX, settle_s=SETTLE_S, busy={known.token})) == are
 
 
+def test_what_was_created_just_now_may_be_denied_until_its_vendor_has_shown_it():
+    fresh, denied = row(BOOTING, remote_id="id-1", sent_at=9_900), frozenset({"id-1"})
+    assert decided([fresh], began_at=9_900 + int(providers.LAG_S), denied=denied) == []
+    assert events(decided([fresh], began_at=9_901 + int(providers.LAG_S), denied=denied)) == ["gone"]
+    shown = Move(fresh.token, "note", {"last_seen_at": 9_910, "remote_id": "id-1"})
+    assert decided([fresh], pod(), began_at=9_910) == [shown]
+    seen = row(BOOTING, remote_id="id-1", sent_at=9_900, last_seen_at=9_910)
+    assert decided([seen], pod(), began_at=9_915) == []
+    assert events(decided([seen], began_at=9_920, denied=denied)) == ["gone"]
+
+
+def test_a_pod_that_was_to_end_before_its_id_was_known_gets_it_from_the_listing():
+    actions = decided([row(TERMINATING)], pod())
+    assert events(actions) == ["note", "Delete"] and actions[0].facts["remote_id"] == "id-1"
+
+
+def test_what_is_being_rented_is_its_renter_s_and_what_was_rented_is_everybody_s():
+    said = Listing(began_at=10_000, pods=(pod(),))
+    renting = [row(state) for state in (PLANNED, CREATING, UNKNOWN)]
+    ending = row(TERMINATING, remote_id="id-1", last_seen_at=5)
+    for one in (*renting, ending):
+        actions = decide([one], said, prefix=PREFIX, settle_s=SETTLE_S, busy={one.token})
+        assert events(actions) == (["Delete"] if one is ending else [])
+
+
 def test_what_turns_up_after_its_end_or_without_a_row_is_ended():
     actions = decided([row(FAILED)], pod(), pod("never-heard-of", "id-7"))
     assert events(actions) == ["resurfaced", "Delete", "Claim", "Delete"]
     assert [action.pod_id for action in actions if isinstance(action, Delete)] == ["id-1", "id-7"]
     assert next(action.pod.pod_id for action in actions if isinstance(action, Claim)) == "id-7"
+
+
+def test_what_may_have_had_a_row_in_a_journal_that_was_lost_is_kept():
+    pods = [pod("before", "id-1", created_at=5_000), pod("just-after", "id-2", created_at=5_600),
+            pod("later", "id-3", created_at=5_601)]  # fmt: skip
+    said = Listing(began_at=10_000, pods=tuple(pods))
+    actions = decide([], said, prefix=PREFIX, settle_s=SETTLE_S, replaced_at=5_000)
+    kept, kept_too, orphan = (Claim(one, is_kept=one is not pods[2]) for one in pods)
+    assert actions == [kept, kept_too, orphan, Delete(pods[2].token, "id-3")]
+    partly = Listing(began_at=10_000, pods=tuple(pods), is_complete=False)
+    assert decide([], partly, prefix=PREFIX, settle_s=SETTLE_S, replaced_at=5_000) == []
+
+
+def test_what_cannot_be_written_down_is_not_done(tmp_path, monkeypatch):
+    environ = {"XDG_STATE_HOME": f"{tmp_path}/state", "XDG_CONFIG_HOME": f"{tmp_path}/config"}
+    with Journal.open(tmp_path / "journal", environ) as journal:
+        market = Market(SETTLE_S)
+        market.start(new_token(journal.installation), market.now)
+        market.pass_time(LAG_S)
+
+        def is_full(*words):
+            raise JournalError("the disk is full")
+
+        monkeypatch.setattr(journal, "claim", is_full)
+        done = reconcile.reconcile(market, journal, lambda: market.now)
+        assert len(market.running) == 1 and done.actions == ()
+        assert "the disk is full; it may still cost" in done.problems[0]
+        monkeypatch.undo()
+        reconcile.reconcile(market, journal, lambda: market.now)
+        assert market.running == {} and [op.state for op in journal.ops()] == [TERMINATING]
 
 
 def test_nobody_elses_pods_are_touched():
@@ -153,7 +208,8 @@ class Market:
         return [self._pod(one) for one in self.running.values() if one.seen_from <= self.now]
 
     def find(self, name):
-        return next((self._pod(one) for one in self.running.values() if name in (one.pod_id, one.token)), None)
+        shown = [one for one in self.running.values() if one.seen_from <= self.now]
+        return next((self._pod(one) for one in shown if name in (one.pod_id, one.token)), None)
 
     def delete(self, pod_id):
         if self.deletes_fail:
@@ -204,7 +260,7 @@ class Launches(RuleBasedStateMachine):
         arrived = how == "answered" or how.endswith("arrived")
         pod_id = self.market.start(token, self.market.now) if arrived else ""
         if how == "answered":
-            journal.advance(op, "created", remote_id=pod_id, last_seen_at=self.market.now)
+            journal.advance(op, "created", remote_id=pod_id)
         elif how == "refused":
             journal.advance(op, "refused")
         elif how.startswith("answer lost"):

@@ -6,6 +6,7 @@ from email.utils import formatdate
 import pytest
 from msgspec import Struct
 
+from infra import json_api
 from infra.errors import Ambiguous, AuthError, SlipwayError, UsageError
 from infra.json_api import JsonApi, Refused, Unsent, endpoint
 from tests.market.stand import Answer, Stand
@@ -79,6 +80,20 @@ def test_an_attempt_ends_at_its_deadline_however_slowly_bytes_arrive(stand, how)
         api(stand, attempt_s=0.5, read_s=0.0).read("/thing", Thing)
     assert time.monotonic() - begun < 30  # all of the bytes would take minutes
     assert stand.times("GET /thing") == 1
+
+
+def test_the_last_attempt_has_what_is_left_until_the_deadline(stand, monkeypatch):
+    stand.on("GET /thing", Answer(how="silent"))
+    limits, run = [], json_api._run
+
+    def noted(answer, limit_s):
+        limits.append(limit_s)
+        return run(answer, limit_s)
+
+    monkeypatch.setattr(json_api, "_run", noted)
+    with pytest.raises(SlipwayError, match="no usable answer"):
+        api(stand, attempt_s=1.0, read_s=1.6).read("/thing", Thing)
+    assert limits[0] == 1.0 and all(limit_s <= 0.6 for limit_s in limits[1:])
 
 
 def test_an_answer_that_is_too_long_is_not_read_to_its_end(stand):

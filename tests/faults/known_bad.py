@@ -1,0 +1,200 @@
+"""Implementations that every rig must fail: how renting is often written, and where it loses money or work."""
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from infra import names, pods
+from infra.errors import Ambiguous, SlipwayError
+from infra.journal import Held, Journal, Lease, Op, Taken
+from infra.providers import Market
+from infra.reconcile import Done, Listing, decide, reconcile
+from infra.records import Offer, Pod, Request
+from infra.states import TERMINATING, UNKNOWN, after
+from tests.faults.crash import Renting
+from tests.faults.points import Points
+
+
+class JsonJournal:
+    """All rows in one JSON file, which each change reads, and rewrites in place. What cannot be read is empty."""
+
+    problem, is_replacement, replaced_at = "", False, None
+
+    def __init__(self, path: Path, points: Points) -> None:
+        self.path, self.points = path, points
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = path.with_name("installation")
+        if not kept.exists():
+            kept.write_text(names.random_word(8))
+        self.installation = kept.read_text()
+
+    @staticmethod
+    def at(path: Path, environ: Mapping[str, str], points: Points) -> "JsonJournal":
+        return JsonJournal(path, points)
+
+    def __enter__(self) -> "JsonJournal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        return None
+
+    def plan(self, *, token: str, run: str, vendor: str, **facts: Any) -> Op:
+        op = Op(token=token, run=run, vendor=vendor, intent_at=int(time.time()), **facts)
+        with self._changing("plan") as rows:
+            taken = [one for one in rows.values() if one.is_live and (one.run, one.slot) == (op.run, op.slot)]
+            if taken:
+                raise Taken(taken[0])
+            rows[token] = op
+        return op
+
+    def claim(self, pod: Pod, reason: str) -> Op:
+        op = Op(token=pod.token, run=f"orphan-{pod.token[-8:]}", vendor=pod.provider, state=TERMINATING, reason=reason,
+                remote_id=pod.pod_id, rate=pod.micro_usd_per_hour, last_seen_at=int(time.time()))  # fmt: skip
+        with self._changing("claim") as rows:
+            rows[op.token] = op
+        return op
+
+    def advance(self, op: Op, event: str, **facts: Any) -> Op:
+        state = after(op.state, event)
+        if event == "sending":
+            facts.setdefault("sent_at", int(time.time()))
+        if event == "found":
+            facts.setdefault("last_seen_at", int(time.time()))
+        with self._changing(event) as rows:
+            rows[op.token] = replace(op, state=state, epoch=op.epoch + 1, **facts)
+        return rows[op.token]
+
+    def note(self, op: Op, **facts: Any) -> Op:
+        with self._changing("note") as rows:
+            rows[op.token] = replace(op, epoch=op.epoch + 1, **facts)
+        return rows[op.token]
+
+    def op(self, token: str) -> Op:
+        return self._read()[token]
+
+    def ops(self, live: bool | None = None, run: str | None = None) -> list[Op]:
+        rows = self._read().values()
+        return [one for one in rows if (live is None or one.is_live is live) and run in (None, one.run)]
+
+    def take(self, name: str) -> Lease:
+        return Lease(name, 1)
+
+    def held(self) -> set[str]:
+        return set()
+
+    def release(self, lease: Lease) -> None:
+        return None
+
+    def _read(self) -> dict[str, Op]:
+        try:
+            return {token: Op(**row) for token, row in json.loads(self.path.read_text()).items()}
+        except (FileNotFoundError, ValueError):
+            return {}
+
+    @contextlib.contextmanager
+    def _changing(self, event: str) -> Iterator[dict[str, Op]]:
+        with self.points.around(event):
+            rows = self._read()
+            yield rows
+            with open(self.path, "w") as file:  # empty from here on
+                self.points.reach(f"commit {event}")
+                json.dump({token: asdict(op) for token, op in rows.items()}, file)
+
+
+@dataclass(frozen=True)
+class AsksAgain:
+    """A vendor's client that asks a second time when the answer to a create was lost."""
+
+    vendor: Market
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.vendor, name)
+
+    def create(self, request: Request, offer: Offer, *words: Any) -> Pod:
+        try:
+            return self.vendor.create(request, offer, *words)
+        except Ambiguous:
+            return self.vendor.create(request, offer, *words)
+
+
+def rent_again(vendor: Market, *words: Any, **named: Any) -> Op:
+    return pods.rent(AsksAgain(vendor), *words, **named)  # type: ignore[arg-type]
+
+
+def end_and_hope(vendor: Market, op: Op, journal: Journal, reason: str = "") -> Op:
+    """What was asked to go counts as gone."""
+    op = op if op.state == TERMINATING else journal.advance(op, "end", reason=reason)
+    with contextlib.suppress(SlipwayError):
+        found = vendor.find(op.remote_id or op.token)
+        if found:
+            vendor.delete(found.pod_id)
+    return journal.advance(op, "gone")
+
+
+PATIENCE_S = 900
+
+
+def give_up_deleting(vendor: Market, journal: Journal, clock: Callable[[], float] = time.time) -> Done:
+    """What could not be deleted for a quarter of an hour counts as gone."""
+    done = reconcile(vendor, journal, clock)
+    for op in journal.ops(live=True):
+        if op.state == TERMINATING and clock() - (op.del_requested_at or 0) > PATIENCE_S:
+            journal.advance(op, "gone")
+    return done
+
+
+def believe_silence(vendor: Market, journal: Journal, clock: Callable[[], float] = time.time) -> Done:
+    """What a listing does not show is gone, at once."""
+    listed = {pod.token for pod in vendor.list()}
+    for op in journal.ops(live=True):
+        if op.token not in listed:
+            journal.advance(op, "absent" if op.state == UNKNOWN else "gone")
+    return reconcile(vendor, journal, clock)
+
+
+def read_rows_first(vendor: Market, journal: Journal, clock: Callable[[], float] = time.time) -> Done:
+    """The rows, then the listing; and what has no row is deleted."""
+    with contextlib.suppress(Held):
+        rows = [op for op in journal.ops() if op.vendor == vendor.name]
+        listing = Listing(began_at=int(clock()), pods=tuple(vendor.list()))
+        known = {op.token for op in rows}
+        prefix = f"sw1-{journal.installation}-"
+        for pod in listing.pods:
+            if pod.token.startswith(prefix) and pod.token not in known:
+                with contextlib.suppress(SlipwayError):
+                    vendor.delete(pod.pod_id)
+        return Done(tuple(decide(rows, listing, prefix=prefix, settle_s=vendor.settle_s)), ())
+    return Done((), ())
+
+
+def forget_that_rows_were_lost(vendor: Market, journal: Journal, clock: Callable[[], float] = time.time) -> Done:
+    """What has no row is nobody's, and goes."""
+    journal.replaced_at = None
+    return reconcile(vendor, journal, clock)
+
+
+@dataclass(frozen=True)
+class InJson(Renting):
+    watched: Callable[..., Any] = JsonJournal.at
+
+
+@dataclass(frozen=True)
+class Resending(Renting):
+    rent: Callable[..., Op] = rent_again
+
+
+@dataclass(frozen=True)
+class Hopeful(Renting):
+    end: Callable[..., Op] = end_and_hope
+
+
+@dataclass(frozen=True)
+class RowsFirst(Renting):
+    reconcile: Callable[..., Done] = read_rows_first

@@ -1,0 +1,60 @@
+"""The rigs that fork: renting killed anywhere, and renting beside others. Each fails what is known to be bad."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.trial import rounds
+
+ROOT = Path(__file__).parents[2]
+
+
+def rig(module: str, *words: str, timeout_s: float = 1100) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", f"tests.faults.{module}", *words]
+    done = subprocess.run(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s
+    )
+    print("\n".join(done.stdout.split("\n")[-90:]), done.stderr)
+    return done
+
+
+@pytest.fixture
+def seed(pytestconfig) -> list[str]:
+    asked = pytestconfig.getoption("--seed")
+    return ["--seed", asked] if asked else []
+
+
+@rounds(80, 1000)
+def test_a_launch_killed_anywhere_on_a_market_that_loses_answers_leaves_no_orphan_and_no_twin(rounds, seed):
+    done = rig("crash", "--trials", str(rounds), *seed)
+    assert done.returncode == 0 and f"{rounds} kills, 0 orphans, 0 duplicates" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"), [("InJson", "lost sight|lost work|orphans"), ("Resending", "duplicates"), ("Hopeful", "early end")]
+)
+def test_the_crash_rig_catches(bad, why):
+    done = rig("crash", "--trials", "60", "--seed", "3", "--renting", f"tests.faults.known_bad:{bad}")
+    assert done.returncode == 1 and any(word in done.stdout for word in why.split("|"))
+
+
+@rounds(50, 500)
+def test_a_sweep_beside_launches_deletes_no_live_pod(rounds, seed):
+    done = rig("races", "launches", "--rounds", str(rounds), *seed)
+    assert done.returncode == 0 and "no live pod deleted" in done.stdout
+
+
+@rounds(50, 500)
+def test_of_eight_that_want_the_same_one_has_it_and_one_machine_is_made(rounds, seed):
+    done = rig("races", "winners", "--rounds", str(rounds), *seed)
+    assert done.returncode == 0 and f"{rounds} rounds" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("race", "bad", "why"), [("launches", "RowsFirst", "lost work"), ("winners", "InJson", "winners")]
+)
+def test_the_races_catch(race, bad, why):
+    done = rig("races", race, "--rounds", "50", "--seed", "2", "--renting", f"tests.faults.known_bad:{bad}")
+    assert done.returncode == 1 and why in done.stdout

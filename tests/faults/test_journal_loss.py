@@ -1,0 +1,164 @@
+"""The journal is damaged or lost: it is never begun anew in silence, and no pod is lost from sight or ended."""
+
+import contextlib
+import random
+import shutil
+import time
+from collections import Counter
+
+import pytest
+
+from infra import pods
+from infra.errors import SlipwayError
+from infra.journal import Journal, JournalError
+from infra.reconcile import reconcile
+from infra.states import LOST
+from tests.faults import known_bad, rented
+from tests.faults.crash import Desk, Renting
+from tests.faults.rented import VENDORS, Judge, Wrong, environ, hold_still, order
+from tests.faults.test_crash import rig
+from tests.faults.trial import rounds
+
+
+@pytest.fixture(scope="module")
+def whole_module(tmp_path_factory):
+    with rented.stage(tmp_path_factory.mktemp("stage")) as here:
+        yield here
+
+
+@pytest.fixture
+def here(whole_module, monkeypatch):
+    """The market, and a clock for all that is moved with it."""
+    for name in ("time", "monotonic", "sleep"):
+        monkeypatch.setattr(time, name, {"time": whole_module.now}.get(name) or getattr(whole_module, name))
+    whole_module.fault()
+    yield whole_module
+
+
+def flip(path, chance):
+    content = bytearray(path.read_bytes())
+    for _ in range(chance.choice([1, 1, 3, 50])):
+        if content:
+            content[chance.randrange(len(content))] ^= chance.randrange(1, 256)
+    path.write_bytes(content)
+
+
+def truncate(path, chance):
+    with open(path, "r+b") as file:
+        file.truncate(chance.randrange(path.stat().st_size + 1))
+
+
+def remove(path, chance):
+    path.unlink()
+
+
+def overwrite(path, chance):
+    at = chance.randrange(path.stat().st_size + 1)
+    with open(path, "r+b") as file:
+        file.seek(at)
+        file.write(chance.randbytes(chance.choice([10, 5000])))
+
+
+HARMS = (flip, flip, truncate, overwrite, remove)
+FILES = (["journal.sqlite"], ["journal.sqlite-wal"], ["journal.sqlite", "journal.sqlite-wal"])
+
+
+def damage(folder, chance) -> str:
+    """Some of what is there; in words."""
+    if chance.random() < 0.1:
+        shutil.rmtree(folder)
+        return "the whole folder is gone"
+    harm, names = chance.choice(HARMS), chance.choice(FILES)
+    hit = [name for name in names if (folder / name).exists() and (folder / name).stat().st_size]
+    for name in hit:
+        harm(folder / name, chance)
+    return f"{harm.__name__} {hit}"
+
+
+def open_as_told(path, environ) -> Journal:
+    """As a user opens it, who does what the message says when it is damaged."""
+    try:
+        opened = Journal.open(path, environ)
+        if not opened.problem:
+            return opened
+        said = opened.problem
+        with pytest.raises(JournalError, match="is damaged"):
+            opened.take("anything")
+        opened.close()
+        assert f"mv {path} {path}.damaged" in said
+    except JournalError as error:
+        said = str(error)
+    path.rename(f"{path}.damaged")
+    again = Journal.open(path, environ)
+    assert again.problem == "" and again.is_replacement, said
+    return again
+
+
+def rest(here, vendor, journal, judge, sweep) -> None:
+    for _ in range(30):
+        done = sweep(vendor, journal, here.now)
+        judge.at_any_time(journal.ops())
+        if hold_still(journal.ops(), done):
+            return
+        here.move(130)
+    raise Wrong(f"no rest: {done}")
+
+
+def lose_journals(here, tmp_path, trials: int, sweep=reconcile) -> Counter[str]:
+    """Raises Wrong when a pod is lost."""
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    chance, told = random.Random(seed), Counter[str]()
+    for number in range(trials):
+        name = VENDORS[number % len(VENDORS)]
+        desk = Desk(here, Renting(), tmp_path / str(number), name, [])
+        vendor, folder, saved = desk.vendor(), desk.path.parent, tmp_path / f"{number}-saved"
+        offers = vendor.offers(order(name, "r")[0])
+        desk.folder.mkdir()
+        with desk.journal() as journal:
+            judge = Judge(here, f"sw1-{journal.installation}-")
+            for run in range(chance.randint(1, 3)):
+                request, job = order(name, f"run-{run}")
+                op = pods.rent(vendor, request, offers[run % len(offers)], job, journal)
+                judge.acknowledged.add(op.token)
+                if chance.random() < 0.6:
+                    journal.advance(op, "armed")
+            if chance.random() < 0.3:
+                judge.acknowledged.discard(op.token)
+                with contextlib.suppress(SlipwayError):  # a vendor takes a while
+                    pods.end(vendor, journal.op(op.token), journal)
+            shutil.copytree(folder, saved)  # as a kill would leave it
+        if chance.random() < 0.6:
+            shutil.rmtree(folder)
+            saved.rename(folder)
+        what = damage(folder, chance)
+        here.move(chance.choice([1, 3600, 7200]))
+        try:
+            with open_as_told(desk.path, environ(desk.folder)) as journal:
+                rest(here, vendor, journal, judge, sweep)
+                judge.at_rest(journal.ops())
+                told["begun anew" if journal.replaced_at is not None else "went on"] += 1
+                told["found"] += sum(op.state == LOST and op.vendor == name for op in journal.ops())
+                judge.acknowledged.clear()
+                rented.end_all(here, vendor, journal, pods.end)
+        except Wrong as wrong:
+            raise Wrong(f"{name}, {what}: {wrong}") from None
+    return told
+
+
+@rounds(30, 300)
+def test_no_pod_is_lost_with_its_journal(here, tmp_path, rounds):
+    told = lose_journals(here, tmp_path, rounds)
+    print(dict(told))
+    assert told["begun anew"] and told["found"] and told["went on"]
+
+
+def test_that_rig_catches_one_that_ends_what_it_does_not_know(here, tmp_path):
+    with pytest.raises(Wrong, match="lost work"):
+        lose_journals(here, tmp_path, 30, known_bad.forget_that_rows_were_lost)
+
+
+@rounds(20, 200)
+def test_a_full_disk_loses_no_pod(rounds):
+    done = rig("crash", "--full", "--trials", str(rounds))
+    assert done.returncode == 0 and f"{rounds} kills, 0 orphans, 0 duplicates" in done.stdout

@@ -1,0 +1,156 @@
+"""Vendors that do not delete, whose listings lag, lack rows, or break off: no verdict before it is proven."""
+
+import contextlib
+import random
+import time
+
+import pytest
+
+from infra import pods
+from infra.errors import SlipwayError
+from infra.journal import Op
+from infra.reconcile import reconcile
+from infra.states import TERMINATED, TERMINATING
+from tests.faults import known_bad, rented
+from tests.faults.crash import Desk, Renting
+from tests.faults.rented import VENDORS, Judge, Wrong, end_all, order
+from tests.faults.trial import rounds
+
+FOR_LONG_S = 3 * 3600
+REFUSALS = (
+    {"kind": "error", "status": 500}, {"kind": "error", "status": 409}, {"kind": "error", "status": 503},
+    {"kind": "dropped"}, {"kind": "throttle"},
+)  # fmt: skip
+LISTS = (
+    {"kind": "empty list"}, {"kind": "short list"}, {"kind": "error", "status": 500}, {"kind": "torn"},
+    {"kind": "dropped"}, {"kind": "lost"}, {"kind": "throttle"},
+)  # fmt: skip
+LOST = ({"kind": "lost"}, {"kind": "error but done"}, {"kind": "dropped"}, {"kind": "torn"})
+
+
+@pytest.fixture(scope="module")
+def whole_module(tmp_path_factory):
+    with rented.stage(tmp_path_factory.mktemp("stage")) as here:
+        yield here
+
+
+@pytest.fixture
+def here(whole_module, monkeypatch):
+    """The market, and a clock for all that is moved with it."""
+    for name in ("time", "monotonic", "sleep"):
+        monkeypatch.setattr(time, name, {"time": whole_module.now}.get(name) or getattr(whole_module, name))
+    whole_module.fault()
+    yield whole_module
+    whole_module.fault()
+
+
+def desk_of(here, tmp_path, chance: random.Random, number: int) -> Desk:
+    folder = tmp_path / str(number)
+    folder.mkdir()
+    name = VENDORS[number % len(VENDORS)]
+    desk = Desk(here, Renting(), folder, name, [])
+    desk.offers.extend(desk.vendor().offers(order(name, "r")[0]))
+    chance.shuffle(desk.offers)
+    return desk
+
+
+def rent(desk: Desk, vendor, journal, run: str, judge: Judge) -> Op | None:
+    request, job = order(desk.vendor_name, run)
+    desk.offers.append(desk.offers.pop(0))  # a machine of Lium's is the only one of its kind
+    try:
+        op = pods.rent(vendor, request, desk.offers[0], job, journal)
+    except SlipwayError:
+        return None
+    judge.acknowledged.add(op.token)
+    return op
+
+
+# Row 4: a delete that fails for long.
+
+
+def refuse_deletes(here, tmp_path, trials: int, sweep=reconcile) -> None:
+    """Raises Wrong when something is called gone that runs."""
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    chance = random.Random(seed)
+    for number in range(trials):
+        desk = desk_of(here, tmp_path, chance, number)
+        with desk.journal() as journal:
+            vendor, judge = desk.vendor(), Judge(here, f"sw1-{journal.installation}-")
+            op = rent(desk, vendor, journal, "brave-otter-1", judge)
+            assert op is not None
+            judge.acknowledged.clear()
+            here.fault({"call": "delete", "count": None, **chance.choice(REFUSALS)})
+            with pytest.raises(SlipwayError, match=r"1\.00 USD/h; run again: inv down brave-otter-1"):
+                pods.end(vendor, op, journal)
+            until = here.now() + FOR_LONG_S
+            while here.now() < until:
+                here.move(chance.choice([901, 1800, 3600]))
+                done = sweep(vendor, journal, here.now)
+                judge.at_any_time(journal.ops())
+                assert journal.op(op.token).state == TERMINATING
+                told = [one for one in done.problems if "brave-otter-1" in one and "still cost 1.00 USD/h" in one]
+                assert told, done
+            here.fault()
+            end_all(here, vendor, journal, pods.end)
+            assert journal.op(op.token).state == TERMINATED
+            judge.at_rest(journal.ops())
+
+
+@rounds(20, 200)
+def test_a_delete_that_fails_for_hours_is_told_at_every_sweep_and_never_taken_for_done(here, tmp_path, rounds):
+    refuse_deletes(here, tmp_path, rounds)
+
+
+def test_that_rig_catches_one_that_gives_up_deleting(here, tmp_path):
+    with pytest.raises(Wrong, match="early end"):
+        refuse_deletes(here, tmp_path, 3, known_bad.give_up_deleting)
+
+
+# Row 5: what a listing does not show.
+
+
+def mislead(here, tmp_path, listings: int, sweep=reconcile) -> None:
+    """Sweeps on as many listings, of estates of a few pods. Raises Wrong for a verdict that is false."""
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    chance, number, seen = random.Random(seed), 0, 0
+    while seen < listings:
+        number += 1
+        desk = desk_of(here, tmp_path, chance, number)
+        with desk.journal() as journal:
+            vendor, judge = desk.vendor(), Judge(here, f"sw1-{journal.installation}-")
+            about = {"listing_lag_s": {desk.vendor_name: chance.randint(0, 120)}, "page_size": chance.randint(1, 3)}
+            for run in range(chance.randint(1, 4)):
+                lost = [{"call": "create", **chance.choice(LOST)}] if chance.random() < 0.3 else []
+                here.fault(*lost, **about)
+                rent(desk, vendor, journal, f"run-{run}", judge)
+            for _ in range(10):
+                bad = {"call": "list", "skip": chance.randint(0, 1), **chance.choice(LISTS)}
+                bad["count"] = 1 if "list" in bad["kind"] else chance.choice([1, 6])
+                here.fault(*([bad] if chance.random() < 0.7 else []), **about)
+                live = [op for op in journal.ops() if op.is_live and op.state != TERMINATING]
+                if live and chance.random() < 0.2:
+                    op = chance.choice(live)
+                    judge.acknowledged.discard(op.token)
+                    with contextlib.suppress(SlipwayError):  # the sweeps go on with it
+                        pods.end(vendor, op, journal)
+                    judge.at_any_time(journal.ops())
+                sweep(vendor, journal, here.now)
+                seen += 1
+                judge.at_any_time(journal.ops())
+                here.move(chance.choice([1, 20, 61, 130, 600]))
+            here.fault()
+            judge.acknowledged.clear()
+            end_all(here, vendor, journal, pods.end)
+            judge.at_rest(journal.ops())
+
+
+@rounds(200, 2000)
+def test_a_listing_that_lags_lacks_rows_or_breaks_off_proves_nothing(here, tmp_path, rounds):
+    mislead(here, tmp_path, rounds)
+
+
+def test_that_rig_catches_one_that_believes_silence(here, tmp_path):
+    with pytest.raises(Wrong, match="early end"):
+        mislead(here, tmp_path, 100, known_bad.believe_silence)
