@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from infra.course import Do, Course, Sight, decide
+from infra.course import Course, Do, Sight, decide
 
 LOST = {"state": "lost", "lost": 1, "reason": "node 1 (10.0.0.2) has not answered for 61 s"}
 FAILED = {"state": "failed", "lost": None, "reason": "step base failed with exit code 2"}
