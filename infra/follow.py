@@ -44,7 +44,8 @@ def follow(
             yield {**progress, "unreachable": f"no answer for {silent_s:.0f} s: {error}"}, verdict
             if verdict:
                 return
-            if not journal.op(op.token).is_live:
+            row = journal.op(op.token)
+            if not row.is_live or row.slot < 0:  # the latter: nobody waits for it any more
                 raise SlipwayError(f"{op.run} was ended meanwhile; run: inv status") from None
             time.sleep(RETRY_S)
             continue

@@ -25,8 +25,8 @@ from infra.journal_file import JournalError
 from infra.records import Pod
 from infra.states import ENDED, PLANNED, TERMINATING, after
 
-_STAMPS = {"sending": "sent_at", "found": "last_seen_at", "armed": "last_seen_at",
-           "reachable": "last_seen_at", "end": "del_requested_at", "gone": "ended_at", "absent": "ended_at",
+_STAMPS = {"sending": "sent_at", "found": "last_seen_at", "armed": "last_seen_at", "reachable": "last_seen_at",
+           "end": "del_requested_at", "aside": "del_requested_at", "gone": "ended_at", "absent": "ended_at",
            "refused": "ended_at", "unsent": "ended_at"}  # fmt: skip
 
 
@@ -36,7 +36,7 @@ class Op:
 
     token: str
     run: str
-    slot: int = 0
+    slot: int = 0  # the rank of its node; below 0, it stands beside the run: whatever it is, it is to be ended
     role: str = "train"
     vendor: str
     account_fp: str = ""
@@ -146,7 +146,8 @@ class Journal:
         """
         op = Op(token=token, run=run, vendor=vendor, intent_at=int(time.time()), **facts)
         with self._writing():
-            rivals = f"{_LIVE} AND ((run = ? AND slot = ?) OR (target = ? AND store = ? AND target != ''))"
+            same_target = "target = ? AND store = ? AND target != '' AND slot >= 0"
+            rivals = f"{_LIVE} AND ((run = ? AND slot = ?) OR ({same_target}))"
             live = self._ops(f"WHERE {rivals}", op.run, op.slot, op.target, op.store)
             if live:
                 raise Taken(live[0])
@@ -178,13 +179,10 @@ class Journal:
     def advance(self, op: Op, event: str, **facts: Any) -> Op:
         """Move a row along the table, writing down `facts` (columns). Raises Fenced; SlipwayError: no such move."""
         state = after(op.state, event)
-        if event == "resurfaced":  # beside whatever is live under the run's name by now
-            facts |= {
-                "slot": min(one.slot for one in self.ops(run=op.run)) - 1,
-                "target": "",
-                "place": "",
-                "ended_at": None,
-            }
+        if event in ("resurfaced", "aside"):  # beside whatever is live under the run's name, by now or soon
+            facts |= {"slot": min(0, *(one.slot for one in self.ops(run=op.run))) - 1}
+        if event == "resurfaced":  # one that was only silent keeps its machine leased
+            facts |= {"target": "", "place": "", "ended_at": None}
         if event in _STAMPS:
             facts.setdefault(_STAMPS[event], int(time.time()))
         return self._change(op, event, {"state": state, **facts})

@@ -92,6 +92,11 @@ MIGRATIONS = (
         "ALTER TABLE ops ADD COLUMN recoveries INTEGER NOT NULL DEFAULT 0",
     ),
     ("ALTER TABLE ops ADD COLUMN ended_at INTEGER",),
+    (  # what stands aside (slot < 0) leaves its target to another
+        "DROP INDEX one_live_per_target",
+        """CREATE UNIQUE INDEX one_live_per_target ON ops (target, store)
+            WHERE target != '' AND slot >= 0 AND state NOT IN ('TERMINATED', 'FAILED')""",
+    ),
 )
 
 

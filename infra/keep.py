@@ -2,11 +2,13 @@
 
 In: a journal row. Out: what `follow` yields, over every pod that the run gets. One process keeps a run at a time: it
 holds the lease `keep:<run>`, which is free when that process has died, and never by age. A pod is called dead only by
-its own machine's word, and gone only by its provider's; one that does not answer is waited for.
+its own machine's word, gone only by its provider's, and lost only by the verdict of the other nodes of its run; one
+that merely does not answer is waited for. `infra.course` decides:
 
-    dead   guard and agent have ended without a verdict   their start, on the same pod
-    gone   the pod is proven absent, or its vendor says    another pod, from what was brought home (`keepsake`), or
+    dead   guard and agent have ended without a verdict   their start, on the same pods
+    gone   a pod is proven absent, or its vendor says      other pods, from what was brought home (`keepsake`), or
            that it has stopped                             from the store, where the pod itself puts its checkpoints
+    lost   a node is silent, and all others have ended     the same, or their start when its machine answers again
 """
 
 import contextlib
@@ -15,18 +17,22 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from infra import home, keepsake, launch, pods, spend, watch
 from infra.agent.job import Job
 from infra.agent.process import myself, send
+from infra.agent.state import NODE_LOST
+from infra.course import Course, Do, Sight, decide
 from infra.errors import LimitHit, NoOffer, SlipwayError
 from infra.follow import Seen, follow
+from infra.hosts import at_once
 from infra.journal import Fenced, Held, Journal, Lease, Op
 from infra.launch import Terms
-from infra.providers import Provider, Vendors, clock_scale, market
+from infra.link import StrangeHost
+from infra.providers import Vendors, clock_scale, market
 from infra.records import Offer, Plan, Request
 from infra.stages import Say
 from infra.states import LOST, READY
@@ -34,11 +40,15 @@ from infra.transport import Lost, TimedOut, Transport, Unreachable
 from store import Store, StoreError
 
 MOST_RECOVERIES = 5
+MOST_LOOKS = 3  # for a machine in place of a silent one, which may also come back meanwhile; then the run is given up
+LOOK_S = 300.0  # at all nodes; every question has a shorter limit of its own
+TELL_AFTER_S = 60.0  # that a pod does not answer
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 300.0
 BRING_EVERY_S = 2.0
 RETRY_S = 2.0
 POLL_S = 0.25
 LEAVE_S = 10.0
+SILENT = (Lost, TimedOut, Unreachable, StrangeHost)  # the last: another machine has its address
 
 
 def lease_name(run: str) -> str:
@@ -58,6 +68,10 @@ def end_keeper(run: str, journal: Journal, patience_s: float = LEAVE_S) -> None:
 Find = Callable[[Request], Sequence[Offer]]
 
 
+class NoReplacement(NoOffer):
+    """No machine can take the place of one that is silent; nothing was changed."""
+
+
 @dataclass
 class Keeper:
     """Keeps a run; `folder` is where what is brought home of it lies."""
@@ -71,6 +85,8 @@ class Keeper:
     terms: Terms = launch.PLAIN
     lost: Callable[[Op], None] = lambda _: None  # told of every pod that is gone
     lease: Lease | None = None  # None: another process has it, and this one only follows
+    tell_after_s: float = TELL_AFTER_S
+    bringing: threading.Lock = field(default_factory=threading.Lock)  # one at a time: drafts have fixed names
 
     @contextlib.contextmanager
     def keeping(self, run: str) -> Iterator[None]:
@@ -86,29 +102,47 @@ class Keeper:
     def keep(self, op: Op) -> Iterator[Seen]:
         """Yields at every look until the verdict of the run's last pod.
 
-        Raises SlipwayError when it cannot be brought back, LimitHit when its time or money is used up.
+        That a node was lost is the last verdict only when no machine can take its place. Raises SlipwayError when it
+        cannot be brought back, LimitHit when its time or money is used up.
         """
         before = op.recoveries
+        progress: dict[str, Any] = {}
+        verdict: dict[str, Any] = {}
         while True:
-            transport, heard = self.vendors(op.vendor).reach(pods.pod_of(op)), False
+            heard, waiting = False, _Waiting(op, self.say, self.tell_after_s)
             try:
+                if not op.is_live or op.slot < 0:
+                    raise SlipwayError(f"{op.run} was ended meanwhile; run: inv status")
+                transport = self.vendors(op.vendor).reach(pods.pod_of(op))
                 with self._bringing(op, transport):
                     for progress, verdict in follow(op, self.journal, transport, lambda: self._said_elsewhere(op)):  # noqa: B023
                         heard = True
+                        if verdict.get("state") == NODE_LOST:
+                            break
+                        waiting.look(progress)
                         yield {**progress, "recoveries": op.recoveries}, verdict
-                return
+                    else:
+                        return
+                failure = SlipwayError(f"{op.run}: {verdict['reason']}")
             except SlipwayError as error:
                 now = self.journal.ops(run=op.run)[-1]
                 if pods.is_over(now):
                     raise
-                if now.token == op.token and not heard and self._is_well(now, transport):
+                is_ours = now.is_live and now.slot >= 0 and now.token == op.token
+                if is_ours and not heard and self._is_well(now):
                     raise  # it lives, and only we cannot read it
                 failure = error
-            op = self._bring_back(op, failure, before)
+            try:
+                op = self._bring_back(op, failure, before)
+            except NoOffer as error:
+                if verdict.get("state") != NODE_LOST:
+                    raise
+                yield {**progress, "recoveries": op.recoveries}, {**verdict, "reason": f"{verdict['reason']}; {error}"}
+                return
 
     def _bring_back(self, op: Op, failure: SlipwayError, before: int) -> Op:
         """The row to follow next: the run is at work again, here or elsewhere. Raises `failure` when it is over."""
-        tries = 0
+        tries, told = 0, ""
         while True:
             op = self.journal.ops(run=op.run)[-1]
             if pods.is_over(op):
@@ -117,29 +151,42 @@ class Keeper:
             if self.lease is None:  # its keeper is at it
                 self._rest(op, RETRY_S)
                 return self.journal.ops(run=op.run)[-1]
-            done = op.recoveries - before
+            done = self._recoveries(op) - before
             if done >= MOST_RECOVERIES:
                 raise SlipwayError(f"{failure}; it was brought back {done} times, which is enough")
             try:
                 provider = self.vendors(op.vendor)
-                if not op.is_live and provider.is_rented:
-                    tries += 1
-                    return self._recover(op, provider)
-                transport = provider.reach(pods.pod_of(op))
-                if op.is_live and op.state not in (READY, LOST):  # whoever rented it may live, and go on
-                    pods.settle(provider, op, self.journal, transport)
+                if op.is_live and op.slot == 0 and op.state not in (READY, LOST):  # its renter may live, and go on
+                    pods.settle(provider, op, self.journal, provider.reach(pods.pod_of(op)))
                     self._rest(op, RETRY_S)
-                elif op.is_live and self._is_well(op, transport):
-                    return op
-                elif not self._rest(op, min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (done + tries))):
+                    continue
+                rows = self._rows(op)
+                sights = self._look(rows)
+                course = decide(sights)
+                if course.do is Do.LEAVE or course.do is Do.WAIT and sights[0].is_there is None:
+                    return op  # to be followed: its progress, its verdict, or its silence
+                if course.do is Do.WAIT:
+                    words = "; ".join(f"{_named(rows[rank])}: {sights[rank].why}" for rank in course.silent)
+                    if words != told:
+                        told = words
+                        self.say(f"{op.run} has stopped; waiting for {words}. To end it: inv down {op.run}")
+                    self._rest(op, RETRY_S)
+                    continue
+                pause_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (done + tries))
+                if provider.is_rented and not op.is_live:  # its vendor has ended it: nothing there needs a rest
+                    pause_s = 0.0
+                if not self._rest(op, pause_s):
                     tries += 1
                     self.lease = self.journal.renew(self.lease)
-                    return self._recover(op, provider)
+                    return self._resume(op, course) if course.do is Do.RESUME else self._begin_anew(op, rows, course)
             except (Lost, TimedOut, Unreachable, NoOffer) as error:
                 self.say(f"{op.run}: {error}")
-                if tries > MOST_RECOVERIES:
+                if tries > MOST_RECOVERIES or isinstance(error, NoReplacement) and tries >= MOST_LOOKS:
                     raise
                 self._rest(op, RETRY_S)
+
+    def _recoveries(self, op: Op) -> int:
+        return max(row.recoveries for row in self.journal.ops(run=op.run))
 
     def _said_elsewhere(self, op: Op) -> dict[str, Any]:
         """The verdict of another node of a run whose node 0 does not answer; {} while there is none.
@@ -162,45 +209,103 @@ class Keeper:
             if said:
                 raise SlipwayError(f"{op.run}: {said}")
 
-    def _is_well(self, op: Op, transport: Transport) -> bool:
+    def _is_well(self, op: Op) -> bool:
         """Something of it lives, or it has a verdict. Raises SlipwayError when nobody can tell."""
-        if self._is_gone(op):
-            return False
-        return watch.is_alive(op, transport) or bool(pods.verdict_of(op, transport))
+        seen = self._sight(op)
+        return seen.is_alive or bool(seen.verdict)
+
+    def _rows(self, op: Op) -> list[Op | None]:
+        """The newest row of each node, by rank; None where a node was given up, and no other one is there yet."""
+        found = {row.slot: row for row in pods.nodes_of(op, self.journal)[1:]}
+        return [op, *(found.get(rank) for rank in range(1, max([pods.size_of(op) - 1, *found]) + 1))]
+
+    def _look(self, rows: Sequence[Op | None]) -> list[Sight]:
+        """All nodes at the same time. Raises SlipwayError when node 0 answers, and only we cannot read it."""
+        found = at_once(self._sight, rows, LOOK_S)
+        if isinstance(found[0], SlipwayError) and not isinstance(found[0], SILENT):
+            raise found[0]
+        return [one if isinstance(one, Sight) else Sight(None, why=str(one)) for one in found]
+
+    def _sight(self, op: Op | None) -> Sight:
+        """Raises SlipwayError when nobody can tell."""
+        if op is None or not op.is_live or op.slot < 0 or self._is_gone(op):
+            return Sight(False)
+        transport = self.vendors(op.vendor).reach(pods.pod_of(op))
+        verdict = pods.verdict_of(op, transport)
+        return Sight(True, not verdict and watch.is_alive(op, transport), verdict)
 
     def _is_gone(self, op: Op) -> bool:
         provider = self.vendors(op.vendor)
         rented = market(provider)
         return bool(pods.fate(rented, op)) if rented else pods.is_absent(provider, op)
 
-    def _recover(self, op: Op, provider: Provider) -> Op:
+    def _resume(self, op: Op, course: Course) -> Op:
         """Each write names the row as it was last seen: whoever ended or took over the run meanwhile is not undone."""
-        if op.is_live and not self._is_gone(op):
-            op = self.journal.note(op, recoveries=op.recoveries + 1)
-            self.say(f"{op.run}: neither its guard nor its agent lives; going on there (recovery {op.recoveries})")
-            op = launch.resume(op, provider, self.journal, self.secrets)
-            now = self.journal.op(op.token)
-            if now.epoch != op.epoch:  # ended while it was being started: then it must not have been
-                provider.delete(op.remote_id or op.token)
-                raise Fenced(f"{op.run}: another process changed it meanwhile; run: inv status")
-            return op
-        if op.is_live:
-            op = pods.end(provider, op, self.journal, pods.GONE)
-        self.say(f"{op.run}: {op.place or 'its pod'} is gone; looking for another (recovery {op.recoveries + 1})")
-        self.lost(op)
-        if provider.is_here:
-            new = launch.resume(op, provider, self.journal, self.secrets)
-            return self.journal.note(new, recoveries=op.recoveries + 1)
-        return self.elsewhere(op, op.recoveries + 1)
+        provider = self.vendors(op.vendor)
+        op = self.journal.note(op, recoveries=self._recoveries(op) + 1)
+        why = f"{course.lost}; all answer again" if course.lost else "neither its guard nor its agent lives"
+        self.say(f"{op.run}: {why}; going on there (recovery {op.recoveries})")
+        op = launch.resume(op, provider, self.journal, self.secrets)
+        now = self.journal.op(op.token)
+        if now.epoch != op.epoch:  # ended while it was being started: then it must not have been
+            provider.delete(op.remote_id or op.token)
+            raise Fenced(f"{op.run}: another process changed it meanwhile; run: inv status")
+        return op
+
+    def _begin_anew(self, op: Op, rows: Sequence[Op | None], course: Course) -> Op:
+        """End what there is of the run, and begin it on other pods; the row of its new node 0.
+
+        A silent pod that its provider cannot end either stands aside until its machine answers. Node 0 is ended last,
+        so that whoever finds this cut off still finds the verdict. Raises NoReplacement before anything is changed.
+        """
+        live = [row for row in rows if row is not None and row.is_live and row.slot >= 0]
+        silent = [row for row in live if row.slot in course.silent]
+        what = course.lost or f"{', '.join(_named(rows[rank]) for rank in course.gone)} is gone"
+        provider, recoveries = self.vendors(op.vendor), self._recoveries(op) + 1
+        if op in live and 0 not in (*course.silent, *course.gone):
+            self._bring_last(op)
+        if silent:
+            self._find_replacement(op, silent)
+        self.say(f"{op.run}: {what}; looking for another (recovery {recoveries})")
+        if provider.is_here:  # a run cannot leave this machine: what is gone of it gets another pod in its folder
+            for row in live:
+                if row.slot in course.gone:
+                    pods.end(provider, row, self.journal, pods.GONE)
+            new = launch.resume(self.journal.op(op.token), provider, self.journal, self.secrets)
+            return self.journal.note(new, recoveries=recoveries)
+        for row in sorted(live, key=lambda row: (row.slot not in course.silent, -row.slot)):
+            reason = pods.GONE if row.slot in course.gone else what
+            self._end(row, reason, may_stand_aside=bool(course.lost) or row.slot > 0)
+        self.lost(self.journal.op(op.token))
+        return self.elsewhere(op, recoveries)
+
+    def _find_replacement(self, op: Op, silent: Sequence[Op]) -> None:
+        names = ", ".join(_named(row) for row in silent)
+        try:
+            self.find(replace(_request_of(op), nodes=len(silent)))
+        except NoOffer as error:
+            raise NoReplacement(f"no machine can take the place of {names}: {error}") from error
+
+    def _end(self, op: Op, reason: str, may_stand_aside: bool) -> None:
+        try:
+            pods.end(self.vendors(op.vendor), op, self.journal, reason)
+        except Fenced:
+            raise
+        except SlipwayError as error:
+            if not may_stand_aside:
+                raise
+            self.say(f"{_named(op)} stands aside, and is ended when it answers: {error}")
+            pods.stand_aside(self.journal.op(op.token), self.journal, reason)
 
     def elsewhere(self, op: Op, recoveries: int = 0) -> Op:
         """The run of a pod that has ended on the next offer, with the code that it began with. Raises LimitHit."""
         code = self.folder / "code"
         if not code.is_dir():
             raise SlipwayError(f"{op.run}: its pod is gone, and its code was not kept; run: inv launch")
-        request = Request(**json.loads(op.request)) if op.request else Request(run=op.run, provider=op.vendor)
+        request = _request_of(op)
         for other in pods.nodes_of(op, self.journal)[1:]:  # they cannot go on without node 0: all begin anew together
-            pods.end(self.vendors(other.vendor), other, self.journal, pods.GONE)
+            if other.is_live:
+                self._end(other, pods.GONE, may_stand_aside=True)
         plan = Plan(target=op.target, store=op.store, artifacts=(), job=self._rest_of(op), request=request)
 
         def prepare(new: Op, transport: Transport) -> None:
@@ -219,6 +324,8 @@ class Keeper:
             used_s, used_micro_usd = spend.age_s(op, now, scale), spend.spent(op, now, scale)
         else:  # as its guard last said
             guard = home.words_at_home(op, self.folder).get("guard", {})
+            if guard.get("token") != op.token:  # what an earlier pod used was taken off when this one was rented
+                guard = {}
             used_s, used_micro_usd = guard.get("elapsed_s", 0.0), guard.get("spent_micro_usd", 0)
         limits = replace(job.limits, billed_s=0.0)
         if limits.time_s is not None:
@@ -258,6 +365,35 @@ class Keeper:
 
     def _bring(self, op: Op, transport: Transport, over: threading.Event) -> None:
         told = ""
+        while not over.wait(BRING_EVERY_S):
+            for part in self._parts(op, transport):
+                try:
+                    with self.bringing:
+                        part()
+                except (Lost, TimedOut, Unreachable):  # told by who follows
+                    break
+                except (SlipwayError, StoreError, OSError, ValueError) as error:
+                    if str(error) != told:
+                        told = str(error)
+                        self.say(f"{op.run}: bringing home: {error}")
+
+    def _bring_last(self, op: Op) -> None:
+        """Whatever node 0 has saved is at home before it is ended; what of it is damaged stays there."""
+        if self.vendors(op.vendor).is_here:
+            return
+        self.say(f"{op.run}: bringing home what it has saved")
+        transport = self.vendors(op.vendor).reach(pods.pod_of(op))
+        with self.bringing:
+            for part in self._parts(op, transport):
+                try:
+                    part()
+                except (Lost, TimedOut, Unreachable):
+                    raise
+                except (SlipwayError, StoreError, OSError, ValueError) as error:
+                    self.say(f"{op.run}: bringing home: {error}")
+
+    def _parts(self, op: Op, transport: Transport) -> list[Callable[[], object]]:
+        """What is brought home, in this order."""
         pod_store = self.vendors(op.vendor).pod_store
         parts: list[Callable[[], object]] = [
             lambda: home.bring_logs(op, transport, self.folder),
@@ -268,13 +404,43 @@ class Keeper:
                 lambda: keepsake.bring(op, transport, self.folder),
                 lambda: home.bring_artifacts(op, pod_store, transport, Store(op.store)),
             ]
-        while not over.wait(BRING_EVERY_S):
-            for part in parts:
-                try:
-                    part()
-                except (Lost, TimedOut, Unreachable):  # told by who follows
-                    break
-                except (SlipwayError, StoreError, OSError, ValueError) as error:
-                    if str(error) != told:
-                        told = str(error)
-                        self.say(f"{op.run}: bringing home: {error}")
+        return parts
+
+
+def _request_of(op: Op) -> Request:
+    return Request(**json.loads(op.request)) if op.request else Request(run=op.run, provider=op.vendor)
+
+
+@dataclass
+class _Waiting:
+    """Tells whoever follows that a pod has not answered for long, and when it answers again."""
+
+    op: Op
+    say: Say
+    after_s: float
+    since: float | None = None
+    is_told: bool = False
+
+    def look(self, progress: Mapping[str, Any]) -> None:
+        silence = progress.get("unreachable")
+        now = time.monotonic()
+        if not silence:
+            if self.is_told:
+                self.say(f"{self.op.run}: {_named(self.op)} answers again")
+            self.since, self.is_told = None, False
+            return
+        self.since = now if self.since is None else self.since
+        if not self.is_told and now - self.since >= self.after_s:
+            self.is_told = True
+            self.say(
+                f"{self.op.run}: waiting for {_named(self.op)}: {silence}; its work may go on there, so it is begun "
+                f"nowhere else. See how it is: inv status {self.op.run}; end it once it answers: inv down {self.op.run}"
+            )
+
+
+def _named(op: Op | None) -> str:
+    """A node of a run as people find it."""
+    if op is None:
+        return "a node that was given up"
+    place = op.place or op.remote_id or "its pod"
+    return f"node {pods.rank_of(op)} ({place})" if pods.size_of(op) > 1 else place

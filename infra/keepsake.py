@@ -42,31 +42,40 @@ def bring(op: Op, transport: Transport, folder: Path) -> None:
 
     Raises SlipwayError when something arrived damaged.
     """
-    root = folder_of(op).root
-    done = transport.run(["sh", "-c", LIST, "sh", str(root)], timeout_s=home.LIST_S)
-    if done.exited != 0:
-        raise SlipwayError(f"{op.run}: listing its checkpoints: {done.stderr.strip() or f'exit code {done.exited}'}")
-    names = sorted(done.stdout.splitlines())
-    if any(".." in PurePosixPath(name).parts or name.startswith("/") for name in names):
-        raise SlipwayError(f"{op.run}: its pod lists files outside of its folder")
+    root, names = folder_of(op).root, _list(op, transport)
     newest = {str(Path(name).parents[1]): str(Path(name).parent) for name in names if name.endswith(MANIFEST)}
+    drafts = []
     for name in newest.values():
         with contextlib.suppress(FileNotFoundError):  # only the newest few are kept there
-            _bring_checkpoint(transport, root / name, folder / "pod" / name)
-    for name in names:  # after the checkpoints: figures must reach as far as they do
+            drafts += _fetch_checkpoint(transport, root / name, folder / "pod" / name)
+    for name in names:  # between the two: figures reach as far as any checkpoint that is here, whenever the pod is lost
         if not name.endswith(MANIFEST):
             with contextlib.suppress(FileNotFoundError):
                 write_durably(folder / "pod" / name, transport.get(root / name).decode())
+    for draft, target in drafts:
+        draft.rename(target)
+        for old in target.parent.glob("step-*"):
+            if old != target:
+                shutil.rmtree(old)
 
 
 def restore(op: Op, transport: Transport, folder: Path, store: Store) -> None:
-    """Give a new pod what the one before has made; `store` is the one at home. Done before its job is started."""
+    """Give a new pod what the one before has made; `store` is the one at home. Done before its job is started.
+
+    Its machine may have had this run before. A checkpoint there that is the one at home is not sent again; one that
+    never came home is put aside, since the run has gone on without it.
+    """
     pod, kept = folder_of(op), folder / "pod"
+    there = _clear(op, transport, kept)
     lost = [step.name for step in Job.from_json(op.job).steps if not _is_made_here(step.config, store)]
     for path in sorted(path for path in kept.rglob("*") if path.is_file()):
         name = path.relative_to(kept)
+        if any(part.startswith(".") for part in name.parts):  # a draft that was cut off
+            continue
         if name.parts[:2] == ("state", "marks") and name.stem in lost:
             continue  # what it made went with its pod: it is made again
+        if str(name.parent) in there:
+            continue
         home.put(transport, path, str(pod.root / name))
     for path in sorted((*folder.glob("*.log"), *folder.glob("*.times"))):
         if path.name not in OURS:  # the pod's go on where they ended
@@ -85,10 +94,46 @@ def _is_made_here(config: dict[str, Any], store: Store) -> bool:
     return making is None or home.is_home(store, making["name"], making["fingerprint"])
 
 
-def _bring_checkpoint(transport: Transport, source: Path, target: Path) -> None:
-    """Whole or not at all; older ones of the same folder go when it is here."""
+def _list(op: Op, transport: Transport) -> list[str]:
+    """What there is on the pod to be kept, by path in its folder."""
+    done = transport.run(["sh", "-c", LIST, "sh", str(folder_of(op).root)], timeout_s=home.LIST_S)
+    if done.exited != 0:
+        raise SlipwayError(f"{op.run}: listing its checkpoints: {done.stderr.strip() or f'exit code {done.exited}'}")
+    names = sorted(done.stdout.splitlines())
+    if any(".." in PurePosixPath(name).parts or name.startswith("/") for name in names):
+        raise SlipwayError(f"{op.run}: its pod lists files outside of its folder")
+    return names
+
+
+def _clear(op: Op, transport: Transport, kept: Path) -> set[str]:
+    """The checkpoints that are on the pod as they are at home; what is newer there is out of the way afterwards."""
+    root, same = folder_of(op).root, set()
+    for name in (name for name in _list(op, transport) if name.endswith(MANIFEST)):
+        checkpoint = PurePosixPath(name).parent
+        at_home = max((one.name for one in (kept / checkpoint.parent).glob("step-*")), default="")
+        if checkpoint.name == at_home and _manifest(transport.get(root / name)) == _manifest(
+            (kept / name).read_bytes()
+        ):  # fmt: skip
+            same.add(str(checkpoint))
+        elif checkpoint.name >= at_home:
+            there = root / checkpoint
+            words = ["mv", "--", str(there), str(there.with_name(f".aside-{op.token}-{checkpoint.name}"))]
+            done = transport.run(words, timeout_s=home.LIST_S)
+            if done.exited != 0:
+                raise SlipwayError(f"{op.run}: putting {there} aside: {done.stderr.strip()}")
+    return same
+
+
+def _manifest(content: bytes) -> Any:
+    """None when it is damaged."""
+    with contextlib.suppress(ValueError):
+        return json.loads(content)
+
+
+def _fetch_checkpoint(transport: Transport, source: Path, target: Path) -> list[tuple[Path, Path]]:
+    """Its draft and its place, once the draft is whole; nothing when it is here already."""
     if target.exists():
-        return
+        return []
     draft = target.with_name(f".{target.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     manifest = json.loads(transport.get(source / MANIFEST))
@@ -97,6 +142,4 @@ def _bring_checkpoint(transport: Transport, source: Path, target: Path) -> None:
         if home.fetch(transport, str(source / name), draft / name) != file["sha256"]:
             raise SlipwayError(f"{source / name} arrived damaged; it is fetched again")
     write_durably(draft / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True))
-    for old in target.parent.glob("step-*"):
-        shutil.rmtree(old)
-    draft.rename(target)
+    return [(draft, target)]

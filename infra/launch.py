@@ -188,6 +188,10 @@ def resume(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, s
 
     Raises UsageError when it is at work, or has nothing left to go on with.
     """
+    if pods.is_in_pieces(op, journal):
+        raise UsageError(
+            f"{op.run}: not all of its nodes are there, so it cannot go on where it was; run: inv keep {op.run}"
+        )
     ops: list[Op] = []
     try:
         for one in pods.nodes_of(op, journal):

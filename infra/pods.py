@@ -8,6 +8,7 @@ What is rented is deleted again and again until its vendor proves that it is gon
 
 import contextlib
 import hashlib
+import itertools
 import json
 import random
 import time
@@ -17,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from infra import spend
-from infra.agent.job import Job, PodFolder
+from infra.agent.job import Group, Job, PodFolder
+from infra.agent.state import NODE_LOST
 from infra.errors import Ambiguous, LimitHit, SlipwayError
 from infra.journal import Admit, Fenced, Held, Journal, Op
 from infra.journal_file import JournalError
@@ -81,15 +83,44 @@ def name_of(run: str, rank: int) -> str:
 
 def nodes_of(op: Op, journal: Journal) -> list[Op]:
     """The newest rows of all nodes of a run, by rank; `op` is that of node 0. A run on one node has that one."""
-    size = len(Job.from_json(op.job).group.addresses) if op.job else 0
+    size = len(_group_of(op).addresses)
     found = [op]
-    while True:
-        rank = len(found)
+    for rank in itertools.count(1):
         rows = [row for row in journal.ops(run=name_of(op.run, rank)) if row.slot == rank]
         # A launch that was cut off has not told them of each other yet: what is live then is of that one.
-        if not rows or not (rank < size or rows[-1].is_live):
-            return found
-        found.append(rows[-1])
+        if rank >= size and not (rows and rows[-1].is_live):
+            break
+        found += rows[-1:]  # none where that node was given up, and no other one has taken its place yet
+    return found
+
+
+def size_of(op: Op) -> int:
+    """How many nodes the run of this row has."""
+    asked = json.loads(op.request).get("nodes", 1) if op.request else 1
+    return max(asked, len(_group_of(op).addresses))
+
+
+def run_of(op: Op) -> str:
+    """The run that the pod of this row is a node of."""
+    return _group_of(op).run or op.run
+
+
+def rank_of(op: Op) -> int:
+    """Which node the pod of this row is, or was before it stood aside."""
+    return op.slot if op.slot >= 0 else _group_of(op).rank
+
+
+def aside_of(run: str, journal: Journal) -> list[Op]:
+    """What stands beside a run, on any of its nodes, and has not been proven gone."""
+    return [op for op in journal.ops(live=True) if op.slot < 0 and run_of(op) == run]
+
+
+def is_in_pieces(op: Op, journal: Journal) -> bool:
+    """Whether a node of the run was given up and not replaced: it can begin anew, but not go on where it was."""
+    if op.state in (PLANNED, CREATING, UNKNOWN, BOOTING):
+        return False  # its launch is at it
+    are_introduced = size_of(op) == max(1, len(_group_of(op).addresses))
+    return op.slot < 0 or op.slot == 0 and not (are_introduced and len(nodes_of(op, journal)) >= size_of(op))
 
 
 def pod_of(op: Op) -> Pod:
@@ -147,6 +178,15 @@ def end(provider: Provider, op: Op, journal: Journal, reason: str = ASKED, patie
     return end(provider, journal.op(op.token), journal)
 
 
+def stand_aside(op: Op, journal: Journal, reason: str) -> Op:
+    """The row of a pod that cannot be proven gone makes room for another one of its node.
+
+    It stays TERMINATING and its machine leased, until a later `settle` hears the machine and ends what is there. Only
+    for a node whose work cannot go on: see `infra.agent.nodes`.
+    """
+    return journal.advance(op, "aside", reason=reason)
+
+
 def settle(provider: Provider, op: Op, journal: Journal, transport: Transport | None) -> Op:
     """What became of a live row that nobody looked after: ended when its work has, or when its renter died.
 
@@ -175,7 +215,8 @@ def settle(provider: Provider, op: Op, journal: Journal, transport: Transport | 
 
 def is_over(op: Op) -> bool:
     """Whether the run of its newest row is to stay ended; another pod may go on with any other."""
-    return (not op.is_live or op.state == TERMINATING) and (op.reason == ASKED or op.reason.startswith(HAS))
+    has_verdict = op.reason.startswith(HAS) and op.reason != f"{HAS}{NODE_LOST}"
+    return (not op.is_live or op.state == TERMINATING) and (op.reason == ASKED or has_verdict)
 
 
 def verdict_of(op: Op, transport: Transport) -> dict[str, Any]:
@@ -205,6 +246,10 @@ def _looked_after(journal: Journal, token: str) -> Iterator[None]:
         with contextlib.suppress(JournalError):  # it may be what has failed
             journal.release(lease)
         raise
+
+
+def _group_of(op: Op) -> Group:
+    return Job.from_json(op.job).group if op.job else Group()
 
 
 def _came(journal: Journal, op: Op, event: str, pod: Pod) -> Op:

@@ -47,12 +47,14 @@ def snapshot(
 ) -> list[PodView]:
     """One row per run, by its last pod: all that are live, and the last `ended` ones that are not; newest last.
 
-    Pods that have ended are not asked: `homes` holds what was brought home of them.
+    What stands beside a run until it is proven gone has a row of its own. Pods that have ended are not asked: `homes`
+    holds what was brought home of them.
     """
     newest = {op.run: op for op in journal.ops()}
     ops = [newest[run] for run in journal.runs()]
     over = [op.token for op in ops if not op.is_live]
     ops = [op for op in ops if op.is_live or op.token in over[max(0, len(over) - ended) :]]
+    ops = [op for op in journal.ops(live=True) if op.slot < 0 and op not in ops] + ops
     readings: dict[str, Reading] = {}
 
     def read(op: Op) -> None:
@@ -67,7 +69,8 @@ def snapshot(
     late = f"no answer in {deadline_s:g} s"
     rows, now = journal.ops(), time.time()
     found = {op.token: readings.get(op.token) or _from_home(op, homes, late) for op in ops}
-    return [view(op, found[op.token], now, [row for row in rows if row.run == op.run]) for op in ops]
+    of = {op.token: [row for row in rows if row.run == op.run] if op.slot >= 0 else [op] for op in ops}
+    return [view(op, found[op.token], now, of[op.token]) for op in ops]
 
 
 def view(op: Op, reading: Reading, now: float, rows: Sequence[Op] = ()) -> PodView:
@@ -82,7 +85,7 @@ def view(op: Op, reading: Reading, now: float, rows: Sequence[Op] = ()) -> PodVi
     return PodView(
         run=op.run,
         provider=op.vendor,
-        state=state_of(op.state, verdict.get("state", ""), reading.is_alive),
+        state=state_of(op.state, verdict.get("state", ""), reading.is_alive) if op.slot >= 0 else _beside(reading),
         step=verdict.get("step") or progress.get("step") or "",
         progress=progress,
         age_s=max(0.0, now - progress["updated_at"]) if "updated_at" in progress else None,
@@ -115,7 +118,16 @@ def state_of(state: str, verdict: str, is_alive: bool | None) -> str:
     return "lost" if state == LOST or is_alive is False else "running"
 
 
+def _beside(reading: Reading) -> str:
+    """What stands aside is never the run itself, whatever it says: `lost` until its machine answers."""
+    return "lost" if reading.exists is None else "stopped"
+
+
 def _note(op: Op, reading: Reading) -> str:
+    if op.slot < 0:
+        where = op.place or op.remote_id or op.token
+        said = f"; {reading.problem}" if reading.problem else ""
+        return f"was on {where}, which stays taken until nothing of it is proven to run there: {op.reason}{said}"
     if reading.problem:
         return reading.problem
     if reading.verdict:

@@ -6,6 +6,7 @@ from typing import Any
 
 from infra import home, pods, spend
 from infra.agent.process import myself
+from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError, UsageError
 from infra.journal import Journal, Op
 from infra.keep import lease_name
@@ -43,10 +44,12 @@ def settle(journal: Journal, settings: Settings, only: Collection[str] | None = 
         if only is None or op.token in only:
             try:
                 vendor = words.provider(settings, op.vendor)
-                if vendor.is_rented and journal.holder(lease_name(op.run)) not in (None, myself()):
+                if vendor.is_rented and op.slot >= 0 and is_kept_by_another(op, journal):
                     continue  # its keeper looks after it
                 transport = vendor.reach(pods.pod_of(op)) if op.address or not vendor.is_rented else None
-                verdict = pods.verdict_of(op, transport) if transport else {}
+                verdict = pods.verdict_of(op, transport) if transport and op.slot >= 0 else {}
+                if verdict.get("state") == NODE_LOST and is_kept_by_another(op, journal):
+                    continue  # its keeper begins it anew
                 if verdict:
                     bring_home(op, vendor, settings)
                 ended = pods.settle(vendor, op, journal, transport)
@@ -54,6 +57,11 @@ def settle(journal: Journal, settings: Settings, only: Collection[str] | None = 
                     tell(settings, ended, verdict.get("state") or ("limit" if "limit" in ended.reason else "lost"))
             except (SlipwayError, StoreError) as error:
                 render.say(f"{op.run}: {error}")
+
+
+def is_kept_by_another(op: Op, journal: Journal) -> bool:
+    holder = journal.holder(lease_name(pods.run_of(op)))
+    return holder is not None and holder != myself()
 
 
 def sweep(journal: Journal, settings: Settings) -> None:
@@ -116,7 +124,7 @@ def find_run(journal: Journal, run: str = "") -> Op:
     """
     if run in journal.runs():
         return journal.ops(run=run)[-1]
-    others = {op.run for op in journal.ops() if op.slot > 0}
+    others = {op.run for op in journal.ops() if pods.rank_of(op) > 0}
     runs = [name for name in journal.runs() if name not in others]
     if not runs:
         raise UsageError("there are no runs yet; begin with: ./inv launch --phase sft")

@@ -12,6 +12,7 @@ from invoke import Exit
 
 from infra import home, keep, pods
 from infra.agent.job import Job
+from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError, UsageError
 from infra.follow import RETRY_S, Seen, look
 from infra.follow import follow as follow_run
@@ -72,13 +73,16 @@ def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[
         transport = words.provider(settings, op.vendor).reach(pods.pod_of(op))
         try:
             for seen in follow_run(op, journal, transport) if op.is_live else [look(op, transport)]:
+                if seen[1].get("state") == NODE_LOST and journal.holder(keep.lease_name(op.run)):
+                    break  # it is begun anew
                 yield op, seen
-            return
+            else:
+                return
         except SlipwayError:
             if journal.holder(keep.lease_name(op.run)) is None:
                 raise
-            time.sleep(RETRY_S)
-            op = journal.ops(run=op.run)[-1]
+        time.sleep(RETRY_S)
+        op = journal.ops(run=op.run)[-1]
 
 
 def bring(op: Op, transport: Transport, folder: Path) -> bool:

@@ -16,7 +16,8 @@ from invoke import Exit
 from infra import keep, keepsake, pods, watch
 from infra import launch as street
 from infra.agent.job import Job
-from infra.errors import UsageError
+from infra.agent.state import NODE_LOST
+from infra.errors import SlipwayError, UsageError
 from infra.journal import Journal, Op, Taken
 from infra.keep import Keeper
 from infra.names import check_name, run_name
@@ -32,6 +33,7 @@ from scripts.program import print_json
 from trainer.plan import CHECKPOINTS
 
 DETACHED = 130
+THEN = {"failed": "mend that, then launch again or ", NODE_LOST: "when its machine, or another, is free: "}
 
 
 def launch(
@@ -114,7 +116,7 @@ def begin(
     same = [op for op in journal.ops() if (op.target, op.store) == (plan.target, plan.store)]
     before = same[-1] if same else None
     if before and before.is_live:
-        return attach(before, journal, settings)
+        return go_on(before, journal, settings)
     taken = [op.run for op in journal.ops()]
     if before and not name and last_verdict(before, settings).get("state") != "succeeded":
         name = before.run
@@ -130,6 +132,16 @@ def begin(
     except Taken as taken_by:
         if (taken_by.op.target, taken_by.op.store) != (plan.target, plan.store):
             raise
+        return attach(taken_by.op, journal, settings)
+
+
+def go_on(op: Op, journal: Journal, settings: Settings) -> Op:
+    """A run that was stopped, or lost, at work again; one that has lost a node is left to its keeper."""
+    if pods.is_in_pieces(op, journal):
+        return op
+    try:
+        return (attach if op.is_live else again)(op, journal, settings)
+    except Taken as taken_by:
         return attach(taken_by.op, journal, settings)
 
 
@@ -172,7 +184,7 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
             {
                 "run": op.run,
                 "state": verdict["state"],
-                "ran": [step["name"] for step in progress["steps"] if step["state"] == "done"],
+                "ran": [step["name"] for step in progress.get("steps", ()) if step["state"] == "done"],
                 "steps": render.steps_json(progress),
                 "reason": verdict["reason"] or None,
                 "recoveries": progress["recoveries"],
@@ -190,7 +202,7 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
             render.say(render.clean(verdict["tail"]))
         reason = f": {render.clean(verdict['reason'])}" if verdict["reason"] else ""
         code = 5 if verdict["state"] == "limit" else 1
-        then = "mend that, then launch again or " if verdict["state"] == "failed" else "go on with "
+        then = THEN.get(verdict["state"], "go on with ")
         raise Exit(f"{op.run} {verdict['state']}{reason}; see {logs}; {then}./inv resume {op.run}", code=code)
 
 
@@ -247,20 +259,36 @@ def down(run, all, json):
             live = journal.ops(live=True)
         else:
             op = find_run(journal, run)
-            live = [op] if op.slot > 0 else pods.nodes_of(op, journal)
-        ended = []
-        for op in live:
-            was_live, vendor = op.is_live, words.provider(settings, op.vendor)
-            pods.end(vendor, op, journal)
-            keep.end_keeper(op.run, journal)
-            if was_live and op.address:
-                bring_home(op, vendor, settings)
-            ended.append(op.run)
-            render.say(f"{op.run}: {'ended, nothing of it runs' if was_live else 'had ended already'}")
+            beside = pods.aside_of(pods.run_of(op), journal)
+            if pods.rank_of(op):
+                live = [op, *(one for one in beside if one.run == op.run)]
+            else:
+                live = [*pods.nodes_of(op, journal), *beside]
+        ended, problems = [], list[SlipwayError]()
+        for op in dict.fromkeys(live):
+            try:
+                end(op, journal, settings)
+                ended.append(op.run)
+            except SlipwayError as error:  # the others are to end all the same
+                problems.append(error)
+        for problem in problems[:-1]:
+            render.say(str(problem))
+        if problems:
+            raise problems[-1]
         if json:
             print_json({"ended": ended})
         elif not live:
             render.say("nothing is running")
+
+
+def end(op: Op, journal: Journal, settings: Settings) -> None:
+    """Raises SlipwayError when it is not proven that nothing of the pod runs."""
+    was_live, vendor = op.is_live, words.provider(settings, op.vendor)
+    pods.end(vendor, op, journal)
+    keep.end_keeper(op.run, journal)
+    if was_live and op.address and op.slot >= 0:
+        bring_home(op, vendor, settings)
+    render.say(f"{op.run}: {'ended, nothing of it runs' if was_live else 'had ended already'}")
 
 
 def resume(run, detach, json):
@@ -268,12 +296,11 @@ def resume(run, detach, json):
     with open_journal(settings) as journal:
         settle(journal, settings)
         op = find_run(journal, run)
-        if last_verdict(op, settings).get("state") == "succeeded":
+        if op.slot < 0 and pods.rank_of(op) > 0:
+            raise UsageError(f"{op.run} was a node of {pods.run_of(op)}; run: inv resume {pods.run_of(op)}")
+        if op.slot >= 0 and last_verdict(op, settings).get("state") == "succeeded":
             raise UsageError(f"{op.run} has succeeded; there is nothing to go on with")
-        try:
-            op = (attach if op.is_live else again)(op, journal, settings)
-        except Taken as taken_by:
-            op = attach(taken_by.op, journal, settings)
+        op = go_on(op, journal, settings)
         if detach:
             leave(op, settings, json)
         else:

@@ -138,6 +138,14 @@ class Host:
     def restore(self) -> None:
         call("ip", "-n", self.network, "link", "set", "eth0", "up")
 
+    def slow_down(self, mbit_per_s: float) -> None:
+        """What it sends; what it receives is not held up."""
+        rate = ("rate", f"{mbit_per_s:g}mbit", "burst", "32kbit", "latency", "400ms")
+        call("tc", "-n", self.network, "qdisc", "add", "dev", "eth0", "root", "tbf", *rate)
+
+    def speed_up(self) -> None:
+        call("tc", "-n", self.network, "qdisc", "del", "dev", "eth0", "root")
+
     def take_address(self, gone: "Host") -> None:
         """Come up at the address of a host that was cut off."""
         self.stop()

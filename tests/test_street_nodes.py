@@ -124,9 +124,9 @@ def share(host: Host, folder: Path) -> None:
 
 
 @pytest.fixture
-def machines(tmp_path, hosts):
-    """A world of two hosts in namespaces, with environments that are there already."""
-    found = hosts(2)
+def machines(request, tmp_path, hosts):
+    """A world of two hosts in namespaces, or as many as are asked for, with environments that are there already."""
+    found = hosts(getattr(request, "param", 2))
     listed = []
     for host in found:
         share(host, environment.default_cache())
@@ -153,10 +153,69 @@ def test_two_machines_have_the_losses_of_one(machines, alone):
     assert [bool(one) for one in saved] == [True, False]
 
 
+def pods_on(host: Host) -> Path:
+    return host.folder / "home" / ".slipway" / "pods"
+
+
+def notes(host: Host) -> list[str]:
+    """What the training on a host has noted."""
+    files = pods_on(host).glob("*/state/records/base.jsonl")
+    return [line.get("text", "") for file in files for line in map(json.loads, file.read_text().splitlines())]
+
+
+def processes_on(host: Host) -> list[bytes]:
+    """Whatever runs in its network but its sshd."""
+    space, found = Path(f"/run/netns/{host.network}").stat().st_ino, []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and (folder / "ns" / "net").stat().st_ino == space:
+                found.append((folder / "cmdline").read_bytes())
+        except OSError:
+            continue  # it has ended meanwhile
+    return [words for words in found if words and b"sshd" not in words]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("machines", [3], indirect=True)
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.nightly)])
+def test_a_machine_that_is_lost_for_good_is_replaced_and_the_run_goes_on_from_its_checkpoint(machines, alone, rank):
+    world, found = machines
+    lost, copies = found[rank], world.folder / "logs"
+    found[1].slow_down(4)  # a step takes a second or more: none of what follows comes too late
+    launch = world.begin("launch", *BASE, "--nodes", "2", "--no-accept", "--json")
+    place, saved = (pods_on(found[0]), "*/work") if rank else (copies, "*/pod/work")
+    until(lambda: list(place.glob(f"{saved}/checkpoints/base-*/step-*/MANIFEST.json")), "a checkpoint")
+    lost.cut()
+    found[1].speed_up()
+    out, err = launch.communicate(timeout=300)
+    assert launch.returncode == 0, (out, err)
+    result = json.loads(out)
+    assert (result["state"], result["recoveries"]) == ("succeeded", 1)
+    assert f"node {rank} ({lost.address.host}) has not answered for" in err
+    assert any("going on from step" in note for host in found if host is not lost for note in notes(host)), err
+    assert losses(world) == pytest.approx(alone, rel=TOLERANCE)
+    # The lost machine stays taken, and is named, until it answers; what was begun there has ended by itself.
+    assert processes_on(lost) == []
+    name, place = f"{result['run']}.1" if rank else result["run"], f"box/{lost.address.host}"
+    rows = world.json("status", name)
+    assert sorted(row["state"] for row in rows) == ["lost", "succeeded"]
+    assert [f"was on {place}, which stays taken" in (row["note"] or "") for row in rows].count(True) == 1
+    for word in (result["run"], name):
+        down = world.begin("down", word)
+        assert f"{lost.address.host} port" in down.communicate(timeout=60)[1] and down.returncode == 1
+    assert {row["host"]: row["leased_by"] for row in world.json("pool.list")}[lost.address.host] == name
+    lost.restore()
+    until(lambda: len(world.json("status", name)) == 1, "its row is ended")
+    assert [row["leased_by"] for row in world.json("pool.list")] == [None] * 3
+    assert [row["state"] for row in world.json("status", name)] == ["succeeded"]
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_machine_that_is_cut_off_ends_the_run_and_is_named_and_the_run_goes_on_when_it_is_back(machines, alone, rank):
+def test_a_machine_that_nothing_replaces_ends_the_run_and_is_named_and_the_run_goes_on_when_it_is_back(
+    machines, alone, rank
+):
     world, found = machines
     launch = world.begin("launch", *BASE, "--nodes", "2", "--no-accept", "--json")
     saved = (host.folder / "home" / ".slipway" for host in found)
@@ -164,9 +223,11 @@ def test_a_machine_that_is_cut_off_ends_the_run_and_is_named_and_the_run_goes_on
     until(lambda: any(home.rglob("checkpoints/base-*/step-*/MANIFEST.json")), "a checkpoint")
     gone = found[rank]
     gone.cut()
-    out, err = launch.communicate(timeout=120)
+    out, err = launch.communicate(timeout=240)
     assert launch.returncode == 1, (out, err)
     assert f"node {rank} ({gone.address.host}) has not answered for" in json.loads(out)["reason"]
+    assert f"no machine can take the place of node {rank} (box/{gone.address.host})" in json.loads(out)["reason"]
+    assert "./inv resume" in err
     gone.restore()
     run = json.loads(out)["run"]
     until(lambda: all(row["state"] != "running" for row in world.json("status")), "all have ended")

@@ -160,7 +160,7 @@ class Agent:
         if outcome.state == "failed":
             return self.failed(step, outcome.reason, outcome.exit_code)
         self.progress.end(step.name, "waiting")
-        return verdict(self.job, outcome.state, outcome.reason, step.name, outcome.exit_code)
+        return verdict(self.job, outcome.state, outcome.reason, step.name, outcome.exit_code, outcome.lost)
 
     def attempt(self, step: Step, why_over: Callable[[], str] = str) -> steps.Ending:
         records, log = Tail(self.pod.records(step.name)), Growth(self.pod.log(step.name))
@@ -211,7 +211,7 @@ class Agent:
         if ending["state"] == "failed":
             self.write_error(ending)
         if self.nodes:
-            self.nodes.close(ending["state"], ending["reason"])
+            self.nodes.close(ending["state"], ending["reason"], ending["lost"])
         if self.beside:
             self.finish_beside(self.beside, ending)
         self.progress.close(ending["state"])

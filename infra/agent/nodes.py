@@ -6,6 +6,12 @@ all are ready again. Only what node 0 has done counts as done, since what was ma
 
 A few times a second every other node tells node 0 how it is, in one line of JSON, and hears in another what holds.
 Node 0 listens on the one address by which the others reach it, and answers who knows the key of the run.
+
+A node that stays silent is lost, and every verdict says so (state `lost`, and its rank): the run's keeper then begins
+anew on other machines. Nobody can end what the lost machine still runs, so silence itself must: whoever does not hear
+node 0, and node 0 when it does not hear everybody, ends its part of the round after `silent_s`, and can begin no other
+one. `return_s` is never shorter than what that takes at most, so that once a node is called lost, none of the old
+nodes trains. A step that a node runs by itself may go on there: it writes on its own machine only.
 """
 
 import hmac
@@ -22,14 +28,19 @@ from typing import Any, Callable, Dict, Optional, Union
 
 from infra.agent.job import Group, Step
 from infra.agent.shortage import patient
-from infra.agent.state import AgentError, say
-from infra.agent.steps import RESUME_ME, Ending, in_words
+from infra.agent.state import NODE_LOST, AgentError, say
+from infra.agent.steps import LEAVE_S, RESUME_ME, Ending, in_words
 
 TALK_EVERY_S = 0.3
 ANSWER_S = 3.0
 LINE_BYTES = 1 << 20
 POLL_S = 0.05
 LINGER_S = 10.0  # what node 0 waits for the others to hear how it ended
+KILL_S = 2.0  # what the kernel may take to end the killed processes of a step
+# From the moment at which a node falls silent for another to that at which its own part of the round is over, beyond
+# `silent_s`. Clocks are not compared: both begin with the same line, which a node sends before node 0 can hear it. The
+# last line that node 0 has heard may be one that got no answer, sent so much later than the last one that did.
+CUT_OFF_S = TALK_EVERY_S + ANSWER_S + LEAVE_S + KILL_S
 
 
 def silent_s() -> float:
@@ -38,8 +49,11 @@ def silent_s() -> float:
 
 
 def return_s() -> float:
-    """A node that has said nothing for so long, since it was last heard or was first waited for, ends the run."""
-    return float(os.environ.get("SLIPWAY_NODE_RETURN_S", "60"))
+    """A node that has said nothing for so long, since it was last heard or was first waited for, is lost.
+
+    Never so soon that a node which was only cut off could still be training.
+    """
+    return max(float(os.environ.get("SLIPWAY_NODE_RETURN_S", "60")), silent_s() + CUT_OFF_S)
 
 
 @dataclass(frozen=True)
@@ -50,6 +64,7 @@ class Outcome:
     reason: str = ""
     exit_code: Optional[int] = None
     result: Any = None  # of node 0
+    lost: Optional[int] = None  # the rank of a node that was lost
 
 
 @dataclass(frozen=True)
@@ -112,9 +127,10 @@ class Leader:
         """The mark of a step is written, with what came of it."""
         self._tell(round="", done={**self.word["done"], step: result})
 
-    def close(self, state: str, reason: str) -> None:
+    def close(self, state: str, reason: str, lost: Optional[int]) -> None:
         """This node's part is over: stay until the others have heard that, or are silent."""
-        self._tell(round="", end={"state": state, "reason": f"{self._name(0)}: {reason}" if reason else ""})
+        reason = f"{self._name(0)}: {reason}" if reason else ""
+        self._tell(round="", end={"state": state, "reason": reason, "lost": lost})
         deadline = time.monotonic() + LINGER_S
         while time.monotonic() < deadline and any(
             other.said["state"] != "over" and other.heard_at and not other.silence(silent_s())
@@ -130,13 +146,14 @@ class Leader:
             if here.asked_to_stop():
                 return Outcome("stopped")
             waiting = ""
-            for other in self.others.values():
+            for rank, other in self.others.items():
                 if other.said["state"] == "over":
                     return other.outcome()
                 silence = other.silence(return_s(), since)
                 if silence:
-                    return Outcome("failed", f"{silence}{f'; before, {self.why}' if self.why else ''}")
-                if (other.said["state"], other.said.get("step")) != ("ready", step):
+                    return Outcome(NODE_LOST, f"{silence}{f'; before, {self.why}' if self.why else ''}", lost=rank)
+                is_ready = (other.said["state"], other.said.get("step")) == ("ready", step)
+                if not is_ready or other.silence(silent_s()):  # it may have said so, and then have fallen silent
                     waiting = f"waiting for {other.name}"
             if not waiting:
                 return None
@@ -205,7 +222,7 @@ class _Other:
 
     def outcome(self) -> Outcome:
         end = self.said["end"]
-        return Outcome(end["state"], f"{self.name}: {end['reason'] or end['state']}")
+        return Outcome(end["state"], f"{self.name}: {end['reason'] or end['state']}", lost=end["lost"])
 
 
 class Follower:
@@ -242,9 +259,9 @@ class Follower:
     def finished(self, step: str, result: Any) -> None:
         """Of no interest to node 0."""
 
-    def close(self, state: str, reason: str) -> None:
+    def close(self, state: str, reason: str, lost: Optional[int]) -> None:
         """This node's part is over: stay until node 0 has heard that, or is silent."""
-        self._say(state="over", end={"state": state, "reason": reason})
+        self._say(state="over", end={"state": state, "reason": reason, "lost": lost})
         self.is_heard.wait(silent_s())
 
     def _wait(self, step: str, here: Here, truth: Callable[[], bool]) -> Optional[Outcome]:
@@ -256,12 +273,12 @@ class Follower:
             if step in word["done"]:
                 return Outcome("done", result=word["done"][step])
             if word["end"]:
-                return Outcome(word["end"]["state"], word["end"]["reason"])
+                return Outcome(word["end"]["state"], word["end"]["reason"], lost=word["end"]["lost"])
             if truth():
                 return None
             gone = self._silence(return_s())
             if gone:
-                return Outcome("failed", gone)
+                return Outcome(NODE_LOST, gone, lost=0)
             here.wait(f"waiting for {name_of(self.group, 0)}")
 
     def _begins(self, step: str, last: str) -> bool:
@@ -300,14 +317,14 @@ class Follower:
             time.sleep(TALK_EVERY_S)
 
     def _exchange(self, link: socket.socket, answers: Any) -> bool:
-        said = self.said
+        said, began = self.said, time.monotonic()
         whole = {"key": self.group.key, "rank": self.group.rank, "life": self.life, **said}
         link.sendall(json.dumps(whole).encode() + b"\n")
         answer = answers.readline(LINE_BYTES)
         if not answer:
             return False
         self.word = json.loads(answer)
-        self.heard_at = time.monotonic()
+        self.heard_at = began  # not now: node 0 counts from when it heard the line, and must not count from earlier
         if said is self.said:
             self.is_heard.set()
         return True

@@ -20,6 +20,7 @@ from infra.agent.process import TOKEN, Identity, is_alive
 from infra.agent.shortage import patient
 
 CODE = Path(__file__).resolve().parents[2]
+NODE_LOST = "lost"  # state of a verdict: another node is silent for good; on machines that answer the run can go on
 
 
 class AgentError(Exception):
@@ -155,13 +156,21 @@ def carry_s(job: Job, asked: Dict[str, Any]) -> float:
     return float(asked.get("carry_s", grace_s()))
 
 
-def verdict(job: Job, state: str, reason: str = "", step: str = "", exit_code: Optional[int] = None) -> Dict[str, Any]:
+def verdict(
+    job: Job,
+    state: str,
+    reason: str = "",
+    step: str = "",
+    exit_code: Optional[int] = None,
+    lost: Optional[int] = None,  # with NODE_LOST: the rank of the node that was not heard from
+) -> Dict[str, Any]:
     return {
         "run": job.run,
         "token": job.token,
         "state": state,
         "step": step,
         "exit_code": exit_code,
+        "lost": lost,
         "reason": reason,
         "tail": "",
         "at": time.time(),

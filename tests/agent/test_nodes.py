@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from infra.agent.job import Group, Step
+from infra.agent import nodes, steps
+from infra.agent.job import Group, Job, Step
 from infra.agent.process import find, send
 from tests.agent.world import World, module, until
 
@@ -156,8 +157,43 @@ def test_a_node_that_falls_silent_ends_the_round_and_then_the_run_and_is_named(p
     finally:
         for one in frozen:
             send(one, signal.SIGKILL)
-    assert verdict["state"] == "failed"
+    assert (verdict["state"], verdict["lost"]) == ("lost", rank)
     assert f"node {rank} (127.0.0.1) has not answered for" in verdict["reason"]
+
+
+def test_a_node_that_falls_silent_when_it_is_ready_is_lost_and_not_begun_with(tmp_path: Path) -> None:
+    """Node 0 is still at work by itself then; what it heard last is that the other one is ready."""
+    pair = Pair(tmp_path, together())
+    alone = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.02)"
+    for node in pair.nodes:
+        node.program("alone", alone)
+        job = Job.from_json(node.pod.job.read_text())
+        node.pod.job.write_text(replace(job, steps=(module("alone"), *job.steps)).to_json())
+    first, second = pair.nodes
+    (second.pod.code / "go").touch()
+    pair.start()
+    until(second.pod.progress.exists, "progress")
+    until(lambda: "waiting for node 0" in str(second.progress()), "it is ready")
+    frozen = second.members()
+    for one in frozen:
+        send(one, signal.SIGSTOP)
+    try:
+        (first.pod.code / "go").touch()
+        verdict = first.verdict()
+    finally:
+        for one in frozen:
+            send(one, signal.SIGKILL)
+        for node in pair.nodes:
+            node.end()
+    assert (verdict["state"], verdict["lost"]) == ("lost", 1)
+    assert len(first.lines("ran.txt")) <= 1
+
+
+def test_who_is_called_lost_has_had_the_time_to_end_its_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    for silent, back in (("10", "60"), ("5", "1"), ("300", "60")):
+        monkeypatch.setenv("SLIPWAY_NODE_SILENT_S", silent)
+        monkeypatch.setenv("SLIPWAY_NODE_RETURN_S", back)
+        assert nodes.return_s() >= max(float(back), float(silent) + nodes.ANSWER_S + steps.LEAVE_S)
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.nightly)])

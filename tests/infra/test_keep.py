@@ -7,18 +7,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from infra import keep, keepsake, pods
-from infra.agent.job import Job, Limits, Step
+from infra import keep, keepsake, launch, pods
+from infra.agent.job import Group, Job, Limits, Step
 from infra.agent.process import Identity, end_all, send
-from infra.errors import SlipwayError
+from infra.errors import SlipwayError, UsageError
 from infra.hosts import HostMemory
-from infra.journal import Held, Journal, Op
+from infra.journal import Held, Journal, Leased, Op, Taken
 from infra.keep import Keeper
 from infra.launch import choose
+from infra.names import new_token
 from infra.pools import Host as Machine
 from infra.providers import Provider
 from infra.providers.local import Local
@@ -191,3 +193,80 @@ def test_a_run_whose_machine_lost_it_goes_on_elsewhere_from_what_is_at_home(jour
             pods.end(provider, journal.ops(run="a-1")[-1], journal)
             for link in links.values():
                 link.close()
+
+
+def two_nodes(journal: Journal) -> list[Op]:
+    """Rows of a run over two machines, at work."""
+    rows = []
+    for rank, run in enumerate(("a-1", "a-1.1")):
+        token = new_token(journal.installation)
+        group = Group("a-1", rank, ("10.0.0.1", "10.0.0.2"))
+        op = journal.plan(token=token, run=run, slot=rank, vendor="ssh", target="" if rank else "t", store="s",
+                          job=Job(run, token, (), group=group).to_json(), request=json.dumps({"run": run, "nodes": 2}),
+                          place=f"box/{rank}", remote_id=f"{token}@box/{rank}")  # fmt: skip
+        for event in ("sending", "created", "armed"):
+            op = journal.advance(op, event)
+        rows.append(op)
+    return rows
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_stands_aside_leaves_its_name_and_target_and_keeps_its_machine(journal, rank):
+    rows = two_nodes(journal)
+    assert not pods.is_in_pieces(rows[0], journal)
+    aside = pods.stand_aside(rows[rank], journal, "its node was lost")
+    assert (aside.state, aside.is_live, aside.slot, aside.place) == ("TERMINATING", True, -1, f"box/{rank}")
+    assert (pods.run_of(aside), pods.rank_of(aside)) == ("a-1", rank) and not pods.is_over(aside)
+    assert pods.aside_of("a-1", journal) == [aside]
+    first = journal.ops(run="a-1")[-1]
+    assert pods.is_in_pieces(first, journal)
+    with pytest.raises(UsageError, match="inv keep a-1"):
+        launch.resume(first, SshPools((), lambda host: None, HostMemory(Path("nowhere"))), journal, {})
+
+    def again(**more: str) -> Op:
+        same = {"run": aside.run, "slot": rank, "vendor": "ssh", "target": aside.target, "store": "s"}
+        return journal.plan(token=new_token(journal.installation), **same, **more)
+
+    with pytest.raises(Leased, match=f"box/{rank} is leased by {aside.run}"):
+        again(place=aside.place)
+    new = again(place="box/2")
+    assert journal.ops(run=aside.run)[-1] == new and pods.aside_of("a-1", journal) == [aside]
+    with pytest.raises(Taken):
+        again(place="box/3")
+    assert journal.advance(aside, "gone").slot == -1
+
+
+def test_a_run_that_lost_a_node_is_not_over(journal):
+    first, _ = two_nodes(journal)
+    ended = journal.advance(journal.advance(first, "end", reason=f"{pods.HAS}lost"), "gone")
+    assert not pods.is_over(ended)
+
+
+def test_a_silent_machine_is_waited_for_and_that_is_said(journal, code, tmp_path):
+    said: list[str] = []
+    with loopback(tmp_path / "one") as host:
+        machine = Machine(pool="box", name="one", address=host.address, python=sys.executable)
+        link = Ssh(host.address, tmp_path / "known")
+        link.python = sys.executable
+        provider = SshPools((machine,), lambda _: link, HostMemory(tmp_path / "hosts.json"))
+        op = launch_on(provider, plan_of("ssh"), journal, code, print)
+        keeper = replace(keeper_of(journal, provider, tmp_path / "home"), say=said.append, tell_after_s=0.5)
+        try:
+            seen = keeping(keeper, op)
+            half = pods.folder_of(op).work / "checkpoints" / "count" / "step-000000010"
+            while not half.exists():
+                next(seen)
+            host.stop()
+            while not any("waiting for box/one" in line for line in said):
+                next(seen)
+            host.start()
+            (pods.folder_of(op).code / "GO").touch()
+            *_, (_, verdict) = seen
+            assert verdict["state"] == "succeeded"
+            assert [row.token for row in journal.ops()] == [op.token] and journal.op(op.token).recoveries == 0
+            (waiting,) = [line for line in said if "waiting for" in line]
+            assert "inv status a-1" in waiting and "inv down a-1" in waiting
+            assert "a-1: box/one answers again" in said
+        finally:
+            pods.end(provider, journal.op(op.token), journal)
+            link.close()
