@@ -47,7 +47,7 @@ def write_json(path: Path, document: Any) -> None:
         json.dump(document, file, indent=1)
         sync(file)
     os.replace(draft, path)
-    sync_folder(path.parent)
+    sync_path(path.parent)
 
 
 def read_manifest(folder: Path, finished: bool = True) -> dict[str, Any]:
@@ -90,8 +90,9 @@ def sync(file: IO[Any]) -> None:
     os.fsync(file.fileno())
 
 
-def sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync_path(path: Path) -> None:
+    """Wait until the bytes of a file (the names in a folder) are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import accumulate
@@ -27,11 +28,13 @@ from data.lines import Prepared, keep
 from data.manifest import MANIFEST, SCHEMA, TOOL, read_manifest, write_json
 from data.report import emit
 from data.seen import Seen
-from data.shards import DRAFT, Form, Writer, remove_shards
+from data.shards import DRAFT, Cut, Form, Writer, remove_shards
 from data.workers import Position, Task, in_turn
 
 STATE, SEEN = "state.json", "seen.sqlite"
 MOST_WORKERS = 16
+KEEP_BYTES = 64 << 20
+MOST_WAITING = 4
 
 
 class Stopped(DataError):
@@ -50,8 +53,8 @@ class How:
     """Processes that read; 0: as many as there are processors."""
     reuse_shards: bool = False
     """Leave finished shards as they are, whatever they were made from."""
-    keep_every_s: float = 2.0
-    """Between two marks to go on from."""
+    keep_every_s: float = 30.0
+    """Between two marks to go on from, at most; KEEP_BYTES of text also make one due."""
     stdin: str = ""
     """A path to read where the source is `stdin`."""
 
@@ -112,17 +115,19 @@ class Run:
             self.counts.update(state["counts"])
         if spec.dedup:
             self.seen = Seen(self.draft / SEEN)
+        self.disk = ThreadPoolExecutor(1, "disk")
+        self.keeping: Future[None] | None = None
         self.kept_at = self.told_at = self.began = time.monotonic()
-        self.before = self.kept, self.raw_bytes
+        self.before, self.kept_bytes = (self.kept, self.raw_bytes), self.raw_bytes
         if state is None:
-            self.keep()  # from here on the folder is ours
+            self._keep(*self._now())  # from here on the folder is ours
 
     def read_all(self, stop: Callable[[], int]) -> None:
         """Raises Stopped when `stop` says so."""
         if self.spec.take is not None and self.kept >= self.spec.take and not self.spec.validation:
             return
         task = Task(self.spec, self.inputs.files, "train", self.position)
-        batches = in_turn(task, self.workers, self.draft)
+        batches = in_turn(task, self.workers)
         try:
             for position, made in batches:
                 self._take(made, is_val=bool(self.inputs.files[position.file].part))
@@ -130,8 +135,9 @@ class Run:
                 now = time.monotonic()
                 if stop():
                     self.keep()
+                    self.settle()
                     raise Stopped(stop(), self._so_far())
-                if now - self.kept_at > self.keep_every_s:
+                if self._is_due(now):
                     self.keep()
                 if now - self.told_at > 1:
                     self._tell(now)
@@ -141,25 +147,44 @@ class Run:
             batches.close()
 
     def keep(self) -> None:
-        """Let whole shards appear, and write down where this run stands: a kill from here on costs nothing."""
-        for writer in self.writers.values():
-            writer.publish(self._about())
+        """Begin to let whole shards appear and to write down where this run stands, while it goes on."""
+        self.settle()
         if self.seen:
             self.seen.commit()
+        self.keeping = self.disk.submit(self._keep, *self._now())
+        self.kept_at, self.kept_bytes = time.monotonic(), self.raw_bytes
+
+    def settle(self) -> None:
+        """Wait for the disk: a kill from here on costs nothing of what was there at the last `keep`."""
+        if self.keeping:
+            self.keeping.result()
+            self.keeping = None
+
+    def _is_due(self, now: float) -> bool:
+        if self.keeping and not self.keeping.done():  # then only so many drafts may pile up
+            return any(writer.num_waiting >= MOST_WAITING for writer in self.writers.values())
+        return now - self.kept_at > self.keep_every_s or self.raw_bytes - self.kept_bytes > KEEP_BYTES
+
+    def _now(self) -> tuple[dict[str, Cut], dict[str, Any]]:
+        """What there is to keep."""
         state = {
             "key": self.key,
             "position": asdict(self.position),
             "documents": self.documents,
             "kept": self.kept,
             "raw_bytes": self.raw_bytes,
-            "counts": self.counts,
-            "parts": {name: writer.mark() for name, writer in self.writers.items()},
+            "counts": dict(self.counts),
         }
+        return {name: writer.cut() for name, writer in self.writers.items()}, state
+
+    def _keep(self, cuts: dict[str, Cut], state: dict[str, Any]) -> None:
+        """In a thread of its own: it waits for the disk."""
+        about = {**self.about, "counts": state["counts"]}
+        parts = {name: writer.publish(cuts[name], about) for name, writer in self.writers.items()}
         if self.spec.source not in STDIN:  # what was read from there cannot be read again
-            write_json(self.draft / STATE, state)
+            write_json(self.draft / STATE, {**state, "parts": parts})
         for writer in self.writers.values():
             writer.forget()
-        self.kept_at = time.monotonic()
 
     def finish(self) -> dict[str, dict[str, Any]]:
         """The manifests, when everything is read. Raises InputError when that was nothing."""
@@ -170,6 +195,7 @@ class Run:
         for writer in self.writers.values():
             writer.close()
         self.keep()
+        self.settle()
         more = {"input": self.inputs.about, "counts": dict(self.counts)}
         parts = {name: writer.finish(self.spec.source, self.options, more) for name, writer in self.writers.items()}
         self.close()
@@ -177,12 +203,10 @@ class Run:
         return parts
 
     def close(self) -> None:
+        self.disk.shutdown()
         if self.seen:
             self.seen.close()
             self.seen = None
-
-    def _about(self) -> dict[str, Any]:
-        return {**self.about, "counts": dict(self.counts)}
 
     def _take(self, made: Prepared, is_val: bool) -> None:
         lines = sum(part.lines for part in made.parts)
@@ -196,8 +220,7 @@ class Run:
         if not all(wanted):
             made = keep(made, wanted)
         for part in made.parts:
-            self.writers[part.name].write(part.data, part.lines)
-            self.raw_bytes += len(part.data)
+            self.raw_bytes += self.writers[part.name].write(part.blocks, part.lines)
         self.kept += 0 if is_val else wanted.count(True)
 
     def _tell(self, now: float) -> None:
@@ -226,7 +249,7 @@ class Run:
         }
 
     def _shards(self) -> int:
-        return sum(len(writer.shards) for writer in self.writers.values())
+        return sum(writer.num_whole for writer in self.writers.values())
 
     def _so_far(self) -> str:
         return f"{self.kept:,} documents, {self._shards()} whole shards"

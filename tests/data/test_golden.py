@@ -19,7 +19,7 @@ BLANK = ["", " ", "\n \n", "\u3000", "\x85\u2028", "\x1c"]
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """Parquet with strings of three types, in odd row groups, with nulls, blanks and what is no UTF-8; lines; objects."""
+    """Parquet of two types of strings in odd row groups, with nulls, blanks and what is no UTF-8; objects; lines."""
     folder, chance = tmp_path_factory.mktemp("golden"), random.Random(11)
 
     def text(number):

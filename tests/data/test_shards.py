@@ -12,6 +12,7 @@ from data.errors import DataError, InputError
 from data.escapes import escape, escape_all, in_val, unescape
 from data.manifest import MANIFEST, is_shard, read_manifest
 from data.shards import Writer, read, shard_paths
+from data.texts import Listed
 from data.verify import verify
 from tests.data.conftest import ROOT, run_step
 
@@ -28,7 +29,7 @@ def test_every_text_becomes_one_line_and_comes_back(text):
     line = escape(text)
     assert "\n" not in line and "\r" not in line
     assert unescape(line) == text
-    assert escape_all([text.encode()] * 2) == 2 * (line.encode() + b"\n")
+    assert b"".join(escape_all(Listed([text.encode()] * 2))) == 2 * (line.encode() + b"\n")
 
 
 @pytest.mark.parametrize("line", ["\\", "\\t", "a\\\\\\"])
