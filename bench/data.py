@@ -39,11 +39,11 @@ def decode(folder: str, out: Path) -> None:
 
 
 def ours(folder: str, out: Path, **spec: object) -> None:
-    from data.config import TextSpec
-    from data.pipeline import How, shard
+    from data.__main__ import main as data
 
-    how = How(workers=int(str(spec.pop("workers"))))
-    shard(TextSpec(source=folder, val_ratio=0.0, **spec), out, False, how)  # type: ignore[arg-type]
+    config = out / "config.json"
+    config.write_text(json.dumps({"out": str(out), "spec": {"source": folder, **spec}}))
+    assert data(["text", "--config", str(config)]) == 0
 
 
 def stream(folder: str, out: Path, columns: list[str] | None) -> None:

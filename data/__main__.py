@@ -78,6 +78,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("step", choices=STEPS)
     parser.add_argument("--config", required=True, type=Path, metavar="FILE")
     asked = parser.parse_args(words)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy comes with pyarrow; no step multiplies matrices with it
     try:
         emit("result", step=asked.step, **_run(asked.step, _read(asked.config)))
         return 0

@@ -23,7 +23,7 @@ from data.escapes import unescape
 from data.inputs import STDIN, InputFile
 from data.manifest import MANIFEST, is_shard
 from data.remote import BLOCK, open_remote
-from data.texts import Column, Listed, Texts, is_blank, mend
+from data.texts import Listed, Texts, is_blank, mend, of_arrow
 
 BATCH_BYTES = 1 << 20
 RANGE_BYTES = 16 << 20
@@ -87,7 +87,6 @@ class Parquet:
 
     def __init__(self, uri: str, columns: Sequence[str], required: Sequence[str]):
         import pyarrow
-        import pyarrow.compute  # here and not at the first batch, so that processes that are forked have it
         import pyarrow.parquet
 
         self.uri = uri
@@ -120,20 +119,12 @@ class Parquet:
             for one in self.file.iter_batches(
                 rows, row_groups=[piece], columns=["text", *self.columns], use_threads=False
             ):
-                texts, invalid = _texts(one.column(0))
+                texts, invalid = of_arrow(one.column(0))
                 yield Batch(
                     len(one), texts, {name: one.column(name).to_pylist() for name in self.columns}, invalid_utf8=invalid
                 )
         except (pyarrow.ArrowException, OSError) as error:
             raise InputError(f"{self.uri}: row group {piece}: damaged: {str(error).splitlines()[0]}") from None
-
-
-def _texts(column: Any) -> tuple[Texts, int]:
-    texts = Column(column)
-    if texts.is_utf8():
-        return texts, 0
-    listed = Listed(texts)
-    return listed, mend(listed)
 
 
 class Lines:

@@ -1,112 +1,81 @@
-"""The documents of a batch in UTF-8: a list of them, or an Arrow column that makes an object of none until asked to."""
+"""The documents of a batch in UTF-8: a list of them, or places in one buffer, copied only when one is asked for.
+
+They are joined in blocks of BLOCK bytes. Memory of that size is used again and again; with larger ones the system
+gives new pages each time, and to touch those costs more than all that is done with them.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 BETWEEN = b"\xff"  # never part of UTF-8
-BLOCK = 64 << 10  # what malloc keeps for the next one; to touch new pages costs more than all that is done with them
+BLOCK = 64 << 10
 GIANT = 4 << 20
 
 
-class Texts(Protocol):
-    """What both are."""
+class Listed(list[Any]):
+    """Texts that are objects of their own."""
 
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, at: Any, /) -> Any: ...
-
-    def __iter__(self) -> Iterator[bytes]: ...
-
-    def pick(self, rows: Sequence[int]) -> "Texts":
-        """Only these."""
-
-    def blank(self) -> list[int]:
-        """Rows in which there is nothing but white space, as `str.strip` sees it."""
-
-    def joined(self) -> Iterator[bytes]:
-        """All of them with BETWEEN behind each, in blocks."""
-
-
-class Listed(list[bytes]):
     def pick(self, rows: Sequence[int]) -> "Listed":
+        """Only these."""
         return Listed(self[at] for at in rows)
 
     def blank(self) -> list[int]:
+        """Rows in which there is nothing but white space, as `str.strip` sees it."""
         return [at for at, text in enumerate(self) if is_blank(text)]
 
     def joined(self) -> Iterator[bytes]:
-        if sum(map(len, self)) <= GIANT:
-            yield from _blocks(BETWEEN.join([*self, b""]))
-            return
-        for text in self:  # one by one, so that a giant is there once
-            yield from _blocks(text)
-            yield BETWEEN
+        """All of them with BETWEEN behind each, in blocks."""
+        return _joined(self, sum(map(len, self)))
 
 
-class Column:
-    """A column of strings or bytes; null counts as empty. Only good where `is_utf8`, but for who goes through it."""
+class Column(Sequence[bytes]):
+    """Texts that lie in a buffer from place to place."""
 
-    def __init__(self, column: Any):
-        import numpy
-        import pyarrow
-        import pyarrow.compute
-
-        column = column.cast(pyarrow.binary())
-        if column.null_count:
-            column = column.fill_null(b"")
-        _, offsets, data = column.buffers()
-        self.column, self.data = column, data or b""
-        self.ends = numpy.frombuffer(offsets, numpy.int32)[column.offset : column.offset + len(column) + 1]
-
-    def is_utf8(self) -> bool:
-        import pyarrow
-
-        _, offsets, data = self.column.buffers()
-        try:
-            strings = pyarrow.StringArray.from_buffers(len(self), offsets, data, None, 0, self.column.offset)
-            strings.validate(full=True)
-        except pyarrow.ArrowInvalid:
-            return False
-        return True
+    def __init__(self, view: memoryview, places: list[tuple[int, int]]):
+        self.view, self.places = view, places
 
     def __len__(self) -> int:
-        return len(self.column)
+        return len(self.places)
 
-    def __getitem__(self, at: int) -> bytes:
-        return bytes(memoryview(self.data)[self.ends[at] : self.ends[at + 1]])
-
-    def __iter__(self) -> Iterator[bytes]:
-        ends, view = self.ends.tolist(), memoryview(self.data)
-        for start, end in zip(ends, ends[1:], strict=False):
-            yield bytes(view[start:end])
+    def __getitem__(self, at: Any) -> Any:
+        """One as bytes; a slice as views."""
+        if isinstance(at, slice):
+            return [self.view[start:end] for start, end in self.places[at]]
+        start, end = self.places[at]
+        return bytes(self.view[start:end])
 
     def pick(self, rows: Sequence[int]) -> "Column":
-        import pyarrow
-
-        return Column(self.column.take(pyarrow.array(rows, pyarrow.int32())))
+        return Column(self.view, [self.places[at] for at in rows])
 
     def blank(self) -> list[int]:
-        import numpy
-
-        starts, ends = self.ends[:-1], self.ends[1:]
-        maybe = starts == ends
-        first = numpy.frombuffer(self.data, numpy.uint8)[starts[~maybe]]
-        maybe[~maybe] = (first <= 0x20) | (first >= 0x80)
-        return [at for at in numpy.flatnonzero(maybe).tolist() if is_blank(self[at])]
+        view = self.view
+        odd = [at for at, (start, end) in enumerate(self.places) if start == end or not 0x20 < view[start] < 0x80]
+        return [at for at in odd if is_blank(self[at])]
 
     def joined(self) -> Iterator[bytes]:
-        import pyarrow.compute
-
-        if self.ends[-1] - self.ends[0] > GIANT:
-            yield from Listed(self).joined()
-        elif len(self):
-            yield from _blocks(pyarrow.compute.binary_join_element_wise(self.column, b"", BETWEEN).buffers()[2])
+        return _joined(self, sum(end - start for start, end in self.places))
 
 
-def is_blank(text: bytes) -> bool:
-    rest = text.lstrip()
-    return not rest or (not 0x20 < rest[0] < 0x80 and not rest.decode().strip())
+Texts = Listed | Column
+
+
+def of_arrow(column: Any) -> tuple[Texts, int]:
+    """The texts of an Arrow array of strings or bytes, null as empty, and how many of them were not UTF-8."""
+    import pyarrow
+
+    is_large = pyarrow.types.is_large_string(column.type) or pyarrow.types.is_large_binary(column.type)
+    if column.null_count or pyarrow.types.is_string_view(column.type):
+        column = column.cast(pyarrow.large_binary() if is_large else pyarrow.binary()).fill_null(b"")
+    _, offsets, data = column.buffers()
+    ends = memoryview(offsets).cast("q" if is_large else "i")[column.offset : column.offset + len(column) + 1].tolist()
+    texts = Column(memoryview(data or b""), list(zip(ends, ends[1:], strict=False)))
+    try:
+        column.view(pyarrow.large_string() if is_large else pyarrow.string()).validate(full=True)
+        return texts, 0
+    except pyarrow.ArrowInvalid:
+        listed = Listed(texts)
+        return listed, mend(listed)
 
 
 def mend(texts: list[bytes]) -> int:
@@ -125,7 +94,21 @@ def mend(texts: list[bytes]) -> int:
     return invalid
 
 
-def _blocks(joined: Any) -> Iterator[bytes]:
-    view = memoryview(joined)
-    for start in range(0, len(view), BLOCK):
-        yield bytes(view[start : start + BLOCK])
+def is_blank(text: bytes) -> bool:
+    """Whether there is nothing but white space, as `str.strip` sees it."""
+    rest = text.lstrip()
+    return not rest or (not 0x20 < rest[0] < 0x80 and not rest.decode().strip())
+
+
+def _joined(texts: Texts, num_bytes: int) -> Iterator[bytes]:
+    rows = max(1, BLOCK * len(texts) // max(1, num_bytes))
+    for at in range(0, len(texts), rows):
+        some = texts[at : at + rows]
+        if sum(map(len, some)) <= GIANT:
+            yield BETWEEN.join([*some, b""])
+            continue
+        for text in some:  # in slices, so that a giant is there once
+            view = memoryview(text)
+            for start in range(0, len(view), BLOCK):
+                yield bytes(view[start : start + BLOCK])
+            yield BETWEEN
