@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+import threading
 
 import pyarrow
 import pyarrow.parquet
@@ -64,14 +65,30 @@ CASES = {
 }
 
 
+def run(corpus, folder, case, workers):
+    spec = CASES[case][0]
+    source = str(corpus / spec.get("source", "*"))
+    made = TextSpec(**{"val_ratio": 0.0, "lines_per_shard": 450, **spec, "source": source})
+    shard(made, folder, True, How(workers=workers))
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("case", CASES)
 def test_the_bytes_are_what_they_were(corpus, tmp_path, case, workers):
-    spec, expected = CASES[case]
-    source = str(corpus / spec.get("source", "*"))
-    made = TextSpec(**{"val_ratio": 0.0, "lines_per_shard": 450, **spec, "source": source})
-    shard(made, tmp_path, True, How(workers=workers))
-    assert outcome(tmp_path) == expected
+    run(corpus, tmp_path, case, workers)
+    assert outcome(tmp_path) == CASES[case][1]
+
+
+def test_processes_that_are_no_copies_of_this_one_make_the_same(corpus, tmp_path):
+    done = threading.Event()
+    other = threading.Thread(target=done.wait)
+    other.start()  # so that nothing can be forked
+    try:
+        run(corpus, tmp_path, "once, split", 2)
+    finally:
+        done.set()
+        other.join()
+    assert outcome(tmp_path) == CASES["once, split"][1]
 
 
 def outcome(folder):
