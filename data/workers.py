@@ -6,6 +6,7 @@ sides map; a pipe says which slot holds what, and gives slots back.
 """
 
 import contextlib
+import heapq
 import mmap
 import multiprocessing
 import os
@@ -126,7 +127,7 @@ class Worker:
         self.ring = mmap.mmap(self.memory, slots * SLOT_BYTES)
         context: Any = multiprocessing.get_context("spawn" if forked is None else "fork")
         self.connection, theirs = context.Pipe()
-        self.holds = False
+        self.held: int | None = None
         inherited = [] if forked is None else [one.connection for one in (*forked, self)]
         ring = f"/proc/{os.getpid()}/fd/{self.memory}"
         self.process: BaseProcess = context.Process(
@@ -137,12 +138,12 @@ class Worker:
 
     def next(self) -> tuple[Position, Any]:
         try:
-            if self.holds:
-                self.connection.send_bytes(b"")
-                self.holds = False
+            if self.held is not None:
+                self.connection.send_bytes(self.held.to_bytes(2, "big"))
+                self.held = None
             while not self.connection.poll(POLL_S):  # so that a signal is looked at
                 pass
-            position, made, stored = self.connection.recv()
+            position, made, slot, stored = self.connection.recv()
         except (EOFError, ConnectionError):
             self.process.join(5)
             why = f"left with {self.process.exitcode}"
@@ -150,9 +151,10 @@ class Worker:
         if isinstance(made, Exception):
             raise made
         if isinstance(made, Prepared):
-            self.holds = True
+            self.held = slot
             view = memoryview(self.ring)
-            parts = (Part(one.name, (view[one.start : one.end], one.rest), one.lines) for one in stored)
+            blocks = [(view[one.start : one.end], *((one.rest,) if one.rest else ())) for one in stored]
+            parts = (Part(one.name, some, one.lines) for one, some in zip(stored, blocks, strict=True))
             made = replace(made, parts=tuple(parts))
         return position, made
 
@@ -195,24 +197,24 @@ def _send_error(error: Exception, connection: Connection) -> None:
     from data.config import ConfigError
 
     known = isinstance(error, (DataError, ConfigError, OSError))
-    connection.send((Position(), error if known else DataError(f"{type(error).__name__}: {error}"), None))
+    connection.send((Position(), error if known else DataError(f"{type(error).__name__}: {error}"), None, []))
 
 
 def _send_all(made: Iterator[tuple[Position, Any]], shared: mmap.mmap, slots: int, connection: Connection) -> None:
-    used, free = 0, slots
+    free = list(range(slots))
     for position, one in made:
         stored: list[Stored] = []
+        slot = None
         if isinstance(one, Prepared):
             while not free or connection.poll():
-                connection.recv_bytes()
-                free += 1
-            at, end = used % slots * SLOT_BYTES, (used % slots + 1) * SLOT_BYTES
-            used, free = used + 1, free - 1
+                heapq.heappush(free, int.from_bytes(connection.recv_bytes(), "big"))
+            slot = heapq.heappop(free)  # of the lowest memory, which is warm
+            at = slot * SLOT_BYTES
             for part in one.parts:
-                stored.append(_store(part, shared, at, end))
+                stored.append(_store(part, shared, at, (slot + 1) * SLOT_BYTES))
                 at = stored[-1].end
             one = replace(one, parts=())
-        connection.send((position, one, stored))
+        connection.send((position, one, slot, stored))
 
 
 def _store(part: Part, shared: mmap.mmap, start: int, end: int) -> Stored:
