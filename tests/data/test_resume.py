@@ -102,11 +102,16 @@ def test_processes_that_read_leave_when_nobody_listens(corpus, tmp_path):
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert len(children) == 3
     process.kill()
-    process.communicate()
-    deadline = time.monotonic() + 30
-    while any(is_running(child) for child in children):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)  # between two looks
+    process.wait()
+    try:
+        deadline = time.monotonic() + 30
+        while any(is_running(child) for child in children):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)  # between two looks
+    finally:
+        for child in filter(is_running, children):
+            os.kill(int(child), signal.SIGKILL)
+        process.stderr.close()
 
 
 def is_running(pid):
