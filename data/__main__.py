@@ -1,6 +1,6 @@
 """`python -m data STEP --config FILE`: make one artifact of text, tokens or conversations.
 
-STEP is text, tokenizer, tokens, identity or questions. FILE is JSON, either of
+STEP is text, report, tokenizer, tokens, identity or questions. FILE is JSON, either of
 
     {"making": {...}, "spec": {...}}                            take the inputs from the store, publish the result
     {"out": DIR, "inputs": {"text": DIR}, "spec": {...}}        take and leave plain folders
@@ -37,6 +37,15 @@ def text(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict
     return pipeline.shard(spec, folder, not plain or spec.val_ratio > 0 or bool(spec.validation), how)
 
 
+def report(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
+    from data import page, quality
+
+    found = quality.measure(inputs["text"])
+    target = folder / "report.html"
+    target.write_text(page.page(found, str(inputs["text"])), encoding="utf-8")
+    return {"documents": found.documents, "duplicate_share": found.repeated.share, "page": str(target)}
+
+
 def tokenizer(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
     from data import tokenizer as maker
 
@@ -64,6 +73,7 @@ def questions(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) ->
 
 STEPS: dict[str, tuple[Callable[[dict[str, Any], Inputs, Path, bool], dict[str, Any]], tuple[str, ...]]] = {
     "text": (text, ()),
+    "report": (report, ("text",)),
     "tokenizer": (tokenizer, ("text",)),
     "tokens": (tokens, ("text", "tokenizer")),
     "identity": (identity, ()),

@@ -27,6 +27,7 @@ from scripts.program import command
         "workers": "processes that read (0: as many as processors); changes no byte of the result",
         "reuse-shards": "leave finished shards in OUT as they are",
         "out": "folder for the shards and manifest.json",
+        "report": "write report.html about this folder of shards into it, and do nothing else",
         "verify": "check this folder of shards against its manifest, and do nothing else",
         "json": "one JSON document on stdout",
     },
@@ -54,6 +55,7 @@ def shard(
     workers=0,
     reuse_shards=False,
     out="",
+    report="",
     verify="",
     json=False,
 ):

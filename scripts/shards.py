@@ -14,11 +14,13 @@ MAX_VOCAB = 1 << 24
 
 
 def shard(
-    mode, source, packages, take, lines_per_shard, val_ratio, validation, gzip, compression, out, verify, json,
+    mode, source, packages, take, lines_per_shard, val_ratio, validation, gzip, compression, out, verify, report, json,
     **spec,
 ):  # fmt: skip
     if verify:
         return check(Path(verify).expanduser(), json)
+    if report:
+        return describe(Path(report).expanduser().absolute(), json)
     from data.inputs import STDIN
 
     settings = words.settings(source="" if source in STDIN else source)
@@ -54,6 +56,13 @@ def check(folder: Path, as_json: bool) -> None:
         raise SlipwayError("\n".join(problems))
     if not as_json:
         print(f"{folder}: every shard is what was written")
+
+
+def describe(folder: Path, as_json: bool) -> None:
+    """Write what is in the shards of `folder` as a page beside them."""
+    config = {"out": str(folder), "inputs": {"text": str(folder)}}
+    result = steps.run("report", ("-m", "data", "report"), config, words.settings(), as_json)
+    print_json(result) if as_json else print(result["page"])
 
 
 def tokenizer(text, vocab_size, out, json):
