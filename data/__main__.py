@@ -29,12 +29,14 @@ Inputs = Mapping[str, Path]
 
 def text(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
     from data import pipeline
+    from data.inputs import Share
 
     # By hand nothing is held out unless asked for, and then the shards lie straight in the folder.
     raw = {"val_ratio": 0.0, **raw} if plain else dict(raw)
     how = load(pipeline.How, {one.name: raw.pop(one.name) for one in fields(pipeline.How) if one.name in raw}, "spec")
+    share = load(Share, {one.name: raw.pop(one.name) for one in fields(Share) if one.name in raw}, "spec")
     spec = load(TextSpec, raw, "spec")
-    return pipeline.shard(spec, folder, not plain or spec.val_ratio > 0 or bool(spec.validation), how)
+    return pipeline.shard(spec, folder, not plain or spec.val_ratio > 0 or bool(spec.validation), how, share)
 
 
 def report(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 
 from data.config import TextSpec
 from data.errors import DataError, InputError
-from data.inputs import STDIN, Inputs, list_inputs
+from data.inputs import ALONE, STDIN, Inputs, Share, list_inputs
 from data.lines import Prepared, keep
 from data.manifest import MANIFEST, SCHEMA, TOOL, read_manifest, write_json
 from data.report import emit
@@ -59,51 +59,53 @@ class How:
     """A path to read where the source is `stdin`."""
 
 
-def shard(spec: TextSpec, folder: Path, split: bool = True, how: How = How()) -> dict[str, Any]:
+def shard(spec: TextSpec, folder: Path, split: bool = True, how: How = How(), share: Share = ALONE) -> dict[str, Any]:
     """Write the shards of `spec` into `folder`; the summary of all parts.
 
-    `split`: into `train/` and `val/` (no `val/` when nothing is held out); else straight into `folder`.
+    `split`: into `train/` and `val/` (no `val/` when nothing is held out); else straight into `folder`. The share of
+    one of several machines goes into folders of its own therein, for `merge`.
     Goes on where an earlier run with the same source and options stopped. Memory does not grow with the source.
     Raises InputError when the source yields nothing, Stopped after SIGINT or SIGTERM.
     """
     held_out = bool(spec.val_ratio or spec.validation)
     if not split and held_out:
         raise InputError("shards that are held out need a folder of their own")
-    folders = {"train": folder / "train" if split else folder} | ({"val": folder / "val"} if held_out else {})
+    parts = {"train": folder / "train" if split else folder} | ({"val": folder / "val"} if held_out else {})
+    folders = {name: part / share.folder for name, part in parts.items()}
     if how.reuse_shards and (kept := _finished(folders)):
         emit("note", text=f"reusing {sum(len(one['shards']) for one in kept.values())} shards")
         return _summary(spec, kept)
     if how.stdin:
         os.dup2(os.open(how.stdin, os.O_RDONLY), sys.stdin.fileno())
-    inputs = list_inputs(spec)
-    run = Run(spec, folder, folders, inputs, how)
+    inputs = share.of(spec, list_inputs(spec))
+    run = Run(spec, folder / DRAFT / share.folder, folders, inputs, how, share)
     try:
         with _stoppable() as stop:
             run.read_all(stop)
-        parts = run.finish()
+        made = run.finish()
     finally:
         run.close()
     if split and not held_out:
         remove_shards(folder / "val")  # an old part must not stand beside a new one
-    return _summary(spec, parts)
+    return _summary(spec, made)
 
 
 class Run:
     """One run over a source: where it stands, and the two writers that it feeds."""
 
-    def __init__(self, spec: TextSpec, folder: Path, folders: dict[str, Path], inputs: Inputs, how: How):
+    def __init__(self, spec: TextSpec, draft: Path, folders: dict[str, Path], inputs: Inputs, how: How, share: Share):
         self.spec, self.inputs, self.keep_every_s = spec, inputs, how.keep_every_s
         self.workers = _workers(spec, inputs, how.workers)
-        self.draft = folder / DRAFT
+        self.draft, self.share = draft, share
         self.position, self.documents, self.kept = Position(), 0, 0
         self.counts: Counter[str] = Counter()
         self.raw_bytes = 0
         self.seen: Seen | None = None
         options = asdict(spec)
-        identity = [SCHEMA, TOOL, options, inputs.about, _stamps(inputs)]
+        identity = [SCHEMA, TOOL, options, inputs.about, _stamps(inputs), share.folder]
         self.key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         self.options = options
-        self.about = {"source": spec.source, "options": options, "input": inputs.about}
+        self.about = {"source": spec.source, "options": options, "input": inputs.about} | self._whose()
         state = self._earlier()
         self.writers = self._writers(folders, state)
         if state is None:
@@ -188,18 +190,22 @@ class Run:
 
     def finish(self) -> dict[str, dict[str, Any]]:
         """The manifests, when everything is read. Raises InputError when that was nothing."""
-        if not self.counts["read"] - self.counts["empty"]:
+        some = self.share.world > 1  # of many files, in which there may be nothing
+        if not (some or self.counts["read"] - self.counts["empty"]):
             raise InputError(f"source {self.spec.source}: no document in it")
-        if not self.kept:
+        if not (some or self.kept):
             raise InputError(f"source {self.spec.source}: none of {self.counts['read']:,} documents was chosen")
         for writer in self.writers.values():
             writer.close()
         self.keep()
         self.settle()
-        more = {"input": self.inputs.about, "counts": dict(self.counts)}
+        more = {"input": self.inputs.about, "counts": dict(self.counts)} | self._whose()
         parts = {name: writer.finish(self.spec.source, self.options, more) for name, writer in self.writers.items()}
         self.close()
         shutil.rmtree(self.draft)
+        if some:
+            with suppress(OSError):  # another rank is at work
+                self.draft.parent.rmdir()
         return parts
 
     def close(self) -> None:
@@ -207,6 +213,9 @@ class Run:
         if self.seen:
             self.seen.close()
             self.seen = None
+
+    def _whose(self) -> dict[str, int]:
+        return asdict(self.share) if self.share.world > 1 else {}
 
     def _take(self, made: Prepared, is_val: bool) -> None:
         lines = sum(part.lines for part in made.parts)

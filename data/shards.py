@@ -254,6 +254,8 @@ def remove_shards(folder: Path, but: Set[str] = frozenset()) -> None:
     with suppress(DataError):  # there is none, or none of ours: nothing of ours to remove
         names = listed(folder)
         (folder / MANIFEST).unlink()
+        for path in sorted({(folder / name).parent for name in names} - {folder}):  # shares of ranks
+            (path / MANIFEST).unlink(missing_ok=True)
         for name in names - but:
             (folder / name).unlink(missing_ok=True)
 
