@@ -46,9 +46,8 @@ class Share:
             return inputs
         for name, value in (("take", spec.take), ("dedup", spec.dedup)):
             if value:
-                raise InputError(
-                    f"{name} looks at all documents, of which a rank reads its share; go without it (--mode prod takes all)"
-                )
+                why = f"{name} looks at all documents, of which a rank reads its share"
+                raise InputError(f"{why}; go without it (--mode prod takes all)")
         if len(inputs.files) < self.world:
             files = f"{len(inputs.files)} file" + "s" * (len(inputs.files) > 1)
             raise InputError(f"source {spec.source}: {files} for a world of {self.world}; a rank reads whole files")
