@@ -5,6 +5,7 @@ So that a document is one line and nothing of it is lost, backslash, newline and
 """
 
 import hashlib
+import math
 import re
 from collections.abc import Iterator
 
@@ -40,7 +41,14 @@ def unescape(line: str) -> str:
     return re.sub(r"\\.?", plain, line, flags=re.DOTALL)
 
 
-def in_val(text: bytes, ratio: float, seed: int) -> bool:
-    """Whether a document (UTF-8) is held out: a matter of its words and the seed, not of its place."""
-    digest = hashlib.blake2b(text, digest_size=8, key=str(seed).encode()).digest()
-    return int.from_bytes(digest, "big") < ratio * 2**64
+def held_out(texts: Texts | list[bytes], ratio: float, seed: int) -> bytes:
+    """For each document 1 if it is held out, else 0: a matter of its words and the seed, not of its place."""
+    keyed = hashlib.blake2b(digest_size=8, key=str(seed).encode())
+    limit = math.ceil(ratio * 2**64).to_bytes(8, "big")
+
+    def is_held_out(text: bytes | memoryview) -> bool:
+        one = keyed.copy()
+        one.update(text)
+        return one.digest() < limit
+
+    return bytes(map(is_held_out, texts[:]))

@@ -10,7 +10,7 @@ from data.batches import Batch
 from data.config import TextSpec
 from data.documents import COLUMNS
 from data.errors import InputError
-from data.escapes import escape_all, in_val
+from data.escapes import escape_all, held_out
 from data.texts import Texts
 
 SCORES = ("score", "language_score")
@@ -59,11 +59,11 @@ def prepare(batch: Batch, spec: TextSpec, part: str, main: str) -> Prepared:
     texts = batch.texts if len(kept) == len(batch.texts) else batch.texts.pick(kept)
     empty = len(chosen) - len(kept)
     counts = {"read": len(batch.texts), "empty": empty, "filtered": filtered, "invalid_utf8": batch.invalid_utf8}
-    digests = tuple(_digest(text) for text in texts) if spec.dedup else ()
+    digests = tuple(map(_digest, texts[:])) if spec.dedup else ()
     if part or not spec.val_ratio:
         parts = (Part(part or main, _lines(batch, spec, kept, texts), len(kept)),) if kept else ()
         return Prepared(batch.rows, parts, b"", digests, counts)
-    order = bytes(in_val(text, spec.val_ratio, spec.seed) for text in texts)
+    order = held_out(texts, spec.val_ratio, spec.seed)
     both = []
     for which, name in enumerate((main, "val")):
         mine = [at for at, one in enumerate(order) if one == which]
@@ -108,7 +108,7 @@ def _column(batch: Batch, names: tuple[str, ...]) -> list[Any]:
     raise InputError(f"to choose by {' or '.join(names)} that column must be there; there is: {there}")
 
 
-def _digest(text: bytes) -> bytes:
+def _digest(text: bytes | memoryview) -> bytes:
     return hashlib.blake2b(text, digest_size=16).digest()
 
 

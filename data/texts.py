@@ -45,6 +45,9 @@ class Column(Sequence[bytes]):
         start, end = self.places[at]
         return bytes(self.view[start:end])
 
+    def __iter__(self) -> Iterator[bytes]:
+        return map(bytes, self[:])
+
     def pick(self, rows: Sequence[int]) -> "Column":
         return Column(self.view, [self.places[at] for at in rows])
 
