@@ -1,8 +1,11 @@
 """Text shards from a folder of parquet, against what people use today. Prints seconds and ratios.
 
-Run: .venv/bin/python -m bench.data FOLDER [--peers PYTHON] [--rounds 3]. PYTHON is one that has datasets and datatrove.
-Every arm is a process of its own and reads all of FOLDER; arms take turns, medians count. What an arm wrote is counted,
-so that none is fast by doing less. `rss` is the largest single process.
+Run: .venv/bin/python -m bench.data FOLDER [--peers PYTHON] [--rounds 3] [--scratch DIR] [--arms TEXT]. PYTHON is one
+that has datasets and datatrove. Every arm is a process of its own and reads all of FOLDER; arms take turns, medians
+count. What an arm wrote is counted, so that none is fast by doing less. `rss` is the largest single process.
+
+Ours ends when its shards are on the disk, the others end before: so each arm's files are synced, and the seconds until
+then are told, too. With `--scratch /dev/shm` no disk is in the way, and both are the same.
 """
 
 import argparse
@@ -18,6 +21,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from data.manifest import sync_path
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -39,11 +44,11 @@ def decode(folder: str, out: Path) -> None:
 
 
 def ours(folder: str, out: Path, **spec: object) -> None:
-    from data.config import TextSpec
-    from data.pipeline import How, shard
+    from data.__main__ import main as data
 
-    how = How(workers=int(str(spec.pop("workers"))))
-    shard(TextSpec(source=folder, val_ratio=0.0, **spec), out, False, how)  # type: ignore[arg-type]
+    config = out / "config.json"
+    config.write_text(json.dumps({"out": str(out), "spec": {"source": folder, **spec}}))
+    assert data(["text", "--config", str(config)]) == 0
 
 
 def stream(folder: str, out: Path, columns: list[str] | None) -> None:
@@ -93,9 +98,9 @@ RATIOS = [
 ]
 
 
-def measure(name: str, folder: str, python: str) -> dict[str, float]:
-    """Seconds, CPU seconds, lines, bytes written and the largest process (MB) of one arm."""
-    out = Path(tempfile.mkdtemp(prefix="slipway-bench-"))
+def measure(name: str, folder: str, python: str, scratch: str | None = None) -> dict[str, float]:
+    """Seconds to the end and to the disk, CPU seconds, lines, bytes written, the largest process (MB) of one arm."""
+    out = Path(tempfile.mkdtemp(prefix="slipway-bench-", dir=scratch))
     program = [python, "-m", "bench.data", folder, "--arm", name, "--out", str(out)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(out / "hf"), "HF_HUB_OFFLINE": "1"}
     try:
@@ -104,10 +109,19 @@ def measure(name: str, folder: str, python: str) -> dict[str, float]:
         took_s = time.perf_counter() - start
         if done.returncode:
             sys.exit(f"{name}: {done.stderr[-600:]}")
+        for path in out.rglob("*"):
+            sync_path(path)
+        synced_s = time.perf_counter() - start
         used = json.loads(done.stdout.splitlines()[-1])
         files = [path for path in out.rglob("*") if path.is_file() and path.suffix in (".txt", ".gz", ".jsonl")]
         lines = sum(count_lines(path) for path in files)
-        return {"s": took_s, **used, "lines": lines, "mb": sum(path.stat().st_size for path in files) / 1e6}
+        return {
+            "s": took_s,
+            "synced_s": synced_s,
+            **used,
+            "lines": lines,
+            "mb": sum(path.stat().st_size for path in files) / 1e6,
+        }
     finally:
         shutil.rmtree(out)
 
@@ -129,30 +143,51 @@ def main() -> None:
     parser.add_argument("folder", type=lambda text: str(Path(text).resolve()))
     parser.add_argument("--peers", default="", metavar="PYTHON")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--scratch", metavar="DIR", help="where arms write; default: where temporary files go")
+    parser.add_argument("--arms", default="", metavar="TEXT", help="only arms whose name holds this")
     parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.arm:
         return arm(asked.arm, asked.folder, asked.out)
-    names = [name for name in ARMS if asked.peers or name not in PEERS]
+    names = [name for name in ARMS if (asked.peers or name not in PEERS) and asked.arms in name]
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for _ in range(asked.rounds):
         for name in names:
-            taken[name].append(measure(name, asked.folder, asked.peers if name in PEERS else sys.executable))
-    print("| arm | s, median [range] | CPU s | MB written | lines | rss MB |\n|---|---|---|---|---|---|")
-    medians = {}
+            python = asked.peers if name in PEERS else sys.executable
+            taken[name].append(measure(name, asked.folder, python, asked.scratch))
+    load = " ".join(f"{one:.1f}" for one in os.getloadavg())
+    print(
+        f"{asked.rounds} rounds, {os.cpu_count()} cores, load {load}, writing to {asked.scratch or 'temporary files'}\n"
+    )
+    print(f"| arm | {' | '.join(SHOWN)} |\n|---|{'---|' * len(SHOWN)}")
     for name, rows in taken.items():
-        seconds = [row["s"] for row in rows]
-        medians[name] = statistics.median(seconds)
-        rest = " | ".join(f"{statistics.median(row[key] for row in rows):.{places}f}" for key, places in SHOWN.items())
-        print(f"| {name} | {medians[name]:.2f} [{min(seconds):.2f}-{max(seconds):.2f}] | {rest} |")
-    print("\n| peer / ours | ratio | wanted |\n|---|---|---|")
+        print(f"| {name} | {' | '.join(shown([row[key] for row in rows], *how) for key, how in SHOWN.values())} |")
+    print("\n| peer / ours | ratio | on the disk | CPU | wanted |\n|---|---|---|---|---|")
     for peer, own, wanted in RATIOS:
-        if peer in medians:
-            print(f"| {peer} / {own} | {medians[peer] / medians[own]:.2f} | {wanted} |")
+        if peer in taken and own in taken:
+            ratios = " | ".join(f"{median(taken[peer], key) / median(taken[own], key):.2f}" for key in KEYS)
+            print(f"| {peer} / {own} | {ratios} | {wanted} |")
 
 
-SHOWN = {"cpu_s": 2, "mb": 0, "lines": 0, "rss_mb": 0}
+def median(rows: list[dict[str, float]], key: str) -> float:
+    return statistics.median(row[key] for row in rows)
+
+
+def shown(values: list[float], places: int, ranges: bool) -> str:
+    span = f" [{min(values):.{places}f}-{max(values):.{places}f}]" if ranges else ""
+    return f"{statistics.median(values):.{places}f}{span}"
+
+
+KEYS = ("s", "synced_s", "cpu_s")
+SHOWN: dict[str, tuple[str, tuple[int, bool]]] = {
+    "s, median [range]": ("s", (2, True)),
+    "s until on the disk": ("synced_s", (2, True)),
+    "CPU s": ("cpu_s", (2, True)),
+    "MB written": ("mb", (0, False)),
+    "lines": ("lines", (0, False)),
+    "rss MB": ("rss_mb", (0, False)),
+}
 
 if __name__ == "__main__":
     main()

@@ -1,6 +1,6 @@
 """`python -m data STEP --config FILE`: make one artifact of text, tokens or conversations.
 
-STEP is text, tokenizer, tokens, identity or questions. FILE is JSON, either of
+STEP is text, report, tokenizer, tokens, identity or questions. FILE is JSON, either of
 
     {"making": {...}, "spec": {...}}                            take the inputs from the store, publish the result
     {"out": DIR, "inputs": {"text": DIR}, "spec": {...}}        take and leave plain folders
@@ -29,12 +29,23 @@ Inputs = Mapping[str, Path]
 
 def text(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
     from data import pipeline
+    from data.inputs import Share
 
     # By hand nothing is held out unless asked for, and then the shards lie straight in the folder.
     raw = {"val_ratio": 0.0, **raw} if plain else dict(raw)
     how = load(pipeline.How, {one.name: raw.pop(one.name) for one in fields(pipeline.How) if one.name in raw}, "spec")
+    share = load(Share, {one.name: raw.pop(one.name) for one in fields(Share) if one.name in raw}, "spec")
     spec = load(TextSpec, raw, "spec")
-    return pipeline.shard(spec, folder, not plain or spec.val_ratio > 0 or bool(spec.validation), how)
+    return pipeline.shard(spec, folder, not plain or spec.val_ratio > 0 or bool(spec.validation), how, share)
+
+
+def report(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
+    from data import page, quality
+
+    found = quality.measure(inputs["text"])
+    target = folder / "report.html"
+    target.write_text(page.page(found, str(inputs["text"])), encoding="utf-8")
+    return {"documents": found.documents, "duplicate_share": found.repeated.share, "page": str(target)}
 
 
 def tokenizer(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
@@ -64,6 +75,7 @@ def questions(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) ->
 
 STEPS: dict[str, tuple[Callable[[dict[str, Any], Inputs, Path, bool], dict[str, Any]], tuple[str, ...]]] = {
     "text": (text, ()),
+    "report": (report, ("text",)),
     "tokenizer": (tokenizer, ("text",)),
     "tokens": (tokens, ("text", "tokenizer")),
     "identity": (identity, ()),
@@ -78,6 +90,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("step", choices=STEPS)
     parser.add_argument("--config", required=True, type=Path, metavar="FILE")
     asked = parser.parse_args(words)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy comes with pyarrow; no step multiplies matrices with it
     try:
         emit("result", step=asked.step, **_run(asked.step, _read(asked.config)))
         return 0

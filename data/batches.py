@@ -23,6 +23,7 @@ from data.escapes import unescape
 from data.inputs import STDIN, InputFile
 from data.manifest import MANIFEST, is_shard
 from data.remote import BLOCK, open_remote
+from data.texts import Listed, Texts, is_blank, mend, of_arrow
 
 BATCH_BYTES = 1 << 20
 RANGE_BYTES = 16 << 20
@@ -35,7 +36,7 @@ class Batch:
 
     rows: int
     """Rows of the file that this is made of."""
-    texts: list[bytes]
+    texts: Texts
     columns: dict[str, list[Any]]
     invalid_utf8: int = 0
     """Texts that were not UTF-8; what was wrong in them is replaced by U+FFFD."""
@@ -78,7 +79,7 @@ class Told:
         documents = iter(self.documents)
         while some := list(islice(documents, 512)):
             columns = {name: [getattr(one, name) for one in some] for name in self.columns}
-            yield Batch(len(some), [one.text.encode("utf-8", "replace") for one in some], columns)
+            yield Batch(len(some), Listed(one.text.encode("utf-8", "replace") for one in some), columns)
 
 
 class Parquet:
@@ -110,7 +111,6 @@ class Parquet:
         import pyarrow
 
         group = self.file.metadata.row_group(piece)
-        at = self.file.schema_arrow.names.index("text")
         paths = [group.column(n).path_in_schema for n in range(group.num_columns)]
         at = paths.index("text")
         mean = group.column(at).total_uncompressed_size / max(1, group.num_rows)
@@ -119,36 +119,12 @@ class Parquet:
             for one in self.file.iter_batches(
                 rows, row_groups=[piece], columns=["text", *self.columns], use_threads=False
             ):
-                texts, invalid = _plain(one.column(0))
+                texts, invalid = of_arrow(one.column(0))
                 yield Batch(
                     len(one), texts, {name: one.column(name).to_pylist() for name in self.columns}, invalid_utf8=invalid
                 )
         except (pyarrow.ArrowException, OSError) as error:
             raise InputError(f"{self.uri}: row group {piece}: damaged: {str(error).splitlines()[0]}") from None
-
-
-def _plain(column: Any) -> tuple[list[bytes], int]:
-    import pyarrow
-
-    binary = column.cast(pyarrow.binary()) if not pyarrow.types.is_binary(column.type) else column
-    texts = [text or b"" for text in binary.to_pylist()]
-    try:
-        binary.cast(pyarrow.string())
-        return texts, 0
-    except pyarrow.ArrowInvalid:
-        return mended(texts)
-
-
-def mended(texts: list[bytes]) -> tuple[list[bytes], int]:
-    """Texts as UTF-8, and how many were not."""
-    invalid = 0
-    for at, text in enumerate(texts):
-        try:
-            text.decode()
-        except UnicodeDecodeError:
-            texts[at] = text.decode("utf-8", "replace").encode()
-            invalid += 1
-    return texts, invalid
 
 
 class Lines:
@@ -177,7 +153,7 @@ class Lines:
             at = file.tell() if self.ranges else 0
             while at < stop:
                 try:
-                    lines = file.readlines(min(BATCH_BYTES, stop - at))
+                    lines = Listed(file.readlines(min(BATCH_BYTES, stop - at)))
                 except (EOFError, gzip.BadGzipFile, zlib.error, pyarrow.ArrowException, OSError) as error:
                     raise InputError(f"{self.uri}: damaged or cut short: {error}") from None
                 if not lines:
@@ -198,27 +174,25 @@ class Lines:
             return io.BufferedReader(pyarrow.CompressedInputStream(io.BufferedReader(raw, 1 << 18), "zstd"))
         return io.BufferedReader(raw, BATCH_BYTES if self.local else BLOCK)
 
-    def _batch(self, lines: list[bytes], start: int, number: int) -> Batch:
+    def _batch(self, lines: Listed, start: int, number: int) -> Batch:
         if self.is_json:
             return self._objects(lines, start, number)
         rows = len(lines)
         for at, line in enumerate(lines):  # in place: a giant line is there once
             lines[at] = line.removesuffix(b"\n") if self.ours else line.removesuffix(b"\n").removesuffix(b"\r")
         line = b""
-        texts, invalid = mended(lines)
-        for at, line in enumerate(texts if self.ours else ()):
+        invalid = mend(lines)
+        for at, line in enumerate(lines if self.ours else ()):
             if b"\\" in line:
                 try:
-                    texts[at] = unescape(line.decode()).encode()
+                    lines[at] = unescape(line.decode()).encode()
                 except ValueError as error:
                     where = self._where(start, number + at)
                     raise InputError(f"{where}: {error}; {MANIFEST} beside it says it is a shard") from None
-        return Batch(rows, texts, {}, invalid)
+        return Batch(rows, lines, {}, invalid)
 
-    def _objects(self, lines: list[bytes], start: int, number: int) -> Batch:
-        rows = len(lines)
-        lines, invalid = mended(lines)
-        texts: list[bytes] = []
+    def _objects(self, lines: Listed, start: int, number: int) -> Batch:
+        rows, invalid, texts = len(lines), mend(lines), Listed()
         columns: dict[str, list[Any]] = {name: [] for name in self.columns}
         for at, line in enumerate(lines):
             lines[at] = b""  # a giant line is let go of while its text is at work
@@ -259,9 +233,3 @@ def documents_of(batch: Batch, where: str, first_row: int) -> Iterator[Document]
             values["id"] = values.get("id") or f"{where}:{first_row + at}"
             values["file_path"] = values.get("file_path") or where
             yield Document(text.decode(), **values)
-
-
-def is_blank(text: bytes) -> bool:
-    """Whether there is nothing but white space, as `str.strip` sees it."""
-    rest = text.lstrip()
-    return not rest or (not 0x20 < rest[0] < 0x80 and not rest.decode().strip())

@@ -3,11 +3,11 @@
 Nothing is read here but names and sizes; `batches.py` reads them.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from data.config import TextSpec, form_of, source_files
+from data.config import ConfigError, TextSpec, form_of, source_files
 from data.errors import InputError
 
 STDIN = {"stdin": ".txt", "stdin.jsonl": ".jsonl"}
@@ -22,6 +22,39 @@ class InputFile:
     """`val` for a file that is held out as a whole."""
     packages: tuple[str, ...] = ()
     """pydocs only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """Whose files these are, where several machines read one source: rank r of w reads every w-th file from r on."""
+
+    rank: int = 0
+    world: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world:
+            raise ConfigError(f"rank {self.rank} of world {self.world}; a rank is at least 0 and below world")
+
+    @property
+    def folder(self) -> str:
+        """Where a rank's shards lie in the folder of all."""
+        return f"rank-{self.rank:05d}-of-{self.world:05d}" if self.world > 1 else ""
+
+    def of(self, spec: TextSpec, inputs: "Inputs") -> "Inputs":
+        """Raises InputError where the ranks together would make something else than one machine."""
+        if self.world == 1:
+            return inputs
+        for name, value in (("take", spec.take), ("dedup", spec.dedup)):
+            if value:
+                why = f"{name} looks at all documents, of which a rank reads its share"
+                raise InputError(f"{why}; go without it (--mode prod takes all)")
+        if len(inputs.files) < self.world:
+            files = f"{len(inputs.files)} file" + "s" * (len(inputs.files) > 1)
+            raise InputError(f"source {spec.source}: {files} for a world of {self.world}; a rank reads whole files")
+        return replace(inputs, files=inputs.files[self.rank :: self.world])
+
+
+ALONE = Share()
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,16 @@
 
 import hashlib
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from data.batches import Batch, is_blank
+from data.batches import Batch
 from data.config import TextSpec
 from data.documents import COLUMNS
 from data.errors import InputError
-from data.escapes import escape_all, in_val
+from data.escapes import escape_all, held_out
+from data.texts import Texts
 
 SCORES = ("score", "language_score")
 
@@ -19,7 +21,8 @@ class Part:
     """Whole lines for one part."""
 
     name: str
-    data: bytes | bytearray | memoryview
+    blocks: Iterable[bytes | memoryview]
+    """To be gone through once; they are made on the way, or good only until the next batch is asked for."""
     lines: int
 
 
@@ -43,24 +46,28 @@ def wanted_columns(spec: TextSpec) -> tuple[str, ...]:
     return (*(SCORES if spec.min_score is not None else ()), *(("language",) if spec.language else ()))
 
 
+def required_columns(spec: TextSpec) -> tuple[str, ...]:
+    """Columns without which a file cannot be read as asked."""
+    return ("language",) if spec.language else ()
+
+
 def prepare(batch: Batch, spec: TextSpec, part: str, main: str) -> Prepared:
     """The lines of `batch`: all for `part` where it is named, else for `main` or for `val` by hash and seed."""
     chosen, filtered = _choose(batch, spec)
-    kept = [at for at in chosen if not is_blank(batch.texts[at])]
-    texts = batch.texts if len(kept) == len(batch.texts) else [batch.texts[at] for at in kept]
+    blank = set(batch.texts.blank())
+    kept = [at for at in chosen if at not in blank] if blank else chosen
+    texts = batch.texts if len(kept) == len(batch.texts) else batch.texts.pick(kept)
     empty = len(chosen) - len(kept)
     counts = {"read": len(batch.texts), "empty": empty, "filtered": filtered, "invalid_utf8": batch.invalid_utf8}
-    digests = tuple(_digest(text) for text in texts) if spec.dedup else ()
+    digests = tuple(map(_digest, texts[:])) if spec.dedup else ()
     if part or not spec.val_ratio:
-        data = _lines(batch, spec, kept, texts)
-        parts = (Part(part or main, data, len(kept)),) if kept else ()
+        parts = (Part(part or main, _lines(batch, spec, kept, texts), len(kept)),) if kept else ()
         return Prepared(batch.rows, parts, b"", digests, counts)
-    order = bytes(in_val(text, spec.val_ratio, spec.seed) for text in texts)
+    order = held_out(texts, spec.val_ratio, spec.seed)
     both = []
     for which, name in enumerate((main, "val")):
         mine = [at for at, one in enumerate(order) if one == which]
-        data = _lines(batch, spec, [kept[at] for at in mine], [texts[at] for at in mine])
-        both.append(Part(name, data, len(mine)))
+        both.append(Part(name, _lines(batch, spec, [kept[at] for at in mine], texts.pick(mine)), len(mine)))
     return Prepared(batch.rows, tuple(both), order, digests, counts)
 
 
@@ -70,17 +77,17 @@ def keep(prepared: Prepared, wanted: list[bool]) -> Prepared:
     parts = []
     for which, part in enumerate(prepared.parts):
         mine = [want for want, one in zip(wanted, order, strict=True) if one == which]
-        lines = bytes(part.data).split(b"\n")[:-1]
+        lines = b"".join(part.blocks).split(b"\n")[:-1]
         kept = [line + b"\n" for line, want in zip(lines, mine, strict=True) if want]
-        parts.append(Part(part.name, b"".join(kept), len(kept)))
+        parts.append(Part(part.name, kept, len(kept)))
     left = bytes(one for want, one in zip(wanted, order, strict=True) if want)
     return Prepared(prepared.rows, tuple(parts), left if prepared.order else b"", (), prepared.counts)
 
 
-def _choose(batch: Batch, spec: TextSpec) -> tuple[list[int] | range, int]:
+def _choose(batch: Batch, spec: TextSpec) -> tuple[Sequence[int], int]:
     if spec.min_score is None and not spec.language:
         return range(len(batch.texts)), 0
-    chosen: list[int] | range = range(len(batch.texts))
+    chosen: Sequence[int] = range(len(batch.texts))
     if spec.language:
         languages = _column(batch, ("language",))
         chosen = [at for at in chosen if languages[at] == spec.language]
@@ -101,15 +108,15 @@ def _column(batch: Batch, names: tuple[str, ...]) -> list[Any]:
     raise InputError(f"to choose by {' or '.join(names)} that column must be there; there is: {there}")
 
 
-def _digest(text: bytes) -> bytes:
+def _digest(text: bytes | memoryview) -> bytes:
     return hashlib.blake2b(text, digest_size=16).digest()
 
 
-def _lines(batch: Batch, spec: TextSpec, rows: list[int], texts: list[bytes]) -> bytes | bytearray:
+def _lines(batch: Batch, spec: TextSpec, rows: Sequence[int], texts: Texts) -> Iterable[bytes]:
     if spec.format == "txt":
         return escape_all(texts)
     lines = []
     for at, text in zip(rows, texts, strict=True):
         row = {name: values[at] for name, values in batch.columns.items() if values[at] is not None}
         lines.append(json.dumps({"text": text.decode(), **row}, ensure_ascii=False, default=str).encode() + b"\n")
-    return b"".join(lines)
+    return [b"".join(lines)]

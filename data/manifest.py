@@ -6,6 +6,7 @@ finished            false while shards are still being added
 source, options     what was asked for; input: the revision or the files that were read
 shards              name, lines, bytes, raw_bytes (before compression), sha256 of each
 counts              documents read, and why some of them are not here
+rank, world         only of one machine's share, in a folder of its own beside those of the others; see merge.py
 total_lines, total_bytes, total_raw_bytes
 """
 
@@ -21,7 +22,7 @@ from data.errors import DataError
 SCHEMA = 2
 TOOL = "slipway 0.1.0"
 MANIFEST = "manifest.json"
-SHARD_NAME = re.compile(r"shard-\d{5,}\.(txt|jsonl)(\.gz|\.zst)?|shard-\d{5,}\.parquet")
+SHARD_NAME = re.compile(r"(rank-\d{5,}-of-\d{5,}/)?shard-\d{5,}\.((txt|jsonl)(\.gz|\.zst)?|parquet)")
 
 
 def write_manifest(folder: Path, shards: list[dict[str, Any]], finished: bool, about: Mapping[str, Any]) -> dict:
@@ -47,7 +48,7 @@ def write_json(path: Path, document: Any) -> None:
         json.dump(document, file, indent=1)
         sync(file)
     os.replace(draft, path)
-    sync_folder(path.parent)
+    sync_path(path.parent)
 
 
 def read_manifest(folder: Path, finished: bool = True) -> dict[str, Any]:
@@ -65,7 +66,8 @@ def read_manifest(folder: Path, finished: bool = True) -> dict[str, Any]:
             shard.setdefault("raw_bytes", shard["bytes"])
         return manifest
     except FileNotFoundError:
-        raise DataError(f"{folder}: no {MANIFEST}; the shards were not finished") from None
+        ranks = "; there are shares of ranks: inv shard --merge" if any(folder.glob("rank-*")) else ""
+        raise DataError(f"{folder}: no {MANIFEST}; the shards were not finished{ranks}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: not a manifest of shards: {error!r}") from None
 
@@ -90,8 +92,9 @@ def sync(file: IO[Any]) -> None:
     os.fsync(file.fileno())
 
 
-def sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync_path(path: Path) -> None:
+    """Wait until the bytes of a file (the names in a folder) are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

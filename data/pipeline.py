@@ -14,7 +14,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -22,16 +23,18 @@ from typing import Any
 
 from data.config import TextSpec
 from data.errors import DataError, InputError
-from data.inputs import STDIN, Inputs, list_inputs
+from data.inputs import ALONE, STDIN, Inputs, Share, list_inputs
 from data.lines import Prepared, keep
 from data.manifest import MANIFEST, SCHEMA, TOOL, read_manifest, write_json
 from data.report import emit
 from data.seen import Seen
-from data.shards import DRAFT, Form, Writer, remove_shards
+from data.shards import DRAFT, Cut, Form, Writer, remove_shards
 from data.workers import Position, Task, in_turn
 
 STATE, SEEN = "state.json", "seen.sqlite"
 MOST_WORKERS = 16
+KEEP_BYTES = 64 << 20
+MOST_WAITING = 4
 
 
 class Stopped(DataError):
@@ -50,57 +53,59 @@ class How:
     """Processes that read; 0: as many as there are processors."""
     reuse_shards: bool = False
     """Leave finished shards as they are, whatever they were made from."""
-    keep_every_s: float = 2.0
-    """Between two marks to go on from."""
+    keep_every_s: float = 30.0
+    """Between two marks to go on from, at most; KEEP_BYTES of text also make one due."""
     stdin: str = ""
     """A path to read where the source is `stdin`."""
 
 
-def shard(spec: TextSpec, folder: Path, split: bool = True, how: How = How()) -> dict[str, Any]:
+def shard(spec: TextSpec, folder: Path, split: bool = True, how: How = How(), share: Share = ALONE) -> dict[str, Any]:
     """Write the shards of `spec` into `folder`; the summary of all parts.
 
-    `split`: into `train/` and `val/` (no `val/` when nothing is held out); else straight into `folder`.
+    `split`: into `train/` and `val/` (no `val/` when nothing is held out); else straight into `folder`. The share of
+    one of several machines goes into folders of its own therein, for `merge`.
     Goes on where an earlier run with the same source and options stopped. Memory does not grow with the source.
     Raises InputError when the source yields nothing, Stopped after SIGINT or SIGTERM.
     """
     held_out = bool(spec.val_ratio or spec.validation)
     if not split and held_out:
         raise InputError("shards that are held out need a folder of their own")
-    folders = {"train": folder / "train" if split else folder} | ({"val": folder / "val"} if held_out else {})
+    parts = {"train": folder / "train" if split else folder} | ({"val": folder / "val"} if held_out else {})
+    folders = {name: part / share.folder for name, part in parts.items()}
     if how.reuse_shards and (kept := _finished(folders)):
         emit("note", text=f"reusing {sum(len(one['shards']) for one in kept.values())} shards")
         return _summary(spec, kept)
     if how.stdin:
         os.dup2(os.open(how.stdin, os.O_RDONLY), sys.stdin.fileno())
-    inputs = list_inputs(spec)
-    run = Run(spec, folder, folders, inputs, how)
+    inputs = share.of(spec, list_inputs(spec))
+    run = Run(spec, folder / DRAFT / share.folder, folders, inputs, how, share)
     try:
         with _stoppable() as stop:
             run.read_all(stop)
-        parts = run.finish()
+        made = run.finish()
     finally:
         run.close()
     if split and not held_out:
         remove_shards(folder / "val")  # an old part must not stand beside a new one
-    return _summary(spec, parts)
+    return _summary(spec, made)
 
 
 class Run:
     """One run over a source: where it stands, and the two writers that it feeds."""
 
-    def __init__(self, spec: TextSpec, folder: Path, folders: dict[str, Path], inputs: Inputs, how: How):
+    def __init__(self, spec: TextSpec, draft: Path, folders: dict[str, Path], inputs: Inputs, how: How, share: Share):
         self.spec, self.inputs, self.keep_every_s = spec, inputs, how.keep_every_s
         self.workers = _workers(spec, inputs, how.workers)
-        self.draft = folder / DRAFT
+        self.draft, self.share = draft, share
         self.position, self.documents, self.kept = Position(), 0, 0
         self.counts: Counter[str] = Counter()
         self.raw_bytes = 0
         self.seen: Seen | None = None
         options = asdict(spec)
-        identity = [SCHEMA, TOOL, options, inputs.about, _stamps(inputs)]
+        identity = [SCHEMA, TOOL, options, inputs.about, _stamps(inputs), share.folder]
         self.key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         self.options = options
-        self.about = {"source": spec.source, "options": options, "input": inputs.about}
+        self.about = {"source": spec.source, "options": options, "input": inputs.about} | self._whose()
         state = self._earlier()
         self.writers = self._writers(folders, state)
         if state is None:
@@ -112,17 +117,19 @@ class Run:
             self.counts.update(state["counts"])
         if spec.dedup:
             self.seen = Seen(self.draft / SEEN)
+        self.disk = ThreadPoolExecutor(1, "disk")
+        self.keeping: Future[None] | None = None
         self.kept_at = self.told_at = self.began = time.monotonic()
-        self.before = self.kept, self.raw_bytes
+        self.before, self.kept_bytes = (self.kept, self.raw_bytes), self.raw_bytes
         if state is None:
-            self.keep()  # from here on the folder is ours
+            self._keep(*self._now())  # from here on the folder is ours
 
     def read_all(self, stop: Callable[[], int]) -> None:
         """Raises Stopped when `stop` says so."""
         if self.spec.take is not None and self.kept >= self.spec.take and not self.spec.validation:
             return
         task = Task(self.spec, self.inputs.files, "train", self.position)
-        batches = in_turn(task, self.workers, self.draft)
+        batches = in_turn(task, self.workers)
         try:
             for position, made in batches:
                 self._take(made, is_val=bool(self.inputs.files[position.file].part))
@@ -130,8 +137,9 @@ class Run:
                 now = time.monotonic()
                 if stop():
                     self.keep()
+                    self.settle()
                     raise Stopped(stop(), self._so_far())
-                if now - self.kept_at > self.keep_every_s:
+                if self._is_due(now):
                     self.keep()
                 if now - self.told_at > 1:
                     self._tell(now)
@@ -141,48 +149,73 @@ class Run:
             batches.close()
 
     def keep(self) -> None:
-        """Let whole shards appear, and write down where this run stands: a kill from here on costs nothing."""
-        for writer in self.writers.values():
-            writer.publish(self._about())
+        """Begin to let whole shards appear and to write down where this run stands, while it goes on."""
+        self.settle()
         if self.seen:
             self.seen.commit()
+        self.keeping = self.disk.submit(self._keep, *self._now())
+        self.kept_at, self.kept_bytes = time.monotonic(), self.raw_bytes
+
+    def settle(self) -> None:
+        """Wait for the disk: a kill from here on costs nothing of what was there at the last `keep`."""
+        if self.keeping:
+            self.keeping.result()
+            self.keeping = None
+
+    def _is_due(self, now: float) -> bool:
+        if self.keeping and not self.keeping.done():  # then only so many drafts may pile up
+            return any(writer.num_waiting >= MOST_WAITING for writer in self.writers.values())
+        return now - self.kept_at > self.keep_every_s or self.raw_bytes - self.kept_bytes > KEEP_BYTES
+
+    def _now(self) -> tuple[dict[str, Cut], dict[str, Any]]:
+        """What there is to keep."""
         state = {
             "key": self.key,
             "position": asdict(self.position),
             "documents": self.documents,
             "kept": self.kept,
             "raw_bytes": self.raw_bytes,
-            "counts": self.counts,
-            "parts": {name: writer.mark() for name, writer in self.writers.items()},
+            "counts": dict(self.counts),
         }
+        return {name: writer.cut() for name, writer in self.writers.items()}, state
+
+    def _keep(self, cuts: dict[str, Cut], state: dict[str, Any]) -> None:
+        """In a thread of its own: it waits for the disk."""
+        about = {**self.about, "counts": state["counts"]}
+        parts = {name: writer.publish(cuts[name], about) for name, writer in self.writers.items()}
         if self.spec.source not in STDIN:  # what was read from there cannot be read again
-            write_json(self.draft / STATE, state)
+            write_json(self.draft / STATE, {**state, "parts": parts})
         for writer in self.writers.values():
             writer.forget()
-        self.kept_at = time.monotonic()
 
     def finish(self) -> dict[str, dict[str, Any]]:
         """The manifests, when everything is read. Raises InputError when that was nothing."""
-        if not self.counts["read"] - self.counts["empty"]:
+        some = self.share.world > 1  # of many files, in which there may be nothing
+        if not (some or self.counts["read"] - self.counts["empty"]):
             raise InputError(f"source {self.spec.source}: no document in it")
-        if not self.kept:
+        if not (some or self.kept):
             raise InputError(f"source {self.spec.source}: none of {self.counts['read']:,} documents was chosen")
         for writer in self.writers.values():
             writer.close()
         self.keep()
-        more = {"input": self.inputs.about, "counts": dict(self.counts)}
+        self.settle()
+        more = {"input": self.inputs.about, "counts": dict(self.counts)} | self._whose()
         parts = {name: writer.finish(self.spec.source, self.options, more) for name, writer in self.writers.items()}
         self.close()
         shutil.rmtree(self.draft)
+        if some:
+            with suppress(OSError):  # another rank is at work
+                self.draft.parent.rmdir()
         return parts
 
     def close(self) -> None:
+        self.disk.shutdown()
         if self.seen:
             self.seen.close()
             self.seen = None
 
-    def _about(self) -> dict[str, Any]:
-        return {**self.about, "counts": dict(self.counts)}
+    def _whose(self) -> dict[str, int]:
+        return asdict(self.share) if self.share.world > 1 else {}
 
     def _take(self, made: Prepared, is_val: bool) -> None:
         lines = sum(part.lines for part in made.parts)
@@ -196,8 +229,7 @@ class Run:
         if not all(wanted):
             made = keep(made, wanted)
         for part in made.parts:
-            self.writers[part.name].write(part.data, part.lines)
-            self.raw_bytes += len(part.data)
+            self.raw_bytes += self.writers[part.name].write(part.blocks, part.lines)
         self.kept += 0 if is_val else wanted.count(True)
 
     def _tell(self, now: float) -> None:
@@ -226,7 +258,7 @@ class Run:
         }
 
     def _shards(self) -> int:
-        return sum(len(writer.shards) for writer in self.writers.values())
+        return sum(writer.num_whole for writer in self.writers.values())
 
     def _so_far(self) -> str:
         return f"{self.kept:,} documents, {self._shards()} whole shards"

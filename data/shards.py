@@ -8,7 +8,7 @@ run is repeated, its shards stay until the new ones are all there.
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,8 @@ from typing import Any
 
 from data.errors import DataError, InputError
 from data.escapes import escape_all
-from data.manifest import MANIFEST, listed, read_manifest, sync, sync_folder, write_manifest
+from data.manifest import MANIFEST, listed, read_manifest, sync_path, write_manifest
+from data.texts import Listed
 
 DRAFT = ".draft"
 
@@ -38,11 +39,23 @@ class Form:
         return bool(self.compression) or self.format == "parquet"
 
 
+@dataclass(frozen=True)
+class Cut:
+    """Where a Writer stood: the shards that became whole since the cut before, and so much of the open one."""
+
+    whole: list[dict[str, Any]]
+    index: int
+    """Of the open shard."""
+    lines: int
+    bytes: int
+
+
 class Writer:
     """Rolls lines into the shards of one folder.
 
-    Whole shards appear with `publish`, a batch of them at a time. `mark` is what a later Writer needs to stand behind
-    exactly these lines. `finish` writes the manifest that says that this is all.
+    `cut` and `write` are quick; `publish`, which may run beside them in another thread, lets the shards of a cut appear
+    and waits for the disk. Its mark is what a later Writer needs to stand behind exactly the lines before that cut.
+    `finish` writes the manifest that says that this is all.
     """
 
     def __init__(
@@ -61,7 +74,9 @@ class Writer:
         self.shards: list[dict[str, Any]] = []
         self._whole: list[dict[str, Any]] = []
         self._spent: list[Path] = []
-        self._lines = self._bytes = 0
+        self.num_bytes = 0
+        """Written by this very object."""
+        self._index = self._lines = self._bytes = 0
         self._file: Any = None
         if mark is None:
             self._begin()
@@ -88,6 +103,7 @@ class Writer:
     def _resume(self, mark: Mapping[str, Any]) -> None:
         """Whatever was written after the mark is taken back."""
         self.aside, self.shards = mark["aside"], list(mark["shards"])
+        self._index = len(self.shards)
         self._lines, self._bytes = mark["lines"], mark["bytes"]
         for shard in self.shards:
             places = [self.home / shard["name"], self.folder / shard["name"]]
@@ -119,29 +135,40 @@ class Writer:
         return self.draft / "next" if self.aside else self.folder
 
     def add(self, text: str) -> None:
-        self.write(escape_all([text.encode("utf-8", "replace")]), 1)  # half a surrogate pair has no UTF-8
+        self.write(escape_all(Listed([text.encode("utf-8", "replace")])), 1)  # half a surrogate pair has no UTF-8
 
-    def write(self, data: bytes | bytearray | memoryview, lines: int) -> None:
-        """So many whole lines."""
-        data = memoryview(data)
-        while lines:
-            if self._file is None:
-                self._file = open(self._draft(self._index), "wb", buffering=0)  # noqa: SIM115 closed by _roll
-                self._hash = hashlib.sha256()
-            room = self.lines_per_shard - self._lines
-            taken = min(room, lines)
+    def write(self, blocks: Iterable[bytes | memoryview], lines: int) -> int:
+        """So many whole lines, in blocks that end anywhere; their bytes."""
+        before = self.num_bytes
+        while lines >= self.lines_per_shard - self._lines:
+            taken = self.lines_per_shard - self._lines
+            data = memoryview(b"".join(blocks))
             cut = len(data) if taken == lines else _end_of_line(data, taken)
-            self._append(data[:cut])
-            self._lines += taken
-            if self._lines == self.lines_per_shard:
-                self._roll()
-            data, lines = data[cut:], lines - taken
+            self._append([data[:cut]], taken)
+            self._roll()
+            blocks, lines = [data[cut:]], lines - taken
+        if lines:
+            self._append(blocks, lines)
+        return self.num_bytes - before
 
-    def publish(self, about: Mapping[str, Any]) -> None:
-        """Let the shards that are whole appear, and the manifest list them."""
-        if not self._whole:
-            return
-        for one in self._whole:
+    @property
+    def num_whole(self) -> int:
+        """Shards that are whole, whether they have appeared or not."""
+        return self._index
+
+    @property
+    def num_waiting(self) -> int:
+        """Shards that were whole after the last cut."""
+        return len(self._whole)
+
+    def cut(self) -> Cut:
+        """What there is to publish, and up to where."""
+        whole, self._whole = self._whole, []
+        return Cut(whole, self._index, self._lines, self._bytes)
+
+    def publish(self, cut: Cut, about: Mapping[str, Any]) -> dict[str, Any]:
+        """Let the shards of `cut` appear and the manifest list them. The mark, after all of it is on the disk."""
+        for one in cut.whole:
             index = len(self.shards)
             name, draft = f"shard-{index:05d}{self.form.suffix}", self._draft(index)
             if self.form.is_packed:
@@ -152,17 +179,15 @@ class Writer:
                 os.replace(packed, self.home / name)
                 self._spent.append(draft)
             else:
+                sync_path(draft)
                 os.replace(draft, self.home / name)
             self.shards.append({"name": name, **one})
-        self._whole = []
-        sync_folder(self.home)
-        write_manifest(self.home, self.shards, False, about)
-
-    def mark(self) -> dict[str, Any]:
-        """Where this writer stands, after all of it is on the disk. Call `publish` before."""
-        if self._file is not None:
-            sync(self._file)
-        return {"shards": self.shards, "lines": self._lines, "bytes": self._bytes, "aside": self.aside}
+        if cut.whole:
+            sync_path(self.home)
+            write_manifest(self.home, self.shards, False, about)
+        if cut.lines:
+            sync_path(self._draft(cut.index))
+        return {"shards": self.shards, "lines": cut.lines, "bytes": cut.bytes, "aside": self.aside}
 
     def forget(self) -> None:
         """Remove what is of no more use once a mark was kept."""
@@ -179,7 +204,7 @@ class Writer:
         """The manifest, after it and all shards are on the disk. What an earlier run left is replaced."""
         about = {"source": source, "options": dict(options), **(more or {})}
         self.close()
-        self.publish(about)
+        self.publish(self.cut(), about)
         manifest = write_manifest(self.home, self.shards, True, about)
         if self.aside:
             replace_shards(self.home, self.folder)
@@ -187,27 +212,28 @@ class Writer:
             shutil.rmtree(self.draft)
         return manifest
 
-    @property
-    def _index(self) -> int:
-        return len(self.shards) + len(self._whole)
-
     def _draft(self, index: int) -> Path:
         return self.draft / f"{index:05d}"
 
-    def _append(self, data: memoryview) -> None:
-        self._hash.update(data)
-        size = len(data)
-        while data:
-            data = data[self._file.write(data) :]
-        self._bytes += size
+    def _append(self, blocks: Iterable[bytes | memoryview], lines: int) -> None:
+        if self._file is None:
+            self._file = open(self._draft(self._index), "wb", buffering=0)  # noqa: SIM115 closed by _roll
+            self._hash = hashlib.sha256()
+        for block in blocks:
+            self._hash.update(block)
+            self._bytes += len(block)
+            self.num_bytes += len(block)
+            written = self._file.write(block)
+            while written < len(block):
+                written += self._file.write(memoryview(block)[written:])
+        self._lines += lines
 
     def _roll(self) -> None:
-        sync(self._file)
         self._file.close()
         sha256 = self._hash.hexdigest()
         one = {"lines": self._lines, "bytes": self._bytes, "raw_bytes": self._bytes, "sha256": sha256}
         self._whole.append(one)
-        self._file, self._lines, self._bytes = None, 0, 0
+        self._file, self._index, self._lines, self._bytes = None, self._index + 1, 0, 0
 
 
 def replace_shards(new: Path, folder: Path) -> None:
@@ -220,7 +246,7 @@ def replace_shards(new: Path, folder: Path) -> None:
     for path in sorted(new.glob("shard-*")):
         os.replace(path, folder / path.name)
     os.replace(new / MANIFEST, folder / MANIFEST)
-    sync_folder(folder)
+    sync_path(folder)
 
 
 def remove_shards(folder: Path, but: Set[str] = frozenset()) -> None:
@@ -228,6 +254,8 @@ def remove_shards(folder: Path, but: Set[str] = frozenset()) -> None:
     with suppress(DataError):  # there is none, or none of ours: nothing of ours to remove
         names = listed(folder)
         (folder / MANIFEST).unlink()
+        for path in sorted({(folder / name).parent for name in names} - {folder}):  # shares of ranks
+            (path / MANIFEST).unlink(missing_ok=True)
         for name in names - but:
             (folder / name).unlink(missing_ok=True)
 

@@ -43,7 +43,7 @@ def _problem(folder: Path, shard: dict[str, Any]) -> str:
                 size += len(block)
                 lines += block.count(b"\n")
     except FileNotFoundError:
-        return f"{path.name}: missing"
+        return f"{shard['name']}: missing"
     plain = path.suffix in (".txt", ".jsonl")
     same = (size, digest.hexdigest()) == (shard["bytes"], shard["sha256"]) and (not plain or lines == shard["lines"])
-    return "" if same else f"{path.name}: not the bytes that were written"
+    return "" if same else f"{shard['name']}: not the bytes that were written"

@@ -1,28 +1,29 @@
 """Batches of lines, made by several processes and given out in the one order that a single process would have.
 
 Piece g of file f is the work of process (f + g) mod N; so everybody knows who has what, and nobody needs to know how
-many pieces a file has but the one who comes to its end. Lines travel through a ring of slots in a file that both
+many pieces a file has but the one who comes to its end. Lines travel through a ring of slots in memory that both
 sides map; a pipe says which slot holds what, and gives slots back.
 """
 
 import contextlib
+import heapq
 import mmap
 import multiprocessing
 import os
 import signal
-from collections.abc import Generator, Iterator, Sequence
+import threading
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 from data.batches import open_pieces
 from data.config import TextSpec
 from data.errors import DataError
 from data.inputs import InputFile
-from data.lines import Part, Prepared, prepare, wanted_columns
+from data.lines import Part, Prepared, prepare, required_columns, wanted_columns
 
 SLOT_BYTES = 3 << 19
 RING_BYTES = 48 << 20
@@ -48,10 +49,10 @@ class Task:
     start: Position
 
 
-def in_turn(task: Task, workers: int, scratch: Path) -> Generator[tuple[Position, Prepared], None, None]:
+def in_turn(task: Task, workers: int) -> Generator[tuple[Position, Prepared], None, None]:
     """Each batch with the position behind it. What a process raises is raised here, when its turn comes.
 
-    A `memoryview` in a batch is good until the next one is asked for. Raises DataError when a process is killed.
+    The blocks of a batch are good until the next one is asked for. Raises DataError when a process is killed.
     """
     if workers == 1:
         for position, made in _made(task, 0, 1):
@@ -59,9 +60,10 @@ def in_turn(task: Task, workers: int, scratch: Path) -> Generator[tuple[Position
                 yield position, made
         return
     crew: list[Worker] = []
+    forked = _may_fork(task)
     try:
         for number in range(workers):
-            crew.append(Worker(task, number, workers, scratch / f"ring-{number}"))
+            crew.append(Worker(task, number, workers, crew if forked else None))
         file, piece = task.start.file, task.start.piece
         while file < len(task.files):
             goes_on = yield from _until_end(crew[(file + piece) % workers])
@@ -69,6 +71,18 @@ def in_turn(task: Task, workers: int, scratch: Path) -> Generator[tuple[Position
     finally:
         for worker in crew:
             worker.end()
+
+
+def _may_fork(task: Task) -> bool:
+    """Whether the processes can be copies of this one, which start at once with all that is imported here.
+
+    A copy of a thread in the middle of what it does would stay there for ever, and connections cannot be shared.
+    """
+    if threading.active_count() > 1 or any("://" in file.uri for file in task.files):
+        return False
+    file = task.files[min(task.start.file, len(task.files) - 1)]
+    open_pieces(file, wanted_columns(task.spec), required_columns(task.spec))  # imports what they need
+    return True
 
 
 def _until_end(worker: "Worker") -> Generator[tuple[Position, Prepared], None, bool]:
@@ -83,9 +97,8 @@ def _until_end(worker: "Worker") -> Generator[tuple[Position, Prepared], None, b
 def _made(task: Task, number: int, workers: int) -> Iterator[tuple[Position, Any]]:
     """What worker `number` has to tell, in order: batches, and `None` (alone) or True/False at the ends of pieces."""
     spec, start = task.spec, task.start
-    required = ("language",) if spec.language else ()
     for at, file in enumerate(task.files[start.file :], start.file):
-        pieces = open_pieces(file, wanted_columns(spec), required)
+        pieces = open_pieces(file, wanted_columns(spec), required_columns(spec))
         for piece in count(start.piece if at == start.file else 0):
             if (at + piece) % workers != number:
                 if piece >= pieces.count:
@@ -106,16 +119,19 @@ def _made(task: Task, number: int, workers: int) -> Iterator[tuple[Position, Any
 class Worker:
     """One process and its ring, as the side that reads sees it."""
 
-    def __init__(self, task: Task, number: int, workers: int, ring: Path):
-        context = multiprocessing.get_context("spawn")  # a fork would copy threads in the middle of what they do
+    def __init__(self, task: Task, number: int, workers: int, forked: "list[Worker] | None"):
+        """A process that is started anew, or a copy of this one where the list of those copied before is given."""
         slots = max(8, RING_BYTES // workers // SLOT_BYTES)
-        with open(ring, "wb+") as file:
-            os.posix_fallocate(file.fileno(), 0, slots * SLOT_BYTES)  # a full disk is an error here, a signal later
-            self.ring = mmap.mmap(file.fileno(), slots * SLOT_BYTES)
+        self.memory = os.memfd_create("ring")
+        os.ftruncate(self.memory, slots * SLOT_BYTES)
+        self.ring = mmap.mmap(self.memory, slots * SLOT_BYTES)
+        context: Any = multiprocessing.get_context("spawn" if forked is None else "fork")
         self.connection, theirs = context.Pipe()
         self.held: int | None = None
+        inherited = [] if forked is None else [one.connection for one in (*forked, self)]
+        ring = f"/proc/{os.getpid()}/fd/{self.memory}"
         self.process: BaseProcess = context.Process(
-            target=_work, args=(task, number, workers, str(ring), slots, theirs), daemon=True
+            target=_work, args=(task, number, workers, ring, slots, theirs, inherited), daemon=True
         )
         self.process.start()
         theirs.close()
@@ -123,25 +139,22 @@ class Worker:
     def next(self) -> tuple[Position, Any]:
         try:
             if self.held is not None:
-                self.connection.send_bytes(b"")
+                self.connection.send_bytes(self.held.to_bytes(2, "big"))
                 self.held = None
             while not self.connection.poll(POLL_S):  # so that a signal is looked at
                 pass
-            position, made, slot = self.connection.recv()
+            position, made, slot, stored = self.connection.recv()
         except (EOFError, ConnectionError):
             self.process.join(5)
             why = f"left with {self.process.exitcode}"
             raise DataError(f"a reading process {why} (out of memory?); the same command goes on from here") from None
         if isinstance(made, Exception):
             raise made
-        if slot is not None:
+        if isinstance(made, Prepared):
             self.held = slot
-            at, parts = slot * SLOT_BYTES, []
             view = memoryview(self.ring)
-            for part in made.parts:
-                size = int.from_bytes(part.data, "big")
-                parts.append(Part(part.name, view[at : at + size], part.lines))
-                at += size
+            blocks = [(view[one.start : one.end], *((one.rest,) if one.rest else ())) for one in stored]
+            parts = (Part(one.name, some, one.lines) for one, some in zip(stored, blocks, strict=True))
             made = replace(made, parts=tuple(parts))
         return position, made
 
@@ -149,10 +162,25 @@ class Worker:
         self.connection.close()
         self.process.terminate()
         self.process.join()
+        os.close(self.memory)
 
 
-def _work(task: Task, number: int, workers: int, ring: str, slots: int, connection: Connection) -> None:
+@dataclass(frozen=True)
+class Stored:
+    """A part whose bytes lie in the ring; `rest` is what the slot had no room for."""
+
+    name: str
+    start: int
+    end: int
+    rest: bytes
+    lines: int
+
+
+def _work(task: Task, number: int, workers: int, ring: str, slots: int, connection: Connection, others: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to hear
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for other in others:  # the end of a pipe that a copy holds, too, would never tell that its owner is gone
+        other.close()
     with contextlib.suppress(ConnectionError, EOFError):  # nobody reads any more
         try:
             with open(ring, "rb+") as file, mmap.mmap(file.fileno(), 0) as shared:
@@ -169,27 +197,34 @@ def _send_error(error: Exception, connection: Connection) -> None:
     from data.config import ConfigError
 
     known = isinstance(error, (DataError, ConfigError, OSError))
-    connection.send((Position(), error if known else DataError(f"{type(error).__name__}: {error}"), None))
+    connection.send((Position(), error if known else DataError(f"{type(error).__name__}: {error}"), None, []))
 
 
 def _send_all(made: Iterator[tuple[Position, Any]], shared: mmap.mmap, slots: int, connection: Connection) -> None:
-    used, free = 0, slots
+    free = list(range(slots))
     for position, one in made:
+        stored: list[Stored] = []
         slot = None
-        if isinstance(one, Prepared) and sum(len(part.data) for part in one.parts) <= SLOT_BYTES:
+        if isinstance(one, Prepared):
             while not free or connection.poll():
-                connection.recv_bytes()
-                free += 1
-            slot, used, free = used % slots, used + 1, free - 1
-            one = replace(one, parts=_stored(one.parts, shared, slot * SLOT_BYTES))
-        connection.send((position, one, slot))
+                heapq.heappush(free, int.from_bytes(connection.recv_bytes(), "big"))
+            slot = heapq.heappop(free)  # of the lowest memory, which is warm
+            at = slot * SLOT_BYTES
+            for part in one.parts:
+                stored.append(_store(part, shared, at, (slot + 1) * SLOT_BYTES))
+                at = stored[-1].end
+            one = replace(one, parts=())
+        connection.send((position, one, slot, stored))
 
 
-def _stored(parts: Sequence[Part], shared: mmap.mmap, at: int) -> tuple[Part, ...]:
-    """The parts with their size in place of their bytes, which go into the ring."""
-    sizes = []
-    for part in parts:
-        shared[at : at + len(part.data)] = part.data
-        at += len(part.data)
-        sizes.append(Part(part.name, len(part.data).to_bytes(8, "big"), part.lines))
-    return tuple(sizes)
+def _store(part: Part, shared: mmap.mmap, start: int, end: int) -> Stored:
+    """Put the bytes of `part` into `shared` from `start` on, as far as `end`."""
+    at = start
+    rest: list[bytes | memoryview] = []
+    for block in part.blocks:
+        if rest or at + len(block) > end:
+            rest.append(block)
+        else:
+            shared[at : at + len(block)] = block
+            at += len(block)
+    return Stored(part.name, start, at, b"".join(rest), part.lines)

@@ -27,8 +27,12 @@ from scripts.program import command
         "compression": "gzip or zstd",
         "workers": "processes that read (0: as many as processors); changes no byte of the result",
         "reuse-shards": "leave finished shards in OUT as they are",
+        "rank": "which of WORLD machines this is, from 0; each reads its share of the source's files",
+        "world": "how many machines read the source; --merge OUT when all have",
         "out": "folder for the shards and manifest.json",
+        "report": "write report.html about this folder of shards into it, and do nothing else",
         "verify": "check this folder of shards against its manifest, and do nothing else",
+        "merge": "make the shares of all ranks in this folder one set of shards, and do nothing else",
         "json": "one JSON document on stdout",
     },
 )
@@ -54,8 +58,12 @@ def shard(
     compression="",
     workers=0,
     reuse_shards=False,
+    rank=0,
+    world=1,
     out="",
+    report="",
     verify="",
+    merge="",
     json=False,
 ):
     """Documents into text shards with a manifest: one document per line. Goes on where it was stopped."""

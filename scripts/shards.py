@@ -14,11 +14,15 @@ MAX_VOCAB = 1 << 24
 
 
 def shard(
-    mode, source, packages, take, lines_per_shard, val_ratio, validation, gzip, compression, out, verify, json,
-    **spec,
+    mode, source, packages, take, lines_per_shard, val_ratio, validation, gzip, compression, out, verify, report, merge,
+    json, **spec,
 ):  # fmt: skip
+    if merge:
+        return unite(Path(merge).expanduser().absolute(), json)
     if verify:
         return check(Path(verify).expanduser(), json)
+    if report:
+        return describe(Path(report).expanduser().absolute(), json)
     from data.inputs import STDIN
 
     settings = words.settings(source="" if source in STDIN else source)
@@ -54,6 +58,24 @@ def check(folder: Path, as_json: bool) -> None:
         raise SlipwayError("\n".join(problems))
     if not as_json:
         print(f"{folder}: every shard is what was written")
+
+
+def describe(folder: Path, as_json: bool) -> None:
+    """Write what is in the shards of `folder` as a page beside them."""
+    config = {"out": str(folder), "inputs": {"text": str(folder)}}
+    result = steps.run("report", ("-m", "data", "report"), config, words.settings(), as_json)
+    print_json(result) if as_json else print(result["page"])
+
+
+def unite(folder: Path, as_json: bool) -> None:
+    """Make the shares of all ranks in `folder` one set of shards."""
+    from data.errors import DataError
+    from data.merge import merge
+
+    try:
+        tell(merge(folder), as_json)
+    except DataError as error:
+        raise (UsageError if error.exit_code == 2 else SlipwayError)(f"{folder}: {error}") from None
 
 
 def tokenizer(text, vocab_size, out, json):

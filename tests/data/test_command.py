@@ -30,6 +30,10 @@ def test_lines_that_are_piped_in_are_split_and_verified(world, tmp_path):
     assert result["documents"] == 3000 and 200 < result["held_out"] < 400
     assert len(list(read(shard_paths(tmp_path / "out")))) == 3000 - result["held_out"]
     assert inv(world, "shard", "--verify", out).returncode == 0
+    done = inv(world, "shard", "--report", out)
+    assert (done.returncode, done.stdout) == (0, f"{out}/report.html\n"), done.stderr
+    assert "<svg" in (tmp_path / "out" / "report.html").read_text()
+    assert inv(world, "shard", "--verify", out).returncode == 0
     shard = shard_paths(tmp_path / "out")[1]
     raw = bytearray(shard.read_bytes())
     raw[len(raw) // 2] ^= 1
@@ -45,6 +49,8 @@ def test_lines_that_are_piped_in_are_split_and_verified(world, tmp_path):
         (("--gzip", "--compression", "zstd"), "choose one"),
         (("--format", "xml"), "format is 'xml'; known: txt, jsonl, parquet"),
         (("--dedup", "fuzzy"), "known: exact"),
+        (("--rank", "2", "--world", "2"), "rank 2 of world 2"),
+        (("--merge", "no-such-folder"), "no share of any rank is in it"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(world, tmp_path, words, told):

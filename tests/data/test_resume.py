@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -92,6 +93,31 @@ def test_two_processes_killed_five_times_make_the_same_files_as_one_that_is_left
     process = begin(tmp_path, **spec)
     assert process.communicate() == (None, "") and process.returncode == 0
     assert contents(tmp_path / "out") == expected
+
+
+def test_processes_that_read_leave_when_nobody_listens(corpus, tmp_path):
+    process = begin(tmp_path, **SPEC, source=str(corpus), workers=3)
+    wait_for_marks(process, tmp_path, 1)  # the first stands before there are any
+    process.send_signal(signal.SIGSTOP)  # so that they are in the middle of it
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 3
+    process.kill()
+    process.wait()
+    try:
+        deadline = time.monotonic() + 30
+        while any(is_running(child) for child in children):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)  # between two looks
+    finally:
+        for child in filter(is_running, children):
+            os.kill(int(child), signal.SIGKILL)
+        process.stderr.close()
+
+
+def is_running(pid):
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.errors import DataError, InputError
-from data.escapes import escape, escape_all, in_val, unescape
+from data.escapes import escape, escape_all, held_out, unescape
 from data.manifest import MANIFEST, is_shard, read_manifest
 from data.shards import Writer, read, shard_paths
+from data.texts import Listed
 from data.verify import verify
 from tests.data.conftest import ROOT, run_step
 
@@ -28,7 +29,7 @@ def test_every_text_becomes_one_line_and_comes_back(text):
     line = escape(text)
     assert "\n" not in line and "\r" not in line
     assert unescape(line) == text
-    assert escape_all([text.encode()] * 2) == 2 * (line.encode() + b"\n")
+    assert b"".join(escape_all(Listed([text.encode()] * 2))) == 2 * (line.encode() + b"\n")
 
 
 @pytest.mark.parametrize("line", ["\\", "\\t", "a\\\\\\"])
@@ -37,19 +38,24 @@ def test_an_escape_that_is_not_ours_is_refused(line):
         unescape(line)
 
 
+def chosen(texts, ratio, seed):
+    fates = held_out([text.encode() for text in texts], ratio, seed)
+    return {text for text, fate in zip(texts, fates, strict=True) if fate}
+
+
 @given(st.lists(st.text(st.characters(codec="utf-8")), unique=True), st.integers(0, 2**40), st.randoms())
 def test_what_is_held_out_does_not_depend_on_the_order(texts, seed, chance):
-    held_out = {text for text in texts if in_val(text.encode(), 0.5, seed)}
+    before = chosen(texts, 0.5, seed)
     chance.shuffle(texts)
-    assert {text for text in texts if in_val(text.encode(), 0.5, seed)} == held_out
+    assert chosen(texts, 0.5, seed) == before
 
 
 def test_a_larger_share_holds_out_more_and_keeps_what_was_held_out():
     texts = [f"text {n}" for n in range(4000)]
-    small, large = ({text for text in texts if in_val(text.encode(), ratio, 1)} for ratio in (0.05, 0.2))
+    small, large = (chosen(texts, ratio, 1) for ratio in (0.05, 0.2))
     assert small < large
     assert 120 < len(small) < 280 and 680 < len(large) < 920
-    assert {text for text in texts if in_val(text.encode(), 0.05, 2)} != small
+    assert chosen(texts, 0.05, 2) != small
 
 
 def test_documents_come_back_from_shards_as_they_went_in(tmp_path):

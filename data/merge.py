@@ -1,0 +1,64 @@
+"""The shares of several ranks as one folder of shards: no byte is moved, the manifest names them where they lie."""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from data.errors import DataError, InputError
+from data.inputs import Share
+from data.manifest import read_manifest, write_manifest
+from data.verify import parts
+
+SAME = ("schema", "tool", "source", "options", "input", "world")
+
+
+def merged(shares: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """One manifest out of those of all ranks, given by the name of their folder; without its totals.
+
+    Raises InputError when they are not shares of the same work, when one is missing, there twice or not finished.
+    """
+    if not shares:
+        raise InputError("no share of any rank is there")
+    first_name, first = next(iter(shares.items()))
+    for name, one in shares.items():
+        if "rank" not in one or not one["finished"]:
+            raise InputError(f"{name}: {'not finished' if 'rank' in one else 'not the share of a rank'}")
+        if differing := [key for key in SAME if one.get(key) != first.get(key)]:
+            raise InputError(f"{name} and {first_name} differ in {', '.join(differing)}: not shares of the same work")
+    there = Counter(one["rank"] for one in shares.values())
+    wrong = [rank for rank in range(first["world"]) if there[rank] != 1]
+    if wrong or len(there) != first["world"]:
+        told = ", ".join(f"rank {rank} is {'missing' if not there[rank] else 'there twice'}" for rank in wrong[:8])
+        raise InputError(f"of a world of {first['world']}: {told or 'there are ranks beyond it'}")
+    counts: Counter[str] = Counter()
+    shards = []
+    for name, one in sorted(shares.items(), key=lambda share: share[1]["rank"]):
+        counts.update(one["counts"])
+        shards += [{**shard, "name": f"{name}/{shard['name']}"} for shard in one["shards"]]
+    return {**{key: first[key] for key in ("source", "options", "input")}, "counts": dict(counts), "shards": shards}
+
+
+def merge(folder: Path) -> dict[str, Any]:
+    """Write the manifest of each part of `folder`; the summary. Raises InputError, and DataError for a damaged one."""
+    made = {}
+    for part in parts(folder):
+        shares = {path.name: read_manifest(path, finished=False) for path in sorted(part.glob("rank-*"))}
+        if not shares:
+            raise InputError(f"{part}: no share of any rank is in it")
+        try:
+            one = merged(shares)
+        except InputError as error:
+            raise InputError(f"{part}: {error}") from None
+        for name, share in shares.items():
+            if name != Share(rank=share["rank"], world=share["world"]).folder:
+                raise DataError(f"{part / name}: its manifest is that of rank {share['rank']} of {share['world']}")
+        made[part] = one
+    for part, one in made.items():  # when all are good
+        shards = one.pop("shards")
+        write_manifest(part, shards, True, one)
+    return {
+        "documents": sum(shard["lines"] for part in made for shard in read_manifest(part)["shards"]),
+        "shards": sum(len(read_manifest(part)["shards"]) for part in made),
+        "out": str(folder),
+    }
