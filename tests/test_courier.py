@@ -234,7 +234,7 @@ def test_a_training_killed_with_its_pod_ends_with_the_same_parameters(inputs, tm
                     file.write(HOLD)
                 pod.start()
                 saved = f"work/checkpoints/base-{'f' * 12}/step-000000020"
-                until(lambda pod=pod, saved=saved: saved in acknowledged(pod), "half of it is there")
+                until(lambda pod=pod, saved=saved: saved in acknowledged(pod), "half of it is there", 120)
                 pods.lose(pod)
                 pod = pods.new(step, environ={"OMP_NUM_THREADS": "1"})
             pod.start()

@@ -96,10 +96,14 @@ class Pod:
         return Path(self.store, "runs", RUN)
 
     def shown(self) -> list[str]:
-        """The checkpoints that the store shows; each of them must verify."""
-        names = [name for names in by_folder(self.folder.names()).values() for name in names]
-        assert {name: self.folder.problem(name) for name in names} == dict.fromkeys(names, "")
-        return names
+        """The checkpoints that the store shows, before we look and after it; each of them must verify."""
+        problems = {name: self.folder.problem(name) for names in self.listed().values() for name in names}
+        still = [name for names in self.listed().values() for name in names if name in problems]  # not tidied meanwhile
+        assert [(name, problems[name]) for name in still if problems[name]] == []
+        return still
+
+    def listed(self) -> dict[str, list[str]]:
+        return by_folder(self.folder.names())
 
 
 def left(one: subprocess.Popen[str], code: int = 0) -> str:
