@@ -30,7 +30,10 @@ def way(settings: Settings, op: Op) -> Transport:
 def open_journal(settings: Settings) -> Journal:
     journal = Journal.open(settings.state_file)
     if journal.is_replacement:
-        render.say(f"the journal {journal.path} was lost and begins anew: runs before now are only in {settings.pods}")
+        render.say(
+            f"the journal {journal.path} was lost and begins anew: runs before now are only in {settings.pods}; "
+            "pods of ours that a vendor lists are found again and kept"
+        )
     return journal
 
 
@@ -76,7 +79,7 @@ def sweep(journal: Journal, settings: Settings) -> None:
                 continue
             for action in done.actions:
                 render.say(f"{name}: {told(action)}")
-                if isinstance(action, Claim):
+                if isinstance(action, Claim) and not action.is_kept:
                     tell(settings, journal.op(action.pod.token), "orphan")
             for problem in done.problems:
                 render.say(render.clean(problem))
@@ -92,6 +95,8 @@ def tell(settings: Settings, op: Op, state: str) -> None:
 
 def told(action: Action) -> str:
     if isinstance(action, Claim):
+        if action.is_kept:
+            return f"{action.pod.pod_id} is from before the journal was lost: it is kept, and bills; see ./inv status"
         return f"{action.pod.pod_id} bears our mark and is in no journal row: ending it"
     if isinstance(action, Delete):
         return f"{action.pod_id} was asked to end"

@@ -45,7 +45,7 @@ class JsonJournal:
     def close(self) -> None:
         return None
 
-    def plan(self, *, token: str, run: str, vendor: str, **facts: Any) -> Op:
+    def plan(self, *, token: str, run: str, vendor: str, admit: object = None, **facts: Any) -> Op:
         op = Op(token=token, run=run, vendor=vendor, intent_at=int(time.time()), **facts)
         with self._changing("plan") as rows:
             taken = [one for one in rows.values() if one.is_live and (one.run, one.slot) == (op.run, op.slot)]
@@ -54,8 +54,8 @@ class JsonJournal:
             rows[token] = op
         return op
 
-    def claim(self, pod: Pod, reason: str) -> Op:
-        op = Op(token=pod.token, run=f"orphan-{pod.token[-8:]}", vendor=pod.provider, state=TERMINATING, reason=reason,
+    def claim(self, pod: Pod, reason: str, state: str = TERMINATING) -> Op:
+        op = Op(token=pod.token, run=f"orphan-{pod.token[-8:]}", vendor=pod.provider, state=state, reason=reason,
                 remote_id=pod.pod_id, rate=pod.micro_usd_per_hour, last_seen_at=int(time.time()))  # fmt: skip
         with self._changing("claim") as rows:
             rows[op.token] = op

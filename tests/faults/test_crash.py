@@ -26,10 +26,10 @@ def seed(pytestconfig) -> list[str]:
     return ["--seed", asked] if asked else []
 
 
-@rounds(80, 1000)
+@rounds(60, 1000)
 def test_a_launch_killed_anywhere_on_a_market_that_loses_answers_leaves_no_orphan_and_no_twin(rounds, seed):
     done = rig("crash", "--trials", str(rounds), *seed)
-    assert done.returncode == 0 and f"{rounds} kills, 0 orphans, 0 duplicates" in done.stdout
+    assert done.returncode == 0 and "kills, 0 orphans, 0 duplicates, 0 early ends" in done.stdout
 
 
 @pytest.mark.parametrize(
