@@ -2,7 +2,8 @@
 
 Run: .venv/bin/python -m bench.data FOLDER [--peers PYTHON] [--rounds 3] [--scratch DIR] [--arms TEXT]. PYTHON is one
 that has datasets and datatrove. Every arm is a process of its own and reads all of FOLDER; arms take turns, medians
-count. What an arm wrote is counted, so that none is fast by doing less. `rss` is the largest single process.
+count. What an arm wrote is counted, so that none is fast by doing less. `rss` is the largest single process. CPU
+seconds are of what the arm's process waited for, which datatrove's does not do for its workers: there they say nothing.
 
 Ours ends when its shards are on the disk, the others end before: so each arm's files are synced, and the seconds until
 then are told, too. With `--scratch /dev/shm` no disk is in the way, and both are the same.
@@ -152,13 +153,16 @@ def main() -> None:
         return arm(asked.arm, asked.folder, asked.out)
     names = [name for name in ARMS if (asked.peers or name not in PEERS) and asked.arms in name]
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    loads = [os.getloadavg()[0]]
     for _ in range(asked.rounds):
         for name in names:
             python = asked.peers if name in PEERS else sys.executable
             taken[name].append(measure(name, asked.folder, python, asked.scratch))
-    load = " ".join(f"{one:.1f}" for one in os.getloadavg())
+            loads.append(os.getloadavg()[0])
+            print(name, taken[name][-1], file=sys.stderr)
+    where = asked.scratch or "temporary files"
     print(
-        f"{asked.rounds} rounds, {os.cpu_count()} cores, load {load}, writing to {asked.scratch or 'temporary files'}\n"
+        f"{asked.rounds} rounds, {os.cpu_count()} cores, load {min(loads):.1f}-{max(loads):.1f}, writing to {where}\n"
     )
     print(f"| arm | {' | '.join(SHOWN)} |\n|---|{'---|' * len(SHOWN)}")
     for name, rows in taken.items():

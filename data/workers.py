@@ -76,7 +76,8 @@ def in_turn(task: Task, workers: int) -> Generator[tuple[Position, Prepared], No
 def _may_fork(task: Task) -> bool:
     """Whether the processes can be copies of this one, which start at once with all that is imported here.
 
-    A copy of a thread in the middle of what it does would stay there for ever, and connections cannot be shared.
+    What a thread held in the middle of its work would stay held in a copy for ever (those of Arrow's allocators see to
+    it themselves), and connections cannot be shared.
     """
     if threading.active_count() > 1 or any("://" in file.uri for file in task.files):
         return False
