@@ -2,8 +2,11 @@
 
 import os
 import subprocess
+import time
 
 import pytest
+
+from tests.faults import rented
 
 
 @pytest.fixture
@@ -16,3 +19,20 @@ def disk(tmp_path):
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], check=True)
     yield folder
     subprocess.run(["umount", folder], check=True)
+
+
+@pytest.fixture(scope="module")
+def stage_of_module(tmp_path_factory):
+    with rented.stage(tmp_path_factory.mktemp("stage")) as made:
+        yield made
+
+
+@pytest.fixture
+def here(stage_of_module, monkeypatch):
+    """A market without faults, and a clock for all that is moved with it."""
+    for name, instead in stage_of_module.clocks().items():
+        monkeypatch.setattr(time, name, instead)
+    stage_of_module.fault()
+    yield stage_of_module
+    monkeypatch.undo()
+    stage_of_module.fault()

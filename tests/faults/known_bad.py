@@ -13,7 +13,7 @@ from infra.errors import Ambiguous, SlipwayError
 from infra.journal import Held, Journal, Lease, Op, Taken
 from infra.providers import Market
 from infra.reconcile import Done, Listing, decide, reconcile
-from infra.records import Offer, Pod, Request
+from infra.records import Pod
 from infra.states import TERMINATING, UNKNOWN, after
 from tests.faults.crash import Renting
 from tests.faults.points import Points
@@ -109,33 +109,41 @@ class JsonJournal:
 
 
 @dataclass(frozen=True)
-class AsksAgain:
-    """A vendor's client that asks a second time when the answer to a create was lost."""
+class Wrapped:
+    """A vendor's client, but for its create."""
 
     vendor: Market
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.vendor, name)
 
-    def create(self, request: Request, offer: Offer, *words: Any) -> Pod:
+
+class AsksAgain(Wrapped):
+    """Asks a second time when the answer to a create was lost."""
+
+    def create(self, *words: Any) -> Pod:
         try:
-            return self.vendor.create(request, offer, *words)
+            return self.vendor.create(*words)
         except Ambiguous:
-            return self.vendor.create(request, offer, *words)
+            return self.vendor.create(*words)
+
+
+class TakesSilenceForNo(Wrapped):
+    """What was not answered was not done."""
+
+    def create(self, *words: Any) -> Pod:
+        try:
+            return self.vendor.create(*words)
+        except Ambiguous as error:
+            raise SlipwayError(str(error)) from error
 
 
 def rent_again(vendor: Market, *words: Any, **named: Any) -> Op:
     return pods.rent(AsksAgain(vendor), *words, **named)  # type: ignore[arg-type]
 
 
-def end_and_hope(vendor: Market, op: Op, journal: Journal, reason: str = "") -> Op:
-    """What was asked to go counts as gone."""
-    op = op if op.state == TERMINATING else journal.advance(op, "end", reason=reason)
-    with contextlib.suppress(SlipwayError):
-        found = vendor.find(op.remote_id or op.token)
-        if found:
-            vendor.delete(found.pod_id)
-    return journal.advance(op, "gone")
+def rent_and_forget(vendor: Market, *words: Any, **named: Any) -> Op:
+    return pods.rent(TakesSilenceForNo(vendor), *words, **named)  # type: ignore[arg-type]
 
 
 PATIENCE_S = 900
@@ -152,10 +160,11 @@ def give_up_deleting(vendor: Market, journal: Journal, clock: Callable[[], float
 
 def believe_silence(vendor: Market, journal: Journal, clock: Callable[[], float] = time.time) -> Done:
     """What a listing does not show is gone, at once."""
-    listed = {pod.token for pod in vendor.list()}
-    for op in journal.ops(live=True):
-        if op.token not in listed:
-            journal.advance(op, "absent" if op.state == UNKNOWN else "gone")
+    with contextlib.suppress(SlipwayError):
+        listed = {pod.token for pod in vendor.list()}
+        for op in journal.ops(live=True):
+            if op.token not in listed:
+                journal.advance(op, "absent" if op.state == UNKNOWN else "gone")
     return reconcile(vendor, journal, clock)
 
 
@@ -191,8 +200,8 @@ class Resending(Renting):
 
 
 @dataclass(frozen=True)
-class Hopeful(Renting):
-    end: Callable[..., Op] = end_and_hope
+class Forgetting(Renting):
+    rent: Callable[..., Op] = rent_and_forget
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import json
 import mmap
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,7 +90,12 @@ class Stage:
 
     def keep_time(self) -> None:
         """In this process, and in those that it forks, from now on."""
-        time.time, time.monotonic, time.sleep = self.now, self.monotonic, self.sleep
+        for name, instead in self.clocks().items():
+            setattr(time, name, instead)
+
+    def clocks(self) -> dict[str, Callable[..., Any]]:
+        """What stands in for functions of the module `time`."""
+        return {"time": self.now, "monotonic": self.monotonic, "sleep": self.sleep}
 
     def move(self, seconds: float) -> None:
         """The world first: whoever is killed between the two leaves a clock that is behind, which is the safe side."""

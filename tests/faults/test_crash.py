@@ -33,7 +33,8 @@ def test_a_launch_killed_anywhere_on_a_market_that_loses_answers_leaves_no_orpha
 
 
 @pytest.mark.parametrize(
-    ("bad", "why"), [("InJson", "lost sight|lost work|orphans"), ("Resending", "duplicates"), ("Hopeful", "early end")]
+    ("bad", "why"),
+    [("InJson", "lost sight|lost work|orphans"), ("Resending", "duplicates|lost work"), ("Forgetting", "early end")],
 )
 def test_the_crash_rig_catches(bad, why):
     done = rig("crash", "--trials", "60", "--seed", "3", "--renting", f"tests.faults.known_bad:{bad}")
@@ -53,8 +54,9 @@ def test_of_eight_that_want_the_same_one_has_it_and_one_machine_is_made(rounds, 
 
 
 @pytest.mark.parametrize(
-    ("race", "bad", "why"), [("launches", "RowsFirst", "lost work"), ("winners", "InJson", "winners")]
+    ("race", "rounds", "bad", "why"),
+    [("launches", "50", "RowsFirst", "lost work"), ("winners", "5", "InJson", "winners")],
 )
-def test_the_races_catch(race, bad, why):
-    done = rig("races", race, "--rounds", "50", "--seed", "2", "--renting", f"tests.faults.known_bad:{bad}")
+def test_the_races_catch(race, rounds, bad, why):
+    done = rig("races", race, "--rounds", rounds, "--seed", "2", "--renting", f"tests.faults.known_bad:{bad}")
     assert done.returncode == 1 and why in done.stdout

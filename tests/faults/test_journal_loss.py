@@ -3,7 +3,6 @@
 import contextlib
 import random
 import shutil
-import time
 from collections import Counter
 
 import pytest
@@ -18,21 +17,6 @@ from tests.faults.crash import Desk, Renting
 from tests.faults.rented import VENDORS, Judge, Wrong, environ, hold_still, order
 from tests.faults.test_crash import rig
 from tests.faults.trial import rounds
-
-
-@pytest.fixture(scope="module")
-def whole_module(tmp_path_factory):
-    with rented.stage(tmp_path_factory.mktemp("stage")) as here:
-        yield here
-
-
-@pytest.fixture
-def here(whole_module, monkeypatch):
-    """The market, and a clock for all that is moved with it."""
-    for name in ("time", "monotonic", "sleep"):
-        monkeypatch.setattr(time, name, {"time": whole_module.now}.get(name) or getattr(whole_module, name))
-    whole_module.fault()
-    yield whole_module
 
 
 def flip(path, chance):

@@ -15,7 +15,6 @@ from infra import json_api, pods
 from infra.errors import Ambiguous, SlipwayError
 from infra.json_api import JsonApi, Unsent
 from infra.reconcile import reconcile
-from tests.faults import rented
 from tests.faults.crash import Desk, Renting
 from tests.faults.rented import VENDORS, order
 from tests.faults.trial import rounds
@@ -139,15 +138,6 @@ def test_that_rig_catches_one_without_a_deadline_for_the_whole(planned):
         read_from(Hole("drip body"), planned, WaitsForEachByte)
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    with rented.stage(tmp_path) as here:
-        for name in ("time", "monotonic", "sleep"):
-            monkeypatch.setattr(time, name, {"time": here.now}.get(name) or getattr(here, name))
-        yield here
-        monkeypatch.undo()
-
-
 @rounds(3, 30)
 def test_a_storm_of_429_costs_few_calls_and_nothing_else(here, tmp_path, rounds):
     """Sweeps and launches for some minutes, as impatient as a program can be; each minute is a vendor's."""
@@ -161,9 +151,10 @@ def test_a_storm_of_429_costs_few_calls_and_nothing_else(here, tmp_path, rounds)
         offer = vendor.offers(order(name, "r")[0])[0]
         desk.folder.mkdir()
         before = len(here.calls())
-        here.fault({"kind": "throttle", "count": None, "retry_after_s": chance.randint(1, 5)})
+        retry_after_s = 0 if number < len(VENDORS) else chance.randint(0, 5)
+        here.fault({"kind": "throttle", "count": None, "retry_after_s": retry_after_s})
         with desk.journal() as journal:
-            prefix, until, tries = f"sw1-{journal.installation}-", here.now() + 300, 0
+            prefix, until, tries = f"sw1-{journal.installation}-", here.now() + 150, 0
             while here.now() < until:
                 tries += 1
                 calls = len(here.calls())
@@ -177,7 +168,7 @@ def test_a_storm_of_429_costs_few_calls_and_nothing_else(here, tmp_path, rounds)
             times = [one["at"] for one in here.calls()[before:]]
             busiest = max(sum(at <= other < at + 59 for other in times) for at in times)
             print(f"{name}: {tries} rounds, {len(times)} calls, {busiest} in the busiest minute")
-            assert busiest <= PER_MINUTE and len(times) > PER_MINUTE
+            assert busiest <= PER_MINUTE and (retry_after_s or len(times) > 2 * PER_MINUTE)
             here.fault()
             here.move(60)
             request, job = order(name, "after-the-storm")

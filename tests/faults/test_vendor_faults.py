@@ -2,7 +2,6 @@
 
 import contextlib
 import random
-import time
 
 import pytest
 
@@ -11,7 +10,7 @@ from infra.errors import SlipwayError
 from infra.journal import Op
 from infra.reconcile import reconcile
 from infra.states import TERMINATED, TERMINATING
-from tests.faults import known_bad, rented
+from tests.faults import known_bad
 from tests.faults.crash import Desk, Renting
 from tests.faults.rented import VENDORS, Judge, Wrong, end_all, order
 from tests.faults.trial import rounds
@@ -26,22 +25,6 @@ LISTS = (
     {"kind": "dropped"}, {"kind": "lost"}, {"kind": "throttle"},
 )  # fmt: skip
 LOST = ({"kind": "lost"}, {"kind": "error but done"}, {"kind": "dropped"}, {"kind": "torn"})
-
-
-@pytest.fixture(scope="module")
-def whole_module(tmp_path_factory):
-    with rented.stage(tmp_path_factory.mktemp("stage")) as here:
-        yield here
-
-
-@pytest.fixture
-def here(whole_module, monkeypatch):
-    """The market, and a clock for all that is moved with it."""
-    for name in ("time", "monotonic", "sleep"):
-        monkeypatch.setattr(time, name, {"time": whole_module.now}.get(name) or getattr(whole_module, name))
-    whole_module.fault()
-    yield whole_module
-    whole_module.fault()
 
 
 def desk_of(here, tmp_path, chance: random.Random, number: int) -> Desk:
