@@ -222,6 +222,8 @@ class Agent:
                 break
             with outlasting(say, "keeping the guard"):  # whose limits hold meanwhile
                 self.keep_guard()
+        if self.job.farewell and not is_held(lock(self.pod, "guard")):  # the pod is its to end
+            spawn(self.pod, self.job, "guard")
         return 0 if ending["state"] == "succeeded" else 1
 
     def end_steps(self, ending: Dict[str, Any], patience_s: float) -> None:

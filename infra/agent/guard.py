@@ -3,9 +3,11 @@
 In: job.json, and state/guard.json of the guard before it. Out: state/guard.json (armed limits, time and
 money so far), an agent for as long as there is neither verdict nor a request to stop, and at the end no process
 of the pod but itself. Durations of `Limits` are measured on the job's clock, which runs
-`clock_scale` times faster than this machine's.
+`clock_scale` times faster than this machine's. A rented pod that can end itself is then ended by its guard, which
+lives on for that until it is gone with it.
 """
 
+import os
 import signal
 import subprocess
 import time
@@ -14,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Deque, Dict, Optional
 
+from infra.agent import farewell
 from infra.agent import limits as ends
 from infra.agent.job import Job, PodFolder
 from infra.agent.process import become_subreaper, end_all, in_words, myself, reap
@@ -51,7 +54,10 @@ def guard(root: Path) -> int:
         return 0
     spare_me()
     become_subreaper()
-    return Guard(pod, job).watch()
+    watching = Guard(pod, job)
+    code = watching.watch()
+    watching.leave()
+    return code
 
 
 class Guard:
@@ -68,6 +74,7 @@ class Guard:
         self.armed_at = ends.boottime_s()
         self.elapsed_before_s = self._elapsed_before_s()
         self.reported_at = 0.0
+        self.is_leaving = False
         self._report()
         # Only now: an agent that ends what an earlier one left spares the guard that guard.json names.
         self.told_to_end = False
@@ -167,6 +174,28 @@ class Guard:
         say(f"guard ends: {ending['state']} {ending['reason']}; {dirty or 'nothing is left'}")
         return 1 if survivors else 0
 
+    def leave(self) -> None:
+        """After the verdict: the pod ends itself, where it can and is to; then this does not return."""
+        ending = read_json(self.pod.verdict)
+        if not farewell.is_due(self.job, ending):
+            return
+        self.is_leaving = True
+        self._report()
+        say("the work is over; the pod will end itself")
+        farewell.rest(farewell.wait_s(self.job), self._tick, TICK_S)
+        if farewell.UNCARRIED in ending["reason"] and self.limit_s is not None and self.elapsed_s < self.limit_s:
+            say(f"waiting for the limit of {self.limit_s:.0f} s: {ending['reason']}")
+            farewell.rest((self.limit_s - self.elapsed_s) / self.job.clock_scale, self._tick, TICK_S)
+        scale = self.job.clock_scale
+        farewell.leave(
+            self.job.farewell, scale, os.getpid(), lambda seconds: farewell.rest(seconds, self._tick, TICK_S)
+        )
+
+    def _tick(self) -> None:
+        reap()
+        if time.monotonic() - self.reported_at >= REPORT_EVERY_S:
+            self._report()
+
     @patient
     def _elapsed_before_s(self) -> float:
         """What earlier guards of this pod counted, and the time since then when nobody looked."""
@@ -192,6 +221,7 @@ class Guard:
             "elapsed_s": elapsed_s,
             "spent_micro_usd": ends.spent_micro_usd(elapsed_s, self.job.limits),
             "clocks": asdict(clocks),
+            "is_leaving": self.is_leaving,
         }
         tell(report(self.pod, "guard"), said)
 

@@ -131,6 +131,12 @@ def living(pod: PodFolder, role: str) -> Optional[Identity]:
     return identity if identity and is_held(lock(pod, role)) and is_alive(identity) else None
 
 
+def leaving(pod: PodFolder) -> Optional[Identity]:
+    """The guard that is ending the whole pod, its work being over; None when none does."""
+    guard = living(pod, "guard")
+    return guard if guard and read_json(report(pod, "guard")).get("is_leaving") else None
+
+
 def ask_to_stop(
     pod: PodFolder, state: str, reason: str, grace_s: float, carry_s: Optional[float] = None
 ) -> Dict[str, Any]:

@@ -39,7 +39,7 @@ def problem(status, detail, *errors):
 def row(token, **changes):
     return {
         "id": "7h9k2m4n6p", "name": token, "image": "runpod/pytorch", "args": "", "disk": 100, "ports": ["22/tcp"],
-        "env": {"SLIPWAY_TOKEN": token, "SLIPWAY_RUN": "brave-otter-3"}, "registry": None, "status": "PROVISIONING",
+        "env": {"SLIPWAY_POD": token, "SLIPWAY_RUN": "brave-otter-3"}, "registry": None, "status": "PROVISIONING",
         "actions": ["stop", "terminate"], "mounts": {}, "gpu": {"id": H100, "count": 8}, "cloud": "SECURE",
         "dataCenterId": "US-KS-2", "cudaVersion": "13.0", "ssh": {"proxy": None, "direct": None}, "template": None,
         "cost": 21.52, "locked": False, "globalNetworking": {"enabled": False}, "runtime": {},
@@ -119,7 +119,7 @@ def test_without_a_limit_a_pod_is_created_by_rest(stand, runpod, offer, token):
     (body,) = stand.bodies("POST /v2/pods")
     assert body["gpu"] == {"id": H100, "count": 8, "minCudaVersion": "13.0"}
     assert (body["name"], body["ports"], body["dataCenterIds"], body["disk"]) == (token, ["22/tcp"], ["EU-RO-1"], 100)
-    assert (body["env"]["SLIPWAY_TOKEN"], body["env"]["SLIPWAY_RUN"]) == (token, "brave-otter-3")
+    assert (body["env"]["SLIPWAY_POD"], body["env"]["SLIPWAY_RUN"]) == (token, "brave-otter-3")
     assert body["env"]["PUBLIC_KEY"].startswith("ssh-ed25519 ")
     assert "rp-secret" not in json.dumps(body)
 
@@ -142,7 +142,7 @@ def test_with_a_limit_a_pod_is_created_by_graphql_and_the_vendor_s_timer_is_arme
     made = body["variables"]["input"]
     assert "podFindAndDeployOnDemand" in body["query"]
     assert (made["name"], made["gpuTypeId"], made["gpuCount"], made["ports"]) == (token, H100, 8, "22/tcp")
-    assert {"key": "SLIPWAY_TOKEN", "value": token} in made["env"]
+    assert {"key": "SLIPWAY_POD", "value": token} in made["env"]
     ends_at = datetime.fromisoformat(made["terminateAfter"].replace("Z", "+00:00")).timestamp()
     assert -10 <= ends_at - time.time() - limit_s <= 1
 
