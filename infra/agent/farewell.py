@@ -12,7 +12,6 @@ import re
 import socket
 import ssl
 import threading
-import time
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Sequence
 from urllib.parse import urlsplit
 
@@ -26,15 +25,15 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 300.0  # of the job's clock, between two rou
 CALL_S = 20.0  # for a whole answer
 MOST_BYTES = 1 << 16
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-UNCARRIED = "not in the store yet"  # in a verdict's reason: what the pod has made is nowhere else
 _NAME = re.compile(r"\{([A-Z][A-Z0-9_]*)\}")  # what else stands in braces is JSON's or GraphQL's
 _VALUE = re.compile(r"[A-Za-z0-9._~-]{1,256}")  # means nothing in a URL, in a header, in JSON
 
 
 def is_due(job: Job, ending: Mapping[str, Any]) -> bool:
     """Whether the pod is to end itself after this verdict."""
-    is_kept = job.on_failure == "keep" and ending.get("state") not in ("succeeded", "limit", "stopped")
-    return bool(job.farewell and ending) and not is_kept
+    state = ending["state"]
+    is_over = state in ("succeeded", "limit", "stopped") or (state == "failed" and job.on_failure == "end")
+    return bool(job.farewell) and is_over  # without a node that was lost, the others may be needed again
 
 
 def wait_s(job: Job) -> float:
@@ -114,14 +113,3 @@ def fill(template: str, values: Mapping[str, str]) -> str:
 
 def _parts(call: Call) -> List[str]:
     return [call.url, call.body, *call.headers.values()]
-
-
-def rest(seconds: float, tick: Callable[[], None], tick_s: float) -> None:
-    """Wait for so long on this machine, with a tick now and then."""
-    deadline = time.monotonic() + seconds
-    while True:
-        tick()
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            return
-        time.sleep(min(tick_s, left_s))

@@ -22,6 +22,7 @@ from infra.agent.job import Job, PodFolder
 from infra.agent.process import become_subreaper, end_all, in_words, myself, reap
 from infra.agent.shortage import outlasting, patient, spare_me
 from infra.agent.state import (
+    UNCARRIED,
     ask_to_stop,
     attempt_file,
     carry_s,
@@ -85,17 +86,22 @@ class Guard:
     def elapsed_s(self) -> float:
         return self.elapsed_before_s + (ends.boottime_s() - self.armed_at) * self.job.clock_scale
 
+    def _is_limit_reached(self) -> bool:
+        return self.limit_s is not None and self.elapsed_s >= self.limit_s
+
     def watch(self) -> int:
         """Until the end; then nothing of the pod is left but this process."""
         while True:
             with outlasting(say, "a look at the pod"):
                 return self._watch()
+            if self.job.farewell and self._is_limit_reached():
+                return 1  # not even the verdict can be written: the pod goes all the same
             time.sleep(TICK_S)
 
     def _watch(self) -> int:
         while not self.pod.verdict.exists():
             self.orphans.update(reap(keep=self.agent.pid if self.agent else None))
-            if self.limit_s is not None and self.elapsed_s >= self.limit_s:
+            if self._is_limit_reached():
                 return self._end("limit", f"the limit of {self.limit_s:.0f} s is reached", patience_s=0.0)
             request = read_json(stop_file(self.pod)) or self._reason_to_stop()
             if not request:
@@ -176,25 +182,26 @@ class Guard:
 
     def leave(self) -> None:
         """After the verdict: the pod ends itself, where it can and is to; then this does not return."""
-        ending = read_json(self.pod.verdict)
+        ending = read_json(self.pod.verdict) or verdict(self.job, "limit")
         if not farewell.is_due(self.job, ending):
             return
         self.is_leaving = True
         self._report()
         say("the work is over; the pod will end itself")
-        farewell.rest(farewell.wait_s(self.job), self._tick, TICK_S)
-        if farewell.UNCARRIED in ending["reason"] and self.limit_s is not None and self.elapsed_s < self.limit_s:
+        self._rest(farewell.wait_s(self.job))
+        if UNCARRIED in ending["reason"] and self.limit_s is not None and not self._is_limit_reached():
             say(f"waiting for the limit of {self.limit_s:.0f} s: {ending['reason']}")
-            farewell.rest((self.limit_s - self.elapsed_s) / self.job.clock_scale, self._tick, TICK_S)
-        scale = self.job.clock_scale
-        farewell.leave(
-            self.job.farewell, scale, os.getpid(), lambda seconds: farewell.rest(seconds, self._tick, TICK_S)
-        )
+            self._rest((self.limit_s - self.elapsed_s) / self.job.clock_scale)
+        farewell.leave(self.job.farewell, self.job.clock_scale, os.getpid(), self._rest)
 
-    def _tick(self) -> None:
-        reap()
-        if time.monotonic() - self.reported_at >= REPORT_EVERY_S:
-            self._report()
+    def _rest(self, seconds: float) -> None:
+        """Of this machine; who asks for the guard's report sees that it lives."""
+        deadline = time.monotonic() + seconds
+        while (left_s := deadline - time.monotonic()) > 0:
+            reap()
+            if time.monotonic() - self.reported_at >= REPORT_EVERY_S:
+                self._report()
+            time.sleep(min(TICK_S, left_s))
 
     @patient
     def _elapsed_before_s(self) -> float:

@@ -21,6 +21,7 @@ from infra.agent.shortage import patient
 
 CODE = Path(__file__).resolve().parents[2]
 NODE_LOST = "lost"  # state of a verdict: another node is silent for good; on machines that answer the run can go on
+UNCARRIED = "not in the store yet"  # in a verdict's reason: something that was made is only on its pod
 
 
 class AgentError(Exception):

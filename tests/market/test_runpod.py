@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from infra.agent.job import Limits
+from infra.agent.process import TOKEN
 from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError
 from infra.json_api import JsonApi, Refused
 from infra.providers.runpod import RunPod
@@ -321,3 +322,24 @@ def test_a_bill_is_the_sum_of_the_vendors_records_of_that_pod(stand, keys):
     assert vendor.billed("7h9k") == 1_250_001 and stand.asked[-1].params["podId"] == "7h9k"
     stand.on("GET /v2/billing/pods", Answer(200, {"records": [], "metadata": {}}))
     assert vendor.billed("7h9k") is None
+
+
+def test_a_pod_can_end_itself_with_the_key_of_its_first_process(stand, runpod):
+    assert runpod.can.self_terminate == "pod_credential"
+    rest, graph = runpod.farewell
+    assert (rest.method, rest.url) == ("DELETE", f"{stand.url}/v2/pods/{{RUNPOD_POD_ID}}")
+    assert (graph.method, graph.url) == ("POST", f"{stand.url}/graphql")
+    assert rest.headers["Authorization"] == graph.headers["Authorization"] == "Bearer {RUNPOD_API_KEY}"
+    assert json.loads(graph.body)["variables"] == {"id": "{RUNPOD_POD_ID}"}
+    assert KEY[1].removeprefix("Bearer ") not in repr(runpod.farewell)
+
+
+def test_what_marks_a_pod_is_not_what_marks_the_processes_of_its_job(stand, runpod, offer, token):
+    """All of a container inherits what it was created with: ending a job's processes must not end its sshd."""
+    stand.on("POST /v2/pods", Answer(201, row(token)))
+    stand.on("POST /graphql", graph(podFindAndDeployOnDemand={"id": "7h9k2m4n6p", "costPerHr": 21.52}))
+    runpod.create(REQUEST, offer, token, Limits())
+    runpod.create(REQUEST, offer, token, LIMITS)
+    names = [*stand.bodies("POST /v2/pods")[0]["env"]]
+    names += [one["key"] for one in stand.bodies("POST /graphql")[0]["variables"]["input"]["env"]]
+    assert TOKEN not in names and names
