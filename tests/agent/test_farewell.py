@@ -51,6 +51,7 @@ class Pod(World):
         self.program("done", "")
         self.program("fails", "raise SystemExit(1)")
         self.program("wait", WAIT)
+        self.program("slow", WAIT.replace("SIGTERM, leave", "SIGTERM, lambda *_: None"))
 
     @contextmanager
     def first(self, key: str = KEY) -> Iterator[Callable[[str], None]]:
@@ -100,8 +101,10 @@ def deletes(pods: dict[str, Pod]) -> Callable[[Asked], Answer]:
 
 
 def test_after_its_verdict_a_pod_goes_unless_it_is_kept_or_has_what_is_nowhere_else(vendor, tmp_path):
-    pods = {name: Pod(tmp_path / name, vendor.url) for name in ("done", "failed", "kept", "limit", "full", "plain")}
-    steps = {"failed": "fails", "kept": "fails", "limit": "wait", "full": "wait"}
+    pods = {
+        name: Pod(tmp_path / name, vendor.url) for name in ("done", "failed", "kept", "limit", "alone", "full", "plain")
+    }
+    steps = {"failed": "fails", "kept": "fails", "limit": "wait", "alone": "slow", "full": "wait"}
     vendor.on(ASK, deletes(pods))
     for name, pod in pods.items():
         limits = Limits(time_s=900.0 if name == "limit" else 1e5)
@@ -117,9 +120,13 @@ def test_after_its_verdict_a_pod_goes_unless_it_is_kept_or_has_what_is_nowhere_e
 
     with ExitStack() as stack:
         begin = {name: stack.enter_context(pod.first()) for name, pod in pods.items()}
-        until(lambda: full.lines("ran.txt"), "work")
+        alone = pods["alone"]
+        until(lambda: full.lines("ran.txt") and alone.lines("ran.txt"), "work")
+        ask_to_stop(alone.pod, "stopped", "somebody asks, and from now on nobody is revived", 60.0)
+        alone.kill("guard")
+        (alone.pod.work / "go").touch()  # the agent that ends now leaves another one behind, which has the pod to end
         ask_to_stop(full.pod, "failed", f"{UNCARRIED}: step-000000010", 3.0)
-        for name in ("done", "failed", "limit"):
+        for name in ("done", "failed", "limit", "alone"):
             until(lambda name=name: not pods[name].members() and name in gone(), f"the end of {name}")
         for name in ("kept", "plain"):
             assert pods[name].verdict()["state"] == {"kept": "failed", "plain": "succeeded"}[name]
@@ -129,15 +136,17 @@ def test_after_its_verdict_a_pod_goes_unless_it_is_kept_or_has_what_is_nowhere_e
         assert "the pod is ending itself" in full.call("start", code=1)
         assert full.call("stop") | {"verdict": ""} == {"stopped": True, "survivors": [], "verdict": ""}
         assert leaving(full.pod) == guard and full.members() == [guard]
-        assert gone() == {"done", "failed", "limit"}
+        assert gone() == {"done", "failed", "limit", "alone"}
         full.kill("guard")
         has_lived(full, 1e5)
         begin["full"]("guard")
         until(lambda: not full.members() and "full" in gone(), "the end at the limit")
-    assert [pods[name].said.count("the pod will end itself") for name in pods] == [1, 1, 0, 1, 1, 0]
+    assert [pods[name].said.count("the pod will end itself") for name in pods] == [1, 1, 0, 1, 1, 1, 0]
     verdicts = {name: json.loads(pod.pod.verdict.read_text())["state"] for name, pod in pods.items()}
-    assert verdicts == {"done": "succeeded", "failed": "failed", "kept": "failed", "limit": "limit", "full": "failed",
-                        "plain": "succeeded"}  # fmt: skip
+    assert verdicts == {
+        "done": "succeeded", "failed": "failed", "kept": "failed", "limit": "limit", "alone": "succeeded",
+        "full": "failed", "plain": "succeeded",
+    }  # fmt: skip
 
 
 def test_a_pod_is_asked_for_until_it_is_gone_and_its_key_stays_between_it_and_its_vendor(vendor, tmp_path):
@@ -164,17 +173,6 @@ def test_a_pod_is_asked_for_until_it_is_gone_and_its_key_stays_between_it_and_it
         for path in pod.pod.root.rglob("*"):
             content = path.read_bytes() if path.is_file() else b""
             assert not any(key.encode() in content for key in (KEY, wrong, strange)), path
-
-
-def test_a_guard_that_died_with_the_work_is_brought_back_to_end_the_pod(vendor, tmp_path):
-    pod = Pod(tmp_path / "alone", vendor.url)
-    vendor.on(ASK, deletes({"alone": pod}))
-    pod.job(module("wait"), clock_scale=SCALE, farewell=pod.calls)
-    with pod.first():
-        until(lambda: pod.lines("ran.txt"), "work")
-        ask_to_stop(pod.pod, "stopped", "somebody asks, and from now on nobody is revived", 3.0)
-        pod.kill("guard")
-        until(lambda: vendor.times(ASK) and not pod.members(), "the end of the pod")
 
 
 def test_the_nearest_process_that_has_all_variables_is_the_one_that_counts():

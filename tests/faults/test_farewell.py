@@ -12,9 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infra import pods
 from infra.agent import process
 from infra.agent.job import PodFolder
-from infra.settings import VENDORS
+from infra.journal import Journal
+from infra.keep import Keeper
+from infra.offers import open_market
+from infra.settings import VENDORS, Settings
+from store.run_folder import ENDING, RunFolder
 from tests.faults.test_secrets import files, forms
 from tests.faults.trial import checkout, rounds
 from tests.hosts import until
@@ -89,11 +94,7 @@ def test_pods_whose_launcher_never_comes_back_are_ended(tmp_path, monkeypatch, r
 
 def launch(running: Running, folder: Path, vendor: str, number: int) -> list[Rented]:
     """By a process that is killed as soon as it has handed over."""
-    about = running.about
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "SLIPWAY_CLOCK_SCALE": str(SPEED),
-               "SLIPWAY_STATE_FILE": str(folder / vendor / "journal.db")}  # fmt: skip
-    for name, key in VENDORS.items():
-        environ |= {f"SLIPWAY_{name.upper()}_URL": about[name]["url"], key.upper(): about[name]["key"]}
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), **environ_of(running, folder, vendor)}
     words = [sys.executable, "-c", LAUNCH, str(folder), vendor, str(number), str(LIMIT_S), *ENDINGS[vendor]]
     with subprocess.Popen(words, env=environ, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE) as launcher:  # fmt: skip
@@ -106,6 +107,15 @@ def launch(running: Running, folder: Path, vendor: str, number: int) -> list[Ren
         pod = PodFolder(Path(one["folder"]))
         rented.append(Rented(vendor, one["run"], one["id"], pod, pod.log("guard").open()))
     return rented
+
+
+def environ_of(running: Running, folder: Path, vendor: str) -> dict[str, str]:
+    """Of an installation that deals with this world only."""
+    environ = {"SLIPWAY_CLOCK_SCALE": str(SPEED), "SLIPWAY_STATE_FILE": str(folder / vendor / "journal.db")}
+    for name, key in VENDORS.items():
+        about = running.about[name]
+        environ |= {f"SLIPWAY_{name.upper()}_URL": about["url"], key.upper(): about["key"]}
+    return environ
 
 
 def trial(running: Running, folder: Path, rented: list[Rented]) -> None:
@@ -139,6 +149,8 @@ def trial(running: Running, folder: Path, rented: list[Rented]) -> None:
         lambda: {pod["state"] for pod in truth(own)} <= {"deleting", "gone"}, "pods that have ended themselves", LONG_S
     )
     assert [pod["ended_by"] for pod in truth(own)] == ["pod"] * len(own)
+    for one in own:
+        comes_back(running, folder, one)
     others = [one for one in rented if one not in own]
     assert not any("farewell" in one.said() for one in others)
     assert all(pod["micro_usd_per_hour"] > 0 for pod in truth(others))
@@ -148,6 +160,24 @@ def trial(running: Running, folder: Path, rented: list[Rented]) -> None:
     assert running.truth()["problems"] == []
     for one in rented:
         one.log.close()
+
+
+def comes_back(running: Running, folder: Path, one: Rented) -> None:
+    """Whoever kept the run, after all, when its pod has ended itself: the run is over, and nothing more is rented."""
+    settings = Settings.load(folder, environ=environ_of(running, folder, one.vendor))
+    vendor, state = open_market(one.vendor, settings), "failed" if "fails" in one.run else "succeeded"
+    rented = len(running.truth()["pods"])
+    with Journal.open(settings.state_file, {"XDG_CONFIG_HOME": str(folder / one.vendor)}) as journal:
+        (op,) = journal.ops(run=one.run)
+        # As the courier of its job leaves it there, which this small one has not.
+        said = json.dumps({"token": op.token, "state": state, "reason": ""}).encode()
+        RunFolder(op.store, op.run).put(ENDING, [said])
+        keeper = Keeper(journal, lambda _: vendor, vendor.offers, folder / one.vendor / one.run, {}, lambda _: None)
+        with keeper.keeping(one.run):
+            assert [verdict for _, verdict in keeper.keep(op)][-1]["state"] == state
+        (row,) = journal.ops(run=one.run)
+        assert (row.state, row.reason, pods.is_over(row)) == ("TERMINATED", f"it has {state}", True)
+    assert len(running.truth()["pods"]) == rented
 
 
 def holding(key: str, folder: Path) -> list[Path]:
