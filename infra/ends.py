@@ -25,21 +25,21 @@ def ends_of(market: Market, limits: Limits, on_failure: str) -> list[End]:
     if limit_s is not None and can.time_limit:
         grain = f", rounded up to {_hours(can.time_grain_s)}" if can.time_grain_s > 1 else ""
         timer = f"{name}'s own timer after {_hours(limit_s)}{grain}"
+    is_gone = can.self_terminate == "pod_credential"
+    at_limit = (
+        "the pod's guard saves, stops work and deletes the pod" if is_gone else "the pod's guard saves and stops work"
+    )
     found = []
     if limits.spend_micro_usd is not None:
         own = f"{name}'s own limit of {dollars(limits.spend_micro_usd)} USD" if can.spend_limit else timer
-        found.append(
-            End(f"{dollars(limits.spend_micro_usd)} USD are spent", "the pod's guard saves and stops work", own)
-        )
+        found.append(End(f"{dollars(limits.spend_micro_usd)} USD are spent", at_limit, own))
     if limits.time_s is not None:
-        found.append(End(f"{_hours(limits.time_s)} have passed", "the pod's guard saves and stops work", timer))
-    by_itself = (
-        "the pod deletes itself" if can.self_terminate == "pod_credential" else "inv, whoever follows or asks next"
-    )
+        found.append(End(f"{_hours(limits.time_s)} have passed", at_limit, timer))
+    by_itself = "the pod deletes itself" if is_gone else "inv, whoever follows or asks next"
     found.append(End("it succeeds", by_itself, timer))
     found.append(End("it fails", by_itself if on_failure == "end" else "nobody: it is kept (--on-failure keep)", timer))
     if limits.idle_gpu_s is not None:
-        found.append(End(f"no GPU works for {_hours(limits.idle_gpu_s)}", "the pod's guard", timer))
+        found.append(End(f"no GPU works for {_hours(limits.idle_gpu_s)}", at_limit, timer))
     return found
 
 

@@ -20,7 +20,7 @@ from infra.pods import folder_of
 from infra.transport import READ_BYTES, Transport
 from store import Manifest, Store, StoreError, places
 from store.local import write_whole
-from store.run_folder import LOG, RunFolder
+from store.run_folder import ENDING, LOG, RunFolder
 
 LIST_S = 30.0
 SLOWEST_BYTES_PER_S = 100_000
@@ -79,6 +79,29 @@ def bring_logs_from_store(op: Op, folder: Path) -> list[Path]:
     except Exception as error:  # whatever a store's client raises
         raise StoreError(f"the logs of {op.run} in {op.store}: {type(error).__name__}: {error}") from error
     return paths
+
+
+def last_words(op: Op, folder: Path) -> dict[str, Any]:
+    """The verdict of a pod that is gone: as it was brought home, else as its courier left it in the store.
+
+    What the store has is kept at home. {} when neither has one: the pod was taken away from its work. Raises
+    StoreError when the store cannot be read.
+    """
+    verdict = words_at_home(op, folder).get("verdict", {})
+    if verdict.get("token") == op.token:
+        return dict(verdict)
+    try:
+        verdict = json.loads(RunFolder(op.store or "", op.run).read(ENDING))
+    except FileNotFoundError:
+        return {}
+    except StoreError:
+        raise
+    except Exception as error:  # whatever a store's client raises
+        raise StoreError(f"how {op.run} ended, in {op.store}: {type(error).__name__}: {error}") from error
+    if verdict.get("token") != op.token:
+        return {}
+    write_durably(folder / "verdict.json", json.dumps(verdict))
+    return dict(verdict)
 
 
 def words_there(op: Op, transport: Transport) -> dict[str, Any]:

@@ -132,6 +132,10 @@ class Keeper:
                 if is_ours and not heard and self._is_well(now):
                     raise  # it lives, and only we cannot read it
                 failure = error
+                if last := self._last_words(now):
+                    at_home = home.words_at_home(now, self.folder).get("progress", {})
+                    yield {"steps": [], **at_home, **progress, "recoveries": now.recoveries}, last
+                    return
             try:
                 op = self._bring_back(op, failure, before)
             except NoOffer as error:
@@ -139,6 +143,26 @@ class Keeper:
                     raise
                 yield {**progress, "recoveries": op.recoveries}, {**verdict, "reason": f"{verdict['reason']}; {error}"}
                 return
+
+    def _last_words(self, op: Op) -> dict[str, Any]:
+        """The verdict of a rented pod that was ended after it while nobody looked; its row is ended. {}: it has none.
+
+        Without it a run whose work is done would be brought back, on another pod that costs money.
+        """
+        provider = self.vendors(op.vendor)
+        if not provider.is_rented or op.is_live and not self._is_gone(op):
+            return {}
+        try:
+            verdict = home.last_words(op, self.folder)
+        except StoreError as error:
+            raise SlipwayError(
+                f"{op.run}: its pod is gone, and whether its work is done is not known: {error}"
+            ) from error
+        if verdict.get("state") in ("", None, NODE_LOST):
+            return {}
+        if op.is_live:
+            pods.end(provider, op, self.journal, f"{pods.HAS}{verdict['state']}")
+        return verdict
 
     def _bring_back(self, op: Op, failure: SlipwayError, before: int) -> Op:
         """The row to follow next: the run is at work again, here or elsewhere. Raises `failure` when it is over."""

@@ -20,7 +20,7 @@ from infra.agent.job import Job, Step
 from infra.boot import Unbooted, boot
 from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.journal import Admit, Journal, Op
-from infra.providers import Provider, Vendors, clock_scale, market
+from infra.providers import Provider, Vendors, clock_scale, farewell, market
 from infra.reach import meet
 from infra.records import Offer, Plan, Request
 from infra.settings import VENDORS
@@ -120,7 +120,7 @@ def _rent_all(
 def _rent(plan: Plan, offer: Offer, provider: Provider, journal: Journal, rank: int, terms: Terms) -> Op:
     assert plan.job is not None
     request = replace(plan.request, run=pods.name_of(plan.request.run, rank))
-    job = _job_of(plan.job, rank, plan.request.nodes, provider, offer)
+    job = replace(_job_of(plan.job, rank, plan.request.nodes, provider, offer), farewell=farewell(provider))
     return pods.rent(provider, request, offer, job, journal, target="" if rank else plan.target, store=plan.store,
                      slot=rank, recoveries=terms.recoveries, admit=terms.admit)  # fmt: skip
 

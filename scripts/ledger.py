@@ -13,7 +13,7 @@ from infra.keep import lease_name
 from infra.names import match
 from infra.notice import notify
 from infra.providers import Provider
-from infra.reconcile import Action, Claim, Delete, reconcile
+from infra.reconcile import Action, Claim, Delete, Move, reconcile
 from infra.settings import VENDORS, Settings
 from infra.transport import Transport
 from scripts import render, words
@@ -56,6 +56,8 @@ def settle(journal: Journal, settings: Settings, only: Collection[str] | None = 
                 if verdict:
                     bring_home(op, vendor, settings)
                 ended = pods.settle(vendor, op, journal, transport)
+                if vendor.is_rented and not (ended.is_live or verdict):  # perhaps by itself
+                    verdict = keep_last_words(ended, settings)
                 if not ended.is_live and op.slot == 0:
                     tell(settings, ended, verdict.get("state") or ("limit" if "limit" in ended.reason else "lost"))
             except (SlipwayError, StoreError) as error:
@@ -79,10 +81,21 @@ def sweep(journal: Journal, settings: Settings) -> None:
                 continue
             for action in done.actions:
                 render.say(f"{name}: {told(action)}")
+                if isinstance(action, Move) and action.event == "gone":
+                    keep_last_words(journal.op(action.token), settings)
                 if isinstance(action, Claim) and not action.is_kept:
                     tell(settings, journal.op(action.pod.token), "orphan")
             for problem in done.problems:
                 render.say(render.clean(problem))
+
+
+def keep_last_words(op: Op, settings: Settings) -> dict[str, Any]:
+    """The verdict of a pod that is gone, perhaps by itself; {} when there is none, or none can be read just now."""
+    try:
+        return home.last_words(op, words.homes(settings) / op.run)
+    except StoreError as error:
+        render.say(f"{op.run}: {error}")
+        return {}
 
 
 def tell(settings: Settings, op: Op, state: str) -> None:

@@ -28,7 +28,7 @@ from store.fetching import Fetch, acknowledged_here, earlier_of
 from store.files import CHUNK_BYTES
 from store.manifest import StoreError
 from store.masking import Mask
-from store.run_folder import ACKNOWLEDGED, CHECKPOINT, MANIFEST, Damaged, RunFolder, by_folder, step_of
+from store.run_folder import ACKNOWLEDGED, CHECKPOINT, ENDING, MANIFEST, Damaged, RunFolder, by_folder, step_of
 
 WAITING = "state/waiting.json"
 LOOK_S = 0.5
@@ -39,7 +39,7 @@ POLL_S = 0.1
 KEPT = 2  # checkpoints of each folder
 SHARE = 10  # at most one part in so many of the time goes into logs and figures
 WORDS = (
-    "state/ending.json",
+    ENDING,
     "logs/error-*.log",
 )  # these may always go: no earlier pod has them, or they take its place
 ONCE = ("state/marks/*.json",)

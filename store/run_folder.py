@@ -28,6 +28,7 @@ from store.manifest import FileEntry, StoreError, check_name, is_harmless
 
 MANIFEST = "MANIFEST.json"
 ACKNOWLEDGED = "state/acknowledged.json"
+ENDING = "state/ending.json"
 CHECKPOINT = re.compile(r"(work/checkpoints/(?!\.)[A-Za-z0-9._-]{1,128})/step-([0-9]{1,18})")
 LOG = re.compile(r"logs/(?!\.)[A-Za-z0-9._-]{1,128}\.(log|times)")
 SMALL_BYTES = 16 << 20  # no manifest, mark or list of ours is larger

@@ -24,6 +24,7 @@ from infra.agent.process import TOKEN, become_subreaper, below, end_all, find, i
 from infra.agent.progress import Growth, Progress, Redactor, Tail
 from infra.agent.shortage import outlasting, patient, spare_me
 from infra.agent.state import (
+    UNCARRIED,
     AgentError,
     carry_s,
     grace_s,
@@ -222,6 +223,8 @@ class Agent:
                 break
             with outlasting(say, "keeping the guard"):  # whose limits hold meanwhile
                 self.keep_guard()
+        if self.job.farewell and not is_held(lock(self.pod, "guard")):  # the pod is its to end
+            spawn(self.pod, self.job, "guard")
         return 0 if ending["state"] == "succeeded" else 1
 
     def end_steps(self, ending: Dict[str, Any], patience_s: float) -> None:
@@ -250,7 +253,7 @@ class Agent:
             _add(ending, "its logs are not in the store: there is no environment to send them from")
         elif not beside.finish(deadline, self.look_after):
             names = said_in(self.pod.waiting).get("names", [])
-            _add(ending, f"not in the store yet: {', '.join(names) or f'see logs/{beside.step.name}.log'}")
+            _add(ending, f"{UNCARRIED}: {', '.join(names) or f'see logs/{beside.step.name}.log'}")
         self.beside = None  # now it is not spared any more
         self.end_steps(ending, 0.0)
 

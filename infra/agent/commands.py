@@ -21,6 +21,7 @@ from infra.agent.state import (
     grace_s,
     hold,
     is_held,
+    leaving,
     living,
     lock,
     read_job,
@@ -43,6 +44,8 @@ def start(root: Path) -> int:
     pod = PodFolder(root)
     job = read_job(pod)
     _take_turn(pod)
+    if leaving(pod):
+        raise AgentError(f"{root}: the work here is over, and the pod is ending itself; launch again")
     ending = pod.verdict.exists() or stop_file(pod).exists()
     if ending and not _await(lambda: not _anyone(pod), grace_s() + carry_s(job, {}) + END_S):
         raise AgentError(f"{root}: an earlier run is still ending; wait for it, or run: stop {root}")
@@ -61,7 +64,7 @@ def start(root: Path) -> int:
 
 
 def stop(root: Path) -> int:
-    """End everything of the pod: 0 when nothing is left, 1 when something could not be ended."""
+    """End everything of the pod but a guard that is ending the pod itself: 0 when nothing is left, else 1."""
     pod = PodFolder(root)
     job = read_job(pod)
     _take_turn(pod)
@@ -71,8 +74,9 @@ def stop(root: Path) -> int:
         if not pod.verdict.exists():
             asked = ask_to_stop(pod, "stopped", "asked to stop", grace_s())
             patience_s += asked["grace_s"] + carry_s(job, asked)
-    _await(lambda: not _anyone(pod), patience_s)
-    survivors = patient(end_all)(job.token, PATIENCE_S)
+    _await(lambda: not _anyone(pod) or leaving(pod) is not None, patience_s)
+    guard = leaving(pod)  # who ends it would leave the pod to bill on
+    survivors = patient(end_all)(job.token, PATIENCE_S, [guard.pid] if guard else [])
     if survivors:
         _warn(f"{root}: {in_words(survivors)}")
     ending = verdict(job, "stopped", "asked to stop")

@@ -3,9 +3,11 @@
 In: job.json, and state/guard.json of the guard before it. Out: state/guard.json (armed limits, time and
 money so far), an agent for as long as there is neither verdict nor a request to stop, and at the end no process
 of the pod but itself. Durations of `Limits` are measured on the job's clock, which runs
-`clock_scale` times faster than this machine's.
+`clock_scale` times faster than this machine's. A rented pod that can end itself is then ended by its guard, which
+lives on for that until it is gone with it.
 """
 
+import os
 import signal
 import subprocess
 import time
@@ -14,11 +16,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Deque, Dict, Optional
 
+from infra.agent import farewell
 from infra.agent import limits as ends
 from infra.agent.job import Job, PodFolder
 from infra.agent.process import become_subreaper, end_all, in_words, myself, reap
 from infra.agent.shortage import outlasting, patient, spare_me
 from infra.agent.state import (
+    UNCARRIED,
     ask_to_stop,
     attempt_file,
     carry_s,
@@ -51,7 +55,10 @@ def guard(root: Path) -> int:
         return 0
     spare_me()
     become_subreaper()
-    return Guard(pod, job).watch()
+    watching = Guard(pod, job)
+    code = watching.watch()
+    watching.leave()
+    return code
 
 
 class Guard:
@@ -68,6 +75,7 @@ class Guard:
         self.armed_at = ends.boottime_s()
         self.elapsed_before_s = self._elapsed_before_s()
         self.reported_at = 0.0
+        self.is_leaving = False
         self._report()
         # Only now: an agent that ends what an earlier one left spares the guard that guard.json names.
         self.told_to_end = False
@@ -78,17 +86,22 @@ class Guard:
     def elapsed_s(self) -> float:
         return self.elapsed_before_s + (ends.boottime_s() - self.armed_at) * self.job.clock_scale
 
+    def _is_limit_reached(self) -> bool:
+        return self.limit_s is not None and self.elapsed_s >= self.limit_s
+
     def watch(self) -> int:
         """Until the end; then nothing of the pod is left but this process."""
         while True:
             with outlasting(say, "a look at the pod"):
                 return self._watch()
+            if self.job.farewell and self._is_limit_reached():
+                return 1  # not even the verdict can be written: the pod goes all the same
             time.sleep(TICK_S)
 
     def _watch(self) -> int:
         while not self.pod.verdict.exists():
             self.orphans.update(reap(keep=self.agent.pid if self.agent else None))
-            if self.limit_s is not None and self.elapsed_s >= self.limit_s:
+            if self._is_limit_reached():
                 return self._end("limit", f"the limit of {self.limit_s:.0f} s is reached", patience_s=0.0)
             request = read_json(stop_file(self.pod)) or self._reason_to_stop()
             if not request:
@@ -167,6 +180,29 @@ class Guard:
         say(f"guard ends: {ending['state']} {ending['reason']}; {dirty or 'nothing is left'}")
         return 1 if survivors else 0
 
+    def leave(self) -> None:
+        """After the verdict: the pod ends itself, where it can and is to; then this does not return."""
+        ending = read_json(self.pod.verdict) or verdict(self.job, "limit")
+        if not farewell.is_due(self.job, ending):
+            return
+        self.is_leaving = True
+        self._report()
+        say("the work is over; the pod will end itself")
+        self._rest(farewell.wait_s(self.job))
+        if UNCARRIED in ending["reason"] and self.limit_s is not None and not self._is_limit_reached():
+            say(f"waiting for the limit of {self.limit_s:.0f} s: {ending['reason']}")
+            self._rest((self.limit_s - self.elapsed_s) / self.job.clock_scale)
+        farewell.leave(self.job.farewell, self.job.clock_scale, os.getpid(), self._rest)
+
+    def _rest(self, seconds: float) -> None:
+        """Of this machine; who asks for the guard's report sees that it lives."""
+        deadline = time.monotonic() + seconds
+        while (left_s := deadline - time.monotonic()) > 0:
+            reap()
+            if time.monotonic() - self.reported_at >= REPORT_EVERY_S:
+                self._report()
+            time.sleep(min(TICK_S, left_s))
+
     @patient
     def _elapsed_before_s(self) -> float:
         """What earlier guards of this pod counted, and the time since then when nobody looked."""
@@ -192,6 +228,7 @@ class Guard:
             "elapsed_s": elapsed_s,
             "spent_micro_usd": ends.spent_micro_usd(elapsed_s, self.job.limits),
             "clocks": asdict(clocks),
+            "is_leaving": self.is_leaving,
         }
         tell(report(self.pod, "guard"), said)
 

@@ -53,6 +53,16 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Call:
+    """A request by which a pod ends itself. `{NAME}` stands for a variable of the pod's first process, nothing else."""
+
+    method: str
+    url: str
+    headers: Dict[str, str] = field(default_factory=dict)
+    body: str = ""
+
+
+@dataclass(frozen=True)
 class Job:
     run: str  # readable, stable over recoveries
     token: str  # of this pod; new at every rent
@@ -67,6 +77,7 @@ class Job:
     num_gpus: int = 0  # of each node
     group: Group = Group()
     on_failure: str = "end"  # or "keep": what becomes of a rented pod whose work has failed
+    farewell: Tuple[Call, ...] = ()  # by which the pod deletes itself, tried in turn; () = it cannot
     clock_scale: float = 1.0  # a rehearsal's clock runs this many times faster
     schema: int = SCHEMA
 
@@ -84,8 +95,9 @@ class Job:
             beside = _step(raw["beside"]) if raw.get("beside") else None
             group = Group(**_tuples(raw.get("group", {}), "addresses"))
             limits, secrets = Limits(**raw["limits"]), tuple(raw["secrets"])
+            farewell = tuple(Call(**call) for call in raw.get("farewell", ()))
             parts = {"steps": steps, "beside": beside, "limits": limits, "secrets": secrets, "group": group}
-            return Job(**{**raw, **parts})
+            return Job(**{**raw, **parts, "farewell": farewell})
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a job: {error}") from error
 

@@ -15,7 +15,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Iterable, List, Optional, Set
+from typing import Dict, Iterable, Iterator, List, Optional, Set
 
 TOKEN = "SLIPWAY_TOKEN"
 POLL_S = 0.02
@@ -84,6 +84,20 @@ def find(token: str) -> List[Identity]:
     inside = _with_young(_holders(token, table), table)
     boot = boot_id()
     return [Identity(boot, pid, table[pid].started) for pid in sorted(inside) if table[pid].state != "Z"]
+
+
+def above(pid: int) -> Iterator[int]:
+    """The processes that this one descends from, nearest first."""
+    row = _row_of_proc(pid)
+    while row and row.ppid:
+        yield row.ppid
+        row = _row_of_proc(row.ppid)
+
+
+def environ_of(pid: int) -> Dict[str, str]:
+    """What a process was started with, as far as we may see it."""
+    pairs = (entry.decode(errors="replace").partition("=") for entry in _environ_of_proc(pid))
+    return {name: value for name, _, value in pairs}
 
 
 def end_all(token: str, grace_s: float, spare: Iterable[int] = (), kill_s: float = 10.0) -> List[Identity]:

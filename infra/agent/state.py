@@ -21,6 +21,7 @@ from infra.agent.shortage import patient
 
 CODE = Path(__file__).resolve().parents[2]
 NODE_LOST = "lost"  # state of a verdict: another node is silent for good; on machines that answer the run can go on
+UNCARRIED = "not in the store yet"  # in a verdict's reason: something that was made is only on its pod
 
 
 class AgentError(Exception):
@@ -129,6 +130,12 @@ def living(pod: PodFolder, role: str) -> Optional[Identity]:
     said = read_json(report(pod, role)).get("identity")
     identity = Identity(**said) if said else None
     return identity if identity and is_held(lock(pod, role)) and is_alive(identity) else None
+
+
+def leaving(pod: PodFolder) -> Optional[Identity]:
+    """The guard that is ending the whole pod, its work being over; None when none does."""
+    guard = living(pod, "guard")
+    return guard if guard and read_json(report(pod, "guard")).get("is_leaving") else None
 
 
 def ask_to_stop(

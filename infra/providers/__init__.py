@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from infra.agent.job import Limits
+from infra.agent.job import Call, Limits
 from infra.records import Account, Offer, Pod, Request
 from infra.transport import Transport
 
@@ -96,6 +96,10 @@ class Market(Provider, Protocol):
     def clock_scale(self) -> float:
         """How many times faster than ours its clock runs: 1, but in a rehearsal."""
 
+    @property
+    def farewell(self) -> tuple[Call, ...]:
+        """The requests by which one of its pods deletes itself, with a key of its own; () = it cannot."""
+
     def forget(self, token: str) -> None:
         """Remove what was kept here to reach a pod that is proven gone: its SSH key."""
 
@@ -118,3 +122,9 @@ def clock_scale(provider: Provider) -> float:
     """How many times faster than ours the clock passes by which its pods are billed and limited."""
     found = market(provider)
     return found.clock_scale if found else 1.0
+
+
+def farewell(provider: Provider) -> tuple[Call, ...]:
+    """How a pod of it ends itself; () when it cannot, or costs nothing."""
+    found = market(provider)
+    return found.farewell if found else ()

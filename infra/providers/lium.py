@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from infra import gpus
-from infra.agent.job import Limits
+from infra.agent.job import Call, Limits
 from infra.agent.limits import hard_limit_s
 from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError, UsageError
 from infra.filters import satisfying
@@ -250,6 +250,11 @@ class Lium:
 
     def reach(self, pod: Pod) -> Ssh:
         return self.keys.reach(pod)
+
+    @property
+    def farewell(self) -> tuple[Call, ...]:
+        """None: its pods get no key."""
+        return ()
 
     def forget(self, token: str) -> None:
         self.keys.forget(token)

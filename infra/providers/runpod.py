@@ -6,6 +6,7 @@ stopped pod bills its disk. Nothing of a pod tells CPUs, memory or bandwidth bef
 Source: the vendor's API document of 2026-08-20 and its GraphQL pages.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -15,7 +16,7 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from infra import gpus
-from infra.agent.job import Limits
+from infra.agent.job import Call, Limits
 from infra.agent.limits import hard_limit_s
 from infra.errors import AuthError, NoOffer, OutOfMoney, SlipwayError
 from infra.filters import satisfying
@@ -41,12 +42,15 @@ STATES = {
 }
 NO_CAPACITY = ("no longer any instances available", "enough disk space", "not enough free gpus")
 MOST_PAGES = 100
+# Every process of the container inherits it: it must not be the one by which the agent knows what is of its job.
+MARK = "SLIPWAY_POD"
 
 MYSELF = "query { myself { id email clientBalance currentSpendPerHr spendLimit } }"
 BID = """query ($id: String, $count: Int, $secure: Boolean) { gpuTypes(input: {id: $id}) {
   id lowestPrice(input: {gpuCount: $count, secureCloud: $secure}) { minimumBidPrice stockStatus } } }"""
 ON_DEMAND = """mutation ($input: PodFindAndDeployOnDemandInput!) {
   podFindAndDeployOnDemand(input: $input) { id costPerHr } }"""
+TERMINATE = "mutation ($id: String!) { podTerminate(input: {podId: $id}) }"
 SPOT = """mutation ($input: PodRentInterruptableInput!) {
   podRentInterruptable(input: $input) { id desiredStatus machineId } }"""
 
@@ -180,6 +184,16 @@ class RunPod:
     def settle_s(self) -> float:
         return self.can.settle_s / self.clock_scale
 
+    @property
+    def farewell(self) -> tuple[Call, ...]:
+        """The pod's own key is known to open GraphQL; whether it opens v2, which outlives that, is not known."""
+        headers = {"Authorization": "Bearer {RUNPOD_API_KEY}", "Accept": "application/json"}
+        body = json.dumps({"query": TERMINATE, "variables": {"id": "{RUNPOD_POD_ID}"}})
+        return (
+            Call("DELETE", f"{self.api.base}/v2/pods/{{RUNPOD_POD_ID}}", headers),
+            Call("POST", f"{self.api.base}/graphql", {**headers, "Content-Type": "application/json"}, body),
+        )
+
     def account(self) -> Account:
         """Owner and balance."""
         me = self._query(MYSELF, {}).myself
@@ -214,7 +228,7 @@ class RunPod:
         A spending limit is armed as the time that the money lasts at this price.
         """
         limit_s = hard_limit_s(limits)
-        env = {"SLIPWAY_TOKEN": token, "SLIPWAY_RUN": request.run, "PUBLIC_KEY": self.keys.public(token)}
+        env = {MARK: token, "SLIPWAY_RUN": request.run, "PUBLIC_KEY": self.keys.public(token)}
         disk_gb = max(request.disk_bytes, DISK_BYTES) // 10**9
         if limit_s is None and not offer.spot:
             made = self._create_by_rest(offer, token, env, disk_gb)
@@ -384,7 +398,7 @@ class RunPod:
 
     def _pod(self, row: PodRow) -> Pod:
         env = {name: str(value) for name, value in (row.env or {}).items()}
-        token = next((word for word in (env.get("SLIPWAY_TOKEN", ""), row.name) if is_token(word)), "")
+        token = next((word for word in (env.get(MARK, ""), row.name) if is_token(word)), "")
         direct = row.ssh and row.ssh.direct
         address = ""
         if token and direct and row.status == "RUNNING":

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from infra import gpus
-from infra.agent.job import Limits
+from infra.agent.job import Call, Limits
 from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError
 from infra.filters import satisfying
 from infra.json_api import JsonApi, Refused, Unclear, endpoint, epoch, rfc3339
@@ -199,6 +199,11 @@ class Shadeform:
 
     def reach(self, pod: Pod) -> Ssh:
         return self.keys.reach(pod)
+
+    @property
+    def farewell(self) -> tuple[Call, ...]:
+        """None: its pods get no key."""
+        return ()
 
     def forget(self, token: str) -> None:
         self.keys.forget(token)

@@ -56,6 +56,7 @@ Trait = Literal[
     "preempted",  # `after_s` after it began to run
     "vanished",  # deleted by the vendor, likewise
     "dear",  # costs `factor` times the quote
+    "v2 pod key",  # RunPod: the key that a pod has of itself opens REST v2 too, which nobody has verified
     "wrong bill",  # the vendor says `factor` times what it costs
 ]
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,11 +93,14 @@ class Pod:
     """One boot of one machine. `start` and `end` may be called from any thread, in any order."""
 
     def __init__(
-        self, folder: Path, hardware: Hardware, keys: tuple[str, ...], script: str = "", has_sshd: bool = True
-    ) -> None:
+        self, folder: Path, hardware: Hardware, keys: tuple[str, ...], script: str = "", has_sshd: bool = True,
+        environ: Mapping[str, str] = {},
+    ) -> None:  # fmt: skip
+        """`environ`: what the vendor tells its first process."""
         self.folder = folder
         self.token = f"rehearsal-{random_word(16)}"
         self._hardware, self._keys, self._script, self._has_sshd = hardware, keys, script, has_sshd
+        self._environ = environ
         self._lock = threading.Lock()
         self._is_over = False
         self._init: subprocess.Popen[str] | None = None
@@ -163,7 +167,8 @@ class Pod:
         words = sshd_words(self.folder, port, environ) if self._has_sshd else ["sleep", "infinity"]
         (self.folder / "sshd.json").write_text(json.dumps([words, environ]))
         (self.folder / "sshd.log").write_bytes(b"")
-        ours = {"PATH": os.environ.get("PATH", os.defpath), "PYTHONPATH": str(ROOT), process.TOKEN: self.token}
+        ours = {**self._environ, "PATH": os.environ.get("PATH", os.defpath), "PYTHONPATH": str(ROOT)}
+        ours[process.TOKEN] = self.token
         (self.folder / "token").write_text(self.token)
         self._init = subprocess.Popen(
             [sys.executable, "-m", "infra.rehearsal.init", str(self.folder)], text=True, cwd=ROOT, env=ours,

@@ -5,6 +5,7 @@ Source: the vendor's API document of 2026-08-20 (v2).
 
 import getpass
 import secrets
+from collections.abc import Mapping
 from http.client import responses
 from typing import Annotated, Any, Literal
 
@@ -13,7 +14,7 @@ import msgspec
 from infra.rehearsal import web
 from infra.rehearsal.clock import iso
 from infra.rehearsal.graphql import Wrong
-from infra.rehearsal.market import Market
+from infra.rehearsal.market import ENDED, Market
 from infra.rehearsal.offers import dollars
 from infra.rehearsal.records import Machine, Offer, Order, Refused, rate
 from infra.rehearsal.runpod_graphql import Graph
@@ -105,6 +106,7 @@ class Runpod(web.Api):
     def __init__(self, market: Market, hub: web.Hub, key: str, read_key: str) -> None:
         self._market, self._hub, self._keys = market, hub, {f"Bearer {key}": True, f"Bearer {read_key}": False}
         self._ssh_keys: list[str] = []
+        self._pod_keys: dict[str, str] = {}  # by machine: the key that its own processes find
         self._graph = Graph(market, self)
         one = r"/v2/pods/([^/]+)"
         self.routes = (
@@ -124,13 +126,38 @@ class Runpod(web.Api):
     def authenticate(self, asked: web.Asked) -> web.Answer | bool:
         if asked.path.startswith("/v1/"):
             return web.Answer(410, {"error": "REST v1 is retired", "status": 410})
+        if self.owner(asked):
+            return True
         right = self._keys.get(asked.headers.get("authorization", ""))
         return self.error(401, "The API key is not valid.") if right is None else right
 
     def route(self, asked: web.Asked) -> web.Route | web.Answer:
         if asked.path == "/graphql":
             return self._graph.route(asked)
-        return super().route(asked)
+        route, owner = super().route(asked), self.owner(asked)
+        # As far as anybody knows: a pod's own key is made for GraphQL.
+        if owner and not (owner.has("v2 pod key") and asked.path == f"/v2/pods/{owner.machine_id}"):
+            return self.error(403, "this API key does not have the scope for that")
+        return route
+
+    def owner(self, asked: web.Asked) -> Machine | None:
+        """The living machine whose own key this is."""
+        word = asked.headers.get("authorization", "")
+        machines = [self._market.machines[one] for one, key in self._pod_keys.items() if word == f"Bearer {key}"]
+        return next((one for one in machines if one.state not in ENDED), None)
+
+    def by(self, asked: web.Asked) -> str:
+        """Who asks, as the truth has it."""
+        return "pod" if self.owner(asked) else "client"
+
+    def environ(self, machine: Machine) -> Mapping[str, str]:
+        wish: Create = machine.about["wish"]
+        key = self._pod_keys.setdefault(machine.machine_id, f"rpa_{secrets.token_hex(20)}")
+        return {
+            **wish.env, "RUNPOD_POD_ID": machine.machine_id, "RUNPOD_API_KEY": key,
+            "RUNPOD_DC_ID": machine.offer.region, "RUNPOD_GPU_COUNT": str(machine.order.quantity),
+            "PUBLIC_KEY": "\n".join(machine.order.public_keys),
+        }  # fmt: skip
 
     def headers(self) -> dict[str, str]:
         return {**QUOTA, "x-request-id": secrets.token_hex(8)}
@@ -279,7 +306,7 @@ class Runpod(web.Api):
         return web.Answer(200, self.shown(self.get(asked.words[0])))
 
     def _delete(self, asked: web.Asked) -> web.Answer:
-        self._market.delete(self.get(asked.words[0]).machine_id)
+        self._market.delete(self.get(asked.words[0]).machine_id, self.by(asked))
         return web.Answer(204)
 
     def _act(self, asked: web.Asked) -> web.Answer:

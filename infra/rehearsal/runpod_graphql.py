@@ -23,6 +23,7 @@ CALLS = {
     "podStop": "update", "podResume": "update", "podBidResume": "update",
     "myself": "account", "pod": "find", "gpuTypes": "offers",
 }  # fmt: skip
+OF_A_POD = ("podTerminate", "podStop", "pod")  # what a pod's own key may ask, of that pod
 MUTATIONS = ("create", "delete", "update")
 RICH_MICRO_USD = 1_000_000_000
 
@@ -87,8 +88,6 @@ class Graph:
         self._fields: dict[str, Callable[[Mapping[str, Any]], Any]] = {
             "podFindAndDeployOnDemand": lambda words: self._pod(self._deploy(_input(words, Deploy))),
             "podRentInterruptable": lambda words: self._pod(self._deploy(_input(words, Bid))),
-            "podTerminate": self._terminate,
-            "podStop": self._stop,
             "podResume": self._resume,
             "podBidResume": self._resume,
             "myself": self._myself,
@@ -108,13 +107,22 @@ class Graph:
                 raise Wrong(f'Cannot query field "{selections[0].name}" on type "{kind.title()}".')
         except (msgspec.DecodeError, Wrong) as error:
             return self.refused(str(error))
-        return web.Route("POST", "/graphql", calls[0], lambda _: self._answer(selections))
+        return web.Route("POST", "/graphql", calls[0], lambda asked: self._answer(selections, asked))
 
     def refused(self, words: str) -> web.Answer:
         return web.Answer(200, {"errors": [{"message": words, "extensions": {"code": "BAD_USER_INPUT"}}], "data": None})
 
-    def _answer(self, selections: tuple[Selection, ...]) -> web.Answer:
-        return web.Answer(200, {"data": project(self._fields, selections, "Query")})
+    def _answer(self, selections: tuple[Selection, ...], asked: web.Asked) -> web.Answer:
+        owner, by = self._runpod.owner(asked), self._runpod.by(asked)
+        for one in selections:
+            if owner and (one.name not in OF_A_POD or _input(one.arguments, Which).podId != owner.machine_id):
+                raise Wrong("Unauthorized: this key is of one pod only")
+        fields: dict[str, Any] = {
+            **self._fields,
+            "podTerminate": lambda words: self._terminate(words, by),
+            "podStop": lambda words: self._stop(words, by),
+        }
+        return web.Answer(200, {"data": project(fields, selections, "Query")})
 
     def _deploy(self, wish: Deploy) -> Machine:
         """Raises Wrong, Refused."""
@@ -156,12 +164,12 @@ class Graph:
                     raise
         raise AssertionError("one cloud at least was asked")
 
-    def _terminate(self, words: Mapping[str, Any]) -> None:
-        self._market.delete(self._runpod.get(_input(words, Which).podId).machine_id)
+    def _terminate(self, words: Mapping[str, Any], by: str) -> None:
+        self._market.delete(self._runpod.get(_input(words, Which).podId).machine_id, by)
 
-    def _stop(self, words: Mapping[str, Any]) -> dict[str, Any]:
+    def _stop(self, words: Mapping[str, Any], by: str) -> dict[str, Any]:
         machine = self._runpod.get(_input(words, Which).podId)
-        self._market.stop(machine.machine_id)
+        self._market.stop(machine.machine_id, by)
         return self._pod(machine)
 
     def _resume(self, words: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import msgspec
 
 from infra.rehearsal import faults
-from infra.rehearsal.records import Refused
+from infra.rehearsal.records import Machine, Refused
 
 MOST_BYTES = 1 << 20
 IDLE_S = 30.0
@@ -87,6 +87,10 @@ class Api:
 
     def headers(self) -> Mapping[str, str]:
         """On every answer."""
+        return {}
+
+    def environ(self, machine: Machine) -> Mapping[str, str]:
+        """What the vendor tells the first process of a machine; sessions over SSH do not inherit it."""
         return {}
 
     def route(self, asked: Asked) -> Route | Answer:

@@ -68,11 +68,11 @@ class World:
         self._keys = {name: secrets.token_hex(16) for name in VENDORS}
         control = Control(self.market, self.hub, self.clock, self._count, seed)
         self._read_keys = {name: secrets.token_hex(16) for name in READERS}
-        apis: dict[str, web.Api] = {}
+        self._apis: dict[str, web.Api] = {}
         for name, make in VENDORS.items():
             keys = (self._keys[name], *([self._read_keys[name]] if name in READERS else []))
-            apis[name] = make(self.market, self.hub, *keys)
-        self._servers = {name: web.Server(api, self.hub) for name, api in {**apis, "truth": control}.items()}
+            self._apis[name] = make(self.market, self.hub, *keys)
+        self._servers = {name: web.Server(api, self.hub) for name, api in {**self._apis, "truth": control}.items()}
         self._threads = [web.serve(server) for server in self._servers.values()]
         self._ticker = threading.Thread(target=self._tick, daemon=True)
         self._ticker.start()
@@ -153,7 +153,9 @@ class World:
         )  # fmt: skip
         folder = self.folder / "pods" / f"{machine.machine_id}-{boot}"
         order = machine.order
-        return pods.Pod(folder, hardware, order.public_keys, order.script, order.has_sshd and not machine.has("no ssh"))
+        has_sshd = order.has_sshd and not machine.has("no ssh")
+        environ = self._apis[machine.offer.vendor].environ(machine)
+        return pods.Pod(folder, hardware, order.public_keys, order.script, has_sshd, environ)
 
     def _start(self, effect: Effect) -> None:
         pod = self._pods[effect.machine_id, effect.boot]

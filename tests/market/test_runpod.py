@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from infra.agent.job import Limits
+from infra.agent.process import TOKEN
 from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError
 from infra.json_api import JsonApi, Refused
 from infra.providers.runpod import RunPod
@@ -39,7 +40,7 @@ def problem(status, detail, *errors):
 def row(token, **changes):
     return {
         "id": "7h9k2m4n6p", "name": token, "image": "runpod/pytorch", "args": "", "disk": 100, "ports": ["22/tcp"],
-        "env": {"SLIPWAY_TOKEN": token, "SLIPWAY_RUN": "brave-otter-3"}, "registry": None, "status": "PROVISIONING",
+        "env": {"SLIPWAY_POD": token, "SLIPWAY_RUN": "brave-otter-3"}, "registry": None, "status": "PROVISIONING",
         "actions": ["stop", "terminate"], "mounts": {}, "gpu": {"id": H100, "count": 8}, "cloud": "SECURE",
         "dataCenterId": "US-KS-2", "cudaVersion": "13.0", "ssh": {"proxy": None, "direct": None}, "template": None,
         "cost": 21.52, "locked": False, "globalNetworking": {"enabled": False}, "runtime": {},
@@ -119,7 +120,7 @@ def test_without_a_limit_a_pod_is_created_by_rest(stand, runpod, offer, token):
     (body,) = stand.bodies("POST /v2/pods")
     assert body["gpu"] == {"id": H100, "count": 8, "minCudaVersion": "13.0"}
     assert (body["name"], body["ports"], body["dataCenterIds"], body["disk"]) == (token, ["22/tcp"], ["EU-RO-1"], 100)
-    assert (body["env"]["SLIPWAY_TOKEN"], body["env"]["SLIPWAY_RUN"]) == (token, "brave-otter-3")
+    assert (body["env"]["SLIPWAY_POD"], body["env"]["SLIPWAY_RUN"]) == (token, "brave-otter-3")
     assert body["env"]["PUBLIC_KEY"].startswith("ssh-ed25519 ")
     assert "rp-secret" not in json.dumps(body)
 
@@ -142,7 +143,7 @@ def test_with_a_limit_a_pod_is_created_by_graphql_and_the_vendor_s_timer_is_arme
     made = body["variables"]["input"]
     assert "podFindAndDeployOnDemand" in body["query"]
     assert (made["name"], made["gpuTypeId"], made["gpuCount"], made["ports"]) == (token, H100, 8, "22/tcp")
-    assert {"key": "SLIPWAY_TOKEN", "value": token} in made["env"]
+    assert {"key": "SLIPWAY_POD", "value": token} in made["env"]
     ends_at = datetime.fromisoformat(made["terminateAfter"].replace("Z", "+00:00")).timestamp()
     assert -10 <= ends_at - time.time() - limit_s <= 1
 
@@ -321,3 +322,24 @@ def test_a_bill_is_the_sum_of_the_vendors_records_of_that_pod(stand, keys):
     assert vendor.billed("7h9k") == 1_250_001 and stand.asked[-1].params["podId"] == "7h9k"
     stand.on("GET /v2/billing/pods", Answer(200, {"records": [], "metadata": {}}))
     assert vendor.billed("7h9k") is None
+
+
+def test_a_pod_can_end_itself_with_the_key_of_its_first_process(stand, runpod):
+    assert runpod.can.self_terminate == "pod_credential"
+    rest, graph = runpod.farewell
+    assert (rest.method, rest.url) == ("DELETE", f"{stand.url}/v2/pods/{{RUNPOD_POD_ID}}")
+    assert (graph.method, graph.url) == ("POST", f"{stand.url}/graphql")
+    assert rest.headers["Authorization"] == graph.headers["Authorization"] == "Bearer {RUNPOD_API_KEY}"
+    assert json.loads(graph.body)["variables"] == {"id": "{RUNPOD_POD_ID}"}
+    assert KEY[1].removeprefix("Bearer ") not in repr(runpod.farewell)
+
+
+def test_what_marks_a_pod_is_not_what_marks_the_processes_of_its_job(stand, runpod, offer, token):
+    """All of a container inherits what it was created with: ending a job's processes must not end its sshd."""
+    stand.on("POST /v2/pods", Answer(201, row(token)))
+    stand.on("POST /graphql", graph(podFindAndDeployOnDemand={"id": "7h9k2m4n6p", "costPerHr": 21.52}))
+    runpod.create(REQUEST, offer, token, Limits())
+    runpod.create(REQUEST, offer, token, LIMITS)
+    names = [*stand.bodies("POST /v2/pods")[0]["env"]]
+    names += [one["key"] for one in stand.bodies("POST /graphql")[0]["variables"]["input"]["env"]]
+    assert TOKEN not in names and names

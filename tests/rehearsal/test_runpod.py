@@ -1,9 +1,12 @@
 """RunPod's servers, REST v2 and GraphQL, asked as a client asks them."""
 
 from datetime import datetime, timezone
+from pathlib import Path
 
+import httpx
 import pytest
 
+from infra.agent import process
 from infra.rehearsal.clock import parse_iso
 from tests.rehearsal import schemas
 from tests.rehearsal.worlds import Running, until
@@ -164,6 +167,44 @@ def test_refusals_are_in_the_vendors_words(world):
     bad = graph(world, "query { myself { nonsense } }")
     assert bad["data"] is None and 'Cannot query field "nonsense"' in bad["errors"][0]["message"]
     assert "invalid value" in rent(world, gpuCounts=1)["errors"][0]["message"]
+
+
+def test_a_pod_s_own_key_opens_that_pod_over_graphql_and_is_in_no_session(world):
+    def environ(pod_id: str) -> dict[str, str]:
+        """Of the first process."""
+        token = next(Path(world.about["state"]).glob(f"pods/{pod_id}-*/token")).read_text()
+        return process.environ_of(process.find(token)[0].pid)
+
+    def by(key: str, method: str, path: str, body=None) -> httpx.Response:
+        return world.call("runpod", method, path, body, headers={"Authorization": f"Bearer {key}"})
+
+    def end(key: str, pod_id: str) -> dict:
+        query = "mutation ($id: String!) { podTerminate(input: {podId: $id}) }"
+        return by(key, "POST", "/graphql", {"query": query, "variables": {"id": pod_id}}).json()
+
+    world.fault(machines=[{"trait": "v2 pod key", "skip": 1}])
+    old, new = create(world), create(world)
+    way = up(world, old)["ssh"]["direct"]
+    up(world, new)
+    mine = environ(old)
+    assert (mine["RUNPOD_POD_ID"], mine["PUBLIC_KEY"], mine["SLIPWAY_RUN_ID"]) == (old, world.public_key, "a")
+    assert {"RUNPOD_DC_ID", "RUNPOD_API_KEY"} <= mine.keys()
+    session = world.ssh(way["username"], way["host"], way["port"], "env").stdout
+    assert "HOME=" in session and "RUNPOD" not in session and mine["RUNPOD_API_KEY"] not in session
+    key, others = mine["RUNPOD_API_KEY"], environ(new)["RUNPOD_API_KEY"]
+    assert [by(key, "DELETE", f"/v2/pods/{one}").status_code for one in (old, new)] == [403, 403]
+    assert by(key, "GET", "/v2/pods").status_code == 403
+    for refused in (
+        end(key, new),
+        end(others, old),
+        by(key, "POST", "/graphql", {"query": "{ myself { id } }"}).json(),
+    ):
+        assert refused["data"] is None and "Unauthorized" in refused["errors"][0]["message"]
+    assert {pod(world, one)["status"] for one in (old, new)} == {"RUNNING"}
+    assert end(key, old) == {"data": {"podTerminate": None}}
+    assert by(others, "DELETE", f"/v2/pods/{new}").status_code == 204
+    assert by(key, "POST", "/graphql", {"query": "{ myself { id } }"}).status_code == 401
+    assert {world.pod(one)["ended_by"] for one in (old, new)} == {"pod"}
 
 
 def test_the_account_is_asked_for_keys_only_when_the_pod_brings_none(world):

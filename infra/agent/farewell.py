@@ -1,0 +1,115 @@
+"""The end that a rented pod makes of itself: its vendor is asked to delete it, again and again until it is gone.
+
+In: the calls of the job, templates over variables of the pod's first process, where a vendor puts a key that opens
+this very pod. Out: nothing; whoever is deleted does not return. What the variables hold goes into requests and nowhere
+else: no file, no command line, and of an answer only its status is said, since a server may repeat what it was sent.
+"""
+
+import contextlib
+import http.client
+import random
+import re
+import socket
+import ssl
+import threading
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Sequence
+from urllib.parse import urlsplit
+
+from infra.agent.job import Call, Job
+from infra.agent.process import above, environ_of
+from infra.agent.state import say
+
+WAIT_S = 60.0  # of the job's clock: whoever follows reads the last words, and then ends the pod without our help
+LEAST_WAIT_S = 5.0  # of this machine's: reading takes its time however fast the job's clock runs
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 300.0  # of the job's clock, between two rounds of calls
+CALL_S = 20.0  # for a whole answer
+MOST_BYTES = 1 << 16
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_NAME = re.compile(r"\{([A-Z][A-Z0-9_]*)\}")  # what else stands in braces is JSON's or GraphQL's
+_VALUE = re.compile(r"[A-Za-z0-9._~-]{1,256}")  # means nothing in a URL, in a header, in JSON
+
+
+def is_due(job: Job, ending: Mapping[str, Any]) -> bool:
+    """Whether the pod is to end itself after this verdict."""
+    state = ending["state"]
+    is_over = state in ("succeeded", "limit", "stopped") or (state == "failed" and job.on_failure == "end")
+    return bool(job.farewell) and is_over  # without a node that was lost, the others may be needed again
+
+
+def wait_s(job: Job) -> float:
+    """How long the last words stay to be read, in seconds of this machine."""
+    return max(WAIT_S / job.clock_scale, LEAST_WAIT_S)
+
+
+def leave(calls: Sequence[Call], scale: float, pid: int, wait: Callable[[float], None]) -> None:
+    """Say farewell for process `pid` until that has ended it: this does not return."""
+    longest_s = FIRST_WAIT_S
+    while True:
+        try:
+            for words in attempt(calls, pid):
+                say(f"farewell: {words}")
+        except Exception as error:  # whatever it is, the pod must not bill on for it
+            say(f"farewell: {type(error).__name__}")
+        wait(random.uniform(0.0, longest_s) / scale)
+        longest_s = min(LONGEST_WAIT_S, 2 * longest_s)
+
+
+def attempt(calls: Sequence[Call], pid: int) -> List[str]:
+    """Every call, once; what came of each. All are made: that one is answered does not say that the pod goes."""
+    names = {name for call in calls for part in _parts(call) for name in _NAME.findall(part)}
+    values = variables(names, pid)
+    if len(values) < len(names):
+        return [f"{', '.join(sorted(names))} stand in no process above this one"]
+    return [f"{call.method} {call.url}: {ask(call, values)}" for call in calls]
+
+
+def variables(names: Iterable[str], pid: int) -> Dict[str, str]:
+    """From the nearest process above `pid` that has them all, and fit to be sent; {} when none has."""
+    names = set(names)
+    for one in above(pid):
+        environ = environ_of(one)
+        if all(_VALUE.fullmatch(environ.get(name, "")) for name in names):
+            return {name: environ[name] for name in names}
+    return {}
+
+
+def ask(call: Call, values: Mapping[str, str]) -> str:
+    """What came of one request, in words without anything of the answer but its status."""
+    url = urlsplit(fill(call.url, values))
+    host = url.hostname or ""
+    connection: http.client.HTTPConnection
+    if url.scheme == "https":
+        context = ssl.create_default_context()
+        connection = http.client.HTTPSConnection(host, url.port, timeout=CALL_S, context=context)
+    elif url.scheme == "http" and host in LOOPBACK:
+        connection = http.client.HTTPConnection(host, url.port, timeout=CALL_S)
+    else:
+        return "not sent: it is no https"
+    headers = {name: fill(value, values) for name, value in call.headers.items()}
+    said: List[str] = []
+
+    def exchange() -> None:
+        try:
+            connection.request(call.method, url.path or "/", fill(call.body, values).encode() or None, headers)
+            answer = connection.getresponse()  # where it redirects to is not followed: the key stays here
+            is_error = b'"errors"' in answer.read(MOST_BYTES)
+            said.append(f"{answer.status}{' with errors' if is_error else ''}")
+        except Exception as error:
+            said.append(type(error).__name__)
+
+    # A time limit on each read is none on all of them, and a name server has one of its own.
+    thread = threading.Thread(target=exchange, daemon=True)
+    thread.start()
+    thread.join(CALL_S)
+    if thread.is_alive() and connection.sock is not None:
+        with contextlib.suppress(OSError):
+            connection.sock.shutdown(socket.SHUT_RDWR)
+    return said[0] if said else f"no whole answer in {CALL_S:g} s"
+
+
+def fill(template: str, values: Mapping[str, str]) -> str:
+    return _NAME.sub(lambda found: values[found.group(1)], template)
+
+
+def _parts(call: Call) -> List[str]:
+    return [call.url, call.body, *call.headers.values()]

@@ -1,0 +1,205 @@
+"""Whoever rented pods never comes back: each ends by itself, or by its vendor's timer. The judge is what is true."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra import pods
+from infra.agent import process
+from infra.agent.job import PodFolder
+from infra.journal import Journal
+from infra.keep import Keeper
+from infra.offers import open_market
+from infra.settings import VENDORS, Settings
+from store.run_folder import ENDING, RunFolder
+from tests.faults.test_secrets import files, forms
+from tests.faults.trial import checkout, rounds
+from tests.hosts import until
+from tests.rehearsal.worlds import Running, world
+from tests.world import ROOT
+
+SPEED = 600.0
+LIMIT_S = 7 * 86400.0  # by the vendors' clocks; a good quarter of an hour by ours
+LONG_S = 60.0
+# How the work of each pod ends; the pods of two vendors cannot end themselves, whatever becomes of their work.
+ENDINGS = {"runpod": ("succeeds", "fails"), "shadeform": ("succeeds",), "lium": ("succeeds",)}
+# Rents as a launch does, hands over, says so, and is there until it is killed.
+LAUNCH = """
+import json, sys
+from dataclasses import replace
+from pathlib import Path
+from infra import pods
+from infra.agent.job import Limits
+from infra.journal import Journal
+from infra.offers import open_market
+from infra.records import Request
+from infra.settings import Settings
+from tests.faults.trial import COUNT, plan
+from tests.street import launch_on
+folder, name, number, limit_s, *endings = sys.argv[1:]
+settings = Settings.load(Path(folder))
+vendor = open_market(name, settings)
+with Journal.open(Path(folder, name, "journal.db"), {"XDG_CONFIG_HOME": str(Path(folder, name))}) as journal:
+    for ending in endings:
+        run = f"{name}-{ending}-{number}"
+        step = COUNT if ending == "succeeds" else replace(COUNT, words=("-m", "fails"))
+        wanted = plan(Path(folder, "artifacts"), step, run=run, clock_scale=settings.clock_scale)
+        request = Request(run=run, provider=name, gpu="H100", num_gpus=1)
+        job = replace(wanted.job, limits=Limits(time_s=float(limit_s)))
+        op = launch_on(vendor, replace(wanted, request=request, job=job), journal, Path(folder, "checkout"))
+        print(json.dumps({"run": run, "id": op.remote_id, "folder": str(pods.folder_of(op).root)}), flush=True)
+sys.stdin.read()
+"""
+FAILS = """
+import os, time
+while not os.path.exists(os.path.join(os.environ["SLIPWAY_WORK"], "enough")):
+    time.sleep(0.02)
+raise SystemExit("there was enough")
+"""
+
+
+@dataclass(frozen=True)
+class Rented:
+    """A pod at work, whose launcher has been killed; `log` is its guard's, which is read even when it is removed."""
+
+    vendor: str
+    run: str
+    pod_id: str
+    pod: PodFolder
+    log: Any
+
+    def said(self) -> str:
+        self.log.seek(0)
+        return self.log.read()
+
+
+@rounds(1, 25)
+def test_pods_whose_launcher_never_comes_back_are_ended(tmp_path, monkeypatch, rounds):
+    monkeypatch.setenv("PATH", os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]]))  # where uv is
+    root = checkout(tmp_path / "checkout")
+    (root / "fails.py").write_text(FAILS)
+    with world(tmp_path / "world", speed=SPEED) as running, ThreadPoolExecutor(len(VENDORS)) as pool:
+        for number in range(rounds):
+            launched = pool.map(lambda name, n=number: launch(running, tmp_path, name, n), ENDINGS)
+            trial(running, tmp_path, [one for rented in launched for one in rented])
+
+
+def launch(running: Running, folder: Path, vendor: str, number: int) -> list[Rented]:
+    """By a process that is killed as soon as it has handed over."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), **environ_of(running, folder, vendor)}
+    words = [sys.executable, "-c", LAUNCH, str(folder), vendor, str(number), str(LIMIT_S), *ENDINGS[vendor]]
+    with subprocess.Popen(words, env=environ, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE) as launcher:  # fmt: skip
+        assert launcher.stdout is not None and launcher.stderr is not None
+        lines = [launcher.stdout.readline() for _ in ENDINGS[vendor]]
+        launcher.kill()
+        assert all(lines), launcher.stderr.read()
+    rented = []
+    for one in map(json.loads, lines):
+        pod = PodFolder(Path(one["folder"]))
+        rented.append(Rented(vendor, one["run"], one["id"], pod, pod.log("guard").open()))
+    return rented
+
+
+def environ_of(running: Running, folder: Path, vendor: str) -> dict[str, str]:
+    """Of an installation that deals with this world only."""
+    environ = {"SLIPWAY_CLOCK_SCALE": str(SPEED), "SLIPWAY_STATE_FILE": str(folder / vendor / "journal.db")}
+    for name, key in VENDORS.items():
+        about = running.about[name]
+        environ |= {f"SLIPWAY_{name.upper()}_URL": about["url"], key.upper(): about["key"]}
+    return environ
+
+
+def trial(running: Running, folder: Path, rented: list[Rented]) -> None:
+    """The work of all of them ends while RunPod is out of order, and then its clock runs on."""
+    own = [one for one in rented if one.vendor == "runpod"]
+    lines: set[bytes] = set()
+
+    def all_of(pods: list[Rented], words: str) -> bool:
+        lines.update(command_lines())
+        return all(words in one.said() for one in pods)
+
+    def truth(pods: list[Rented]) -> list[dict[str, Any]]:
+        lines.update(command_lines())
+        return [running.pod(one.pod_id) for one in pods]
+
+    running.fault(requests=[{"vendor": "runpod", "call": "delete", "kind": "error", "status": 503, "count": None}])
+    keys = [process.environ_of(first_process(running, one.pod_id))["RUNPOD_API_KEY"] for one in own]
+    for one in rented:
+        until(one.pod.work.is_dir, "work", LONG_S)
+        (one.pod.work / "enough").touch()
+    until(lambda: all_of(rented, "guard ends: "), "all verdicts", LONG_S)
+    until(lambda: all_of(own, "/graphql: 503"), "farewells in vain", LONG_S)
+    for one in rented:
+        verdict = json.loads(one.pod.verdict.read_text())["state"]
+        assert verdict == ("failed" if "fails" in one.run else "succeeded"), one
+    assert all(pod["micro_usd_per_hour"] > 0 for pod in truth(rented))  # until somebody ends them
+    for key in keys:
+        assert holding(key, folder) == [] and not any(key.encode() in line for line in lines)
+    running.fault()
+    until(
+        lambda: {pod["state"] for pod in truth(own)} <= {"deleting", "gone"}, "pods that have ended themselves", LONG_S
+    )
+    assert [pod["ended_by"] for pod in truth(own)] == ["pod"] * len(own)
+    for one in own:
+        comes_back(running, folder, one)
+    others = [one for one in rented if one not in own]
+    assert not any("farewell" in one.said() for one in others)
+    assert all(pod["micro_usd_per_hour"] > 0 for pod in truth(others))
+    running.move(LIMIT_S + 7200)
+    until(lambda: (running.truth()["billing"], running.truth()["running"]) == (0, 0), "the vendors' timers", LONG_S)
+    assert [pod["ended_by"] for pod in truth(others)] == ["time limit"] * len(others)
+    assert running.truth()["problems"] == []
+    for one in rented:
+        one.log.close()
+
+
+def comes_back(running: Running, folder: Path, one: Rented) -> None:
+    """Whoever kept the run, after all, when its pod has ended itself: the run is over, and nothing more is rented."""
+    settings = Settings.load(folder, environ=environ_of(running, folder, one.vendor))
+    vendor, state = open_market(one.vendor, settings), "failed" if "fails" in one.run else "succeeded"
+    rented = len(running.truth()["pods"])
+    with Journal.open(settings.state_file, {"XDG_CONFIG_HOME": str(folder / one.vendor)}) as journal:
+        (op,) = journal.ops(run=one.run)
+        # As the courier of its job leaves it there, which this small one has not.
+        said = json.dumps({"token": op.token, "state": state, "reason": ""}).encode()
+        RunFolder(op.store, op.run).put(ENDING, [said])
+        keeper = Keeper(journal, lambda _: vendor, vendor.offers, folder / one.vendor / one.run, {}, lambda _: None)
+        with keeper.keeping(one.run):
+            assert [verdict for _, verdict in keeper.keep(op)][-1]["state"] == state
+        (row,) = journal.ops(run=one.run)
+        assert (row.state, row.reason, pods.is_over(row)) == ("TERMINATED", f"it has {state}", True)
+    assert len(running.truth()["pods"]) == rented
+
+
+def holding(key: str, folder: Path) -> list[Path]:
+    """The files that have it, in whatever form."""
+    found = []
+    for path in files(folder):
+        with contextlib.suppress(FileNotFoundError):  # a draft, which has another name by now
+            content = path.read_bytes()
+            found += [path] if any(form in content for form in forms(key)) else []
+    return found
+
+
+def first_process(running: Running, pod_id: str) -> int:
+    """Of that pod, on this machine."""
+    (token,) = (path.read_text() for path in Path(running.about["state"]).glob(f"pods/{pod_id}-*/token"))
+    return process.find(token)[0].pid
+
+
+def command_lines() -> Iterator[bytes]:
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                yield Path(f"/proc/{entry}/cmdline").read_bytes()
+            except OSError:
+                continue  # it ended
