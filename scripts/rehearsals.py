@@ -28,9 +28,7 @@ from scripts.program import print_json
 
 AT_START_ONLY = ("prices", "balance_usd", "lium_key_budget_usd")
 KEEPER = "keep:"
-LIMIT_S = (
-    16.0  # of our time, after which a limit is reached: some work is done by then, and not all of the tiny profile's
-)
+LIMIT_S = 18.0  # of our time, after which a limit is reached: the tiny profile is half done by then
 
 
 @dataclass(frozen=True)
@@ -101,10 +99,12 @@ def fitting_speed(offers: str, flags: dict[str, Any]) -> float:
     limit_s = words.seconds(flags["ttl"]) or math.inf
     if flags["spend_limit"]:
         kind, number = flags["gpu"] or choosing.GPU, flags["num_gpus"] or (0 if flags["gpu"] else choosing.NUM_GPUS)
-        rows = [one for one in read_offers(Path(offers) if offers else BUNDLED)
-                if flags["provider"] in ("", MARKET, one.vendor) and gpus.is_asked(kind, one.gpu)]  # fmt: skip
-        prices = [one.micro_usd_per_hour for one in rows if number in (0, one.num_gpus)]
-        prices += [one.micro_usd_per_hour * number for one in rows if one.vendor == "runpod" and number > 1]
+        prices = [
+            one.micro_usd_per_hour * (number if one.vendor == "runpod" and number else 1)  # which sells single GPUs
+            for one in read_offers(Path(offers) if offers else BUNDLED)
+            if flags["provider"] in ("", MARKET, one.vendor) and gpus.is_asked(kind, one.gpu)
+            if one.vendor == "runpod" or number in (0, one.num_gpus)
+        ]
         if prices and min(prices):
             limit_s = min(limit_s, micro_usd(flags["spend_limit"].lstrip("$")) * 3600 / min(prices))
     return max(1.0, min(attach.SPEED, round(limit_s / LIMIT_S, 1)))
