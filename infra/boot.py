@@ -38,7 +38,8 @@ def boot(op: Op, provider: Market, journal: Journal, limit_s: float) -> Op:
         raise Unbooted(problem)
     folder = _mark(replace(pod, run=op.run), provider, op, deadline, scale)
     address = replace(Address.parse(pod.address), folder=folder)
-    return journal.note(op, address=str(address), rate=max(op.rate, pod.micro_usd_per_hour))
+    billed_at = pod.billed_at and time.time() - max(0.0, provider.now() - pod.billed_at) / scale  # by our own clock
+    return journal.note(op, address=str(address), rate=max(op.rate, pod.micro_usd_per_hour), billed_at=billed_at)
 
 
 def _address(op: Op, provider: Market, deadline: float, scale: float) -> Pod:

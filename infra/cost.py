@@ -14,6 +14,7 @@ from infra import gpus
 from infra.errors import UsageError
 from infra.journal import Op
 from infra.records import Offer
+from infra.spend import billed_from
 from infra.states import FAILED, PLANNED
 
 # How much faster one GPU is than another by data sheets, and what is seen of that:
@@ -58,7 +59,7 @@ def ledger(
     for row in rows:
         if row.state in (PLANNED, FAILED):
             continue  # nothing was sent, it was refused, or it is proven that nothing came of it
-        began_at = row.intent_at if row.sent_at is None else row.sent_at
+        began_at = int(billed_from(row))
         ended_at = row.ended_at
         if ended_at is None and not row.is_live:  # an older Slipway wrote down no more than this
             ended_at = row.del_requested_at or row.last_seen_at or began_at

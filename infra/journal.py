@@ -63,6 +63,7 @@ class Op:
     absent_n: int = 0
     del_requested_at: int | None = None
     ended_at: int | None = None  # when it was proven gone
+    billed_at: float | None = None  # when its vendor began to bill it, where that is later than the request and told
     reason: str = ""
 
     @property

@@ -92,6 +92,7 @@ MIGRATIONS = (
         "ALTER TABLE ops ADD COLUMN recoveries INTEGER NOT NULL DEFAULT 0",
     ),
     ("ALTER TABLE ops ADD COLUMN ended_at INTEGER",),
+    ("ALTER TABLE ops ADD COLUMN billed_at REAL",),
     (  # what stands aside (slot < 0) leaves its target to another
         "DROP INDEX one_live_per_target",
         """CREATE UNIQUE INDEX one_live_per_target ON ops (target, store)

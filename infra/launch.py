@@ -18,6 +18,7 @@ from pathlib import Path
 from infra import home, pods, spend, tools
 from infra.agent.job import Job, Step
 from infra.boot import Unbooted, boot
+from infra.courier import with_courier
 from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.journal import Admit, Journal, Op
 from infra.providers import Provider, Vendors, clock_scale, farewell, market
@@ -121,6 +122,8 @@ def _rent(plan: Plan, offer: Offer, provider: Provider, journal: Journal, rank: 
     assert plan.job is not None
     request = replace(plan.request, run=pods.name_of(plan.request.run, rank))
     job = replace(_job_of(plan.job, rank, plan.request.nodes, provider, offer), farewell=farewell(provider))
+    if provider.is_rented and rank == 0:
+        job = with_courier(job, plan.store, plan.request.run)
     return pods.rent(provider, request, offer, job, journal, target="" if rank else plan.target, store=plan.store,
                      slot=rank, recoveries=terms.recoveries, admit=terms.admit)  # fmt: skip
 

@@ -34,6 +34,7 @@ GONE = "it was gone"
 DEAD = ("stopped", "failed", "ending")  # states of a vendor's pod in which nothing of it runs, though it may bill
 PATIENCE_S = 120.0  # while a vendor deletes
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 10.0
+STOP_S = 300.0  # for a step to save, and for its courier to bring that to the store
 LOOK_S, LOOK_EVERY_S = 60.0, 3.0  # on the vendor's clock; for a pod whose creation was not answered
 
 
@@ -185,6 +186,15 @@ def stand_aside(op: Op, journal: Journal, reason: str) -> Op:
     for a node whose work cannot go on: see `infra.agent.nodes`.
     """
     return journal.advance(op, "aside", reason=reason)
+
+
+def stop_work(provider: Provider, op: Op) -> None:
+    """Let what runs on a pod save and leave, and its courier finish, before the pod is ended. Raises SlipwayError."""
+    pod, transport = folder_of(op), provider.reach(pod_of(op))
+    words = [transport.python, "-m", "infra.agent", "stop", str(pod.root)]
+    done = transport.run(words, timeout_s=STOP_S, env={"PYTHONPATH": str(pod.code)})
+    if done.exited != 0:
+        raise SlipwayError(f"{op.run}: stopping its work: exit code {done.exited}: {done.stderr.strip()}")
 
 
 def settle(provider: Provider, op: Op, journal: Journal, transport: Transport | None) -> Op:

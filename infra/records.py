@@ -89,6 +89,7 @@ class Pod:
     address: str  # a folder for `local`; an `Address` as text elsewhere; "" = none yet
     micro_usd_per_hour: int = 0
     created_at: int = 0  # UTC epoch seconds; 0 = its provider does not say
+    billed_at: float | None = None  # likewise, where billing begins later than that
     # What a vendor says of it; "" and None = nothing.
     state: str = ""  # booting, running, stopped, failed (the last two may bill too), ending
     note: str = ""

@@ -1,8 +1,8 @@
 """What rented pods have cost and may yet cost: at most, never less than that. Pure.
 
 In: rows of the journal. Out: micro-dollars. An hour is one of the vendor's, which in a rehearsal passes faster: `scale`
-times. A pod costs from the moment its request was about to be sent until it was proven gone, whatever its vendor says
-in between.
+times. A pod costs from the moment its request was about to be sent, or from when its vendor says that billing began
+if that is later, until it was proven gone.
 """
 
 import math
@@ -20,9 +20,15 @@ def age_s(op: Op, now: float, scale: float = 1.0) -> float:
     """How long it has been billed at most, by the vendor's clock."""
     if op.state == FAILED:  # nothing was rented
         return 0.0
-    began_at = op.intent_at if op.sent_at is None else op.sent_at
+    began_at = billed_from(op)
     until = now if op.is_live else op.ended_at or op.del_requested_at or began_at
     return max(0.0, until - began_at) * scale
+
+
+def billed_from(op: Op) -> float:
+    if op.billed_at is not None:
+        return op.billed_at
+    return op.intent_at if op.sent_at is None else op.sent_at
 
 
 def spent(op: Op, now: float, scale: float = 1.0) -> int:

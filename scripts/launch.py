@@ -55,7 +55,7 @@ def launch(
         "bad-host": "the first N machines have an old driver or a slow disk",
         "faults": "YAML: what else goes wrong (infra/rehearsal/faults.py)",
         "offers": "JSON: what can be rented, instead of what Slipway brings along",
-        "speed": "simulated seconds per second (60)",
+        "speed": "simulated seconds per second (60, or fewer where a limit would be reached before work begins)",
         "stop": "end the rehearsal and all that runs in it",
     },
 )

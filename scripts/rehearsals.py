@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json as json_text
+import math
 import signal
 import time
 from collections.abc import Iterator
@@ -13,18 +14,21 @@ from typing import Any
 from invoke import Exit
 
 from infra import cost as costs
+from infra import gpus
 from infra.agent.process import send
 from infra.errors import SlipwayError, UsageError
 from infra.journal import Journal
+from infra.money import micro_usd
 from infra.rehearsal import attach
 from infra.rehearsal.attach import Running
 from infra.settings import MARKET, VENDORS
-from scripts import render, runs, words, worlds
+from scripts import choosing, render, runs, words, worlds
 from scripts.ledger import open_journal
 from scripts.program import print_json
 
 AT_START_ONLY = ("prices", "balance_usd", "lium_key_budget_usd")
 KEEPER = "keep:"
+LIMIT_S = 18.0  # of our time, after which a limit is reached: the tiny profile is half done by then
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ def rehearse(*, stop, preempt, bad_host, faults, offers, speed, json, **flags):
         if number < 0:
             raise UsageError(f"--{name} is {number}; it cannot be negative")
     plan = plan_of(faults, preempt, bad_host)
-    world = the_world(plan, faults, offers, speed)
+    world = the_world(plan, faults, offers, speed, fitting_speed(offers, flags))
     worlds.step_into(world)
     world.tell("/faults", plan)
     settings = words.settings()
@@ -88,7 +92,26 @@ def plan_of(faults: str, preempt: int, bad_host: int) -> dict[str, Any]:
     return plan
 
 
-def the_world(plan: dict[str, Any], faults: str, offers: str, speed: float | None) -> Running:
+def fitting_speed(offers: str, flags: dict[str, Any]) -> float:
+    """As fast as usual, but slow enough that a limit is not reached before the work has begun."""
+    from infra.rehearsal.offers import BUNDLED, read_offers
+
+    limit_s = words.seconds(flags["ttl"]) or math.inf
+    if flags["spend_limit"]:
+        kind, number = flags["gpu"] or choosing.GPU, flags["num_gpus"] or (0 if flags["gpu"] else choosing.NUM_GPUS)
+        prices = [
+            one.micro_usd_per_hour * (number if one.vendor == "runpod" and number else 1)  # which sells single GPUs
+            for one in read_offers(Path(offers) if offers else BUNDLED)
+            if flags["provider"] in ("", MARKET, one.vendor) and gpus.is_asked(kind, one.gpu)
+            if one.vendor == "runpod" or number in (0, one.num_gpus)
+        ]
+        cheapest = min(prices, default=0)
+        if cheapest:
+            limit_s = min(limit_s, micro_usd(flags["spend_limit"].lstrip("$")) * 3600 / cheapest)
+    return max(1.0, min(attach.SPEED, round(limit_s / LIMIT_S, 1)))
+
+
+def the_world(plan: dict[str, Any], faults: str, offers: str, speed: float | None, fitting: float) -> Running:
     """The one that runs, if it is as it is wanted, or a new one. Raises UsageError."""
     from infra.rehearsal.offers import digest, read_offers
 
@@ -98,10 +121,16 @@ def the_world(plan: dict[str, Any], faults: str, offers: str, speed: float | Non
         raise UsageError(f"--offers: {error}") from None
     try:
         found = attach.find(worlds.base())
+        if (speed or fitting) != found.speed and not found.truth()["billing"]:
+            attach.stop(worlds.base())
+            render.say(
+                f"the rehearsal that ran at {found.speed:g} times our speed, and in which nothing was left, ended"
+            )
+            raise attach.NoWorld("it has ended")
     except attach.NoWorld:
         more = ["--offers", str(Path(offers).absolute())] if offers else []
         more += ["--faults", str(Path(faults).absolute())] if faults else []
-        found = attach.start(worlds.base(), *more, speed=attach.SPEED if speed is None else speed)
+        found = attach.start(worlds.base(), *more, speed=speed or fitting)
         render.say(f"a rehearsal was begun; {worlds.until_when()}")
         return found
     at_start = [name for name in AT_START_ONLY if plan.get(name)]

@@ -25,11 +25,13 @@ from infra.providers import Provider
 from infra.records import Offer, Plan
 from infra.settings import Settings
 from infra.stages import stage
+from infra.states import TERMINATING
 from scripts import choosing, render, words
 from scripts.keeping import keeper_of, leave
 from scripts.ledger import bring_home, end_others, find_run, last_verdict, open_journal, settle, way
 from scripts.planning import ROOT, node_commands, plan_for
 from scripts.program import print_json
+from store import StoreError
 from trainer.plan import CHECKPOINTS
 
 DETACHED = 130
@@ -284,11 +286,27 @@ def down(run, all, json):
 def end(op: Op, journal: Journal, settings: Settings) -> None:
     """Raises SlipwayError when it is not proven that nothing of the pod runs."""
     was_live, vendor = op.is_live, words.provider(settings, op.vendor)
+    has_words = was_live and op.address and op.slot >= 0
+    if has_words and vendor.is_rented:  # nothing can be asked of it afterwards
+        op = last_rites(op, vendor, journal, settings)
     pods.end(vendor, op, journal)
     keep.end_keeper(op.run, journal)
-    if was_live and op.address and op.slot >= 0:
+    if has_words and not vendor.is_rented:
         bring_home(op, vendor, settings)
     render.say(f"{op.run}: {'ended, nothing of it runs' if was_live else 'had ended already'}")
+
+
+def last_rites(op: Op, vendor: Provider, journal: Journal, settings: Settings) -> Op:
+    """Of a rented pod: it saves, and what it says is brought home. One that is deaf is ended all the same."""
+    if op.state != TERMINATING:  # from here on nobody brings it back
+        op = journal.advance(op, "end", reason=pods.ASKED)
+    render.say(f"{op.run}: saving and leaving")
+    try:
+        pods.stop_work(vendor, op)
+        bring_home(op, vendor, settings)
+    except (SlipwayError, StoreError) as error:
+        render.say(render.clean(f"{op.run}: {error}"))
+    return op
 
 
 def resume(run, detach, json):

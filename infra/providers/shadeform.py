@@ -73,6 +73,7 @@ class Instance(Struct):
     cost_estimate: str | None = None
     hourly_price: int = 0
     created_at: str | None = None
+    active_at: str | None = None
     tags: list[str] | None = None
     auto_delete: AutoDelete | None = None
 
@@ -259,6 +260,7 @@ class Shadeform:
             note=one.status_details or "",
             name=one.name,
             created_at=int(epoch(one.created_at) or 0),
+            billed_at=epoch(one.active_at),
             ends_at=epoch(ends.date_threshold),
             spend_limit_micro_usd=told_micro_usd(ends.spend_threshold),
             spent_micro_usd=told_micro_usd(one.cost_estimate),
