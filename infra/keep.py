@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from infra import home, keepsake, launch, pods, spend, watch
-from infra.agent.job import Job
+from infra.agent.job import Job, Limits
 from infra.agent.process import myself, send
 from infra.agent.state import NODE_LOST
 from infra.course import Course, Do, Sight, decide
@@ -321,8 +321,11 @@ class Keeper:
             self.say(f"{_named(op)} stands aside, and is ended when it answers: {error}")
             pods.stand_aside(self.journal.op(op.token), self.journal, reason)
 
-    def elsewhere(self, op: Op, recoveries: int = 0) -> Op:
-        """The run of a pod that has ended on the next offer, with the code that it began with. Raises LimitHit."""
+    def elsewhere(self, op: Op, recoveries: int = 0, limits: Limits | None = None) -> Op:
+        """The run of a pod that has ended on the next offer, with the code that it began with.
+
+        `limits`: other ones than what is left. Raises LimitHit when nothing is left.
+        """
         code = self.folder / "code"
         if not code.is_dir():
             raise SlipwayError(f"{op.run}: its pod is gone, and its code was not kept; run: inv launch")
@@ -330,7 +333,8 @@ class Keeper:
         for other in pods.nodes_of(op, self.journal)[1:]:  # they cannot go on without node 0: all begin anew together
             if other.is_live:
                 self._end(other, pods.GONE, may_stand_aside=True)
-        plan = Plan(target=op.target, store=op.store, artifacts=(), job=self._rest_of(op), request=request)
+        job = replace(Job.from_json(op.job), limits=limits) if limits else self._rest_of(op)
+        plan = Plan(target=op.target, store=op.store, artifacts=(), job=job, request=request)
 
         def prepare(new: Op, transport: Transport) -> None:
             if self.vendors(new.vendor).pod_store:  # else the pod fetches it from the store
@@ -357,7 +361,8 @@ class Keeper:
         if limits.spend_micro_usd is not None:
             limits = replace(limits, spend_micro_usd=limits.spend_micro_usd - used_micro_usd)
         if any(left is not None and left <= 0 for left in (limits.time_s, limits.spend_micro_usd)):
-            raise LimitHit(f"{op.run}: its pod is gone, and its limit is reached; run: inv launch")
+            more = f"inv resume {op.run} --spend-limit or --ttl, with more" if provider.is_rented else "inv launch"
+            raise LimitHit(f"{op.run}: its pod is gone, and its limit is reached; to go on: {more}")
         return replace(job, limits=limits)
 
     def _take(self, run: str) -> None:

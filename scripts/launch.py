@@ -103,6 +103,15 @@ def down(c, run="", all=False, json=False):
     """End a run: its work is saved, its processes are gone, nothing bills; says so only when it is proven."""
 
 
-@command("scripts.runs", word="run", help={"detach": "hand over and return", "json": "one JSON document on stdout"})
-def resume(c, run="", detach=False, json=False):
+@command(
+    "scripts.runs",
+    word="run",
+    help={
+        "spend-limit": "rented: another limit, in US dollars, for the run from its beginning",
+        "ttl": "rented: so much time from now on",
+        "detach": "hand over and return",
+        "json": "one JSON document on stdout",
+    },
+)
+def resume(c, run="", spend_limit="", ttl="", detach=False, json=False):
     """Go on with a run that was stopped, killed or failed, from its newest whole checkpoint."""

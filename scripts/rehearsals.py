@@ -4,6 +4,7 @@ import contextlib
 import io
 import json as json_text
 import math
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -108,7 +109,8 @@ def fitting_speed(offers: str, flags: dict[str, Any]) -> float:
         cheapest = min(prices, default=0)
         if cheapest:
             limit_s = min(limit_s, micro_usd(flags["spend_limit"].lstrip("$")) * 3600 / cheapest)
-    return max(1.0, min(attach.SPEED, round(limit_s / LIMIT_S, 1)))
+    busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))  # who shares the machine works the more slowly
+    return max(1.0, min(attach.SPEED, round(limit_s / (LIMIT_S * busy), 1)))
 
 
 def the_world(plan: dict[str, Any], faults: str, offers: str, speed: float | None, fitting: float) -> Running:

@@ -13,9 +13,9 @@ from typing import Any
 
 from invoke import Exit
 
-from infra import keep, keepsake, pods, watch
+from infra import keep, keepsake, pods, spend, watch
 from infra import launch as street
-from infra.agent.job import Job
+from infra.agent.job import Job, Limits
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError, UsageError
 from infra.journal import Journal, Op, Taken
@@ -159,12 +159,15 @@ def attach(op: Op, journal: Journal, settings: Settings) -> Op:
     return again(op, journal, settings)
 
 
-def again(op: Op, journal: Journal, settings: Settings) -> Op:
-    """Bring back a run that has stopped: on its pod where that is still there, else on another one."""
+def again(op: Op, journal: Journal, settings: Settings, limits: Limits | None = None) -> Op:
+    """Bring back a run that has stopped: on its pod where that is still there, else on another one.
+
+    `limits`: of a rented pod, other ones than what is left.
+    """
     render.say(f"going on with {op.run}")
     vendor = words.provider(settings, op.vendor)
     if vendor.is_rented and not op.is_live:
-        return keeper_of(op, journal, settings).elsewhere(op)
+        return keeper_of(op, journal, settings).elsewhere(op, limits=limits)
     return street.resume(op, vendor, journal, words.secrets(settings))
 
 
@@ -309,7 +312,7 @@ def last_rites(op: Op, vendor: Provider, journal: Journal, settings: Settings) -
     return op
 
 
-def resume(run, detach, json):
+def resume(run, spend_limit, ttl, detach, json):
     settings = words.settings()
     with open_journal(settings) as journal:
         settle(journal, settings)
@@ -318,11 +321,31 @@ def resume(run, detach, json):
             raise UsageError(f"{op.run} was a node of {pods.run_of(op)}; run: inv resume {pods.run_of(op)}")
         if op.slot >= 0 and last_verdict(op, settings).get("state") == "succeeded":
             raise UsageError(f"{op.run} has succeeded; there is nothing to go on with")
-        op = go_on(op, journal, settings)
+        limits = more_for(op, journal, settings, spend_limit, ttl)
+        op = again(op, journal, settings, limits) if limits else go_on(op, journal, settings)
         if detach:
             leave(op, settings, json)
         else:
             conclude(op, journal, settings, json)
+
+
+def more_for(op: Op, journal: Journal, settings: Settings, spend_limit: str, ttl: str) -> Limits | None:
+    """The limits of the next pod of a run whose first ones are used up; None when no others are asked for."""
+    if not spend_limit and not ttl:
+        return None
+    if not words.provider(settings, op.vendor).is_rented:
+        raise UsageError(f"{op.run} costs nothing; --spend-limit and --ttl are for rented machines")
+    if op.is_live:
+        raise UsageError(
+            f"{op.run} has its pod still, with the limits that it was rented with; first: inv down {op.run}"
+        )
+    limits = choosing.limits_for(settings, True, ttl, spend_limit)
+    if limits.spend_micro_usd is None:
+        return limits
+    spent = sum(spend.spent(row, time.time(), settings.clock_scale) for row in journal.ops(run=op.run))
+    if spent >= limits.spend_micro_usd:
+        raise UsageError(f"{op.run} has cost {render.cents(spent)} USD already; give a --spend-limit above that")
+    return replace(limits, spend_micro_usd=limits.spend_micro_usd - spent)
 
 
 def keep_(run, detach, json):
