@@ -337,10 +337,10 @@ class Keeper:
         plan = Plan(target=op.target, store=op.store, artifacts=(), job=job, request=request)
 
         def prepare(new: Op, transport: Transport) -> None:
-            if self.vendors(new.vendor).pod_store:  # else the pod fetches it from the store
-                keepsake.restore(new, transport, self.folder, Store(op.store))
+            keepsake.restore(new, transport, self.folder, Store(op.store))
 
-        terms = replace(self.terms, prepare=prepare, recoveries=recoveries)
+        is_kept_here = bool(self.vendors(op.vendor).pod_store)  # a rented pod fetches it from the store
+        terms = replace(self.terms, prepare=prepare if is_kept_here else None, recoveries=recoveries)
         offers = self.find(request)
         return launch.start(plan, offers, self.vendors, self.journal, code, self.secrets, self.say, terms)
 

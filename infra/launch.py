@@ -162,7 +162,7 @@ def _apart(step: Step) -> Step:
 def _send(op: Op, provider: Provider, root: Path, store: str, say: Say, prepare: Prepare | None) -> None:
     """The code, and what the job reads and does not make."""
     transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
-    say(f"sending the code to {op.address}")
+    say(f"sending the code to {pods.where(op)}")
     with stage("push", say) as told:
         pushed = transport.push(root, pod.code, op.token)
         told += [f"{pushed.sent} files", *(f"not sent: {refusal}" for refusal in pushed.refused)]

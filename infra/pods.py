@@ -136,6 +136,14 @@ def folder_of(op: Op) -> PodFolder:
     return PodFolder(Path(Address.parse(address).folder if address.startswith("ssh://") else address))
 
 
+def where(op: Op) -> str:
+    """For people: a folder of this machine, or of another one, with user, host and port."""
+    if not (op.address or "").startswith("ssh://"):
+        return op.address or "no address yet"
+    to = Address.parse(op.address or "")
+    return f"{to.folder} at {to.user}@{to.host}{'' if to.port == 22 else f':{to.port}'} ({op.vendor})"
+
+
 def end(provider: Provider, op: Op, journal: Journal, reason: str = ASKED, patience_s: float = PATIENCE_S) -> Op:
     """The row once the pod is proven gone; calling twice is safe.
 

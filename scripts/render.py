@@ -278,7 +278,9 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
             lines.append(Text(f"{view.run}: {said}"))
         back = f"brought back {count(view.recoveries, 'time')}" if view.recoveries else ""
         safe = (
-            f"checkpoint {clean(one)} is in the store, {duration(now - at)} ago" for one, at in view.in_store.items()
+            f"checkpoint {clean(one)} is in the store, {duration(now - at)} ago"
+            for one, at in sorted(view.in_store.items(), key=lambda item: item[1])[-1:]
+            if view.state != "succeeded"
         )
         words = (clean(view.note), *safe, back, money(view), *view.ends, view.ssh)
         lines.extend(Text(f"{view.run}: {one}", style="dim") for one in words if one)

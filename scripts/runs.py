@@ -223,7 +223,7 @@ def show_progress(op: Op, keeper: Keeper, quiet: bool) -> tuple[Mapping[str, Any
     """Bars on a terminal, a line per step elsewhere; returns the last progress and the verdict."""
     seen = keeper.keep(op)
     if not quiet:
-        render.say(f"run {op.run} in {op.address}")
+        render.say(f"run {op.run} in {pods.where(op)}")
     if quiet:
         return _last(seen)
     if not sys.stderr.isatty():
