@@ -24,7 +24,7 @@ namespace = Collection(
     *(train.train, train.eval, train.chat, train.export),
     *(pod.ssh, pod.forward, pod.pull),
     *(pool.hosts, market.offers, market.audit, market.reap, market.cost),
-    Collection("pod", pod.sync),
+    Collection("pod", pod.create, pod.sync, pod.setup, pod.run, pod.down, pod.list_),
     Collection("pool", pool.list_, pool.up, pool.check, pool.import_),
     *(project.config, project.doctor, project.test, project.check),
 )

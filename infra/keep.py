@@ -336,7 +336,7 @@ class Keeper:
             if self.vendors(new.vendor).pod_store:  # else the pod fetches it from the store
                 keepsake.restore(new, transport, self.folder, Store(op.store))
 
-        terms = replace(self.terms, prepare=prepare, recoveries=recoveries)
+        terms = replace(self.terms, prepare=prepare, recoveries=recoveries, role=op.role, spec_hash=op.spec_hash)
         offers = self.find(request)
         return launch.start(plan, offers, self.vendors, self.journal, code, self.secrets, self.say, terms)
 

@@ -194,8 +194,9 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
         )
     elif succeeded:
         total = sum(step["elapsed_s"] for step in progress["steps"])
-        made = Job.from_json(op.job).steps[-1].config["making"]["name"]
-        render.say(f"{op.run} succeeded in {render.duration(total)}. {talk_to(made, op.store)}")
+        steps = Job.from_json(op.job).steps
+        then = talk_to(steps[-1].config["making"]["name"], op.store) if steps else f"Next: ./inv pod.run {op.run}"
+        render.say(f"{op.run} succeeded in {render.duration(total)}. {then}")
     if succeeded:
         keepsake.forget(keeper.folder)
     else:
@@ -204,8 +205,10 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
             render.say(render.clean(verdict["tail"]))
         reason = f": {render.clean(verdict['reason'])}" if verdict["reason"] else ""
         code = 5 if verdict["state"] == "limit" else 1
-        then = THEN.get(verdict["state"], "go on with ")
-        raise Exit(f"{op.run} {verdict['state']}{reason}; see {logs}; {then}./inv resume {op.run}", code=code)
+        then = THEN.get(verdict["state"], "go on with ") + f"./inv resume {op.run}"
+        if journal.op(op.token).is_live and op.stays:
+            then = f"mend that, then: ./inv {'pod.run' if Job.from_json(op.job).steps else 'pod.setup'} {op.run}"
+        raise Exit(f"{op.run} {verdict['state']}{reason}; see {logs}; {then}", code=code)
 
 
 def talk_to(artifact: str, store: str) -> str:
@@ -318,6 +321,8 @@ def resume(run, detach, json):
             raise UsageError(f"{op.run} was a node of {pods.run_of(op)}; run: inv resume {pods.run_of(op)}")
         if op.slot >= 0 and last_verdict(op, settings).get("state") == "succeeded":
             raise UsageError(f"{op.run} has succeeded; there is nothing to go on with")
+        if op.is_live and op.stays and street.is_idle(op, way(settings, op)):
+            raise UsageError(f"{op.run} is at no work; give it some: inv pod.run {op.run}")
         op = go_on(op, journal, settings)
         if detach:
             leave(op, settings, json)
@@ -332,6 +337,8 @@ def keep_(run, detach, json):
         holder = journal.holder(keep.lease_name(op.run))
         if holder:
             state, said = "kept", f"{op.run} is kept by process {holder.pid}"
+        elif op.is_live and op.stays and street.is_idle(op, way(settings, op)):
+            state, said = "idle", f"{op.run} is at no work; its guard holds it"
         elif pods.is_over(op):
             state, said = "over", f"{op.run} is over; run: inv status {op.run}"
         elif detach:
