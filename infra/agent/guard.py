@@ -127,7 +127,8 @@ class Guard:
             reap()
             state, reason = self._reason_to_end()
             if state:
-                put_away(self.pod)
+                if state != "stopped" or self.told_to_end:  # else somebody is done with it: its work has the last word
+                    put_away(self.pod)
                 return self._end(state, reason, patience_s=2.0)
             if time.monotonic() - self.reported_at >= REPORT_EVERY_S:
                 self._report()

@@ -90,11 +90,11 @@ def test_a_limit_ends_work_and_pod(world: World) -> None:
     assert world.verdict()["state"] == "limit" and world.members() == []
 
 
-def test_stop_ends_a_pod_that_is_held_after_its_work(world: World) -> None:
+def test_stop_ends_a_pod_that_is_held_after_its_work_which_has_the_last_word(world: World) -> None:
     held(world)
     work(world, "pass")
     assert verdict(world)["state"] == "succeeded"
-    assert world.call("stop")["verdict"]["state"] == "stopped"
+    assert world.call("stop")["verdict"]["state"] == "succeeded"
     assert world.members() == []
 
 
