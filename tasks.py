@@ -15,6 +15,7 @@ namespace = Collection(
         launch.status,
         launch.logs,
         launch.down,
+        launch.stop,
         launch.resume,
         launch.keep_,
         launch.rehearse,

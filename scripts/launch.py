@@ -106,3 +106,8 @@ def down(c, run="", all=False, json=False):
 @command("scripts.runs", word="run", help={"detach": "hand over and return", "json": "one JSON document on stdout"})
 def resume(c, run="", detach=False, json=False):
     """Go on with a run that was stopped, killed or failed, from its newest whole checkpoint."""
+
+
+@command("scripts.runs", world="", word="run")
+def stop(c, run=""):
+    """Refused: a pod that is stopped goes on billing, and may not start again; says what to type instead."""

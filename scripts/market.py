@@ -91,6 +91,7 @@ def cost(
 
 @command(
     "scripts.desired",
+    world="begin",
     word="file",
     help={
         "file": "YAML: `pods:` and below it `- name: a`; inv config --schema pod names all keys",

@@ -11,6 +11,7 @@ WHICH = "the pod (default: that of this line, or the only one)"
 
 @command(
     "scripts.stages",
+    world="begin",
     help={
         "provider": "where: local, ssh, runpod, lium, shadeform, or market for all vendors",
         "pool": "ssh: only machines of this pool",

@@ -312,6 +312,14 @@ def last_rites(op: Op, vendor: Provider, journal: Journal, settings: Settings) -
     return op
 
 
+def stop(run):
+    name = run or "RUN"
+    raise UsageError(
+        "no pod is stopped: the one vendor that can would bill its disk at twice the rate, and may have no GPU for it "
+        f"later. End it: inv down {name}; go on from its checkpoints: inv resume {name}"
+    )
+
+
 def resume(run, detach, json):
     settings = words.settings()
     with open_journal(settings) as journal:
