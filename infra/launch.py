@@ -289,7 +289,7 @@ def resume(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, s
 
 def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
     """The row of a pod that can be handed its job again: the same, or a new one in the same folder."""
-    if Job.from_json(op.job).kind == "hold":
+    if op.job and Job.from_json(op.job).kind == "hold":
         raise UsageError(f"{op.run} had no work to go on with; run: inv pod.create, inv pod.run")
     if op.is_live:
         if op.state not in (READY, LOST):

@@ -11,7 +11,7 @@ from infra import desired, strict_yaml
 from infra.agent.job import Limits
 from infra.desired import PodSpec, Step
 from infra.errors import SlipwayError, UsageError
-from infra.journal import Journal, Op
+from infra.journal import Held, Journal, Lease, Op
 from infra.providers import Provider
 from infra.records import Offer, Request
 from infra.settings import Settings
@@ -41,7 +41,7 @@ def apply(*, file, provider, dry_run, yes, json):
     settings = words.settings(provider=provider)
     set_name, specs = load(Path(file), settings)
     with open_journal(settings) as journal:
-        lease = None if dry_run else journal.take(f"apply:{set_name}")
+        lease = None if dry_run else only_one(set_name, journal)
         try:
             settle(journal, settings)
             steps = desired.decide(set_name, {name: spec.digest for name, spec in specs.items()}, journal.ops())
@@ -62,6 +62,14 @@ def apply(*, file, provider, dry_run, yes, json):
     else:
         said = "nothing was changed" if dry_run else f"done: {render.count(len(changes), 'change')}"
         render.say(said if changes else "nothing to change")
+
+
+def only_one(set_name: str, journal: Journal) -> Lease:
+    """The right to change this set. Raises UsageError while another process has it."""
+    try:
+        return journal.take(f"apply:{set_name}")
+    except Held as error:
+        raise UsageError(f"another inv apply is at the set {set_name} ({error}); wait for it") from None
 
 
 def load(path: Path, settings: Settings) -> tuple[str, dict[str, PodSpec]]:

@@ -108,6 +108,6 @@ def resume(c, run="", detach=False, json=False):
     """Go on with a run that was stopped, killed or failed, from its newest whole checkpoint."""
 
 
-@command("scripts.runs", world="", word="run")
+@command("scripts.runs", word="run")
 def stop(c, run=""):
     """Refused: a pod that is stopped goes on billing, and may not start again; says what to type instead."""

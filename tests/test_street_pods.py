@@ -44,13 +44,14 @@ def world(tmp_path):
     assert one.processes() == [], "something of a pod outlived `inv down --all`"
 
 
-def pods(world):
-    return {one["run"]: one for one in world.json("pod.list")}
-
-
 def rows(world, **wanted):
     with Journal.open(world.environ["SLIPWAY_STATE_FILE"], world.environ) as journal:
         return journal.ops(**wanted)
+
+
+def pods(world):
+    """Tokens of the live ones, by name."""
+    return {op.run: op.token for op in rows(world, live=True)}
 
 
 def write(world, *entries, **more):
@@ -65,20 +66,20 @@ def failed(world, *words):
     return process.returncode, err
 
 
-def test_a_line_makes_a_pod_uses_it_twice_and_ends_it(world):
+def test_a_line_makes_a_pod_gives_it_work_twice_and_ends_it(world):
     train = ("pod.run", "--phase", "base", "--steps", "2")
-    line = ("pod.create", "--run-name", "box", "pod.sync", "pod.setup", *train, *train, "--seed", "3", "pod.down")
+    line = ("pod.create", "--run-name", "box", "pod.sync", "pod.setup", *train, "pod.down")
     process = world.begin(*line)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert err.count("box succeeded") == 3 and "box: ended, nothing of it runs" in err
+    assert err.count("box succeeded") == 2 and "box: ended, nothing of it runs" in err
     assert world.model("base_checkpoints")
     (op,) = rows(world)
     assert (op.run, op.role, op.state) == ("box", "pod", "TERMINATED")
     (row,) = world.json("status")
     assert (row["run"], row["state"]) == ("box", "succeeded")
     guards = (world.folder / "pods" / "box" / "logs" / "guard.log").read_text()
-    assert guards.count("guard armed") == 1 and guards.count("there is work") == 3
+    assert guards.count("guard armed") == 1 and guards.count("there is work") == 2
     assert pods(world) == {}
 
 
@@ -86,16 +87,21 @@ def test_a_link_that_fails_names_the_pod_that_is_left_and_how_it_ends(world):
     code, err = failed(world, "pod.create", "--run-name", "box", "pod.run", "--source", "/nowhere", "pod.down")
     assert code == 2 and "no such file" in err
     assert "box is left: it costs nothing; end it: inv pod.down box" in err
-    assert pods(world)["box"]["for"] == "nothing yet"
+    (pod,) = world.json("pod.list")
+    assert (pod["run"], pod["provider"], pod["usd_per_hour"], pod["for"]) == ("box", "local", "0.00", "nothing yet")
     assert world.json("status")[0]["state"] == "idle"
     code, err = failed(world, "resume")
     assert code == 2 and "inv pod.run box" in err
-    world.inv("pod.create", "--run-name", "other")
+    code, err = failed(world, "pod.create", "--run-name", "other", "status", "pod.down", "pod.down", "pod.down")
+    assert code == 2 and "there is no pod" in err and pods(world) == {}
+
+
+def test_a_pod_is_named_where_there_are_several(world):
+    world.inv("pod.create", "--run-name", "box", "pod.create", "--run-name", "other")
     code, err = failed(world, "pod.down")
     assert code == 2 and "which pod? there is: box, other" in err
     world.inv("pod.down", "other")
-    world.inv("pod.down")
-    assert failed(world, "pod.down")[0] == 2 and pods(world) == {}
+    assert pods(world).keys() == {"box"}
 
 
 def test_a_pod_whose_work_failed_takes_other_work(world):
@@ -137,22 +143,21 @@ def test_a_dry_run_makes_nothing(world):
 def test_the_pods_of_a_file_are_made_kept_replaced_and_ended(world):
     world.inv("pod.create", "--run-name", "mine")
     path = write(world, {"name": "a", "ttl_hours": 1}, {"name": "b"})
-    assert failed(world, "apply", path)[0] == 2, "nobody was asked"
     planned = world.json("apply", path, "--dry-run")
     assert [(one["action"], one["name"]) for one in planned["steps"]] == [("create", "a"), ("create", "b")]
-    assert pods(world).keys() == {"mine"}
+    code, err = failed(world, "apply", path)
+    assert code == 2 and "nobody can be asked here" in err and pods(world).keys() == {"mine"}
     assert world.inv("apply", path, "--yes").splitlines()[1].startswith("+  a    local     0.00")
-    first = {name: one["id"] for name, one in pods(world).items()}
-    assert first.keys() == {"mine", "a", "b"} and pods(world)["a"]["set"] == "trial"
+    first = pods(world)
+    assert first.keys() == {"mine", "a", "b"} and [op.pod_set for op in rows(world)] == ["", "trial", "trial"]
     again = world.json("apply", path)  # asks nobody: there is nothing to do
-    assert [one["action"] for one in again["steps"]] == ["keep", "keep"]
-    assert {name: one["id"] for name, one in pods(world).items()} == first
+    assert [one["action"] for one in again["steps"]] == ["keep", "keep"] and pods(world) == first
     write(world, {"name": "a", "ttl_hours": 2})
     process = world.begin("apply", path, "--yes")
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert [line.split()[:2] for line in out.splitlines()[1:4]] == [["-", "a"], ["-", "b"], ["+", "a"]]
-    then = {name: one["id"] for name, one in pods(world).items()}
+    then = pods(world)
     assert then.keys() == {"mine", "a"} and then["mine"] == first["mine"] and then["a"] != first["a"]
     code, err = failed(world, "apply", write(world, {"name": "a"}, set="other"), "--yes")
     assert code == 2 and "a is a pod already, and not of the set other" in err
@@ -172,7 +177,7 @@ def test_an_apply_that_is_killed_in_the_midst_is_finished_by_the_next_one(world,
     process = world.begin("apply", path, "--yes")
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    assert {name: one["state"] for name, one in pods(world).items()} == {"a": "ready", "b": "ready"}
+    assert sorted((op.run, op.state) for op in rows(world, live=True)) == [("a", "READY"), ("b", "READY")]
     assert {one["action"] for one in world.json("apply", path)["steps"]} == {"keep"}
     markers = [path.parent.name for path in (world.folder / "pods").glob("*/POD.json")]
     assert sorted(markers) == ["a", "b"]
