@@ -15,6 +15,7 @@ namespace = Collection(
         launch.status,
         launch.logs,
         launch.down,
+        launch.stop,
         launch.resume,
         launch.keep_,
         launch.rehearse,
@@ -23,8 +24,8 @@ namespace = Collection(
     *(data.shard, data.tokenizer),
     *(train.train, train.eval, train.chat, train.export),
     *(pod.ssh, pod.forward, pod.pull),
-    *(pool.hosts, market.offers, market.audit, market.reap, market.cost),
-    Collection("pod", pod.sync),
+    *(pool.hosts, market.offers, market.audit, market.reap, market.cost, market.apply),
+    Collection("pod", pod.create, pod.sync, pod.setup, pod.run, pod.down, pod.list_),
     Collection("pool", pool.list_, pool.up, pool.check, pool.import_),
     *(project.config, project.doctor, project.test, project.check),
 )

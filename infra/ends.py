@@ -17,8 +17,8 @@ class End:
     backstop: str
 
 
-def ends_of(market: Market, limits: Limits, on_failure: str) -> list[End]:
-    """`limits`: of one pod, with its price."""
+def ends_of(market: Market, limits: Limits, on_failure: str, stays: bool = False) -> list[End]:
+    """`limits`: of one pod, with its price. `stays`: it outlives its work."""
     can, name = market.can, market.name
     limit_s = hard_limit_s(limits)
     timer = "nothing: it bills until inv runs"
@@ -36,8 +36,12 @@ def ends_of(market: Market, limits: Limits, on_failure: str) -> list[End]:
     if limits.time_s is not None:
         found.append(End(f"{_hours(limits.time_s)} have passed", at_limit, timer))
     by_itself = "the pod deletes itself" if is_gone else "inv, whoever follows or asks next"
-    found.append(End("it succeeds", by_itself, timer))
-    found.append(End("it fails", by_itself if on_failure == "end" else "nobody: it is kept (--on-failure keep)", timer))
+    if stays:
+        found.append(End("its work is over", "nobody: it stays for the next, until inv pod.down or a limit", timer))
+    else:
+        keeps = "nobody: it is kept (--on-failure keep)"
+        found.append(End("it succeeds", by_itself, timer))
+        found.append(End("it fails", by_itself if on_failure == "end" else keeps, timer))
     if limits.idle_gpu_s is not None:
         found.append(End(f"no GPU works for {_hours(limits.idle_gpu_s)}", at_limit, timer))
     return found

@@ -25,6 +25,7 @@ from infra.journal_file import JournalError
 from infra.records import Pod
 from infra.states import ENDED, PLANNED, TERMINATING, after
 
+POD = "pod"
 _STAMPS = {"sending": "sent_at", "found": "last_seen_at", "armed": "last_seen_at", "reachable": "last_seen_at",
            "end": "del_requested_at", "aside": "del_requested_at", "gone": "ended_at", "absent": "ended_at",
            "refused": "ended_at", "unsent": "ended_at"}  # fmt: skip
@@ -37,7 +38,7 @@ class Op:
     token: str
     run: str
     slot: int = 0  # the rank of its node; below 0, it stands beside the run: whatever it is, it is to be ended
-    role: str = "train"
+    role: str = "train"  # or "pod": it outlives its work; "pod:NAME": of that set of pods
     vendor: str
     account_fp: str = ""
     spec_hash: str = ""
@@ -69,6 +70,16 @@ class Op:
     @property
     def is_live(self) -> bool:
         return self.state not in ENDED
+
+    @property
+    def stays(self) -> bool:
+        """Whether it is there for its own sake, and not for one piece of work."""
+        return self.role.partition(":")[0] == POD
+
+    @property
+    def pod_set(self) -> str:
+        """The set of pods that it belongs to, "" for none."""
+        return self.role.partition(":")[2]
 
 
 @dataclass(frozen=True)

@@ -340,7 +340,8 @@ class Keeper:
             keepsake.restore(new, transport, self.folder, Store(op.store))
 
         is_kept_here = bool(self.vendors(op.vendor).pod_store)  # a rented pod fetches it from the store
-        terms = replace(self.terms, prepare=prepare if is_kept_here else None, recoveries=recoveries)
+        terms = replace(self.terms, prepare=prepare if is_kept_here else None, recoveries=recoveries, role=op.role,
+                        spec_hash=op.spec_hash)  # fmt: skip
         offers = self.find(request)
         return launch.start(plan, offers, self.vendors, self.journal, code, self.secrets, self.say, terms)
 

@@ -3,34 +3,39 @@
     Plan -> Offer -> Op (journal: renting, rented) -> code + job.json -> an armed guard (journal: ready)
 
 In: a plan. Out: the journal's row of a pod at work; a run over N nodes is N pods, and that row is of node 0.
-`resume` walks the same street for a run that stopped.
+`resume` walks the same street for a run that stopped. In two halves it is `hold`, a pod without work whose guard holds
+it to its limits, and `give`, work for a pod that is there.
 """
 
 import contextlib
 import json
 import os
+import shutil
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from infra import home, pods, spend, tools
-from infra.agent.job import Job, Step
+from infra import home, pods, spend, tools, watch
+from infra.agent.job import Job, Limits, Step
 from infra.boot import Unbooted, boot
 from infra.courier import with_courier
 from infra.errors import NoOffer, SlipwayError, UsageError
-from infra.journal import Admit, Journal, Op
+from infra.journal import Admit, Journal, Op, Taken
 from infra.providers import Provider, Vendors, clock_scale, farewell, market
 from infra.reach import meet
 from infra.records import Offer, Plan, Request
 from infra.settings import VENDORS
 from infra.stages import Say, stage
 from infra.states import BOOTING, LOST, READY
+from infra.sync import Pushed
 from infra.transport import Lost, TimedOut, Transport, Unreachable, twice
 from store import Store
 
 ARM_S = 60.0
+AGENT = Path(__file__).parent / "agent"
 APART = os.path.join(os.pardir, "work", "artifacts")  # a store of the pod's own, from its code folder
 
 Accept = Callable[[Transport, Request, Offer], str]  # why a machine is not taken, "" when it is
@@ -46,6 +51,8 @@ class Terms:
     admit: Admit | None = None  # whether the money suffices
     boot_s: float = 900.0  # on the vendor's clock
     recoveries: int = 0  # of the run before this pod
+    role: str = "train"  # as in the journal
+    spec_hash: str = ""  # of what was asked for, where that is to be recognised
 
 
 PLAIN = Terms()
@@ -63,7 +70,7 @@ def start(
     """
     assert plan.job is not None
     ops: list[Op] = []
-    try:
+    with _whole(ops, vendors, journal, say):
         _rent_all(plan, offers, vendors, journal, say, terms, ops)
         with ThreadPoolExecutor(len(ops)) as pool:
             list(pool.map(lambda op: _send(op, vendors(op.vendor), root, plan.store, say, terms.prepare), ops))
@@ -71,7 +78,64 @@ def start(
             with stage("introduce", say):
                 ops[:] = _introduce(ops, vendors, journal)
         with stage("hand-over", say):
-            return [hand_over(op, vendors(op.vendor), journal, secrets) for op in ops][0]
+            ops[:] = [hand_over(op, vendors(op.vendor), journal, secrets) for op in ops]
+    return ops[0]
+
+
+def hold(
+    request: Request, limits: Limits, offers: Sequence[Offer], vendors: Vendors, journal: Journal, say: Say,
+    terms: Terms = PLAIN, clock_scale: float = 1.0,
+) -> Op:  # fmt: skip
+    """Rent one pod, which gets no work and stays: a guard holds it to its limits. Raises as `start`."""
+    ops: list[Op] = []
+    job = Job(run=request.run, token="", steps=(), kind="hold", stays=True, limits=limits, clock_scale=clock_scale)
+    plan = Plan(target="", store="", artifacts=(), job=job, request=request)
+    with _whole(ops, vendors, journal, say):
+        _rent_all(plan, offers, vendors, journal, say, terms, ops)
+        provider = vendors(ops[0].vendor)
+        with stage("guard", say):
+            _send_agent(ops[0], provider)
+            ops[0] = hand_over(ops[0], provider, journal, {})
+    return ops[0]
+
+
+def give(
+    op: Op, plan: Plan, provider: Provider, journal: Journal, root: Path, secrets: Mapping[str, str], say: Say
+) -> Op:  # fmt: skip
+    """Work for a pod that is held: the code of `root`, what the job reads, the job. Its limits go on counting.
+
+    May be repeated. Raises UsageError when it is at work, Taken when another pod makes the same.
+    """
+    assert plan.job is not None
+    transport = provider.reach(pods.pod_of(op))
+    if not is_idle(op, transport):
+        raise UsageError(f"{op.run} is at work; wait for it (inv logs {op.run} --follow), or end it: inv down {op.run}")
+    rivals = [one for one in journal.ops(live=True) if (one.target, one.store) == (plan.target, plan.store)]
+    if plan.target and rivals and rivals[0].token != op.token:
+        raise Taken(rivals[0])
+    limits = Job.from_json(op.job).limits
+    job = replace(plan.job, run=op.run, token=op.token, limits=limits, stays=True, farewell=farewell(provider))
+    if provider.is_rented and job.steps:
+        job = with_courier(job, plan.store, op.run)
+    _send(replace(op, job=job.to_json()), provider, root, plan.store, say, None)
+    op = journal.note(op, job=job.to_json(), target=plan.target, store=plan.store)
+    with stage("hand-over", say):
+        return hand_over(op, provider, journal, secrets)
+
+
+def is_idle(op: Op, transport: Transport) -> bool:
+    """Whether nothing is at work there: its guard holds it, or is dead. Raises SlipwayError: nobody can tell."""
+    said = watch.ask(op, transport)
+    if said["agent"].get("alive"):
+        return False
+    return not said["guard"].get("alive") or bool(said["guard"].get("holds"))
+
+
+@contextlib.contextmanager
+def _whole(ops: list[Op], vendors: Vendors, journal: Journal, say: Say) -> Iterator[None]:
+    """All of it, or nothing: whatever goes wrong within, the pods in `ops` are ended."""
+    try:
+        yield
     except BaseException as error:  # also Ctrl-C: a pod without its job must not stay
         if ops:
             with contextlib.suppress(OSError):  # nobody listens any more: it is to end all the same
@@ -122,10 +186,11 @@ def _rent(plan: Plan, offer: Offer, provider: Provider, journal: Journal, rank: 
     assert plan.job is not None
     request = replace(plan.request, run=pods.name_of(plan.request.run, rank))
     job = replace(_job_of(plan.job, rank, plan.request.nodes, provider, offer), farewell=farewell(provider))
-    if provider.is_rented and rank == 0:
+    if provider.is_rented and rank == 0 and job.steps:
         job = with_courier(job, plan.store, plan.request.run)
     return pods.rent(provider, request, offer, job, journal, target="" if rank else plan.target, store=plan.store,
-                     slot=rank, recoveries=terms.recoveries, admit=terms.admit)  # fmt: skip
+                     slot=rank, recoveries=terms.recoveries, admit=terms.admit, role=terms.role,
+                     spec_hash=terms.spec_hash)  # fmt: skip
 
 
 def _try(
@@ -162,13 +227,7 @@ def _apart(step: Step) -> Step:
 def _send(op: Op, provider: Provider, root: Path, store: str, say: Say, prepare: Prepare | None) -> None:
     """The code, and what the job reads and does not make."""
     transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
-    say(f"sending the code to {pods.where(op)}")
-    with stage("push", say) as told:
-        pushed = transport.push(root, pod.code, op.token)
-        told += [f"{pushed.sent} files", *(f"not sent: {refusal}" for refusal in pushed.refused)]
-    if not provider.is_here:
-        with stage("tools", say) as told:
-            told.append(tools.bring(transport, pod))
+    send_code(op, provider, root, say)
     pod_store = provider.pod_store or (APART if op.slot else "")
     if pod_store:
         with stage("inputs", say) as told:
@@ -176,6 +235,28 @@ def _send(op: Op, provider: Provider, root: Path, store: str, say: Say, prepare:
     if prepare and op.slot == 0:
         with stage("what was made", say):
             prepare(op, transport)
+
+
+def send_code(op: Op, provider: Provider, root: Path, say: Say) -> Pushed:
+    """The code, and what set-up on another machine needs."""
+    transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
+    say(f"sending the code to {pods.where(op)}")
+    with stage("push", say) as told:
+        pushed = transport.push(root, pod.code, op.token)
+        told += [f"{pushed.sent} files", *(f"not sent: {refusal}" for refusal in pushed.refused)]
+    if not provider.is_here:
+        with stage("tools", say) as told:
+            told.append(tools.bring(transport, pod))
+    return pushed
+
+
+def _send_agent(op: Op, provider: Provider) -> None:
+    """What a guard needs, and no more: the code follows with the first work."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder).resolve()
+        shutil.copytree(AGENT, root / "infra" / "agent", ignore=shutil.ignore_patterns("__pycache__"))
+        (root / "infra" / "__init__.py").touch()
+        provider.reach(pods.pod_of(op)).push(root, pods.folder_of(op).code, op.token)
 
 
 def _introduce(ops: list[Op], vendors: Vendors, journal: Journal) -> list[Op]:
@@ -208,6 +289,8 @@ def resume(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, s
 
 def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
     """The row of a pod that can be handed its job again: the same, or a new one in the same folder."""
+    if op.job and Job.from_json(op.job).kind == "hold":
+        raise UsageError(f"{op.run} had no work to go on with; run: inv pod.create, inv pod.run")
     if op.is_live:
         if op.state not in (READY, LOST):
             raise UsageError(f"{op.run} is {op.state}; run: inv status")
@@ -221,7 +304,8 @@ def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
     request = Request(run=op.run, provider=op.vendor, host=op.place)
     offer = choose(provider, request)[0]
     job = Job.from_json(op.job)
-    return pods.rent(provider, request, offer, job, journal, target=op.target, store=op.store, slot=op.slot)
+    return pods.rent(provider, request, offer, job, journal, target=op.target, store=op.store, slot=op.slot,
+                     role=op.role, spec_hash=op.spec_hash)  # fmt: skip
 
 
 def choose(provider: Provider, request: Request) -> list[Offer]:

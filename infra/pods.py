@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from infra import spend
-from infra.agent.job import Group, Job, PodFolder
+from infra.agent.job import STAYS, Group, Job, PodFolder
 from infra.agent.state import NODE_LOST
 from infra.errors import Ambiguous, LimitHit, SlipwayError
 from infra.journal import Admit, Fenced, Held, Journal, Op
@@ -44,7 +44,8 @@ class StillBills(LimitHit):
 
 def rent(
     provider: Provider, request: Request, offer: Offer, job: Job, journal: Journal, *, target: str = "",
-    store: str = "", slot: int = 0, recoveries: int = 0, admit: Admit | None = None,
+    store: str = "", slot: int = 0, recoveries: int = 0, admit: Admit | None = None, role: str = "train",
+    spec_hash: str = "",
 ) -> Op:  # fmt: skip
     """One pod from `offer` for `job`; the row's `job` is what to hand over, with token and price filled in.
 
@@ -54,13 +55,13 @@ def rent(
     """
     token = new_token(journal.installation)
     limits = replace(job.limits, micro_usd_per_hour=offer.micro_usd_per_hour)
-    spec_hash = hashlib.sha256(replace(job, token="").to_json().encode()).hexdigest()
+    spec_hash = spec_hash or hashlib.sha256(replace(job, token="").to_json().encode()).hexdigest()
     job = replace(job, run=request.run, token=token, limits=limits)
     with _looked_after(journal, token):  # while this process lives, nobody else clears the row away
         op = journal.plan(token=token, run=request.run, slot=slot, vendor=provider.name, target=target, store=store,
                           spec_hash=spec_hash, job=job.to_json(), request=json.dumps(asdict(request)),
                           rate=offer.micro_usd_per_hour, ttl_s=limits.time_s, cap=limits.spend_micro_usd,
-                          place=offer.place, recoveries=recoveries, admit=admit,
+                          place=offer.place, recoveries=recoveries, admit=admit, role=role,
                           remote_id=f"{token}@{offer.place}" if offer.place else None)  # fmt: skip
         op = journal.advance(op, "sending")
         try:
@@ -210,7 +211,7 @@ def settle(provider: Provider, op: Op, journal: Journal, transport: Transport | 
 
     A pod that has its verdict, one that was to be ended, one that never got its job, one that is gone and a rented one
     that has reached a limit are ended; one at work, or still being rented by a living process (this one too), stays as
-    it is. Raises as `end`.
+    it is, as does one that outlives its work, whose verdict frees it for other work. Raises as `end`.
     """
     if op.state == TERMINATING:
         return end(provider, op, journal)
@@ -227,6 +228,10 @@ def settle(provider: Provider, op: Op, journal: Journal, transport: Transport | 
         return end(provider, op, journal, "its launch was cut off")
     verdict = verdict_of(op, transport) if transport and op.state in (READY, LOST) else {}
     if rented and verdict.get("state") == "failed" and Job.from_json(op.job).on_failure == "keep":
+        return op
+    if op.stays and verdict.get("state") in STAYS:
+        with contextlib.suppress(Fenced):  # other work has come meanwhile
+            return journal.note(op, target="") if op.target else op
         return op
     return end(provider, op, journal, f"{HAS}{verdict['state']}") if verdict else op
 

@@ -185,7 +185,7 @@ class PodView:
 
     run: str
     provider: str
-    state: str  # planned, running, succeeded, failed, stopped, limit, lost
+    state: str  # planned, idle, running, succeeded, failed, stopped, limit, lost
     step: str = ""
     progress: Mapping[str, Any] = field(default_factory=dict)  # progress.json as read
     age_s: float | None = None  # of `progress`; None = never read

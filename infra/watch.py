@@ -85,7 +85,7 @@ def view(op: Op, reading: Reading, now: float, rows: Sequence[Op] = ()) -> PodVi
     return PodView(
         run=op.run,
         provider=op.vendor,
-        state=state_of(op.state, verdict.get("state", ""), reading.is_alive) if op.slot >= 0 else _beside(reading),
+        state=_state(op, reading),
         step=verdict.get("step") or progress.get("step") or "",
         progress=progress,
         age_s=max(0.0, now - progress["updated_at"]) if "updated_at" in progress else None,
@@ -100,6 +100,14 @@ def view(op: Op, reading: Reading, now: float, rows: Sequence[Op] = ()) -> PodVi
         in_store=progress.get("in_store") or {},
         recoveries=op.recoveries,
     )
+
+
+def _state(op: Op, reading: Reading) -> str:
+    if op.slot < 0:
+        return _beside(reading)
+    if op.is_live and op.stays and not reading.verdict and reading.is_alive and reading.guard.get("holds"):
+        return "idle"  # it has had no work yet
+    return state_of(op.state, reading.verdict.get("state", ""), reading.is_alive)
 
 
 def state_of(state: str, verdict: str, is_alive: bool | None) -> str:
@@ -131,7 +139,8 @@ def _note(op: Op, reading: Reading) -> str:
     if reading.problem:
         return reading.problem
     if reading.verdict:
-        return str(reading.verdict.get("reason", ""))
+        stays = f"its pod stays; end it: inv pod.down {op.run}" if op.is_live and op.stays else ""
+        return "; ".join(filter(None, (str(reading.verdict.get("reason", "")), stays)))
     if op.state == TERMINATING:
         return "being ended, not yet proven gone"
     if op.state == UNKNOWN:

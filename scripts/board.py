@@ -40,7 +40,7 @@ def snapshot(journal: Journal, settings: Settings, run: str) -> list[Any]:
     name = match(run, journal.runs()) if run else ""
     shown = len(journal.runs()) if name else 10
     views = watch.snapshot(journal, vendors, words.homes(settings), ended=shown)[::-1]
-    ended = {view.run for view in views if view.state not in ("running", "lost")}
+    ended = {view.run for view in views if view.state not in ("running", "lost", "idle")}
     due = [op.token for op in journal.ops(live=True) if op.vendor == "local" or op.run in ended]
     if due:
         settle(journal, settings, due)

@@ -103,26 +103,40 @@ def forecast_of(plan: Plan, offer: Offer, settings: Settings) -> Forecast:
 def show(plan: Plan, offers: Sequence[Offer], settings: Settings, on_failure: str) -> None:
     """The offers, what the first would cost, and what will end it."""
     assert plan.job is not None
-    gpu = f"{plan.request.gpu} " if plan.request.gpu else ""
-    render.say(f"=== Available {gpu}Instances (sorted by price) ===")
-    render.say(render.clean(table.table(offers[:SHOWN], time.time())))
-    if len(offers) > SHOWN:
-        render.say(f"and {render.count(len(offers) - SHOWN, 'more offer')} (inv offers)")
+    show_offers(plan.request, offers)
     first = offers[0]
     costs = forecast_of(plan, first, settings)
     low, expected, high = map(render.cents, costs.micro_usd)
     cut = ", where a limit ends it" if costs.is_cut else ""
     times = " / ".join(render.duration(one) for one in costs.seconds)
     render.say(f"on the first: {low} / {expected} / {high} USD (low / expected / high{cut}), {times} (estimates)")
-    limits = replace(plan.job.limits, micro_usd_per_hour=first.micro_usd_per_hour)
+    show_ends(plan.job.limits, first, settings, on_failure)
+
+
+def show_offers(request: Request, offers: Sequence[Offer]) -> None:
+    gpu = f"{request.gpu} " if request.gpu else ""
+    render.say(f"=== Available {gpu}Instances (sorted by price) ===")
+    render.say(render.clean(table.table(offers[:SHOWN], time.time())))
+    if len(offers) > SHOWN:
+        render.say(f"and {render.count(len(offers) - SHOWN, 'more offer')} (inv offers)")
+
+
+def show_ends(limits: Limits, offer: Offer, settings: Settings, on_failure: str, stays: bool = False) -> None:
+    """What will end a pod made from that offer."""
+    limits = replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour)
     rows = [("when", "ended by", "and with the laptop off, at the latest by")]
-    rows += [(end.what, end.by, end.backstop) for end in ends_of(vendor_of(first, settings), limits, on_failure)]
-    render.say(columns(rows))
+    ends = ends_of(vendor_of(offer, settings), limits, on_failure, stays)
+    render.say(columns([*rows, *((end.what, end.by, end.backstop) for end in ends)]))
 
 
 def preflight(plan: Plan, offers: Sequence[Offer], settings: Settings, with_missing: bool) -> list[Offer]:
     """The offers that can be paid for, after everything that can be known before money is spent. Raises UsageError."""
-    assert plan.job is not None
+    check_work(plan, settings, with_missing)
+    return payable(roomy(plan, offers), plan.request.nodes, settings)
+
+
+def check_work(plan: Plan, settings: Settings, with_missing: bool) -> None:
+    """Whether a rented machine can do it: its store can be reached, its inputs are made. Raises UsageError."""
     if not settings.rehearsal and "://" not in plan.store:
         raise UsageError(
             f"artifacts would go to {plan.store}, which no rented machine can reach; "
@@ -134,7 +148,10 @@ def preflight(plan: Plan, offers: Sequence[Offer], settings: Settings, with_miss
             f"{', '.join(missing)} would be made on the rented machine, while it bills; "
             "make them here first (inv train, --provider local) or give --with-missing"
         )
-    offers = roomy(plan, offers)
+
+
+def payable(offers: Sequence[Offer], nodes: int, settings: Settings) -> list[Offer]:
+    """The offers of the vendors that this account can pay for an hour. Raises OutOfMoney."""
     able: dict[str, str] = {}
     rate = {
         name: min(one.micro_usd_per_hour for one in offers if one.provider == name)
@@ -146,7 +163,7 @@ def preflight(plan: Plan, offers: Sequence[Offer], settings: Settings, with_miss
         except SlipwayError as error:
             able[name] = str(error)
             continue
-        need = least * plan.request.nodes  # an hour, which vendors want to see
+        need = least * nodes  # an hour, which vendors want to see
         if balance is not None and balance < need:
             able[name] = f"{name}: the balance is {render.usd(balance)} USD; an hour costs {render.usd(need)} USD"
     for said in able.values():

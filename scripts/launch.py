@@ -115,3 +115,8 @@ def down(c, run="", all=False, json=False):
 )
 def resume(c, run="", spend_limit="", ttl="", detach=False, json=False):
     """Go on with a run that was stopped, killed or failed, from its newest whole checkpoint."""
+
+
+@command("scripts.runs", word="run")
+def stop(c, run=""):
+    """Refused: a pod that is stopped goes on billing, and may not start again; says what to type instead."""

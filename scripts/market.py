@@ -87,3 +87,19 @@ def cost(
     gpu="", num_gpus=0, hours: float | None = None, price="", use_spot=False, provider="", json=False,
 ):  # fmt: skip
     """What was spent, by pod, run and month, as quoted and as billed; or an estimate of what work would cost."""
+
+
+@command(
+    "scripts.desired",
+    world="begin",
+    word="file",
+    help={
+        "file": "YAML: `pods:` and below it `- name: a`; inv config --schema pod names all keys",
+        "provider": "of pods whose lines name none",
+        "dry-run": "show what would be made, kept and ended, and stop",
+        "yes": "ask nothing",
+        "json": "one JSON document on stdout",
+    },
+)
+def apply(c, file="", provider="", dry_run=False, yes=False, json=False):
+    """Make the pods of a file what it says: missing ones are made, those there are kept, extra ones are ended."""

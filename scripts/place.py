@@ -8,8 +8,9 @@ from infra import pods
 from infra import sync as code_sync
 from infra.errors import UsageError
 from infra.journal import Journal
+from infra.launch import send_code
 from infra.shipment import preview
-from scripts import render, words
+from scripts import chain, render, words
 from scripts.ledger import bring_home, find_run, way
 from scripts.planning import ROOT
 from scripts.program import print_json, words_after_dashes
@@ -40,6 +41,7 @@ def forward(what):
 def sync(run, plan, json):
     settings = words.settings()
     with Journal.open(settings.state_file) as journal:
+        run = run or chain.current()
         op = find_run(journal, run) if run or not plan else None
         if plan:
             known = code_sync.pushed(way(settings, op), pods.folder_of(op).code) if op else {}
@@ -49,12 +51,12 @@ def sync(run, plan, json):
         assert op is not None
         if not op.is_live:
             raise UsageError(f"{op.run} has ended; a new launch sends the code as it is now")
-        done = way(settings, op).push(ROOT, pods.folder_of(op).code, op.token)
+        if op.stays:
+            chain.use(op)
+        done = send_code(op, words.provider(settings, op.vendor), ROOT, render.say)
     if json:
         print_json(done)
     else:
-        for refusal in done.refused:
-            render.say(f"not sent: {refusal}")
         render.say(f"{op.run}: {done.sent} files sent, {done.unchanged} unchanged, {done.removed} removed")
 
 

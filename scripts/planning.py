@@ -23,7 +23,7 @@ def plan_for(
     flops_per_s: float | None = None,
 ) -> Plan:  # fmt: skip
     """`flops_per_s`: of the machine that will do the work, else this one's. Raises UsageError for senseless words."""
-    is_local = vendor.is_here or bool(settings.rehearsal)  # a rehearsal's pods are processes of this machine
+    torch, environments = environments_of(settings, request, vendor)
     wanted = planning.Wanted(
         phases=planning.parse_phases(phase),
         profile=settings.profile,
@@ -37,8 +37,7 @@ def plan_for(
     plan = planning.resolve(
         wanted, inventory(settings.store), ROOT, run=request.run, request=request,
         limits=limits, flops_per_s=flops_per_s or machine.flops_per_s(), pod_store=vendor.pod_store,
-        torch=environment.torch_build() if is_local else "cuda" if request.num_gpus else "cpu",
-        environments=str(settings.environments) if is_local else "",
+        torch=torch, environments=environments,
     )  # fmt: skip
     if plan.job:
         Store(settings.store).check_writable()  # what is made must go somewhere: known now, not after the training
@@ -47,9 +46,16 @@ def plan_for(
     if vendor.pod_store:
         kept = "artifacts stay on the machine until somebody who follows (or inv status, or inv pull) brings them home"
         return replace(plan, notes=(kept,) if plan.job else ())
-    if plan.job and is_local and not environment.find("train", ROOT, settings.environments, plan.job.torch):
+    if plan.job and environments and not environment.find("train", ROOT, settings.environments, plan.job.torch):
         return replace(plan, notes=("the train environment is built first: a minute or so, depending on the network",))
     return plan
+
+
+def environments_of(settings: Settings, request: Request, vendor: Provider) -> tuple[str, str]:
+    """Which build of torch such a machine gets, and the folder of its environments, "" for its own default."""
+    if vendor.is_here or settings.rehearsal:  # a rehearsal's pods are processes of this machine
+        return environment.torch_build(), str(settings.environments)
+    return "cuda" if request.num_gpus else "cpu", ""
 
 
 def node_commands(plan: Plan) -> list[str]:

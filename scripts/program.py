@@ -160,8 +160,20 @@ class Polite(Program):
         """One by one: each task runs as often as it is named, and a failure names the task that failed."""
         for one in self.tasks:
             as_json = "json" in one.args and one.args["json"].value
-            with manners(self.logs, one.name or "", as_json):
+            with manners(self.logs, one.name or "", as_json), last_words():
                 Executor(self.collection, self.config, self.core).execute(one)
+
+
+@contextlib.contextmanager
+def last_words() -> Iterator[None]:
+    """When a command fails, the rest of its line is not done: say which pods of that line are left."""
+    try:
+        yield
+    except BaseException as error:
+        chain = sys.modules.get("scripts.chain")  # else no command of this line has dealt with a pod
+        if chain and not (isinstance(error, Exit) and error.code == 0):
+            chain.tell()
+        raise
 
 
 @contextlib.contextmanager

@@ -14,16 +14,32 @@ ROOT = Path(__file__).resolve().parent.parent
 TYPED = ("infra", "data", "store", "scripts")
 
 
-@command(help={"json": "one JSON document"})
-def config(c, json=False):
+@command(help={"schema": "pod: what may stand in a file for inv apply, with the defaults", "json": "one JSON document"})
+def config(c, schema="", json=False):
     """Show every setting, its value and where that came from."""
     from infra.settings import Settings
 
+    if schema:
+        show_schema(schema, json)
+        return
     shown = Settings.load(ROOT).shown()
     if json:
         print_json({one.name: one for one in shown})
     else:
         print(columns([(one.name, one.value, one.source) for one in shown]))
+
+
+def show_schema(schema: str, as_json: bool) -> None:
+    from infra import desired
+    from infra.errors import UsageError
+
+    if schema != "pod":
+        raise UsageError(f"--schema {schema}: known: pod")
+    keys = desired.schema()
+    if as_json:
+        print_json([{"name": name, "default": default, "about": about} for name, default, about in keys])
+    else:
+        print(columns([(name, "null" if default is None else str(default), about) for name, default, about in keys]))
 
 
 @command(help={"provider": "ssh: look at the machines of the inventory instead", "json": "one JSON document"})

@@ -197,8 +197,9 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
         )
     elif succeeded:
         total = sum(step["elapsed_s"] for step in progress["steps"])
-        made = Job.from_json(op.job).steps[-1].config["making"]["name"]
-        render.say(f"{op.run} succeeded in {render.duration(total)}. {talk_to(made, op.store)}")
+        steps = Job.from_json(op.job).steps
+        then = talk_to(steps[-1].config["making"]["name"], op.store) if steps else f"Next: ./inv pod.run {op.run}"
+        render.say(f"{op.run} succeeded in {render.duration(total)}. {then}")
     if succeeded:
         keepsake.forget(keeper.folder)
     else:
@@ -207,8 +208,10 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
             render.say(render.clean(verdict["tail"]))
         reason = f": {render.clean(verdict['reason'])}" if verdict["reason"] else ""
         code = 5 if verdict["state"] == "limit" else 1
-        then = THEN.get(verdict["state"], "go on with ")
-        raise Exit(f"{op.run} {verdict['state']}{reason}; see {logs}; {then}./inv resume {op.run}", code=code)
+        then = THEN.get(verdict["state"], "go on with ") + f"./inv resume {op.run}"
+        if journal.op(op.token).is_live and op.stays:
+            then = f"mend that, then: ./inv {'pod.run' if Job.from_json(op.job).steps else 'pod.setup'} {op.run}"
+        raise Exit(f"{op.run} {verdict['state']}{reason}; see {logs}; {then}", code=code)
 
 
 def talk_to(artifact: str, store: str) -> str:
@@ -312,6 +315,14 @@ def last_rites(op: Op, vendor: Provider, journal: Journal, settings: Settings) -
     return op
 
 
+def stop(run):
+    name = run or "RUN"
+    raise UsageError(
+        "no pod is stopped: the one vendor that can would bill its disk at twice the rate, and may have no GPU for it "
+        f"later. End it: inv down {name}; go on from its checkpoints: inv resume {name}"
+    )
+
+
 def resume(run, spend_limit, ttl, detach, json):
     settings = words.settings()
     with open_journal(settings) as journal:
@@ -321,6 +332,8 @@ def resume(run, spend_limit, ttl, detach, json):
             raise UsageError(f"{op.run} was a node of {pods.run_of(op)}; run: inv resume {pods.run_of(op)}")
         if op.slot >= 0 and last_verdict(op, settings).get("state") == "succeeded":
             raise UsageError(f"{op.run} has succeeded; there is nothing to go on with")
+        if op.is_live and op.stays and street.is_idle(op, way(settings, op)):
+            raise UsageError(f"{op.run} is at no work; give it some: inv pod.run {op.run}")
         limits = more_for(op, journal, settings, spend_limit, ttl)
         op = again(op, journal, settings, limits) if limits else go_on(op, journal, settings)
         if detach:
@@ -355,6 +368,8 @@ def keep_(run, detach, json):
         holder = journal.holder(keep.lease_name(op.run))
         if holder:
             state, said = "kept", f"{op.run} is kept by process {holder.pid}"
+        elif op.is_live and op.stays and street.is_idle(op, way(settings, op)):
+            state, said = "idle", f"{op.run} is at no work; its guard holds it"
         elif pods.is_over(op):
             state, said = "over", f"{op.run} is over; run: inv status {op.run}"
         elif detach:

@@ -24,6 +24,7 @@ from infra.agent.state import (
     leaving,
     living,
     lock,
+    put_away,
     read_job,
     read_json,
     report,
@@ -40,14 +41,22 @@ POLL_S = 0.05
 
 
 def start(root: Path) -> int:
-    """Arm a guard, which starts the agent; return when it is armed. A pod that runs already is left alone."""
+    """Arm a guard, which starts the agent; return when it is armed. A pod that runs already is left alone.
+
+    A guard that holds its pod takes up the job that lies there now.
+    """
     pod = PodFolder(root)
     job = read_job(pod)
     _take_turn(pod)
     if leaving(pod):
         raise AgentError(f"{root}: the work here is over, and the pod is ending itself; launch again")
     ending = pod.verdict.exists() or stop_file(pod).exists()
-    if ending and not _await(lambda: not _anyone(pod), grace_s() + carry_s(job, {}) + END_S):
+    if _holds(pod, job) and not stop_file(pod).exists():
+        attempt_file(pod).unlink(missing_ok=True)
+        if pod.verdict.exists():
+            pod.progress.unlink(missing_ok=True)  # else whoever follows reads the steps of the work before
+        put_away(pod)
+    elif ending and not _await(lambda: not _anyone(pod), grace_s() + carry_s(job, {}) + END_S):
         raise AgentError(f"{root}: an earlier run is still ending; wait for it, or run: stop {root}")
     for role in ("guard", "agent"):
         other = read_json(report(pod, role)).get("token", job.token)
@@ -71,7 +80,7 @@ def stop(root: Path) -> int:
     patience_s = 0.0
     with outlasting(_warn, f"{root}: asking for an end in good order"):
         patience_s = END_S
-        if not pod.verdict.exists():
+        if job.stays or not pod.verdict.exists():
             asked = ask_to_stop(pod, "stopped", "asked to stop", grace_s())
             patience_s += asked["grace_s"] + carry_s(job, asked)
     _await(lambda: not _anyone(pod) or leaving(pod) is not None, patience_s)
@@ -105,9 +114,7 @@ def _begin_anew(pod: PodFolder, job: Job) -> None:
     elif before and job.limits.micro_usd_per_hour == 0:
         # A machine that costs nothing does not use up its limit while it rests; a rented one bills on.
         write_json(report(pod, "guard"), {**before, "clocks": None})
-    if pod.verdict.exists():
-        number = 1 + len(list(pod.state.glob("verdict-*.json")))
-        pod.verdict.rename(pod.state / f"verdict-{number}.json")
+    put_away(pod)
     stop_file(pod).unlink(missing_ok=True)
     attempt_file(pod).unlink(missing_ok=True)  # whoever starts again wants the step run again
 
@@ -122,9 +129,16 @@ def _anyone(pod: PodFolder) -> bool:
 
 
 def _armed(pod: PodFolder, job: Job) -> bool:
-    """A guard lives; or the job was so short that its verdict is there already."""
-    guard = living(pod, "guard") is not None and read_json(report(pod, "guard"))["token"] == job.token
-    return guard or pod.verdict.exists()
+    """A guard lives, at work where there is work; or the job was so short that its verdict is there already."""
+    said = read_json(report(pod, "guard"))
+    guard = living(pod, "guard") is not None and said["token"] == job.token
+    return guard and said.get("holds", False) is (job.kind == "hold") or pod.verdict.exists()
+
+
+def _holds(pod: PodFolder, job: Job) -> bool:
+    """Whether the guard of this very pod has nothing else to do."""
+    said = read_json(report(pod, "guard"))
+    return living(pod, "guard") is not None and said["token"] == job.token and said.get("holds", False)
 
 
 def _await(truth: Callable[[], bool], within_s: float) -> bool:

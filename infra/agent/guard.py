@@ -5,8 +5,11 @@ money so far), an agent for as long as there is neither verdict nor a request to
 of the pod but itself. Durations of `Limits` are measured on the job's clock, which runs
 `clock_scale` times faster than this machine's. A rented pod that can end itself is then ended by its guard, which
 lives on for that until it is gone with it.
+
+A pod that stays is held when there is no work: the limits go on counting, and the next job.json is taken up.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,15 +17,16 @@ import time
 from collections import deque
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Deque, Dict, Optional
+from typing import Any, Deque, Dict, Optional, Tuple
 
 from infra.agent import farewell
 from infra.agent import limits as ends
-from infra.agent.job import Job, PodFolder
+from infra.agent.job import STAYS, Job, PodFolder
 from infra.agent.process import become_subreaper, end_all, in_words, myself, reap
 from infra.agent.shortage import outlasting, patient, spare_me
 from infra.agent.state import (
     UNCARRIED,
+    AgentError,
     ask_to_stop,
     attempt_file,
     carry_s,
@@ -31,6 +35,7 @@ from infra.agent.state import (
     hold,
     is_held,
     lock,
+    put_away,
     read_job,
     read_json,
     report,
@@ -48,7 +53,10 @@ CRASH_LOOP = (5, 600.0)  # so many starts in so many seconds of the job's clock
 
 
 def guard(root: Path) -> int:
-    """Guard the pod until its verdict. Returns 0, or 1 when processes are left; 0 at once if it has a guard."""
+    """Guard the pod until its verdict, or, where it stays, its end.
+
+    Returns 0, or 1 when processes are left; 0 at once if it has a guard.
+    """
     pod = PodFolder(root)
     job = read_job(pod)
     if hold(lock(pod, "guard")) is None:
@@ -72,6 +80,7 @@ class Guard:
         self.missed_at: Optional[float] = None  # the agent, since then
         self.orphans: Dict[int, int] = {}  # exit codes, by pid, of what the agent's death has left to us
         self.asked_at: Optional[float] = None
+        self.holds = self._may_hold()
         self.armed_at = ends.boottime_s()
         self.elapsed_before_s = self._elapsed_before_s()
         self.reported_at = 0.0
@@ -93,12 +102,66 @@ class Guard:
         """Until the end; then nothing of the pod is left but this process."""
         while True:
             with outlasting(say, "a look at the pod"):
-                return self._watch()
+                while True:
+                    self.holds = self._may_hold()
+                    exit_code = self._hold() if self.holds else self._work()
+                    if exit_code is not None:
+                        return exit_code
             if self.job.farewell and self._is_limit_reached():
                 return 1  # not even the verdict can be written: the pod goes all the same
             time.sleep(TICK_S)
 
-    def _watch(self) -> int:
+    def _may_hold(self) -> bool:
+        """Whether there is nothing to do, and the pod is to stay all the same."""
+        if self.job.kind == "hold":
+            return not self.pod.verdict.exists()
+        return self.job.stays and read_json(self.pod.verdict).get("state") in STAYS
+
+    def _hold(self) -> Optional[int]:
+        """Until there is work; or until the end of the pod, then its exit code."""
+        if read_json(stop_file(self.pod)).get("state") in STAYS:  # that was about the work
+            stop_file(self.pod).unlink()
+        self._report()
+        say("nothing to do: the pod is held")
+        while self._may_hold():
+            reap()
+            state, reason = self._reason_to_end()
+            if state:
+                if state != "stopped" or self.told_to_end:  # else somebody is done with it: its work has the last word
+                    put_away(self.pod)
+                return self._end(state, reason, patience_s=2.0)
+            if time.monotonic() - self.reported_at >= REPORT_EVERY_S:
+                self._report()
+            time.sleep(TICK_S)
+            self._read_job()
+        self._read_job()  # it was there before the verdict was put away
+        self.limit_s = ends.hard_limit_s(self.job.limits)
+        self.idle_gpu = ends.IdleGpu(self.job.limits, self.job.clock_scale)
+        self.agent = self.missed_at = self.asked_at = None
+        self.starts.clear()
+        self.holds = False
+        self._report()
+        say("there is work")
+        return None
+
+    def _read_job(self) -> None:
+        with contextlib.suppress(AgentError):  # whoever wrote it is told by `start`
+            self.job = read_job(self.pod)
+
+    def _reason_to_end(self) -> Tuple[str, str]:
+        """The verdict on a pod that is held, and why; both "" while it may live on."""
+        if self._is_limit_reached():
+            return "limit", f"the limit of {self.limit_s:.0f} s is reached"
+        asked = read_json(stop_file(self.pod))
+        if asked:
+            return asked["state"], asked["reason"]
+        if self.told_to_end:
+            return "stopped", "the guard was told to end (SIGTERM)"
+        idle = self.idle_gpu.reason()
+        return ("limit", idle) if idle else ("", "")
+
+    def _work(self) -> Optional[int]:
+        """Until the verdict; then nothing of the pod is left but this process. None when the pod stays."""
         while not self.pod.verdict.exists():
             self.orphans.update(reap(keep=self.agent.pid if self.agent else None))
             if self._is_limit_reached():
@@ -110,14 +173,17 @@ class Guard:
                 self.asked_at = time.monotonic()
                 say(f"stopping: {request['reason']}")
             elif not self._agent_lives() or time.monotonic() > self.asked_at + self._patience_s(request):
-                return self._end(request["state"], request["reason"], patience_s=2.0)
+                break
             if time.monotonic() - self.reported_at >= REPORT_EVERY_S:
                 self._report()
             time.sleep(TICK_S)
-        deadline = time.monotonic() + LAST_RITES_S
-        while self._agent_lives() and time.monotonic() < deadline:
-            time.sleep(TICK_S)
-        return self._end("", "", patience_s=2.0)
+        else:
+            request = {"state": "", "reason": ""}
+            deadline = time.monotonic() + LAST_RITES_S
+            while self._agent_lives() and time.monotonic() < deadline:
+                time.sleep(TICK_S)
+        exit_code = self._end(request["state"], request["reason"], patience_s=2.0)
+        return None if self._may_hold() else exit_code
 
     def _reason_to_stop(self) -> Dict[str, Any]:
         """Asks the agent to stop when there is a reason; {} while there is none."""
@@ -177,7 +243,7 @@ class Guard:
         dirty = in_words(survivors)
         ending = close(self.pod, verdict(self.job, state, f"{reason}; {dirty}" if dirty else reason))
         self._report()
-        say(f"guard ends: {ending['state']} {ending['reason']}; {dirty or 'nothing is left'}")
+        say(f"the end: {ending['state']} {ending['reason']}; {dirty or 'nothing is left'}")
         return 1 if survivors else 0
 
     def leave(self) -> None:
@@ -223,6 +289,7 @@ class Guard:
             "token": self.job.token,
             "identity": asdict(myself()),
             "armed": True,
+            "holds": self.holds,
             "limits": asdict(self.job.limits),
             "limit_s": self.limit_s,
             "elapsed_s": elapsed_s,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
 SCHEMA = 1
+STAYS = ("succeeded", "failed")  # verdicts on the work of a pod that stays; any other is one on the pod
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Job:
     steps: Tuple[Step, ...]
     limits: Limits = Limits()
     beside: Optional[Step] = None  # runs beside all others, on node 0, until the last rites; no step of progress
-    kind: str = "steps"  # or "service"
+    kind: str = "steps"  # or "service", or "hold": no work, the guard holds the pod to its limits
     torch: str = "cpu"  # which build the environment holds: "cpu" or "cuda"
     environments: str = ""  # folder that caches environments on the pod
     environ: Dict[str, str] = field(default_factory=dict)
@@ -78,6 +79,8 @@ class Job:
     group: Group = Group()
     on_failure: str = "end"  # or "keep": what becomes of a rented pod whose work has failed
     farewell: Tuple[Call, ...] = ()  # by which the pod deletes itself, tried in turn; () = it cannot
+    stays: bool = False  # the pod outlives its work: the guard holds it for the next job, until a limit
+    setup: Tuple[str, ...] = ()  # environments that are made besides those of the steps
     clock_scale: float = 1.0  # a rehearsal's clock runs this many times faster
     schema: int = SCHEMA
 
@@ -94,10 +97,9 @@ class Job:
             steps = tuple(_step(step) for step in raw["steps"])
             beside = _step(raw["beside"]) if raw.get("beside") else None
             group = Group(**_tuples(raw.get("group", {}), "addresses"))
-            limits, secrets = Limits(**raw["limits"]), tuple(raw["secrets"])
             farewell = tuple(Call(**call) for call in raw.get("farewell", ()))
-            parts = {"steps": steps, "beside": beside, "limits": limits, "secrets": secrets, "group": group}
-            return Job(**{**raw, **parts, "farewell": farewell})
+            parts = {"steps": steps, "beside": beside, "limits": Limits(**raw["limits"]), "group": group}
+            return Job(**{**_tuples(raw, "secrets", "setup"), **parts, "farewell": farewell})
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a job: {error}") from error
 

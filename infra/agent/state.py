@@ -184,6 +184,13 @@ def verdict(
     }
 
 
+def put_away(pod: PodFolder) -> None:
+    """The verdict there is becomes history: `verdict-1.json`, `verdict-2.json`, ..."""
+    if pod.verdict.exists():
+        number = 1 + len(list(pod.state.glob("verdict-*.json")))
+        pod.verdict.rename(pod.state / f"verdict-{number}.json")
+
+
 def close(pod: PodFolder, ending: Dict[str, Any]) -> Dict[str, Any]:
     """Write the verdict for an agent that could not, and let its progress agree. Returns the verdict that holds."""
     if not pod.verdict.exists():

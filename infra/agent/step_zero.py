@@ -20,7 +20,7 @@ NAME = "environment"
 
 def step_of(job: Job, code: Path) -> Step:
     steps = (*job.steps, *([job.beside] if job.beside else []))
-    names = sorted({step.environment for step in steps if step.environment})
+    names = sorted({step.environment for step in steps if step.environment} | set(job.setup))
     config = {"names": names, "code": str(code), "cache": job.environments, "torch": job.torch}
     return Step(name=NAME, words=("-m", "infra.agent.step_zero"), config=config)
 
