@@ -181,7 +181,7 @@ class Journal:
             job = Job(run=run, token=pod.token, steps=()).to_json()  # what it does is known on the pod only
         op = Op(token=pod.token, run=run, vendor=pod.provider, state=state, job=job, reason=reason,
                 remote_id=pod.pod_id, address=pod.address, rate=pod.micro_usd_per_hour, intent_at=now,
-                sent_at=pod.created_at or None, last_seen_at=now, cap=pod.spend_limit_micro_usd,
+                sent_at=min(pod.created_at, now) or None, last_seen_at=now, cap=pod.spend_limit_micro_usd,
                 ttl_s=pod.ends_at - pod.created_at if pod.ends_at and pod.created_at else None,
                 del_requested_at=now if state == TERMINATING else None)  # fmt: skip
         with self._writing():  # at once: a row that is only PLANNED would say that nothing was sent

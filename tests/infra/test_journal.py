@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -261,6 +262,10 @@ def test_a_pod_without_a_row_is_claimed_in_one_step_to_be_ended_or_to_be_kept(jo
     assert [one.state for one in kept] == ["LOST"] * 3 and kept[0].run == "a-1"
     assert [one.run for one in kept[1:]] == [f"found-{one.token[-8:]}" for one in kept[1:]]
     assert Job.from_json(kept[0].job).token == kept[0].token
+    ahead = journal.claim(
+        replace(stray(""), created_at=int(time.time()) + 3600), "why", "LOST"
+    )  # by its vendor's clock
+    assert ahead.sent_at <= ahead.intent_at
     with sqlite3.connect(journal.path) as db:
         assert db.execute("SELECT event, state FROM events WHERE token = ?", (orphan.token,)).fetchall() == [
             ("claim", "TERMINATING")
