@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from infra.agent.job import Job, Step
 
+ENVIRONMENT = "train"
 FETCH, CARRY = "fetch", "carry"
 EVERY_S = {"hf": 600.0}  # every file is a commit there, and a repository takes only so many of them
 
@@ -11,15 +12,16 @@ EVERY_S = {"hf": 600.0}  # every file is a commit there, and a repository takes 
 def with_courier(job: Job, store: str, run: str) -> Job:
     """The job with a first step that brings what an earlier pod of the run left in `store`, and a courier beside all.
 
-    `store` is named as the pod names it. A job that has them already stays as it is.
+    `store` is named as the pod names it. A job that has them already stays as it is, and so does one that has not the
+    environment in which a courier runs: it trains nothing.
     """
-    if job.beside is not None:
+    if job.beside is not None or all(step.environment != ENVIRONMENT for step in job.steps):
         return job
     config = {"store": store, "run": run, "makings": _makings(job)}
     often = EVERY_S.get(store.partition("://")[0], 60.0)
-    fetch = Step(FETCH, ("-m", "store.courier", "fetch"), "train", config)
+    fetch = Step(FETCH, ("-m", "store.courier", "fetch"), ENVIRONMENT, config)
     carrying = {**config, "after": FETCH, "every_s": often, "secrets": list(job.secrets)}
-    carry = Step(CARRY, ("-m", "store.courier", "carry"), "train", carrying)
+    carry = Step(CARRY, ("-m", "store.courier", "carry"), ENVIRONMENT, carrying)
     return replace(job, steps=(fetch, *job.steps), beside=carry)
 
 

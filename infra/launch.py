@@ -186,7 +186,7 @@ def _rent(plan: Plan, offer: Offer, provider: Provider, journal: Journal, rank: 
     assert plan.job is not None
     request = replace(plan.request, run=pods.name_of(plan.request.run, rank))
     job = replace(_job_of(plan.job, rank, plan.request.nodes, provider, offer), farewell=farewell(provider))
-    if provider.is_rented and rank == 0 and job.steps:
+    if provider.is_rented and rank == 0:
         job = with_courier(job, plan.store, plan.request.run)
     return pods.rent(provider, request, offer, job, journal, target="" if rank else plan.target, store=plan.store,
                      slot=rank, recoveries=terms.recoveries, admit=terms.admit, role=terms.role,
