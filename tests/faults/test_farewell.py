@@ -136,7 +136,7 @@ def trial(running: Running, folder: Path, rented: list[Rented]) -> None:
     for one in rented:
         until(one.pod.work.is_dir, "work", LONG_S)
         (one.pod.work / "enough").touch()
-    until(lambda: all_of(rented, "guard ends: "), "all verdicts", LONG_S)
+    until(lambda: all_of(rented, "the end: "), "all verdicts", LONG_S)
     until(lambda: all_of(own, "/graphql: 503"), "farewells in vain", LONG_S)
     for one in rented:
         verdict = json.loads(one.pod.verdict.read_text())["state"]
