@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from infra import gpus
 from infra.errors import SlipwayError
 from infra.hosts import OLDEST_PYTHON, HostMemory, ask, at_once
 from infra.link import StrangeHost, Unreachable
@@ -121,9 +122,9 @@ def misfit(request: Request, what: Has) -> str:
 
 
 def same_gpu(asked: str, name: str) -> bool:
-    """`RTX6000Ada` is `NVIDIA RTX 6000 Ada Generation`."""
-    asked, name = (re.sub("[^a-z0-9]", "", word.lower()) for word in (asked, name))
-    return bool(name) and asked in name
+    """`RTX6000Ada` is `NVIDIA RTX 6000 Ada Generation`, and `A100-80GB` is `NVIDIA A100-SXM4-80GB`."""
+    plain, theirs = (re.sub("[^a-z0-9]", "", word.lower()) for word in (asked, name))
+    return bool(theirs) and (plain in theirs or gpus.is_asked(asked, gpus.name(name)))
 
 
 def _facts(host: Host, connect: Connect) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import shlex
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from infra.errors import SlipwayError
 from infra.home import words_at_home, words_there
 from infra.journal import Journal, Op
 from infra.money import dollars
-from infra.pods import folder_of, pod_of
+from infra.pods import DEAD, folder_of, pod_of
 from infra.providers import Provider, clock_scale
 from infra.records import Address, Pod, PodView
 from infra.states import BOOTING, CREATING, FAILED, LOST, PLANNED, READY, TERMINATED, TERMINATING, UNKNOWN
@@ -213,6 +213,9 @@ def _read(op: Op, provider: Provider | None, homes: Path) -> Reading:
     try:
         pod = provider.find(op.remote_id or op.token) if op.is_live and provider else None
         exists, scale = pod is not None, clock_scale(provider) if provider else 1.0
+        if pod and pod.state in DEAD:
+            why = f"{op.vendor} says that its pod is {pod.state}{f': {pod.note}' if pod.note else ''}"
+            return replace(_from_home(op, homes, why), exists=True, pod=pod, clock_scale=scale, is_alive=False)
         if provider is None or not (provider.is_here or exists):  # another machine need not be there any more
             said = _of(op, words_at_home(op, homes / op.run))
         else:

@@ -9,7 +9,7 @@ from infra import watch
 from infra.errors import UsageError
 from infra.journal import Journal
 from infra.names import match
-from infra.settings import Settings
+from infra.settings import VENDORS, Settings
 from scripts import render, words
 from scripts.ledger import open_journal, settle
 from scripts.program import print_json
@@ -41,6 +41,7 @@ def snapshot(journal: Journal, settings: Settings, run: str) -> list[Any]:
     shown = len(journal.runs()) if name else 10
     views = watch.snapshot(journal, vendors, words.homes(settings), ended=shown)[::-1]
     ended = {view.run for view in views if view.state not in ("running", "lost", "idle")}
+    ended |= {view.run for view in views if view.state == "lost" and view.provider in VENDORS}  # it may bill
     due = [op.token for op in journal.ops(live=True) if op.vendor == "local" or op.run in ended]
     if due:
         settle(journal, settings, due)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from infra import spend
+from infra import gpus, spend
 from infra.errors import UsageError
 from infra.journal import Op
 from infra.launch import Accept, Terms
@@ -98,9 +98,11 @@ def accept(settings: Settings) -> Accept:
     from infra.hosts import HostMemory
 
     def judge(transport: Transport, request: Request, offer: Offer) -> str:
-        promised = (
-            replace(request, num_gpus=offer.num_gpus, gpu=offer.gpu) if offer.num_gpus and not offer.place else request
-        )
+        promised = request
+        if offer.num_gpus and not offer.place:  # of rented machines: the kind that the vendor named, and its size
+            kind = request.gpu if len(gpus.read_set(request.gpu)) == 1 else offer.gpu
+            promised = replace(request, num_gpus=offer.num_gpus, gpu=kind.partition(":")[0],
+                               gpu_memory_bytes=offer.gpu_memory_bytes)  # fmt: skip
         report = examine(transport, promised, Thresholds.of(settings), python=transport.python)
         if not report.is_accepted:
             machine = offer.place or offer.offer_id

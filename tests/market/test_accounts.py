@@ -351,6 +351,7 @@ def test_a_launch_is_rehearsed_from_the_offer_to_the_bill(rehearsal):
 
 
 def test_a_rehearsal_in_a_world_that_runs_is_not_given_another_one(rehearsal, tmp_path):
+    rehearsal.order("runpod", "somebody's")  # what runs in a world keeps it from being ended
     plan = tmp_path / "faults.yaml"
     plan.write_text("prices: [{at_s: 60, factor: 2}]\n")
     for words, said in (
