@@ -64,3 +64,18 @@ def test_the_pods_of_a_file_show_their_prices_and_are_not_rented_twice(rehearsal
     path.write_text("pods: []")
     rehearsal.inv("apply", str(path), "--yes")
     assert not rehearsal.running()
+
+
+@pytest.mark.nightly
+def test_a_pod_that_is_taken_away_at_work_goes_on_elsewhere_and_stays_there_too(rehearsal):
+    rehearsal.inv("pod.create", "--provider", "runpod", "--gpu", "L40S", "--num-gpus", "1", "--use-spot",
+                  "--spend-limit", "20", "--run-name", "spot", "--yes")  # fmt: skip
+    (first,) = rehearsal.running()
+    rehearsal.world.tell("/faults", {"preempt_at_work": 1})
+    result = rehearsal.json("pod.run", "--phase", "base", "--steps", "40")
+    assert (result["state"], result["recoveries"]) == ("succeeded", 1)
+    (row,) = rehearsal.json("pod.list")
+    assert row["stays"] and row["run"] == "spot" and rehearsal.running() == {row["id"]} != {first}
+    assert rehearsal.json("pod.setup")["state"] == "succeeded"
+    rehearsal.inv("pod.down")
+    assert not rehearsal.running()
