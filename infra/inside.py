@@ -92,7 +92,8 @@ def exec_interactive(words: Sequence[str], *, root: Path, python: Path) -> NoRet
 
 
 def _environ(root: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(root)}
+    """What is said goes out at once: else the last line may not be the last word."""
+    return {**os.environ, "PYTHONPATH": str(root), "PYTHONUNBUFFERED": "1"}
 
 
 def _relay(stream: IO[str], last: "collections.deque[str]") -> None:

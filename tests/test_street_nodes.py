@@ -178,7 +178,8 @@ def processes_on(host: Host) -> list[bytes]:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("machines", [3], indirect=True)
-@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.nightly)])
+@pytest.mark.nightly  # a minute and a half, most of it waiting: what is decided then has tests of its own
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_machine_that_is_lost_for_good_is_replaced_and_the_run_goes_on_from_its_checkpoint(machines, alone, rank):
     world, found = machines
     lost, copies = found[rank], world.folder / "logs"

@@ -39,6 +39,7 @@ from infra.providers.ssh import SshPools
 from infra.settings import Settings
 from scripts import ledger, render, words
 from tests.faults.trial import COUNT, plan
+from tests.street import launch_on
 root, store = Path(sys.argv[1]), Path(sys.argv[2])
 settings = Settings.load(root)
 vendor = SshPools.of(settings)
