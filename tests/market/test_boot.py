@@ -1,0 +1,93 @@
+"""Machines that never come up, or are not what was said: given back by a deadline, and the next offer taken."""
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from infra import boot, launch, pods
+from infra.agent.job import Job, Limits
+from infra.errors import NoOffer
+from infra.journal import Journal
+from infra.launch import Terms
+from infra.offers import open_market
+from infra.providers import market
+from infra.records import Plan, Request
+from infra.settings import VENDORS, Settings
+from tests.faults.trial import rounds
+from tests.rehearsal.worlds import world
+from tests.world import ROOT
+
+SPEED = 600.0
+KIND = {"runpod": "H100", "lium": "RTX4090", "shadeform": "L40S"}
+BOOT_S = 900.0
+
+
+def settings_of(running, folder):
+    environ = {"SLIPWAY_CLOCK_SCALE": str(SPEED), "SLIPWAY_STATE_FILE": str(folder / "journal.db")}
+    for name, key in VENDORS.items():
+        environ |= {f"SLIPWAY_{name.upper()}_URL": running.about[name]["url"], key.upper(): running.about[name]["key"]}
+    return Settings.load(ROOT, environ={**os.environ, **environ})
+
+
+def rent(vendor, journal, run):
+    request = Request(run=run, provider=vendor.name, gpu=KIND[vendor.name], num_gpus=1)
+    offer = min(vendor.offers(request), key=lambda one: one.micro_usd_per_hour)
+    return pods.rent(vendor, request, offer, Job(run="", token="", steps=(), limits=Limits(time_s=86400.0)), journal)
+
+
+@pytest.mark.parametrize("trait", ["hang", "no ssh", "fail"])
+@rounds(2, 34)
+def test_what_never_boots_is_given_back_by_its_deadline(tmp_path, trait, rounds):
+    with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
+        running.fault(machines=[{"trait": trait, "count": None}])
+        vendors = [open_market(name, settings_of(running, tmp_path)) for name in KIND]
+
+        def trial(number):
+            vendor = market(vendors[number % len(vendors)])
+            assert vendor is not None
+            op = rent(vendor, journal, f"otter-{number}")
+            with pytest.raises(boot.Unbooted):
+                boot.boot(op, vendor, journal, BOOT_S)
+            return pods.end(vendor, journal.op(op.token), journal, "it did not boot").state
+
+        with ThreadPoolExecutor(4) as threads:
+            assert set(threads.map(trial, range(3 * rounds))) == {"TERMINATED"}
+        truth = running.truth()
+        assert (truth["billing"], truth["running"], len(truth["pods"])) == (0, 0, 3 * rounds)
+
+
+def test_bad_machines_are_passed_over_and_the_next_offer_is_taken(tmp_path):
+    said: list[str] = []
+    with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
+        running.fault(machines=[{"trait": "ghost", "count": 1}, {"trait": "hang", "skip": 1, "count": 1},
+                                {"trait": "dear", "skip": 2, "count": 1, "factor": 1.5}])  # fmt: skip
+        vendor = open_market("shadeform", settings_of(running, tmp_path))
+        request = Request(run="otter", provider="shadeform", gpu="H100")
+        offers = vendor.offers(request)
+        plan = Plan("t", "", (), Job(run="", token="", steps=(), limits=Limits(time_s=86400.0)), request)
+        ops: list = []
+        refused = ["", "an old driver"]
+        terms = Terms(boot_s=BOOT_S, accept=lambda *_: refused.pop())
+        launch._rent_all(plan, offers, lambda _: vendor, journal, said.append, terms, ops)
+        (op,) = ops
+        assert journal.op(op.token).state == "BOOTING" and op.address
+        truth = running.truth()
+        assert [pod["id"] for pod in truth["pods"] if pod["micro_usd_per_hour"]] == [op.remote_id]
+        words = "\n".join(said)
+        assert "no address in time" in words and "were agreed to" in words and "an old driver" in words, words
+        pods.end(vendor, journal.op(op.token), journal)
+
+
+def test_when_nothing_is_left_that_is_said_with_every_reason(tmp_path):
+    with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
+        running.fault(machines=[{"trait": "ghost", "count": None}])
+        vendor = open_market("lium", settings_of(running, tmp_path))
+        request = Request(run="otter", provider="lium", gpu="H100", num_gpus=8)
+        plan = Plan("t", "", (), Job(run="", token="", steps=()), replace(request))
+        with pytest.raises(NoOffer, match="no machine is left"):
+            launch._rent_all(plan, vendor.offers(request), lambda _: vendor, journal, print, Terms(), [])
+        assert running.truth()["pods"] == [] and journal.ops(live=True) == []
+        assert json.dumps([op.state for op in journal.ops()]).count("FAILED") >= 1
