@@ -28,17 +28,21 @@ def keeper_of(op: Op, journal: Journal, settings: Settings) -> Keeper:
 
 
 def leave(op: Op, settings: Settings, as_json: bool) -> None:
-    """Nobody follows from here on: another machine's run gets a keeper of its own; what is here keeps itself."""
+    """Nobody follows from here on."""
+    render.say(hand_on(op, settings))
+    say_how(op, as_json)
+
+
+def hand_on(op: Op, settings: Settings) -> str:
+    """Another machine's run gets a keeper of its own; what is here keeps itself. Which of them, in words."""
     if not words.provider(settings, op.vendor).is_here:
         log = words.homes(settings) / op.run / "keep.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         line = [sys.executable, "-m", "invoke", "--search-root", str(ROOT), "keep", op.run]
         with log.open("ab") as file:
             subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
-        render.say(f"inv keep {op.run} brings it home, and back if its machine fails; it writes to {log}")
-    else:
-        render.say("its own guard and agent keep it at work on this machine; nobody else is needed")
-    say_how(op, as_json)
+        return f"inv keep {op.run} brings it home, and back if its machine fails; it writes to {log}"
+    return "its own guard and agent keep it at work on this machine; nobody else is needed"
 
 
 def say_how(op: Op, as_json: bool) -> None:

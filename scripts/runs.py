@@ -3,7 +3,9 @@
 Each gets the flags as they are declared there.
 """
 
+import contextlib
 import shlex
+import signal
 import sys
 import time
 from collections import deque
@@ -27,7 +29,7 @@ from infra.settings import Settings
 from infra.stages import stage
 from infra.states import TERMINATING
 from scripts import choosing, render, words
-from scripts.keeping import keeper_of, leave
+from scripts.keeping import hand_on, keeper_of, leave, say_how
 from scripts.ledger import bring_home, end_others, find_run, last_verdict, open_journal, settle, way
 from scripts.planning import ROOT, node_commands, plan_for
 from scripts.program import print_json
@@ -172,15 +174,19 @@ def again(op: Op, journal: Journal, settings: Settings, limits: Limits | None = 
 
 
 def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> None:
-    """Keep the run to its verdict, settle the row, tell the result. Ctrl-C leaves the run at work."""
+    """Keep the run to its verdict, settle the row, tell the result. Ctrl-C, and a hang-up, leave the run at work."""
     keeper = keeper_of(op, journal, settings)
-    try:
-        with keeper.keeping(op.run):
-            progress, verdict = show_progress(op, keeper, quiet=as_json)
-    except KeyboardInterrupt:
-        render.say(f"\ndetached; {op.run} goes on.")
-        leave(op, settings, as_json)
-        raise Exit(code=DETACHED) from None
+    with hang_up() as hung_up:
+        try:
+            with keeper.keeping(op.run):
+                progress, verdict = show_progress(op, keeper, quiet=as_json)
+        except (KeyboardInterrupt, OSError) as error:
+            if isinstance(error, OSError) and not hung_up:  # else it is the terminal that is gone
+                raise
+            kept = hand_on(op, settings)  # before anything is said, which may fail
+            render.say(f"\ndetached; {op.run} goes on. {kept}")
+            say_how(op, as_json)
+            raise Exit(code=DETACHED) from None
     settle(journal, settings)
     end_others(op, journal, settings, verdict["state"])
     succeeded = verdict["state"] == "succeeded"
@@ -212,6 +218,24 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
         if journal.op(op.token).is_live and op.stays:
             then = f"mend that, then: ./inv {'pod.run' if Job.from_json(op.job).steps else 'pod.setup'} {op.run}"
         raise Exit(f"{op.run} {verdict['state']}{reason}; see {logs}; {then}", code=code)
+
+
+@contextlib.contextmanager
+def hang_up() -> Iterator[list[int]]:
+    """Meanwhile a terminal that is closed counts as Ctrl-C, unless somebody (`nohup`) wanted it ignored."""
+    heard: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        heard.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGHUP)
+    if before == signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, note)
+    try:
+        yield heard
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def talk_to(artifact: str, store: str) -> str:

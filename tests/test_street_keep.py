@@ -1,8 +1,13 @@
 """`inv keep` over a real sshd: the launcher gone, two keepers, a keeper killed, the pod's guard and agent killed."""
 
+import contextlib
 import json
 import os
+import pty
 import signal
+import subprocess
+import sys
+import threading
 
 import pytest
 
@@ -11,7 +16,7 @@ from infra.journal import Journal
 from infra.keep import lease_name
 from tests.hosts import sshd as sshd
 from tests.test_street_ssh import world as world
-from tests.world import World, until
+from tests.world import ROOT, World, until
 
 
 def begin(world: World, *flags: str) -> str:
@@ -72,3 +77,28 @@ def test_a_keeper_takes_over_and_one_works_and_what_was_killed_comes_back(world,
     assert "bits per byte" in world.inv("logs", run, "--file", "base")
     assert world.json("keep", run)["state"] == "over"
     sshd.start()
+
+
+@pytest.mark.timeout(200)
+def test_a_terminal_that_is_closed_leaves_a_keeper(world):
+    controller, terminal = pty.openpty()
+    words = ["launch", "--provider", "ssh", "--phase", "base", "--steps", "200", "--no-accept", "--yes"]
+    launch = subprocess.Popen([sys.executable, "-m", "invoke", *words], cwd=ROOT, env=world.environ, stdin=terminal,
+                              stdout=terminal, stderr=terminal, start_new_session=True)  # fmt: skip
+    os.close(terminal)
+    drained = threading.Thread(target=drain, args=(controller,), daemon=True)
+    drained.start()
+    run = until(lambda: (rows := world.json("status")) and rows[0]["state"] == "running" and rows[0]["run"], "a run")
+    until(lambda: (holder := keeper(world, run)) and holder.pid == launch.pid, "its launch as keeper")
+    os.kill(launch.pid, signal.SIGHUP)  # as a terminal does that is closed
+    os.close(controller)
+    launch.wait(60)
+    until(lambda: (holder := keeper(world, run)) and holder.pid != launch.pid, "a keeper in the background")
+    world.inv("down", run)
+
+
+def drain(descriptor: int) -> None:
+    """Read until the other end is closed."""
+    with contextlib.suppress(OSError):
+        while os.read(descriptor, 65536):
+            pass
