@@ -76,17 +76,17 @@ def test_the_same_job_again_is_done_again_where_it_had_failed(world: World) -> N
 @pytest.mark.parametrize("after_work", [False, True])
 def test_a_limit_ends_a_held_pod(world: World, after_work: bool) -> None:
     limits = Limits(time_s=3600.0)
-    held(world, limits=limits, clock_scale=1200.0)
+    held(world, limits=limits, clock_scale=3600.0)
     if after_work:
-        work(world, "pass", limits=limits, clock_scale=1200.0)
+        work(world, "pass", limits=limits, clock_scale=3600.0)
     ending = world.verdict()  # on a slow machine the limit may come before the end of the work
     assert ending["state"] == "limit" and ending["reason"].startswith("the limit of 3600 s is ")
 
 
 def test_a_limit_ends_work_and_pod(world: World) -> None:
     limits = Limits(time_s=3600.0)
-    held(world, limits=limits, clock_scale=1200.0)
-    work(world, WAIT, limits=limits, clock_scale=1200.0)
+    held(world, limits=limits, clock_scale=3600.0)
+    work(world, WAIT, limits=limits, clock_scale=3600.0)
     assert world.verdict()["state"] == "limit" and world.members() == []
 
 

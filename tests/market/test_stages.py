@@ -48,6 +48,7 @@ def test_a_rented_pod_that_everybody_forgets_is_ended_by_its_vendor(rehearsal):
     assert rehearsal.json("pod.list") == []
 
 
+@pytest.mark.nightly
 def test_the_pods_of_a_file_show_their_prices_and_are_not_rented_twice(rehearsal):
     path = rehearsal.user.folder / "fleet.yaml"
     path.write_text(json.dumps({"pods": [{"name": "a", "provider": "lium", "gpu": "RTX4090", "num_gpus": 1}]}))
