@@ -87,12 +87,15 @@ class Pods:
             shutil.copytree(ROOT / floor, world.pod.code / floor, ignore=shutil.ignore_patterns("__pycache__"))
         world.program("count", COUNT)
         world.job(*steps, **more)
-        job = with_courier(Job.from_json(world.pod.job.read_text()), str(self.store), RUN)
+        plain = Job.from_json(world.pod.job.read_text())
+        assert with_courier(plain, str(self.store), RUN) == plain  # it has not the environment of a courier
+        trains = replace(plain, steps=tuple(replace(step, environment="train") for step in plain.steps))
+        job = with_courier(trains, str(self.store), RUN)
         assert with_courier(job, "elsewhere", RUN) == job
         assert job.beside is not None
         carry = replace(job.beside, environment="", config={**job.beside.config, "every_s": every_s})
         fetch = replace(job.steps[0], environment="")  # this interpreter has all that they import
-        world.pod.job.write_text(replace(job, steps=(fetch, *job.steps[1:]), beside=carry).to_json())
+        world.pod.job.write_text(replace(job, steps=(fetch, *plain.steps), beside=carry).to_json())
         return world
 
     def lose(self, world: World) -> None:
