@@ -51,7 +51,7 @@ class Pod(World):
         self.program("done", "")
         self.program("fails", "raise SystemExit(1)")
         self.program("wait", WAIT)
-        self.program("slow", WAIT.replace("SIGTERM, leave", "SIGTERM, lambda *_: None"))
+        self.program("slow", WAIT.replace("sys.exit(75)", ""))
 
     @contextmanager
     def first(self, key: str = KEY) -> Iterator[Callable[[str], None]]:
@@ -124,6 +124,7 @@ def test_after_its_verdict_a_pod_goes_unless_it_is_kept_or_has_what_is_nowhere_e
         until(lambda: full.lines("ran.txt") and alone.lines("ran.txt"), "work")
         ask_to_stop(alone.pod, "stopped", "somebody asks, and from now on nobody is revived", 60.0)
         alone.kill("guard")
+        until(lambda: alone.lines("left.txt"), "a step that was told")  # else it may be told while it is leaving
         (alone.pod.work / "go").touch()  # the agent that ends now leaves another one behind, which has the pod to end
         ask_to_stop(full.pod, "failed", f"{UNCARRIED}: step-000000010", 3.0)
         for name in ("done", "failed", "limit", "alone"):
