@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from infra import gpus
-from infra.agent.job import Call, Limits
+from infra.agent.job import Limits
 from infra.agent.limits import hard_limit_s
 from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError, UsageError
 from infra.filters import satisfying
@@ -25,9 +25,9 @@ from infra.json_api import JsonApi, Refused, Unclear, endpoint, epoch
 from infra.money import BadAmount, micro_usd, told_micro_usd
 from infra.pod_keys import PodKeys, is_token
 from infra.providers import Abilities
+from infra.providers.by_http import ByHttp
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
-from infra.ssh import Ssh
 
 URL = "https://lium.io/api"
 IMAGE = "daturaai/pytorch"  # cached by the hosts, so that it starts in seconds
@@ -133,7 +133,7 @@ class Me(Struct):
 
 
 @dataclass(frozen=True)
-class Lium:
+class Lium(ByHttp):
     """The account whose key `api` carries. `cuda`: what a host's driver must serve, such as `13.0`; "" = anything."""
 
     api: JsonApi
@@ -141,7 +141,6 @@ class Lium:
     cuda: str = ""
 
     name = "lium"
-    is_here, is_rented = False, True
     can = Abilities(
         time_limit=True,
         time_grain_s=3600.0,
@@ -150,7 +149,6 @@ class Lium:
         tells_limits=True,
         self_terminate="native",
     )
-    pod_store = ""
 
     @staticmethod
     def of(settings: Settings) -> "Lium":
@@ -158,14 +156,6 @@ class Lium:
         url = endpoint(URL, settings.lium_url, "SLIPWAY_LIUM_URL")
         api = JsonApi("lium", url, {"X-API-KEY": settings.lium_api_key}, clock_scale=settings.clock_scale)
         return Lium(api, PodKeys.beside(settings.state_file), settings.accept_cuda)
-
-    @property
-    def clock_scale(self) -> float:
-        return self.api.clock_scale
-
-    @property
-    def settle_s(self) -> float:
-        return self.can.settle_s / self.clock_scale
 
     def account(self) -> Account:
         """Owner and balance; the vendor debits every 5 minutes, so that the balance lags."""
@@ -247,20 +237,6 @@ class Lium:
         except Refused as refused:
             if refused.reply.status != 404:
                 raise
-
-    def reach(self, pod: Pod) -> Ssh:
-        return self.keys.reach(pod)
-
-    @property
-    def farewell(self) -> tuple[Call, ...]:
-        """None: its pods get no key."""
-        return ()
-
-    def forget(self, token: str) -> None:
-        self.keys.forget(token)
-
-    def now(self) -> float:
-        return self.api.now()
 
     def billed(self, pod_id: str) -> int | None:
         try:

@@ -24,9 +24,9 @@ from infra.json_api import JsonApi, Refused, Unclear, endpoint, epoch, rfc3339
 from infra.money import micro_usd, told_micro_usd
 from infra.pod_keys import PodKeys, is_token
 from infra.providers import Abilities
+from infra.providers.by_http import ByHttp
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
-from infra.ssh import Ssh
 
 URL = "https://api.runpod.io"
 IMAGE = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"  # starts sshd with the key in PUBLIC_KEY
@@ -155,7 +155,7 @@ class Graph(Struct):
 
 
 @dataclass(frozen=True)
-class RunPod:
+class RunPod(ByHttp):
     """The account whose key `api` carries. `cuda`: what a host's driver must serve, such as `13.0`; "" = anything."""
 
     api: JsonApi
@@ -163,9 +163,7 @@ class RunPod:
     cuda: str = ""
 
     name = "runpod"
-    is_here, is_rented = False, True
     can = Abilities(time_limit=True, spot=True, stop=True, self_terminate="pod_credential")
-    pod_store = ""
 
     @staticmethod
     def of(settings: Settings) -> "RunPod":
@@ -175,14 +173,6 @@ class RunPod:
             "runpod", url, {"Authorization": f"Bearer {settings.runpod_api_key}"}, clock_scale=settings.clock_scale
         )
         return RunPod(api, PodKeys.beside(settings.state_file), settings.accept_cuda)
-
-    @property
-    def clock_scale(self) -> float:
-        return self.api.clock_scale
-
-    @property
-    def settle_s(self) -> float:
-        return self.can.settle_s / self.clock_scale
 
     @property
     def farewell(self) -> tuple[Call, ...]:
@@ -261,15 +251,6 @@ class RunPod:
         except Refused as refused:
             if refused.reply.status != 404:
                 raise
-
-    def reach(self, pod: Pod) -> Ssh:
-        return self.keys.reach(pod)
-
-    def forget(self, token: str) -> None:
-        self.keys.forget(token)
-
-    def now(self) -> float:
-        return self.api.now()
 
     def billed(self, pod_id: str) -> int | None:
         """As promised; of the last year, which is as far as it looks back."""

@@ -12,16 +12,16 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from infra import gpus
-from infra.agent.job import Call, Limits
+from infra.agent.job import Limits
 from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError
 from infra.filters import satisfying
 from infra.json_api import JsonApi, Refused, Unclear, endpoint, epoch, rfc3339
 from infra.money import dollars, told_micro_usd
 from infra.pod_keys import PodKeys, is_token
 from infra.providers import Abilities
+from infra.providers.by_http import ByHttp
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
-from infra.ssh import Ssh
 
 URL = "https://api.shadeform.ai/v1"
 STATES = {"creating": "booting", "pending_provider": "booting", "pending": "booting", "active": "running",
@@ -97,16 +97,14 @@ class Created(Struct):
 
 
 @dataclass(frozen=True)
-class Shadeform:
+class Shadeform(ByHttp):
     """The account whose key `api` carries."""
 
     api: JsonApi
     keys: PodKeys
 
     name = "shadeform"
-    is_here, is_rented = False, True
     can = Abilities(time_limit=True, spend_limit=True, tells_limits=True, self_terminate="native")
-    pod_store = ""
 
     @staticmethod
     def of(settings: Settings) -> "Shadeform":
@@ -114,14 +112,6 @@ class Shadeform:
         url = endpoint(URL, settings.shadeform_url, "SLIPWAY_SHADEFORM_URL")
         api = JsonApi("shadeform", url, {"X-API-KEY": settings.shadeform_api_key}, clock_scale=settings.clock_scale)
         return Shadeform(api, PodKeys.beside(settings.state_file))
-
-    @property
-    def clock_scale(self) -> float:
-        return self.api.clock_scale
-
-    @property
-    def settle_s(self) -> float:
-        return self.can.settle_s / self.clock_scale
 
     def account(self) -> Account:
         """Whether the key is good; the vendor tells neither its owner nor the balance."""
@@ -197,20 +187,6 @@ class Shadeform:
                 raise
         if found.token:
             self._drop_key(found.token)
-
-    def reach(self, pod: Pod) -> Ssh:
-        return self.keys.reach(pod)
-
-    @property
-    def farewell(self) -> tuple[Call, ...]:
-        """None: its pods get no key."""
-        return ()
-
-    def forget(self, token: str) -> None:
-        self.keys.forget(token)
-
-    def now(self) -> float:
-        return self.api.now()
 
     def billed(self, pod_id: str) -> int | None:
         """As promised, as long as the vendor shows the machine."""

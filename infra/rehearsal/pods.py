@@ -133,7 +133,7 @@ class Pod:
     def checkpoints(self) -> set[str]:
         """Those of the jobs on it that are whole, as paths from where pods keep their files."""
         root = self.folder / "home" / ".slipway" / "pods"
-        return set(glob.glob("*/work/**/step-*/MANIFEST.json", root_dir=root, recursive=True))
+        return set(glob.glob("/".join(("*", "work", "**", "step-*", "MANIFEST.json")), root_dir=root, recursive=True))
 
     def _furnish(self) -> None:
         home = self.folder / "home"
