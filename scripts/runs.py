@@ -330,6 +330,7 @@ def last_rites(op: Op, vendor: Provider, journal: Journal, settings: Settings) -
     """Of a rented pod: it saves, and what it says is brought home. One that is deaf is ended all the same."""
     if op.state != TERMINATING:  # from here on nobody brings it back
         op = journal.advance(op, "end", reason=pods.ASKED)
+    keep.end_keeper(op.run, journal, patience_s=0.0)  # it would end the pod as soon as that has a verdict
     render.say(f"{op.run}: saving and leaving")
     try:
         pods.stop_work(vendor, op)
