@@ -17,8 +17,6 @@ BESIDE = """
 import json, os, pathlib, signal, sys, time
 work = pathlib.Path(os.environ["SLIPWAY_WORK"])
 state = work.parent / "state"
-with open(work / "besides.txt", "a") as file:
-    print(os.getpid(), file=file)
 def leave(*_):
     ending = state / "ending.json"
     with open(work / "asked.txt", "a") as file:
@@ -27,6 +25,8 @@ def leave(*_):
         return
     sys.exit(int((work / "code").read_text()) if (work / "code").exists() else 0)
 signal.signal(signal.SIGTERM, leave)
+with open(work / "besides.txt", "a") as file:  # now: one that is ended before it can hear that is begun again
+    print(os.getpid(), file=file)
 print("beside with", os.environ.get("HF_TOKEN"), json.load(open(sys.argv[-1])), flush=True)
 (work / "ready").touch()
 while not (work / "die").exists():
