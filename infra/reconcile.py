@@ -165,8 +165,9 @@ def look(provider: Provider, journal: Journal, clock: Callable[[], float] = time
     except SlipwayError as error:
         problems.append(f"{provider.name}: {error}")
         listing = Listing(began_at=began_at, is_complete=False)
-    busy = frozenset(name.removeprefix("rent:") for name in journal.held())
     rows = {op.token: op for op in journal.ops() if op.vendor == provider.name}
+    # After the rows: a renter takes its lease before its row, so that of a row that was seen it is seen as well.
+    busy = frozenset(name.removeprefix("rent:") for name in journal.held())
     denied = _denied(provider, rows.values(), listing, problems) if listing.is_complete else frozenset()
     return Look(replace(listing, denied=denied), rows, busy, tuple(problems))
 
