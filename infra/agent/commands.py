@@ -130,15 +130,17 @@ def _anyone(pod: PodFolder) -> bool:
 
 def _armed(pod: PodFolder, job: Job) -> bool:
     """A guard lives, at work where there is work; or the job was so short that its verdict is there already."""
+    lives = living(pod, "guard") is not None  # asked first: then it has said so
     said = read_json(report(pod, "guard"))
-    guard = living(pod, "guard") is not None and said["token"] == job.token
-    return guard and said.get("holds", False) is (job.kind == "hold") or pod.verdict.exists()
+    is_ours = lives and said.get("token") == job.token
+    return is_ours and said.get("holds", False) is (job.kind == "hold") or pod.verdict.exists()
 
 
 def _holds(pod: PodFolder, job: Job) -> bool:
     """Whether the guard of this very pod has nothing else to do."""
+    lives = living(pod, "guard") is not None
     said = read_json(report(pod, "guard"))
-    return living(pod, "guard") is not None and said["token"] == job.token and said.get("holds", False)
+    return lives and said.get("token") == job.token and said.get("holds", False)
 
 
 def _await(truth: Callable[[], bool], within_s: float) -> bool:
