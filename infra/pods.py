@@ -216,10 +216,10 @@ def settle(provider: Provider, op: Op, journal: Journal, transport: Transport | 
     if op.state == TERMINATING:
         return end(provider, op, journal)
     rented = market(provider)
+    if rented and (why := spend.due(op, time.time(), rented.clock_scale)):  # its vendor may have seen that, too
+        return end(provider, op, journal, f"{HAS}limit: {why}")
     if op.state in (READY, LOST, BOOTING) and (said := fate(rented, op) if rented else is_absent(provider, op)):
         return end(provider, op, journal, said if isinstance(said, str) else GONE)
-    if rented and (why := spend.due(op, time.time(), rented.clock_scale)):
-        return end(provider, op, journal, f"{HAS}limit: {why}")
     if op.state in (PLANNED, CREATING, UNKNOWN, BOOTING):
         try:
             journal.take(_lease(op.token))

@@ -19,7 +19,7 @@ from infra.errors import SlipwayError
 from infra.home import words_at_home, words_there
 from infra.journal import Journal, Op
 from infra.money import dollars
-from infra.pods import DEAD, folder_of, pod_of
+from infra.pods import DEAD, HAS, folder_of, pod_of
 from infra.providers import Provider, clock_scale
 from infra.records import Address, Pod, PodView
 from infra.states import BOOTING, CREATING, FAILED, LOST, PLANNED, READY, TERMINATED, TERMINATING, UNKNOWN
@@ -107,7 +107,8 @@ def _state(op: Op, reading: Reading) -> str:
         return _beside(reading)
     if op.is_live and op.stays and not reading.verdict and reading.is_alive and reading.guard.get("holds"):
         return "idle"  # it has had no work yet
-    return state_of(op.state, reading.verdict.get("state", ""), reading.is_alive)
+    why = op.reason.removeprefix(HAS).partition(":")[0] if op.reason.startswith(HAS) and not op.is_live else ""
+    return state_of(op.state, reading.verdict.get("state", "") or why, reading.is_alive)
 
 
 def state_of(state: str, verdict: str, is_alive: bool | None) -> str:
