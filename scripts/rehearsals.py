@@ -201,7 +201,7 @@ def report(world: Running, before: dict[str, Any], began_at: int, outcome: Any, 
         render.say(f"{pod['vendor']} {pod['id']} still runs, at {rate} USD/h; to end it: inv down --rehearse")
     if truth["preemptions_left"]:
         left = render.count(truth["preemptions_left"], "preemption")
-        render.say(f"{left} did not happen: no machine made another checkpoint")
+        render.say(f"{left} did not happen: no other machine had a checkpoint in the store")
     for problem in truth["problems"]:
         render.say(render.clean(f"the world itself had a problem: {problem}"))
 

@@ -11,8 +11,7 @@
     balance_usd: {runpod: 25}
     lium_key_budget_usd: 5     # a key that has spent it loses its pods
     page_size: 2               # RunPod's lists come in pages
-    preempt_at_work: 2         # twice a machine is taken away that has made a checkpoint
-    preempt_after_s: 120       # so long after that, so that there is time to bring it away
+    preempt_at_work: 2         # twice a machine is taken away once the store has a checkpoint of it
 
 Of the requests or orders that a rule is about, it lets `skip` pass and hits the next `count` (null = all), each with
 probability `chance`.
@@ -98,7 +97,6 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     lium_key_budget_usd: float | None = None
     page_size: int = 0
     preempt_at_work: int = 0
-    preempt_after_s: float = 120.0
 
 
 def read_plan(path: Path) -> Plan:

@@ -5,7 +5,6 @@ Reached as the user who runs the world, on loopback, with a host key, a home and
 
 import contextlib
 import getpass
-import glob
 import json
 import os
 import shlex
@@ -20,8 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.agent import process
+from infra.courier import FETCH
 from infra.errors import SlipwayError
 from infra.names import random_word
+from store.run_folder import ACKNOWLEDGED
 
 ROOT = Path(__file__).parents[2]
 HOST = "127.0.0.1"
@@ -130,10 +131,16 @@ class Pod:
         """How many processes it has now."""
         return len(process.find(self.token)) if self._init else 0
 
-    def checkpoints(self) -> set[str]:
-        """Those of the jobs on it that are whole, as paths from where pods keep their files."""
+    def has_brought_away(self) -> bool:
+        """Whether the store has a checkpoint that was made on it: one from which another machine can go on."""
         root = self.folder / "home" / ".slipway" / "pods"
-        return set(glob.glob("/".join(("*", "work", "**", "step-*", "MANIFEST.json")), root_dir=root, recursive=True))
+        with contextlib.suppress(OSError, ValueError):  # what is being written or removed just now is for the next look
+            for pod in root.iterdir():
+                begun = pod / "state" / "marks" / f"{FETCH}.json"  # what it fetched itself was acknowledged before
+                known = json.loads((pod / ACKNOWLEDGED).read_bytes()) if begun.exists() else {}
+                if any("/step-" in name and at > begun.stat().st_mtime for name, at in known.items()):
+                    return True
+        return False
 
     def _furnish(self) -> None:
         home = self.folder / "home"

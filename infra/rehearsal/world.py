@@ -62,8 +62,6 @@ class World:
             self.market.budget_micro_usd["lium"] = micro_usd(str(plan.lium_key_budget_usd))
         self.hub = web.Hub(Faults(plan, seed), self.clock.now, self._step)
         self._pods: dict[tuple[str, int], pods.Pod] = {}
-        self._made_at: dict[tuple[str, int], float] = {}  # when a machine was first seen to have a new checkpoint
-        self._seen: set[str] = set()  # checkpoints that were there when a machine was taken away at work
         self._workers = ThreadPoolExecutor(16, "pods")
         self._keys = {name: secrets.token_hex(16) for name in VENDORS}
         control = Control(self.market, self.hub, self.clock, self._count, seed)
@@ -178,19 +176,16 @@ class World:
             self.market.detach(effect.machine_id, effect.boot)
 
     def _preempt_at_work(self) -> None:
-        """Take machines away that have made a checkpoint since the last time, as often as the plan says."""
+        """Take machines away whose work another can go on with, as often as the plan says."""
         with self.hub.lock:
             if not self.hub.faults.preemptions_left:
                 return
             running = [one for one in self.market.machines.values() if one.state == "running" and one.address]
         for machine in running:
-            found = self._pods[machine.machine_id, machine.boot].checkpoints()
+            if not self._pods[machine.machine_id, machine.boot].has_brought_away():
+                continue
             with self.hub.lock:
-                if not found - self._seen or machine.state != "running" or not self.hub.faults.preemptions_left:
-                    continue
-                at = self._made_at.setdefault((machine.machine_id, machine.boot), self.market.now)
-                if self.market.now >= at + self.hub.faults.plan.preempt_after_s:
-                    self._seen |= found
+                if machine.state == "running" and self.hub.faults.preemptions_left:
                     self.hub.faults.preemptions_left -= 1
                     self.market.preempt(machine.machine_id)
 
