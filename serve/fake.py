@@ -1,0 +1,339 @@
+"""A scripted engine: vLLM's routes, replies and ways of failing, without a model. For tests, rehearsals and benches.
+
+    python -m serve.fake --port 8101 --script '{"first_token_s": 0.1, "fail": "die", "after_tokens": 3}'
+
+In: a Script, at the start or later by POST /fake/script (only the keys that change). Out: what vLLM 0.32 answers, in
+shape; GET /fake/seen tells what it has done. It says `listening on PORT` when its port is open, which with vLLM means:
+the model is loaded. Its text is `words` over and over, so that a test can see which release has answered.
+Started as a process, as vLLM is: SIGTERM, worker processes and dying are real. Listens on loopback only.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from serve.loops import run
+
+FAILURES = ("", "hang", "die", "error", "cut", "500", "503", "busy", "garbage")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """How the engine behaves. Durations in seconds."""
+
+    model: str = "fake"
+    words: tuple[str, ...] = ("I", " am", " fake")
+    root: str = "/models/fake"  # the folder that /v1/models tells
+    max_model_len: int = 4096
+    api_key: str = ""  # guards /v1 only, as vLLM's does
+
+    start_s: float = 0.0
+    """Until the port opens."""
+    crash: int | None = None
+    """The exit code with which it dies instead of opening its port."""
+    worker: bool = False
+    """It starts a worker in a session of its own that ignores SIGTERM, as an orphaned engine core does."""
+
+    first_token_s: float = 0.0
+    token_s: float = 0.0
+    max_seqs: int = 256
+    """Computed at once; the others wait."""
+    max_queued: int = 1 << 30
+    """That may wait; the next is told that the engine is busy."""
+    shutdown_s: float = 0.0
+    """--shutdown-timeout: for which a SIGTERM lets streams go on. 0 = they end with an error in the stream."""
+
+    fail: str = ""
+    """hang: no more tokens, /health 200. die: the process ends. error: one in the stream, then [DONE], /health 503.
+    cut: the connection is closed. 500, 503: in place of an answer. busy: the 503 of a full engine. garbage: no HTTP."""
+    after_tokens: int = 0
+    """So many tokens come before the failure; with an answer that is not streamed it comes at once."""
+    times: int = -1
+    """Requests that fail; -1 = all."""
+
+    def __post_init__(self) -> None:
+        if self.fail not in FAILURES:
+            raise ValueError(f"fail is {self.fail!r}; there is: {', '.join(map(repr, FAILURES))}")
+
+
+class Dead(Exception):
+    """The engine core is gone; the front process still answers."""
+
+
+class Engine:
+    """One fake vLLM. `seen` is all that it counts."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.is_dead = False
+        self.is_draining = False
+        self.seen = {"requests": 0, "running": 0, "waiting": 0, "finished": 0, "aborted": 0, "tokens": 0, "failed": 0}
+        self.last_headers: dict[str, str] = {}
+        self.last_body: Any = None
+        self._room = asyncio.Condition()
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        path = request.path
+        if path in ("/health", "/ping"):
+            return web.Response(status=503 if self.is_dead else 200)
+        if path == "/fake/script":
+            said = msgspec.json.decode(await request.read())
+            self.script = msgspec.convert({**asdict(self.script), **said}, Script)
+            return web.json_response(asdict(self.script))
+        if path == "/fake/seen":
+            return web.json_response({**self.seen, "headers": self.last_headers, "body": self.last_body})
+        if path == "/metrics":
+            return web.Response(text=self._metrics())
+        if path == "/version":
+            return web.json_response({"version": "0.32.0"})
+        key = self.script.api_key
+        if path.startswith("/v1/") and key and request.headers.get("Authorization") != f"Bearer {key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        if path == "/v1/models" and request.method == "GET":
+            return web.json_response(self._models())
+        if path in ("/v1/chat/completions", "/v1/completions") and request.method == "POST":
+            return await self._generate(request, is_chat="chat" in path)
+        if path in ("/invocations", "/collective_rpc", "/tokenize", "/pause"):
+            return web.json_response({"reached": path})  # what nobody from outside may reach
+        return web.json_response({"detail": "Not Found"}, status=404)
+
+    async def _generate(self, request: web.BaseRequest, is_chat: bool) -> web.StreamResponse:
+        script = self.script
+        self.seen["requests"] += 1
+        body = await request.read()
+        try:
+            ask = msgspec.json.decode(body)
+            model, tokens = ask.get("model", script.model), ask.get("max_completion_tokens") or ask.get("max_tokens")
+        except (msgspec.DecodeError, AttributeError) as error:
+            return _error(400, "Bad Request", f"[{{'type': 'json_invalid', 'msg': {str(error)!r}}}]")
+        self.last_headers, self.last_body = dict(request.headers), ask
+        if model != script.model:
+            return _error(404, "NotFoundError", f"The model `{model}` does not exist.", "model")
+        tokens = 16 if tokens is None else tokens
+        if tokens > script.max_model_len:
+            what = f"max_tokens={tokens} cannot be greater than max_model_len={script.max_model_len}."
+            return _error(400, "BadRequestError", what, "max_tokens")
+        if self.is_draining:
+            return _error(500, "InternalServerError", "cannot schedule new futures after shutdown")
+        if self.is_dead:
+            return _error(500, "InternalServerError", "EngineCore encountered an issue. See stack trace (above).")
+        fail = self._failure()
+        if fail in ("500", "503"):
+            self.seen["failed"] += 1
+            return _error(int(fail), "InternalServerError", "EngineCore encountered an issue.")
+        if fail == "garbage" and request.transport is not None:
+            self.seen["failed"] += 1
+            request.transport.write(b"\x16\x03\x01 this is no HTTP\r\n\r\n")
+            request.transport.close()
+            return web.Response()
+        if fail == "busy" or self.seen["waiting"] >= script.max_queued:
+            what = "The engine is currently busy and cannot accept new requests. Please try again later or on a"
+            return _error(503, "Service Unavailable", f"{what} different instance.")
+        reply = Reply(script, is_chat, bool(ask.get("stream")), tokens, ask)
+        async with self._room:
+            self.seen["waiting"] += 1
+            try:
+                await self._room.wait_for(lambda: self.seen["running"] < script.max_seqs)
+            finally:
+                self.seen["waiting"] -= 1
+            self.seen["running"] += 1
+        try:
+            response = await self._answer(request, reply, fail)
+            self.seen["finished"] += 1
+            return response
+        except asyncio.CancelledError:
+            self.seen["aborted"] += 1
+            raise
+        finally:
+            self.seen["running"] -= 1
+            async with self._room:
+                self._room.notify()
+
+    async def _answer(self, request: web.BaseRequest, reply: "Reply", fail: str) -> web.StreamResponse:
+        if not reply.streams:
+            if fail:
+                await self._fail(request, fail)
+            seconds = self.script.first_token_s + self.script.token_s * (reply.tokens - 1)
+            if seconds > 0:
+                await asyncio.sleep(seconds)
+            self.seen["tokens"] += reply.tokens
+            return web.Response(body=reply.whole(), content_type="application/json")
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        try:
+            await self._stream(request, response, reply, fail)
+        except Dead:
+            what = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+            said = {"error": {"message": what, "type": "InternalServerError", "param": None, "code": 500}}
+            if not response.prepared:
+                await response.prepare(request)
+            await response.write(b"data: " + msgspec.json.encode(said) + b"\n\ndata: [DONE]\n\n")
+        return response
+
+    async def _stream(self, request: web.BaseRequest, response: web.StreamResponse, reply: "Reply", fail: str) -> None:
+        for number in range(reply.tokens):
+            if fail and number == self.script.after_tokens:
+                await self._fail(request, fail)
+            pause_s = self.script.token_s if number else self.script.first_token_s
+            if pause_s > 0:
+                await asyncio.sleep(pause_s)
+            if self.is_dead:
+                raise Dead
+            if not response.prepared:
+                await response.prepare(request)
+                if reply.is_chat:
+                    await response.write(reply.opening())
+            self.seen["tokens"] += 1
+            await response.write(reply.chunk(number))
+        await response.write(reply.closing())
+
+    def _failure(self) -> str:
+        """What is wrong with this request; counts it."""
+        script = self.script
+        if not script.fail or not script.times:
+            return ""
+        if script.times > 0:
+            self.script = replace(script, times=script.times - 1)
+        return script.fail
+
+    async def _fail(self, request: web.BaseRequest, fail: str) -> None:
+        self.seen["failed"] += 1
+        if fail == "hang":
+            await asyncio.Event().wait()
+        elif fail == "die":
+            os._exit(1)
+        elif fail == "error":
+            self.is_dead = True
+            raise Dead
+        elif fail == "cut" and request.transport is not None:
+            request.transport.abort()
+            raise ConnectionResetError("cut by the script")
+
+    def _models(self) -> dict[str, Any]:
+        one = {"id": self.script.model, "object": "model", "created": int(time.time()), "owned_by": "vllm"}
+        more = {"root": self.script.root, "parent": None, "max_model_len": self.script.max_model_len}
+        return {"object": "list", "data": [{**one, **more, "permission": []}]}
+
+    def _metrics(self) -> str:
+        labels = f'{{engine="0",model_name="{self.script.model}"}}'
+        values = {
+            "vllm:num_requests_running": self.seen["running"],
+            "vllm:num_requests_waiting": self.seen["waiting"],
+            "vllm:kv_cache_usage_perc": min(1.0, self.seen["running"] / self.script.max_seqs),
+            "vllm:generation_tokens_total": self.seen["tokens"],
+        }
+        return "".join(f"{name}{labels} {float(value)}\n" for name, value in values.items())
+
+
+class Reply:
+    """What one request gets, in vLLM's shapes."""
+
+    def __init__(self, script: Script, is_chat: bool, streams: bool, tokens: int, ask: dict[str, Any]) -> None:
+        self.is_chat, self.streams, self.tokens = is_chat, streams, tokens
+        self.words = script.words
+        prefix, kind = ("chatcmpl", "chat.completion") if is_chat else ("cmpl", "text_completion")
+        self.kind = kind + (".chunk" if streams and is_chat else "")
+        self.head = {"id": f"{prefix}-{os.urandom(8).hex()}", "object": self.kind, "created": int(time.time())}
+        self.head["model"] = script.model
+        self.usage = {"prompt_tokens": 8, "total_tokens": 8 + tokens, "completion_tokens": tokens}
+        self.tells_usage = bool((ask.get("stream_options") or {}).get("include_usage"))
+
+    def word(self, number: int) -> str:
+        return self.words[number % len(self.words)]
+
+    def whole(self) -> bytes:
+        text = "".join(self.word(number) for number in range(self.tokens))
+        part: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
+        return msgspec.json.encode({**self.head, "choices": [self._choice(part, "length")], "usage": self.usage})
+
+    def opening(self) -> bytes:
+        return self._event([self._choice({"delta": {"role": "assistant", "content": ""}}, None)])
+
+    def chunk(self, number: int) -> bytes:
+        word, last = self.word(number), number + 1 == self.tokens
+        part: dict[str, Any] = {"delta": {"content": word}} if self.is_chat else {"text": word}
+        return self._event([self._choice(part, "length" if last else None)])
+
+    def closing(self) -> bytes:
+        usage = self._event([], usage=self.usage) if self.tells_usage else b""
+        return usage + b"data: [DONE]\n\n"
+
+    def _choice(self, part: dict[str, Any], finish: str | None) -> dict[str, Any]:
+        return {"index": 0, **part, "logprobs": None, "finish_reason": finish, "stop_reason": None}
+
+    def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        return b"data: " + msgspec.json.encode({**self.head, "choices": choices, **more}) + b"\n\n"
+
+
+def _error(status: int, kind: str, message: str, param: str | None = None) -> web.Response:
+    said = {"error": {"message": message, "type": kind, "param": param, "code": status}}
+    return web.json_response(said, status=status)
+
+
+WORKER = """
+import os, signal, sys, time
+if os.fork(): sys.exit()
+os.setsid()
+if os.fork(): os._exit(0)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(sys.argv[1], "w").write(str(os.getpid()))
+while True: time.sleep(3600)
+"""
+
+
+async def serve(script: Script, port: int, worker_file: Path | None) -> None:
+    if script.worker:
+        assert worker_file is not None
+        command = (sys.executable, "-c", WORKER, str(worker_file))
+        await (await asyncio.create_subprocess_exec(*command)).wait()
+    await asyncio.sleep(script.start_s)
+    if script.crash is not None:
+        print("EngineCore failed to start.", file=sys.stderr, flush=True)
+        sys.exit(script.crash)
+    engine = Engine(script)
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    runner = web.ServerRunner(web.Server(engine.handle, handler_cancellation=True, access_log=None))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port, backlog=1024).start()
+    print(f"listening on {runner.addresses[0][1]}", flush=True)
+    await ended.wait()
+    engine.is_draining = True
+    until = time.monotonic() + engine.script.shutdown_s
+    while engine.seen["running"] and time.monotonic() < until:
+        await asyncio.sleep(0.02)
+    engine.is_dead = True  # what still runs ends with an error at its next token
+    while engine.seen["running"] and time.monotonic() < until + 1:
+        await asyncio.sleep(0.02)
+    os._exit(0)  # as vLLM's front process ends: without waiting for its connections
+
+
+def read_script(text: str) -> Script:
+    """Raises ValueError for keys that are not of a script."""
+    said = json.loads(text)
+    unknown = set(said) - {one.name for one in fields(Script)}
+    if unknown:
+        raise ValueError(f"a script has no {', '.join(sorted(unknown))}")
+    return msgspec.convert(said, Script)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="serve.fake")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--script", type=read_script, default=Script())
+    parser.add_argument("--worker-file", type=Path, help="where a worker writes its pid")
+    words = parser.parse_args()
+    run(serve(words.script, words.port, words.worker_file))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""python -m serve.gateway FILE: a gateway by itself, told of its replicas by a file.
+
+    {"host": "127.0.0.1", "port": 8000, "keys": "keys.txt", "access_log": "access.jsonl", "limits": {"queue_s": 10},
+     "replicas": [{"replica_id": "demo-1", "url": "http://127.0.0.1:8101"}]}
+
+Writes `listening on PORT` when it does. SIGHUP reads the replicas anew, all or none of them; SIGTERM lets what has
+begun go on for `drain_s` and ends.
+"""
+
+import asyncio
+import signal
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from infra.errors import SlipwayError, UsageError
+from serve.gateway import keys
+from serve.gateway.access import AccessLog
+from serve.gateway.limits import Limits
+from serve.gateway.routing import Replica
+from serve.gateway.server import Gateway
+from serve.loops import run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    host: str = "127.0.0.1"
+    port: int = 0  # 0 = any that is free
+    keys: str = ""  # a file; "" = no key is asked for, which only loopback may
+    access_log: str = ""
+    drain_s: float = 60.0
+    limits: Limits = field(default_factory=Limits)
+    replicas: tuple[Replica, ...] = ()
+
+
+def read(path: Path) -> Setup:
+    """Raises UsageError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Setup)
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
+async def serve(path: Path) -> None:
+    setup = read(path)
+    known = keys.load(Path(setup.keys)) if setup.keys else keys.Keys({})
+    access = AccessLog(Path(setup.access_log)) if setup.access_log else None
+    gateway = Gateway(setup.limits, known, access)
+    gateway.replace(setup.replicas)
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+    def reread() -> None:
+        try:
+            gateway.replace(read(path).replicas)
+        except (UsageError, ValueError) as error:  # those that are known go on
+            print(f"serve.gateway: {error}", file=sys.stderr, flush=True)
+
+    loop.add_signal_handler(signal.SIGHUP, reread)
+    for end in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(end, ended.set)
+    port = await gateway.start(setup.host, setup.port)
+    print(f"listening on {port}", flush=True)
+    await ended.wait()
+    await gateway.stop(setup.drain_s)
+
+
+def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m serve.gateway FILE")
+    try:
+        run(serve(Path(sys.argv[1])))
+    except (SlipwayError, OSError) as error:
+        print(f"serve.gateway: {error}", file=sys.stderr)
+        sys.exit(getattr(error, "exit_code", 1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Who may ask: API keys of which only the hash is kept.
+
+A key is 32 random bytes, so that its plain SHA-256 cannot be searched; slow hashes are for passwords. The file has one
+line for each: `name sha256`. In: the file, and what a client says. Out: the name of the key, or None.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from infra.errors import UsageError
+
+PREFIX = "slipway-"
+_LINE = re.compile(r"([A-Za-z0-9._-]{1,64}) ([0-9a-f]{64})")
+
+
+class Keys:
+    """Name -> SHA-256 of the key, in hex."""
+
+    def __init__(self, hashes: Mapping[str, str]) -> None:
+        self._hashes = [(name, bytes.fromhex(digest)) for name, digest in hashes.items()]
+
+    def __bool__(self) -> bool:
+        return bool(self._hashes)
+
+    def name_of(self, authorization: str | None) -> str | None:
+        """The name of the key in `Bearer KEY`; None when there is none such. Takes as long for each wrong one."""
+        scheme, _, key = (authorization or "").partition(" ")
+        digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
+        found = None
+        for name, known in self._hashes:  # all of them, whichever it is
+            if hmac.compare_digest(digest, known):
+                found = name
+        return found if scheme.lower() == "bearer" else None
+
+
+def make(name: str) -> tuple[str, str]:
+    """A new key, to be shown once, and its line for the file. Raises UsageError for a name with odd characters."""
+    key = PREFIX + secrets.token_urlsafe(32)
+    line = f"{name} {hashlib.sha256(key.encode()).hexdigest()}"
+    if not _LINE.fullmatch(line):
+        raise UsageError(f"{name!r} is no name of a key: letters, digits, dots and dashes, 64 at most")
+    return key, line
+
+
+def load(path: Path) -> Keys:
+    """Raises UsageError when the file is not as `make` writes it, or others than its owner may write to it."""
+    try:
+        if path.stat().st_mode & 0o022:
+            raise UsageError(f"{path}: others may write to it; run: chmod 600 {path}")
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: {error}") from None
+    hashes: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        found = _LINE.fullmatch(line.strip())
+        if found is None or found[1] in hashes:
+            what = "expected `name sha256`" if found is None else f"a second key called {found[1]}"
+            raise UsageError(f"{path}: line {number}: {what}")
+        hashes[found[1]] = found[2]
+    return Keys(hashes)

@@ -1,0 +1,65 @@
+"""Every number of the gateway in one record."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Durations in seconds; each holds for one request unless it says otherwise."""
+
+    connect_s: float = 2.0
+    """Until an engine's port takes the connection."""
+    first_byte_s: float = 60.0
+    """Until the first byte of a streamed answer, queue of the engine included."""
+    idle_s: float = 60.0
+    """Between two chunks of an answer."""
+    client_idle_s: float = 60.0
+    """For which a client may send nothing of its body, or take nothing of its answer."""
+    total_s: float = 1800.0
+    """From the first byte of the request to the last of the answer."""
+    keepalive_s: float = 75.0
+    """For which a connection may stand without a whole request, so also: until all its headers are here."""
+    queue_s: float = 30.0
+    """For which a request waits for a replica that has room."""
+    hold_s: float = 0.0
+    """For which it waits while there is no replica at all; 0 = it is refused at once. For services that sleep."""
+
+    max_connections: int = 4096
+    """Of clients; the next is closed unheard."""
+    max_in_flight: int = 2048
+    """Requests that are inside, waiting ones included."""
+    max_in_flight_per_key: int = 1024
+    max_in_flight_per_replica: int = 384
+    """About 1.5 times what an engine computes at once (vLLM's max_num_seqs)."""
+    max_queued: int = 512
+
+    max_body_bytes: int = 8 << 20
+    max_tokens: int | None = 4096
+    """To generate, for each sequence; a chat that names no number is given this one. None = the engine's own limit."""
+    max_sequences: int = 16
+    """Answers asked for at once: prompts times n (or best_of)."""
+    max_grammar_bytes: int = 16 << 10
+    """Of a regex, grammar or JSON schema that the answer must follow."""
+    max_stop_words: int = 16
+    max_logprobs: int = 20
+
+    tries: int = 3
+    """Replicas that one request may be sent to, as long as its client has not got a byte."""
+    retry_ratio: float = 0.1
+    """Retries per request, over the recent ones."""
+    retry_floor: int = 10
+    """Retries that may be spent before any request has earned them; also the most that are saved up."""
+
+    eject_after: int = 5
+    """Failed requests in a row that take a replica out."""
+    eject_s: float = 5.0
+    """How long, the first time; twice as long each time after, until one request in between has gone well."""
+    eject_most_s: float = 120.0
+    stall_s: float = 10.0
+    """A replica that has requests and has sent no byte for so long is chosen last."""
+    slow_start_s: float = 10.0
+    """In which a new replica comes to its full share."""
+    affinity_chars: int = 0
+    """So much of a prompt's beginning decides which replica is asked first (prefix caches); 0 = only load decides."""
+    affinity_bound: float = 1.25
+    """But none that has more than this times the mean load."""

@@ -1,0 +1,183 @@
+"""Which replica takes the next request. Pure: time is an argument, one thread, no input or output.
+
+In: replicas as their keeper lists them, requests that begin and end. Out: leases. A lease counts its request at its
+replica until it is released, once, however the request ends. The count belongs to a started engine, never to an
+address: an engine that takes over the port of a dead one inherits nothing.
+Called by: `turns`, which adds the waiting.
+"""
+
+import hashlib
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from serve.gateway.limits import Limits
+from serve.gateway.window import Window
+
+LEAST_WEIGHT = 0.1
+
+
+class Outcome(Enum):
+    SERVED = "served"
+    FAILED = "failed"  # by the replica
+    NEITHER = "neither"  # a client that left or asked for nonsense, an engine that was full: says nothing about health
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replica:
+    """One started engine. Started again it is another one, with another id."""
+
+    replica_id: str
+    url: str  # http://127.0.0.1:8101
+    version: int = 1
+    key: str = field(default="", repr=False)  # which the engine itself asks for
+
+
+class Seat:
+    """What the gateway knows of a replica."""
+
+    __slots__ = ("replica", "in_flight", "failures", "ejections", "ejected_until", "admitted_at", "heard_at", "started")
+
+    def __init__(self, replica: Replica, now: float) -> None:
+        self.replica = replica
+        self.in_flight = 0
+        self.failures = 0  # in a row
+        self.ejections = 0  # in a row
+        self.ejected_until: float | None = None  # from then on it may prove itself with one request
+        self.admitted_at = now
+        self.heard_at = now  # the last byte, or the first request after a time without any
+        self.started = Window()
+
+    def is_stalled(self, now: float, limits: Limits) -> bool:
+        return self.in_flight > 0 and now - self.heard_at > limits.stall_s
+
+    def weight(self, now: float, limits: Limits) -> float:
+        """Its share of the load, 0.1 to 1: a new engine has cold caches and kernels yet to compile."""
+        age_s = now - self.admitted_at
+        return 1.0 if age_s >= limits.slow_start_s else max(LEAST_WEIGHT, age_s / limits.slow_start_s)
+
+
+class Lease:
+    """One request at one replica."""
+
+    __slots__ = ("seat", "is_trial", "is_open")
+
+    def __init__(self, seat: Seat, is_trial: bool) -> None:
+        self.seat = seat
+        self.is_trial = is_trial
+        self.is_open = True
+
+    @property
+    def replica(self) -> Replica:
+        return self.seat.replica
+
+
+class Fleet:
+    """The replicas that requests may go to, and those that still finish some."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.seats: dict[Replica, Seat] = {}
+        self.leaving: dict[Replica, Seat] = {}
+        self._turn = 0
+
+    def replace(self, replicas: Iterable[Replica], now: float) -> None:
+        """From now on these; what the others have begun they finish. One that is named again keeps what is known of it.
+
+        Raises ValueError when two have one id.
+        """
+        wanted = list(dict.fromkeys(replicas))
+        ids = [one.replica_id for one in wanted]
+        if len(set(ids)) < len(ids):
+            raise ValueError(f"two replicas with one id: {', '.join(sorted(ids))}")
+        known = {**self.leaving, **self.seats}
+        self.seats = {one: known.pop(one) if one in known else Seat(one, now) for one in wanted}
+        self.leaving = {one: seat for one, seat in known.items() if seat.in_flight}
+
+    def in_flight(self, replica: Replica) -> int:
+        """Requests that it has not finished, also when it is no longer listed. 0 = it may be ended."""
+        seat = self.seats.get(replica) or self.leaving.get(replica)
+        return seat.in_flight if seat else 0
+
+    def take(self, now: float, tried: Collection[Seat] = (), affinity: bytes = b"") -> Lease | None:
+        """The best replica for a request, not one of `tried`; None when none has room."""
+        most = self.limits.max_in_flight_per_replica
+        free = [seat for seat in self.seats.values() if seat.in_flight < most and seat not in tried]
+        if not free:
+            return None
+        # One that was taken out proves itself with one request. When all are out, being out means nothing.
+        fit = [
+            seat
+            for seat in free
+            if seat.ejected_until is None or (now >= seat.ejected_until and not seat.in_flight)
+        ] or free  # fmt: skip
+        if len(fit) > 1:
+            fit = [seat for seat in fit if not seat.is_stalled(now, self.limits)] or fit
+        seat = self._with_affinity(fit, affinity) if affinity else None
+        seat = seat or self._least_loaded(fit, now)
+        if not seat.in_flight:
+            seat.heard_at = now
+        seat.in_flight += 1
+        seat.started.add(now)
+        return Lease(seat, is_trial=seat.ejected_until is not None and now >= seat.ejected_until)
+
+    def release(self, lease: Lease, outcome: Outcome, now: float) -> None:
+        """The request has ended. Releasing again does nothing."""
+        if not lease.is_open:
+            return
+        lease.is_open = False
+        seat = lease.seat
+        seat.in_flight -= 1
+        if not seat.in_flight:
+            self.leaving.pop(seat.replica, None)
+        if outcome is Outcome.SERVED:
+            seat.failures = 0
+            if lease.is_trial:
+                seat.ejected_until, seat.admitted_at = None, now
+            elif seat.ejected_until is None:
+                seat.ejections = 0
+        elif outcome is Outcome.FAILED:
+            seat.failures += 1
+            is_out = seat.ejected_until is not None
+            if lease.is_trial or (not is_out and seat.failures >= self.limits.eject_after):
+                seat.ejections += 1
+                out_s = self.limits.eject_s * 2 ** min(seat.ejections - 1, 16)
+                seat.ejected_until = now + min(out_s, self.limits.eject_most_s)
+
+    def _least_loaded(self, seats: list[Seat], now: float) -> Seat:
+        """The fewest requests for its weight; of equals the next in turn."""
+        self._turn += 1
+        first = self._turn % len(seats)
+        around = seats[first:] + seats[:first] if first else seats
+        limits = self.limits
+        return min(around, key=lambda seat: (seat.in_flight + 1) / seat.weight(now, limits))
+
+    def _with_affinity(self, seats: list[Seat], affinity: bytes) -> Seat | None:
+        """The one that this prefix belongs to, unless it is loaded beyond the bound; then the next one that is not.
+
+        Rendezvous hashing: no table that grows, and a replica that comes or goes moves only its own prefixes.
+        """
+        bound = self.limits.affinity_bound * (sum(seat.in_flight for seat in seats) + 1) / len(seats)
+        below = [seat for seat in seats if seat.in_flight < bound]
+        return max(below, key=lambda seat: _score(affinity, seat.replica.replica_id), default=None)
+
+
+def _score(affinity: bytes, replica_id: str) -> bytes:
+    return hashlib.blake2b(affinity, key=replica_id.encode()[:64], digest_size=8).digest()
+
+
+class RetryBudget:
+    """Retries are earned by requests, so that a fleet in trouble is not asked several times for everything."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._ratio, self._most = limits.retry_ratio, float(limits.retry_floor)
+        self._saved = self._most
+
+    def earn(self) -> None:
+        self._saved = min(self._most, self._saved + self._ratio)
+
+    def spend(self) -> bool:
+        if self._saved < 1:
+            return False
+        self._saved -= 1
+        return True

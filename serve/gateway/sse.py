@@ -1,0 +1,49 @@
+"""What a streamed answer says of itself. An engine that dies mid-stream still answers 200 and may end in order.
+
+vLLM then sends `data: {"error": ...}` and `data: [DONE]`; one whose front process dies as well just ends. Pure.
+"""
+
+import msgspec
+
+MOST_LINE_BYTES = 256 << 10  # of a line that is not yet whole; of a longer one the beginning is not looked at
+DONE = b"data: [DONE]"
+
+
+class Watch:
+    """Chunks in, in order; tells whether the stream bore an error, and whether it was whole."""
+
+    __slots__ = ("_rest", "_ending", "error_code")
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._ending = b""
+        self.error_code: int | None = None  # of the first error; 500 when it names none
+
+    def feed(self, chunk: bytes) -> None:
+        cut = chunk.rfind(b"\n") + 1
+        if not cut:
+            self._rest = (self._rest + chunk)[-MOST_LINE_BYTES:]
+            return
+        lines = self._rest + chunk[:cut] if self._rest else chunk[:cut]
+        self._rest = chunk[cut:][-MOST_LINE_BYTES:]
+        self._ending = lines[-len(DONE) - 8 :]
+        if b'"error"' in lines and self.error_code is None:
+            self._look(lines)
+
+    @property
+    def is_whole(self) -> bool:
+        """The last line was [DONE]."""
+        return (self._ending + self._rest).rstrip().endswith(DONE)
+
+    def _look(self, lines: bytes) -> None:
+        for line in lines.splitlines():
+            if line.startswith(b"data:") and b'"error"' in line:
+                try:
+                    said = msgspec.json.decode(line[5:])
+                except (msgspec.DecodeError, RecursionError, ValueError):
+                    continue  # not for us to judge what a client may yet understand
+                if isinstance(said, dict) and said.get("error"):
+                    error = said["error"]
+                    code = error.get("code") if isinstance(error, dict) else None
+                    self.error_code = code if isinstance(code, int) else 500
+                    return

@@ -1,0 +1,33 @@
+"""How often something happened in the last minute, in 61 numbers whatever happens."""
+
+SECONDS = 60
+
+
+class Window:
+    """Counts by the second. Time only goes on; what is told earlier counts as now."""
+
+    __slots__ = ("_counts", "_second", "_sum")
+
+    def __init__(self) -> None:
+        self._counts = [0] * SECONDS
+        self._second = 0  # the one that is being counted
+        self._sum = 0
+
+    def add(self, now: float) -> None:
+        self._forget(now)
+        self._counts[self._second % SECONDS] += 1
+        self._sum += 1
+
+    def per_second(self, now: float) -> float:
+        """The mean over the last 60 s, the second that has begun included."""
+        self._forget(now)
+        return self._sum / SECONDS
+
+    def _forget(self, now: float) -> None:
+        second = int(now)
+        if second <= self._second:
+            return
+        for past in range(max(self._second + 1, second - SECONDS + 1), second + 1):
+            self._sum -= self._counts[past % SECONDS]
+            self._counts[past % SECONDS] = 0
+        self._second = second
