@@ -60,6 +60,8 @@ class Script:
     """So many tokens come before the failure; with an answer that is not streamed it comes at once."""
     times: int = -1
     """Requests that fail; -1 = all."""
+    held: bool = False
+    """The failure waits until this is false."""
 
     def __post_init__(self) -> None:
         if self.fail not in FAILURES:
@@ -87,7 +89,7 @@ class Engine:
         if path in ("/health", "/ping"):
             return web.Response(status=503 if self.is_dead else 200)
         if path == "/fake/script":
-            said = msgspec.json.decode(await request.read())
+            said = msgspec.json.decode(await request.content.read())
             self.script = msgspec.convert({**asdict(self.script), **said}, Script)
             return web.json_response(asdict(self.script))
         if path == "/fake/seen":
@@ -110,13 +112,13 @@ class Engine:
     async def _generate(self, request: web.BaseRequest, is_chat: bool) -> web.StreamResponse:
         script = self.script
         self.seen["requests"] += 1
-        body = await request.read()
+        body = await request.content.read()  # of any size
         try:
             ask = msgspec.json.decode(body)
             model, tokens = ask.get("model", script.model), ask.get("max_completion_tokens") or ask.get("max_tokens")
         except (msgspec.DecodeError, AttributeError) as error:
             return _error(400, "Bad Request", f"[{{'type': 'json_invalid', 'msg': {str(error)!r}}}]")
-        self.last_headers, self.last_body = dict(request.headers), ask
+        self.last_headers, self.last_body = {name.lower(): value for name, value in request.headers.items()}, ask
         if model != script.model:
             return _error(404, "NotFoundError", f"The model `{model}` does not exist.", "model")
         tokens = 16 if tokens is None else tokens
@@ -206,6 +208,8 @@ class Engine:
         return script.fail
 
     async def _fail(self, request: web.BaseRequest, fail: str) -> None:
+        while self.script.held:
+            await asyncio.sleep(0.01)
         self.seen["failed"] += 1
         if fail == "hang":
             await asyncio.Event().wait()

@@ -114,6 +114,8 @@ class Fleet:
         if len(fit) > 1:
             fit = [seat for seat in fit if not seat.is_stalled(now, self.limits)] or fit
         seat = self._with_affinity(fit, affinity) if affinity else None
+        if not tried:  # else who comes after one that fails would always begin with it again
+            self._turn += 1
         seat = seat or self._least_loaded(fit, now)
         if not seat.in_flight:
             seat.heard_at = now
@@ -146,7 +148,6 @@ class Fleet:
 
     def _least_loaded(self, seats: list[Seat], now: float) -> Seat:
         """The fewest requests for its weight; of equals the next in turn."""
-        self._turn += 1
         first = self._turn % len(seats)
         around = seats[first:] + seats[:first] if first else seats
         limits = self.limits

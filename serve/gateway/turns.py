@@ -51,18 +51,17 @@ class Turns:
         if self.waiting >= self.limits.max_queued:
             raise Refused(429, "Too Many Requests", "too many requests are waiting; try again soon", 1)
         turn: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        late = Refused(503, "Service Unavailable", f"no replica had room within {wait_s:g} s", 5)
+        timer = turn.get_loop().call_later(wait_s, _expire, turn, late)
         self._line[turn] = affinity
         try:
-            return await asyncio.wait_for(turn, wait_s)
-        except asyncio.TimeoutError:
-            if (lease := _served(turn)) is not None:  # in the same moment
-                return lease
-            raise Refused(503, "Service Unavailable", f"no replica had room within {wait_s:g} s", 5) from None
+            return await turn
         except asyncio.CancelledError:
-            if (lease := _served(turn)) is not None:
-                self.release(lease, Outcome.NEITHER)
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self.release(turn.result(), Outcome.NEITHER)  # it had its turn as it left
             raise
         finally:
+            timer.cancel()
             self._line.pop(turn, None)
 
     def _serve_line(self) -> None:
@@ -76,5 +75,6 @@ class Turns:
             turn.set_result(lease)
 
 
-def _served(turn: "asyncio.Future[Lease]") -> Lease | None:
-    return turn.result() if turn.done() and not turn.cancelled() else None
+def _expire(turn: "asyncio.Future[Lease]", late: Refused) -> None:
+    if not turn.done():
+        turn.set_exception(late)
