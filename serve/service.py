@@ -1,0 +1,346 @@
+"""What a service wants, as SkyServe writes it: `service:` beside `resources`, `envs`, `file_mounts`, `setup`, `run`.
+
+A file for `sky serve up` is one for us. What SkyServe has no word for stands in a section of its own, `slipway:`, which
+the export leaves out. Everything unknown is refused, with the nearest known word.
+In: a file. Out: a Service; `to_skyserve` gives back what SkyPilot takes. Pure but for the reading.
+Called by: the commands, the controller. Source: SkyPilot 0.14.1, sky/utils/schemas.py and sky/serve/service_spec.py.
+"""
+
+import dataclasses
+import difflib
+import json
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from infra import strict_yaml
+from infra.errors import UsageError
+
+POLICIES = ("least_load", "round_robin", "instance_aware_least_load")
+PLACERS = ("dynamic_fallback",)
+MODEL_MOUNT = "/model"
+EVERYWHERE = "0.0.0.0"
+# What others write, what is meant.
+MEANT = {"period_seconds": "endpoint_probe_interval_seconds", "spot_recovery": "job_recovery", "env": "envs"}
+_GPU = re.compile(r"[A-Z0-9]+(:[0-9]+)?")
+_ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+Scalar = str | int | float | bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """How a replica is asked whether it is ready. The names are those of the file; seconds."""
+
+    path: str
+    post_data: dict[str, Any] | str | None = None
+    """Makes it a POST."""
+    headers: dict[str, str] = field(default_factory=dict)
+    initial_delay_seconds: float = 1200
+    """For which failures before the first success mean nothing."""
+    timeout_seconds: float = 15
+    endpoint_probe_interval_seconds: float = 10
+    consecutive_failure_threshold_timeout: float = 180
+    """A replica that was ready and then fails for so long is ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaPolicy:
+    min_replicas: int
+    max_replicas: int | None = None
+    """None = as many as at least."""
+    target_qps_per_replica: float | dict[str, float] | None = None
+    """Requests per second that one replica is for; by kind of GPU where they differ."""
+    upscale_delay_seconds: float = 300
+    downscale_delay_seconds: float = 1200
+    num_overprovision: int | None = None
+    base_ondemand_fallback_replicas: int | None = None
+    """Of all, so many are never spot."""
+    dynamic_ondemand_fallback: bool | None = None
+    """On-demand replicas stand in for spot ones that are not ready."""
+    spot_placer: str | None = None
+
+    @property
+    def most(self) -> int:
+        return self.min_replicas if self.max_replicas is None else self.max_replicas
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadBalancer:
+    stream_timeout_seconds: float = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tls:
+    keyfile: str
+    certfile: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceSection:
+    readiness_probe: Probe | str = "/"
+    replicas: int | None = None
+    replica_policy: ReplicaPolicy | None = None
+    load_balancing_policy: str | None = None
+    load_balancer: LoadBalancer = field(default_factory=LoadBalancer)
+    ports: int | None = None
+    tls: Tls | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ours:
+    """What SkyServe has no word for."""
+
+    model: str = ""
+    """A run or artifact of ours, a folder, hf://org/name or s3://bucket/path; reaches `run` as $MODEL."""
+    served_name: str = ""
+    """How clients call it; reaches `run` as $SERVED_NAME. "" = the service's name."""
+    target_queue_per_replica: float | None = None
+    """Waiting requests that one replica is for: the second signal of the autoscaler."""
+    hold_seconds: float = 0
+    """A request that finds no replica waits so long for one; for services that go down to none."""
+    affinity_chars: int = 0
+    """So much of a prompt's beginning decides which replica is asked first."""
+    spend_limit: str | None = None
+    """US dollars; no replica is started that would not fit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What machine a replica needs, as SkyPilot writes it; `16+` means at least 16."""
+
+    infra: str | None = None
+    cloud: str | None = None
+    region: str | None = None
+    zone: str | None = None
+    instance_type: str | None = None
+    accelerators: str | dict[str, float | None] | list[str] | None = None
+    cpus: str | float | None = None
+    memory: str | float | None = None
+    disk_size: int | str | None = None
+    disk_tier: str | None = None
+    network_tier: str | None = None
+    use_spot: bool | None = None
+    job_recovery: str | dict[str, Any] | None = None
+    ports: int | str | list[int | str] | None = None
+    image_id: str | dict[str, str] | None = None
+    labels: dict[str, str] | None = None
+    max_hourly_cost: float | None = None
+    any_of: list["Resources"] | None = None
+    ordered: list["Resources"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceFile:
+    """The file as it stands; `Service` is what it means."""
+
+    service: ServiceSection
+    name: str | None = None
+    workdir: str | None = None
+    resources: Resources = field(default_factory=Resources)
+    envs: dict[str, Scalar] = field(default_factory=dict)
+    file_mounts: dict[str, str | dict[str, Any]] = field(default_factory=dict)
+    setup: str = ""
+    run: str = ""
+    slipway: Ours = field(default_factory=Ours)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """A service whose parts fit together."""
+
+    file: ServiceFile
+    probe: Probe
+    policy: ReplicaPolicy
+    port: int
+    envs: Mapping[str, str]
+
+    @property
+    def ours(self) -> Ours:
+        return self.file.slipway
+
+
+def load(path: Path) -> Service:
+    """Raises UsageError, with the place in the file."""
+    try:
+        document = strict_yaml.read(path)
+    except FileNotFoundError:
+        raise UsageError(f"there is no service file {path}; copy serve/service.yaml there") from None
+    return parse(str(path), document)
+
+
+def parse(where: str, document: Any) -> Service:
+    """Raises UsageError."""
+    _check_keys(where, document, ServiceFile)
+    if not isinstance(document.get("service"), dict):
+        raise UsageError(f"{where}: it needs a section `service:`")
+    if {"pool", "workers"} & set(document["service"]):
+        raise UsageError(f"{where}: service: pools of workers are for batch jobs; a service has `replicas`")
+    try:
+        file = msgspec.convert(document, ServiceFile)
+    except msgspec.ValidationError as error:
+        what, _, at = str(error).partition(" - at ")
+        raise UsageError(f"{where}: {at.strip('`').removeprefix('$.') or 'the file'}: {what}") from None
+    section = file.service
+    return Service(
+        file=file,
+        probe=_probe(where, section.readiness_probe),
+        policy=_policy(where, section, file.slipway),
+        port=_port(where, section, file.resources),
+        envs=_envs(where, file.envs),
+    )
+
+
+def to_skyserve(service: Service, model: str = "") -> dict[str, Any]:
+    """The same service for `sky serve up`. `model`: where the weights are found, when not as the file says.
+
+    SkyServe's load balancer is on another machine than its replicas, so there the engine listens everywhere.
+    Raises UsageError for what SkyServe cannot do.
+    """
+    policy, ours = service.policy, service.ours
+    if policy.most != policy.min_replicas and policy.target_qps_per_replica is None:
+        raise UsageError("SkyServe scales by requests only; give target_qps_per_replica")
+    document = _plain(service.file)
+    document.pop("slipway", None)
+    envs = dict(service.envs)
+    mounts = dict(document.get("file_mounts", {}))
+    model = model or ours.model
+    if model:
+        envs["MODEL"], more = _mounted(model)
+        mounts |= more
+    if ours.served_name or service.file.name:
+        envs.setdefault("SERVED_NAME", ours.served_name or str(service.file.name))
+    if "HOST" in envs:
+        envs["HOST"] = EVERYWHERE
+    resources = dict(document.get("resources", {}))
+    resources.setdefault("ports", service.port)
+    order = ("name", "workdir", "service", "resources", "envs", "file_mounts", "setup", "run")
+    document |= {"resources": resources, "envs": envs, "file_mounts": mounts}
+    return {name: document[name] for name in order if document.get(name) not in (None, {}, "")}
+
+
+def _mounted(model: str) -> tuple[str, dict[str, str]]:
+    """What $MODEL is on a replica, and what must be mounted for that. Raises UsageError."""
+    if model.startswith("hf://"):
+        return model.removeprefix("hf://"), {}
+    if re.match(r"(s3|gs|r2|cos|oci|nebius)://", model) or model.startswith(("/", "./", "../", "~")):
+        return MODEL_MOUNT, {MODEL_MOUNT: model}
+    raise UsageError(
+        f"{model!r} is not reachable from there; give hf://org/name, s3://bucket/path or a folder (./{model})"
+    )
+
+
+def _probe(where: str, said: Probe | str) -> Probe:
+    probe = Probe(path=said) if isinstance(said, str) else said
+    where = f"{where}: service.readiness_probe"
+    if not probe.path.startswith("/"):
+        raise UsageError(f"{where}: the path is {probe.path!r}; it must begin with /")
+    if isinstance(probe.post_data, str):
+        try:
+            probe = dataclasses.replace(probe, post_data=json.loads(probe.post_data))
+        except ValueError as error:
+            raise UsageError(f"{where}: post_data is no JSON: {error}") from None
+    for name in ("timeout_seconds", "endpoint_probe_interval_seconds"):
+        if getattr(probe, name) <= 0:
+            raise UsageError(f"{where}: {name} must be more than 0")
+    return probe
+
+
+def _policy(where: str, section: ServiceSection, ours: Ours) -> ReplicaPolicy:
+    where = f"{where}: service"
+    if section.replicas is not None and section.replica_policy is not None:
+        raise UsageError(f"{where}: `replicas` and `replica_policy` exclude each other")
+    fixed = 1 if section.replicas is None else section.replicas
+    policy = section.replica_policy or ReplicaPolicy(min_replicas=fixed)
+    target = policy.target_qps_per_replica
+    if policy.min_replicas < 0 or policy.most < policy.min_replicas:
+        raise UsageError(f"{where}: min_replicas {policy.min_replicas} to max_replicas {policy.most} is no range")
+    if target is not None and policy.max_replicas is None:
+        raise UsageError(f"{where}: target_qps_per_replica needs max_replicas")
+    targets = target if isinstance(target, dict) else {} if target is None else {"A1": target}
+    if any(not _GPU.fullmatch(gpu) or qps <= 0 for gpu, qps in targets.items()) or target == {}:
+        raise UsageError(f"{where}: target_qps_per_replica is {target}; wanted is more than 0, or GPU: more than 0")
+    if ours.target_queue_per_replica is not None and ours.target_queue_per_replica <= 0:
+        raise UsageError(f"{where}: slipway.target_queue_per_replica must be more than 0")
+    if target is None and ours.target_queue_per_replica is None and policy.most != policy.min_replicas:
+        raise UsageError(f"{where}: {policy.min_replicas} to {policy.most} replicas, but no target_qps_per_replica")
+    if not policy.most:
+        raise UsageError(f"{where}: at most 0 replicas; nobody would ever answer")
+    for name, known in (("load_balancing_policy", POLICIES), ("spot_placer", PLACERS)):
+        value = getattr(section, name, None) or getattr(policy, name, None)
+        if value is not None and value not in known:
+            raise UsageError(f"{where}: {name} is {value!r}; {_near(value, known)}")
+    return policy
+
+
+def _port(where: str, section: ServiceSection, resources: Resources) -> int:
+    """Of the engine, among those that the resources open."""
+    said = resources.ports
+    opened = [str(one) for one in (said if isinstance(said, list) else [] if said is None else [said])]
+    port = section.ports
+    if port is None:
+        if len(opened) > 1 or any(not one.isdigit() for one in opened):
+            raise UsageError(f"{where}: service.ports must say which of {', '.join(opened)} the engine listens on")
+        port = int(opened[0]) if opened else 8000
+    if not 0 < port < 65536:
+        raise UsageError(f"{where}: {port} is no port")
+    return port
+
+
+def _envs(where: str, said: Mapping[str, Scalar]) -> dict[str, str]:
+    bad = next((name for name in said if not _ENV.fullmatch(name)), None)
+    if bad is not None:
+        raise UsageError(f"{where}: envs: {bad!r} is no name of a variable")
+    empty = [name for name, value in said.items() if value is None]
+    if empty:
+        raise UsageError(f"{where}: envs: {', '.join(empty)} must have a value")
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in said.items()}
+
+
+def _plain(record: Any) -> Any:
+    """As YAML has it: only what differs from the defaults."""
+    if dataclasses.is_dataclass(record):
+        said = {}
+        for one in dataclasses.fields(record):
+            value = getattr(record, one.name)
+            default = one.default_factory() if callable(one.default_factory) else one.default
+            if value != default:
+                said[one.name] = _plain(value)
+        return said
+    return [_plain(one) for one in record] if isinstance(record, list) else record
+
+
+def _check_keys(where: str, body: Any, kind: type) -> None:
+    """Of a section and those below it. Raises UsageError."""
+    if not isinstance(body, dict):
+        raise UsageError(f"{where}: expected lines of the form `key: value`")
+    hints = typing.get_type_hints(kind)
+    for key, value in body.items():
+        if key not in hints:
+            if key in ("pool", "workers"):
+                continue
+            hint = f"did you mean {MEANT[key]}?" if MEANT.get(key) in hints else _near(str(key), list(hints))
+            raise UsageError(f"{where}: unknown key {key!r}; {hint}")
+        inner = next((one for one in _kinds(hints[key]) if dataclasses.is_dataclass(one)), None)
+        if isinstance(inner, type) and isinstance(value, (dict, list)):
+            for number, part in enumerate(value if isinstance(value, list) else [value]):
+                at = f"{where}: {key}" + (f" {number + 1}" if isinstance(value, list) else "")
+                _check_keys(at, part, inner)
+
+
+def _kinds(hint: Any) -> Sequence[Any]:
+    """All types that a hint is made of."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType, list):
+        return [one for part in typing.get_args(hint) for one in _kinds(part)]
+    return [hint]
+
+
+def _near(word: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(word, known, 1)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
