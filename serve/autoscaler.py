@@ -3,9 +3,9 @@
     want = clip(ceil(requests per second / target), least, most)
 
 It must differ from the target for delay / 20 s ticks in a row, then the target is want; from 0 it jumps at once. What
-is not alive is not counted, so that replacing is this rule as well. Beside the requests that arrive there are those that
-wait: the larger want counts. What cannot be measured changes nothing. No replica is started that the budget does not
-admit, and none after three in a row that were never ready.
+is not alive is not counted, so that replacing is this rule as well. Beside the requests that arrive there are those
+that wait: the larger want counts. What cannot be measured changes nothing. No replica is started that the budget does
+not admit, and none after three in a row that were never ready.
 In: a Rule, the Memory of the last tick, what is Seen. Out: a Decision. Called by: the controller, every `tick_s`.
 Source: SkyServe, sky/serve/autoscalers.py.
 """

@@ -1,6 +1,7 @@
 """Who takes the next request: the pure part, under any order of events."""
 
 import asyncio
+import random
 from collections import Counter
 
 import pytest
@@ -193,6 +194,18 @@ def test_a_minute_is_a_minute():
     assert window.per_second(10_000.0) == 0.0
     window.add(10_000.0)
     assert window.per_second(10_000.9) == pytest.approx(1 / 60)
+
+
+def test_a_minute_is_the_minute_before_up_to_the_second_that_has_begun():
+    chance = random.Random(3)
+    window, arrivals, now = Window(), [], 1000.0
+    for _ in range(3000):
+        now += chance.expovariate(10)
+        window.add(now)
+        arrivals.append(now)
+        exact = sum(now - 60 <= one for one in arrivals[-2000:])
+        unsure = sum(now - 61 <= one < now - 59 for one in arrivals[-2000:])
+        assert abs(window.per_second(now) * 60 - exact) <= unsure + 1e-6
 
 
 def test_a_line_is_served_in_its_order_and_a_turn_that_came_too_late_is_given_back():

@@ -1,0 +1,116 @@
+"""The service file: what is read, what is refused and with which hint, what is exported."""
+
+import pytest
+import yaml
+
+from infra.errors import UsageError
+from serve import service
+from serve.service import Probe
+from tests.serve.engine import ROOT
+
+SMALL = "service:\n  readiness_probe: /health\n  replicas: 2\nresources:\n  ports: 8000\nrun: vllm serve\n"
+
+
+def parse(text: str) -> service.Service:
+    return service.parse("x.yaml", yaml.safe_load(text))
+
+
+def test_the_shipped_file_has_the_numbers_that_were_promised():
+    shipped = service.load(ROOT / "serve" / "service.yaml")
+    policy, probe, resources = shipped.policy, shipped.probe, shipped.file.resources
+    assert (policy.min_replicas, policy.max_replicas, policy.target_qps_per_replica) == (3, 20, 5.0)
+    assert (policy.upscale_delay_seconds, policy.downscale_delay_seconds) == (60, 300)
+    assert (probe.path, probe.initial_delay_seconds, probe.timeout_seconds) == ("/health", 120, 30)
+    assert probe.endpoint_probe_interval_seconds == 10
+    assert (resources.cpus, resources.memory, resources.disk_size, resources.use_spot) == ("16+", "128+", 100, True)
+
+
+def test_a_small_file_means_what_skyserve_takes_it_for():
+    small = parse(SMALL)
+    assert small.probe == Probe(path="/health") and small.probe.initial_delay_seconds == 1200
+    assert (small.policy.min_replicas, small.policy.most, small.port) == (2, 2, 8000)
+    assert parse("service: {}").policy.min_replicas == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("replicas: 2", "replica: 2"), "unknown key 'replica'; did you mean replicas"),
+        (("run:", "runs:"), "unknown key 'runs'; did you mean run"),
+        (("ports", "port"), "x.yaml: resources: unknown key 'port'; did you mean ports"),
+        (("/health", "{path: /health, period_seconds: 10}"), "did you mean endpoint_probe_interval_seconds"),
+        (("/health", "{path: health}"), "must begin with /"),
+        (("/health", "{path: /health, timeout_seconds: 0}"), "timeout_seconds must be more than 0"),
+        (("/health", "{path: /health, post_data: '{'}"), "post_data is no JSON"),
+        (("/health", "{timeout_seconds: 3}"), "missing required field `path`"),
+        (("replicas: 2", "replicas: two"), "service.replicas: Expected `int | null`, got `str`"),
+        (("replicas: 2", "replicas: 0"), "at most 0 replicas"),
+        (("replicas: 2", "workers: 2"), "pools of workers are for batch jobs"),
+        (("replicas: 2", "replicas: 2\n  replica_policy: {min_replicas: 1}"), "exclude each other"),
+        (("replicas: 2", "replica_policy: {max_replicas: 1}"), "missing required field `min_replicas`"),
+        (("replicas: 2", "replica_policy: {min_replicas: 3, max_replicas: 1}"), "is no range"),
+        (("replicas: 2", "replica_policy: {min_replicas: 1, max_replicas: 3}"), "but no target_qps_per_replica"),
+        (("replicas: 2", "replica_policy: {min_replicas: 1, target_qps_per_replica: 3}"), "needs max_replicas"),
+        (
+            ("replicas: 2", "replica_policy: {min_replicas: 1, max_replicas: 2, target_qps_per_replica: 0}"),
+            "more than 0",
+        ),
+        (("replicas: 2", "load_balancing_policy: least_loads"), "did you mean least_load"),
+        (("ports: 8000", "ports: [8000, 9000]"), "must say which of 8000, 9000"),
+        (("ports: 8000", "ports: 8000\nenvs: {A-B: 1}"), "no name of a variable"),
+        (("ports: 8000", "ports: 8000\nenvs: {TOKEN: }"), "TOKEN must have a value"),
+        (("service:", "slipway: {holds: 3}\nservice:"), "x.yaml: slipway: unknown key 'holds'"),
+        (("ports: 8000", "any_of: [{cpu: 4}]"), "resources: any_of 1: unknown key 'cpu'; did you mean cpus"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_its_place(change, says):
+    with pytest.raises(UsageError) as refused:
+        parse(SMALL.replace(*change))
+    assert str(refused.value).startswith("x.yaml") and says in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["[]", "a", "name: x", "service: 3"])
+def test_what_is_no_service_is_refused(text):
+    with pytest.raises(UsageError, match="x.yaml"):
+        parse(text)
+
+
+def test_no_file_says_what_to_copy(tmp_path):
+    with pytest.raises(UsageError, match="copy serve/service.yaml"):
+        service.load(tmp_path / "service.yaml")
+
+
+def test_a_queue_alone_may_scale_ours_but_is_not_exported():
+    text = SMALL.replace("replicas: 2", "replica_policy: {min_replicas: 1, max_replicas: 3}")
+    ours = parse(text + "slipway: {target_queue_per_replica: 4}\n")
+    assert ours.policy.most == 3
+    with pytest.raises(UsageError, match="scales by requests only"):
+        service.to_skyserve(ours)
+
+
+@pytest.mark.parametrize(
+    ("model", "env", "mounts"),
+    [
+        ("hf://Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B", None),
+        ("s3://bucket/weights", "/model", {"/model": "s3://bucket/weights"}),
+        ("./weights", "/model", {"/model": "./weights"}),
+        ("/weights", "/model", {"/model": "/weights"}),
+    ],
+)
+def test_a_model_is_named_or_mounted(model, env, mounts):
+    made = service.to_skyserve(parse(SMALL), model)
+    assert made["envs"]["MODEL"] == env and made.get("file_mounts") == mounts
+
+
+def test_a_name_that_only_we_know_cannot_be_exported():
+    with pytest.raises(UsageError, match="not reachable from there"):
+        service.to_skyserve(parse(SMALL), "brave-otter-3")
+
+
+def test_an_export_holds_no_word_of_ours_and_is_read_back_the_same():
+    shipped = service.load(ROOT / "serve" / "service.yaml")
+    made = service.to_skyserve(shipped)
+    assert "slipway" not in made and made["envs"]["HOST"] == "0.0.0.0"
+    again = service.parse("again", yaml.safe_load(yaml.safe_dump(made)))
+    assert (again.policy, again.probe, again.port) == (shipped.policy, shipped.probe, shipped.port)
+    assert service.to_skyserve(again) == made
