@@ -24,7 +24,7 @@ from serve.gateway.limits import Limits
 from serve.gateway.metrics import Metrics
 from serve.gateway.routing import Lease, Outcome, RetryBudget, Seat
 from serve.gateway.turns import Turns
-from serve.gateway.upstream import Answer, Engines, Failed
+from serve.gateway.upstream import BROKEN, Answer, Engines, Failed
 from serve.gateway.visit import Visit
 
 CLIENT_LEFT = 499
@@ -139,8 +139,7 @@ class Proxy:
             visit.tries += 1
             outcome = Outcome.NEITHER
             try:
-                deadline.set("first byte", self.limits.first_byte_s if ask.streams else self.limits.total_s)
-                answer = await self.engines.ask(request.method, ask, lease.replica, headers)
+                answer = await self.engines.ask(request.method, ask, lease.replica, headers, deadline)
                 visit.first_byte_s = lease.seat.heard_at = time.monotonic()
                 visit.first_byte_s -= visit.began_at
                 if answer.rest is None:
@@ -154,9 +153,9 @@ class Proxy:
             except asyncio.CancelledError:
                 if deadline.is_over:
                     outcome = Outcome.FAILED
-                if deadline.what != "first byte" or not deadline.forgive():
+                if deadline.what not in ("connect", "first byte") or not deadline.forgive():
                     raise
-                failed = Failed(f"no byte within {self.limits.first_byte_s:g} s")
+                failed = Failed(f"{deadline.what}: its limit is over")
             finally:
                 self._release(lease, outcome)
             visit.failures.append(f"{visit.replica}: {failed.why}")
@@ -186,8 +185,8 @@ class Proxy:
                 await response.write(chunk)
                 deadline.set("idle", limits.idle_s)
                 try:
-                    chunk = await rest.content.readany()
-                except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+                    chunk = await rest.readany()
+                except BROKEN as error:
                     why = f"died mid-stream: {type(error).__name__}"
                     break
                 lease.seat.heard_at = time.monotonic()
@@ -205,7 +204,7 @@ class Proxy:
             visit.status = CLIENT_LEFT
             return Outcome.NEITHER, response
         finally:
-            rest.close()  # does nothing to a connection whose answer was read to its end
+            rest.close()
         is_told = False
         if not why and watch is not None:
             is_told = (watch.error_code or 0) >= 500  # by the engine itself

@@ -7,6 +7,7 @@ Called by: `turns`, which adds the waiting.
 """
 
 import hashlib
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -15,6 +16,7 @@ from serve.gateway.limits import Limits
 from serve.gateway.window import Window
 
 LEAST_WEIGHT = 0.1
+_URL = re.compile(r"http://[A-Za-z0-9._\[\]:-]+")
 
 
 class Outcome(Enum):
@@ -31,6 +33,10 @@ class Replica:
     url: str  # http://127.0.0.1:8101
     version: int = 1
     key: str = field(default="", repr=False)  # which the engine itself asks for
+
+    def __post_init__(self) -> None:
+        if not _URL.fullmatch(self.url):
+            raise ValueError(f"{self.url!r} is no address of an engine; expected http://host:port")
 
 
 class Seat:

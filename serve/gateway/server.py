@@ -71,7 +71,7 @@ class Gateway:
         known = [*fleet.seats, *fleet.leaving]
         self.metrics.keep_only(one.replica_id for one in known)
         if self._engines is not None:
-            self._engines.forget({one.url for one in known})
+            self._engines.keep_only({one.url for one in known})
 
     def in_flight(self, replica: Replica) -> int:
         """Requests that it still works on; one that was taken off the list may be ended when it is 0."""
@@ -89,7 +89,7 @@ class Gateway:
                 await asyncio.sleep(0.05)
             await runner.cleanup()
         if self._engines is not None:
-            await self._engines.close()
+            self._engines.close()
         if self.access is not None:
             self.access.close()
 

@@ -4,25 +4,24 @@ In: an Ask and a Replica. Out: an Answer of which something is there: all of it 
 and the rest to be read. Raises Failed while another replica may still be asked. Called by: `proxy`.
 """
 
-import asyncio
-import io
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import aiohttp
-from yarl import URL
+from aiohttp.http import HttpProcessingError
 
 from serve.gateway.asks import Ask
+from serve.gateway.connections import Home, Reply
+from serve.gateway.deadline import Deadline
 from serve.gateway.limits import Limits
 from serve.gateway.routing import Replica
 from serve.gateway.sse import Watch
 
 WHOLE_BYTES = 1 << 20  # an answer up to this size is read before any of it is passed on
-CHUNK_BYTES = 64 << 10
-IDLE_POOL_S = 4.0  # engines close an idle connection after 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE)
 PASSED = ("Content-Type", "Content-Encoding", "Retry-After", "Cache-Control")
 RETRIED = (500, 502, 503)
 BUSY = b"currently busy"  # vLLM's --max-num-queued-reqs: it is full, not ill
+BROKEN = (aiohttp.ClientError, HttpProcessingError, OSError)  # a connection that can be read no further
 
 
 class Failed(Exception):
@@ -40,75 +39,76 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     body: bytes
-    rest: aiohttp.ClientResponse | None = None
+    rest: Reply | None = None
     watch: Watch | None = None  # of a stream of events
 
 
 class Engines:
-    """Connections to the replicas. Made and closed within one event loop."""
+    """Connections to the replicas. Used and closed within one event loop."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._urls: dict[tuple[str, str], URL] = {}
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_POOL_S),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=limits.connect_s),
-            auto_decompress=False,
-            read_bufsize=CHUNK_BYTES,
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
-        )
+        self._homes: dict[str, Home] = {}
 
-    async def close(self) -> None:
-        await self._session.close()
+    def close(self) -> None:
+        self.keep_only(())
 
-    def forget(self, urls: set[str]) -> None:
-        """Only these are still there."""
-        self._urls = {key: url for key, url in self._urls.items() if key[0] in urls}
+    def keep_only(self, urls: Collection[str]) -> None:
+        """Connections to others are closed, once they are idle."""
+        for url in [one for one in self._homes if one not in urls]:
+            self._homes.pop(url).close()
 
-    async def ask(self, method: str, ask: Ask, replica: Replica, headers: Mapping[str, str]) -> Answer:
+    async def ask(
+        self, method: str, ask: Ask, replica: Replica, headers: Mapping[str, str], deadline: Deadline
+    ) -> Answer:
         """Raises Failed. An answer that is not whole must be closed by whoever gets it."""
-        if replica.key:
-            headers = {**headers, "Authorization": f"Bearer {replica.key}"}
-        # A large body is read piece by piece, so that writing it does not hold up the others.
-        data = io.BytesIO(ask.body) if len(ask.body) > WHOLE_BYTES else ask.body or None
-        url = self._url(replica, ask.path)
+        home = self._homes.get(replica.url)
+        if home is None:
+            home = self._homes[replica.url] = Home(replica.url)
+        limits = self.limits
         try:
-            response = await self._session.request(method, url, data=data, headers=headers, allow_redirects=False)
+            deadline.set("connect", limits.connect_s)
+            line = await home.line()
+            deadline.set("first byte", limits.first_byte_s if ask.streams else limits.total_s)
+            reply = await home.ask(line, _request(method, ask, replica, home.name, headers))
+            answer = None
             try:
-                return _judged(await _begin(response))
-            except BaseException:
-                response.close()
-                raise
-        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+                answer = _judged(await _begin(reply))
+                return answer
+            finally:
+                if answer is None or answer.rest is None:
+                    reply.close()
+        except BROKEN as error:
             raise Failed(f"{type(error).__name__}: {error}") from None
 
-    def _url(self, replica: Replica, path: str) -> URL:
-        key = (replica.url, path)
-        url = self._urls.get(key)
-        if url is None:
-            url = self._urls[key] = URL(replica.url + path)
-        return url
+
+def _request(method: str, ask: Ask, replica: Replica, host: str, headers: Mapping[str, str]) -> bytes:
+    """As it goes over the line. Header values come from a parser that lets no line end through."""
+    lines = [f"{method} {ask.path} HTTP/1.1\r\nHost: {host}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    if replica.key:
+        lines.append(f"Authorization: Bearer {replica.key}")
+    lines.append(f"Content-Length: {len(ask.body)}\r\n\r\n")
+    return "\r\n".join(lines).encode("utf-8", "surrogateescape") + ask.body
 
 
-async def _begin(response: aiohttp.ClientResponse) -> Answer:
+async def _begin(reply: Reply) -> Answer:
     """All of a short answer, the first chunk of a stream of events."""
-    headers = {name: response.headers[name] for name in PASSED if name in response.headers}
-    streams = response.status == 200 and response.content_type == "text/event-stream"
-    content = response.content
-    body = await content.readany()
+    headers = {name: reply.headers[name] for name in PASSED if name in reply.headers}
+    streams = reply.status == 200 and headers.get("Content-Type", "").startswith("text/event-stream")
+    body = await reply.readany()
     if streams:
         if not body:
             raise Failed("the stream ended before its first byte")
         watch = Watch()
         watch.feed(body)
-        return Answer(response.status, headers, body, response, watch)
+        return Answer(reply.status, headers, body, reply, watch)
     parts, size = [body], len(body)
     while body and size <= WHOLE_BYTES:
-        body = await content.readany()
+        body = await reply.readany()
         parts.append(body)
         size += len(body)
-    return Answer(response.status, headers, b"".join(parts), response if body else None)
+    return Answer(reply.status, headers, b"".join(parts), reply if body else None)
 
 
 def _judged(answer: Answer) -> Answer:

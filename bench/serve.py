@@ -1,0 +1,316 @@
+"""The gateway against direct access, SkyServe's load balancer and vllm-router, before two fake engines on loopback.
+
+Run: python -m bench.serve [--sky PYTHON] [--router PROGRAM] [--rounds 5] [--memory 100000]. The peers are taken from
+environments of their own: `pip install skypilot==0.14.1` and `pip install vllm-router==0.1.17`. All run in one go, the
+arms in turn within each round, and each figure is a ratio of that run. A proxy's CPU seconds hardly depend on what else
+the machine does; what is on the wall does. Prints a table for bench/RESULTS.md.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+from aiohttp import web
+
+from serve.loops import run
+from tests.serve.engine import CHAT, ROOT, chat, port_of, program
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+WAIT_S = 90
+HEAD = b"POST %s HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+
+
+def request(**said: object) -> bytes:
+    body = json.dumps(chat(model="fake", **said)).encode()
+    return HEAD % (CHAT.encode(), len(body)) + body
+
+
+SHORT, STREAM = request(), request(stream=True, max_tokens=100)
+
+
+class Client(asyncio.Protocol):
+    """One connection that is kept: as little work for each request as can be."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.first_s = 0.0
+        self._seen = b""
+        self._done: asyncio.Future[int] | None = None
+        self._began = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(ConnectionError(f"closed by the server: {error}"))
+
+    def data_received(self, data: bytes) -> None:
+        assert self._done is not None
+        self._seen += data
+        cut = self._seen.find(b"\r\n\r\n")
+        if cut < 0:
+            return
+        if not self.first_s and len(self._seen) > cut + 4:
+            self.first_s = time.perf_counter() - self._began
+        head = self._seen[:cut].lower()
+        length = re.search(rb"content-length: (\d+)", head)
+        whole = len(self._seen) >= cut + 4 + int(length[1]) if length else self._seen.endswith(b"0\r\n\r\n")
+        if whole and not self._done.done():
+            self._done.set_result(len(self._seen))
+
+    async def ask(self, said: bytes) -> tuple[float, float]:
+        """Seconds to the first byte of the body, and to the last."""
+        assert self.transport is not None
+        self._seen, self.first_s = b"", 0.0
+        self._done = asyncio.get_running_loop().create_future()
+        self._began = time.perf_counter()
+        self.transport.write(said)
+        await self._done
+        total_s = time.perf_counter() - self._began
+        if not self._seen.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"bench: {self._seen[:300]!r}")
+        return self.first_s, total_s
+
+
+@dataclass
+class Arm:
+    """One way to the engines."""
+
+    name: str
+    port: int
+    pid: int | None = None  # of the proxy; None = there is none
+    latency_s: list[float] = field(default_factory=list)  # one median for each round
+    first_s: list[float] = field(default_factory=list)
+    rps: list[float] = field(default_factory=list)
+    per_cpu_s: list[float] = field(default_factory=list)
+    chunks_per_s: list[float] = field(default_factory=list)
+    chunks_per_cpu_s: list[float] = field(default_factory=list)
+
+    async def clients(self, count: int) -> list[Client]:
+        loop = asyncio.get_running_loop()
+        return [(await loop.create_connection(Client, "127.0.0.1", self.port))[1] for _ in range(count)]
+
+    def cpu_s(self) -> float:
+        """User and system, of the proxy and all that it has started."""
+        return sum(_cpu_s(pid) for pid in _tree(self.pid)) if self.pid else float("nan")
+
+
+def _tree(pid: int) -> list[int]:
+    path = Path(f"/proc/{pid}/task")
+    found = [pid]
+    for one in path.glob("*/children"):
+        for child in one.read_text().split():
+            found += _tree(int(child))
+    return found
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
+def _rss_mb(pid: int) -> float:
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+async def one_by_one(arm: Arm, count: int) -> None:
+    (client,) = await arm.clients(1)
+    await client.ask(SHORT)
+    arm.latency_s.append(statistics.median([(await client.ask(SHORT))[1] for _ in range(count)]))
+    arm.first_s.append(statistics.median([(await client.ask(STREAM))[0] for _ in range(count // 4)]))
+    _close([client])
+
+
+async def many(arm: Arm, said: bytes, clients: int, count: int) -> tuple[float, float]:
+    """Requests per second on the wall, and per CPU second of the proxy."""
+    pool = await arm.clients(clients)
+    left = count
+
+    async def work(client: Client) -> None:
+        nonlocal left
+        while left > 0:
+            left -= 1
+            await client.ask(said)
+
+    began, cpu_s = time.perf_counter(), arm.cpu_s()
+    await asyncio.gather(*(work(one) for one in pool))
+    wall_s, cpu_s = time.perf_counter() - began, arm.cpu_s() - cpu_s
+    _close(pool)
+    return count / wall_s, count / cpu_s if cpu_s else float("nan")
+
+
+def _close(clients: Sequence[Client]) -> None:
+    for one in clients:
+        if one.transport is not None:
+            one.transport.close()
+
+
+async def skyserve_controller(urls: Sequence[str]) -> tuple[web.AppRunner, int]:
+    """What SkyServe's load balancer asks for its replicas."""
+
+    async def sync(_: web.Request) -> web.Response:
+        return web.json_response({"replica_info": {url: {"gpu_type": "unknown"} for url in urls}})
+
+    app = web.Application()
+    app.router.add_post("/controller/load_balancer_sync", sync)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    return runner, runner.addresses[0][1]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+async def until_served(arm: Arm) -> None:
+    end = time.monotonic() + WAIT_S
+    while True:
+        try:
+            (client,) = await arm.clients(1)
+            await asyncio.wait_for(client.ask(SHORT), 5)
+            _close([client])
+            return
+        except (OSError, RuntimeError, asyncio.TimeoutError) as error:
+            if time.monotonic() > end:
+                raise RuntimeError(f"{arm.name} does not serve: {error}") from None
+            await asyncio.sleep(0.5)
+
+
+async def bench(words: argparse.Namespace, folder: Path) -> None:
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(command: list[str], name: str) -> subprocess.Popen[str]:
+        log = (folder / f"{name}.log").open("w")
+        environ = {**os.environ, "HOME": str(folder), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, text=True, env=environ, start_new_session=True
+        )
+        processes.append(process)
+        return process
+
+    try:
+        engines = [program("serve.fake", start_new_session=True) for _ in range(2)]
+        processes += engines
+        ports = [port_of(one) for one in engines]
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        replicas = [{"replica_id": f"r{number}", "url": url} for number, url in enumerate(urls)]
+        (folder / "gateway.json").write_text(
+            json.dumps({"replicas": replicas, "access_log": str(folder / "access.jsonl")})
+        )
+        gateway = program("serve.gateway", str(folder / "gateway.json"), start_new_session=True)
+        processes.append(gateway)
+        ours = Arm("gateway", port_of(gateway), gateway.pid)
+        arms = [Arm("direct", ports[0]), ours]
+        if words.sky:
+            runner, controller = await skyserve_controller(urls)
+            port = free_port()
+            command = [words.sky, "-m", "sky.serve.load_balancer", "--load-balancer-port", str(port)]
+            process = start([*command, "--controller-addr", f"http://127.0.0.1:{controller}"], "sky")
+            arms.append(Arm("SkyServe", port, process.pid))
+        if words.router:
+            port, metrics = free_port(), free_port()
+            command = [words.router, "--worker-urls", *urls, "--policy", "power_of_two", "--host", "127.0.0.1"]
+            command += ["--port", str(port), "--prometheus-port", str(metrics), "--log-level", "error"]
+            process = start(command, "router")
+            arms.append(Arm("vllm-router", port, process.pid))
+        for arm in arms:
+            await until_served(arm)
+        load = os.getloadavg()[0]
+        for _ in range(words.rounds):
+            for arm in arms:
+                await one_by_one(arm, 400)
+            for arm in arms:
+                rps, per_cpu_s = await many(arm, SHORT, 32, words.requests)
+                arm.rps.append(rps)
+                arm.per_cpu_s.append(per_cpu_s)
+                rps, per_cpu_s = await many(arm, STREAM, 16, words.requests // 20)
+                arm.chunks_per_s.append(100 * rps)
+                arm.chunks_per_cpu_s.append(100 * per_cpu_s)
+        tell(arms, load)
+        if words.memory:
+            await memory(ours, words.memory)
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(WAIT_S)
+
+
+async def memory(ours: Arm, count: int) -> None:
+    """Short answers and streams mixed, after a tenth of them as a warm-up."""
+    assert ours.pid is not None
+    seen = []
+    for step in range(11):
+        await many(ours, SHORT, 32, count // 11)
+        await many(ours, STREAM, 16, count // 1100)
+        seen.append(_rss_mb(ours.pid))
+        print(f"memory: {(step + 1) * count // 11:>8} requests {seen[-1]:7.1f} MB", file=sys.stderr)
+    print(f"\nmemory after {count // 11} and {count} requests: {seen[0]:.1f} and {seen[-1]:.1f} MB")
+
+
+def tell(arms: Sequence[Arm], load: float) -> None:
+    direct, ours = arms[0], arms[1]
+    print(f"load {load:.1f} to {os.getloadavg()[0]:.1f}; medians of {len(direct.rps)} rounds [range]\n")
+    print("| arm | p50 ms | added p50 ms | first byte ms | requests/s | per CPU s | chunks/s | per CPU s |")
+    print("|---|---|---|---|---|---|---|---|")
+    for arm in arms:
+        added = [1e3 * (one - other) for one, other in zip(arm.latency_s, direct.latency_s, strict=True)]
+        columns = [
+            _range([1e3 * one for one in arm.latency_s], 2),
+            "-" if arm is direct else _range(added, 2),
+            _range([1e3 * one for one in arm.first_s], 2),
+            _range(arm.rps),
+            _range(arm.per_cpu_s),
+            _range(arm.chunks_per_s),
+            _range(arm.chunks_per_cpu_s),
+        ]
+        print(f"| {arm.name} | {' | '.join(columns)} |")
+    print()
+    for peer in arms[2:]:
+        ratios = {
+            "requests/s": [a / b for a, b in zip(ours.rps, peer.rps, strict=True)],
+            "per CPU s": [a / b for a, b in zip(ours.per_cpu_s, peer.per_cpu_s, strict=True)],
+            "chunks/s": [a / b for a, b in zip(ours.chunks_per_s, peer.chunks_per_s, strict=True)],
+            "per CPU s ": [a / b for a, b in zip(ours.chunks_per_cpu_s, peer.chunks_per_cpu_s, strict=True)],
+        }
+        print(f"gateway / {peer.name}: " + ", ".join(f"{name} {_range(value, 2)}" for name, value in ratios.items()))
+
+
+def _range(values: Sequence[float], digits: int = 0) -> str:
+    low, middle, high = min(values), statistics.median(values), max(values)
+    return f"{middle:.{digits}f} [{low:.{digits}f}-{high:.{digits}f}]"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench.serve")
+    parser.add_argument("--sky", default="", help="the python of an environment with skypilot")
+    parser.add_argument("--router", default="", help="the program vllm-router")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=3000)
+    parser.add_argument("--memory", type=int, default=0, help="requests whose memory is watched, such as 100000")
+    words = parser.parse_args()
+    os.chdir(ROOT)
+    with tempfile.TemporaryDirectory() as folder:
+        run(bench(words, Path(folder)))
+
+
+if __name__ == "__main__":
+    main()
