@@ -52,17 +52,21 @@ class Home:
         self.name = parts.netloc
         self._idle: deque[tuple[ResponseHandler, float]] = deque()  # the warmest last
         self._is_open = True
+        self._loop = asyncio.get_running_loop()
 
-    async def line(self) -> ResponseHandler:
-        """One that stands, else a new one. Raises OSError."""
-        loop = asyncio.get_running_loop()
+    def idle(self) -> ResponseHandler | None:
+        """One that stands and is not in use."""
         while self._idle:
             line, since = self._idle.pop()
-            if line.is_connected() and not line.should_close and loop.time() - since < IDLE_S:
+            if line.is_connected() and not line.should_close and self._loop.time() - since < IDLE_S:
                 return line
             line.close()
-        _, made = await loop.create_connection(lambda: ResponseHandler(loop), self.host, self.port)
-        return made
+        return None
+
+    async def connect(self) -> ResponseHandler:
+        """A new one. Raises OSError."""
+        loop = self._loop
+        return (await loop.create_connection(lambda: ResponseHandler(loop), self.host, self.port))[1]
 
     async def ask(self, line: ResponseHandler, request: bytes) -> Reply:
         """Once the headers are here."""
@@ -83,7 +87,7 @@ class Home:
         if not self._is_open:
             line.close()
             return
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         self._idle.append((line, now))
         while now - self._idle[0][1] >= IDLE_S:
             self._idle.popleft()[0].close()

@@ -110,7 +110,8 @@ class Proxy:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         parts, size = [], 0
         while True:
-            deadline.set("body", self.limits.client_idle_s)
+            if not request.content.is_eof():  # as it mostly is: then there is nothing to wait for
+                deadline.set("body", self.limits.client_idle_s)
             try:
                 part = await request.content.readany()
             except (web.RequestPayloadError, aiohttp.ClientPayloadError, ConnectionError) as error:
@@ -284,7 +285,8 @@ def _cut(request: web.BaseRequest, at_once: bool = False) -> None:
 async def _break_off(request: web.BaseRequest, response: web.StreamResponse, tell: bool) -> None:
     """So that nobody takes it for a whole answer: an event for clients that read events, no last chunk for all."""
     error = Refused(502, "Bad Gateway", "the replica failed in the middle of this answer; ask again")
-    with contextlib.suppress(ConnectionError):  # the client may have left as well
-        if tell:
+    # A client that has left, or takes nothing at the moment, is not waited for.
+    with contextlib.suppress(ConnectionError):
+        if tell and request.transport is not None and not request.transport.get_write_buffer_size():
             await response.write(b"\n\ndata: " + error.body() + b"\n\n")
     _cut(request)

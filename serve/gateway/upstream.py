@@ -67,8 +67,10 @@ class Engines:
             home = self._homes[replica.url] = Home(replica.url)
         limits = self.limits
         try:
-            deadline.set("connect", limits.connect_s)
-            line = await home.line()
+            line = home.idle()
+            if line is None:
+                deadline.set("connect", limits.connect_s)
+                line = await home.connect()
             deadline.set("first byte", limits.first_byte_s if ask.streams else limits.total_s)
             reply = await home.ask(line, _request(method, ask, replica, home.name, headers))
             answer = None
