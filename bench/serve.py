@@ -30,6 +30,7 @@ from tests.serve.engine import CHAT, ROOT, chat, port_of, program
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 WAIT_S = 90
+THINK_S = 0.01
 HEAD = b"POST %s HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 
 
@@ -129,12 +130,22 @@ def _rss_mb(pid: int) -> float:
     return int(found[1]) / 1024
 
 
-async def one_by_one(arm: Arm, count: int) -> None:
-    (client,) = await arm.clients(1)
-    await client.ask(SHORT)
-    arm.latency_s.append(statistics.median([(await client.ask(SHORT))[1] for _ in range(count)]))
-    arm.first_s.append(statistics.median([(await client.ask(STREAM))[0] for _ in range(count // 4)]))
-    _close([client])
+async def one_by_one(arms: Sequence[Arm], count: int) -> None:
+    """The arms in turn, with a pause before each: who asks all the time is made to wait by a busy machine."""
+    clients = [(await arm.clients(1))[0] for arm in arms]
+    short: list[list[float]] = [[] for _ in arms]
+    first: list[list[float]] = [[] for _ in arms]
+    for number in range(count):
+        for place, client in enumerate(clients):
+            await asyncio.sleep(THINK_S)
+            if number % 4:
+                short[place].append((await client.ask(SHORT))[1])
+            else:
+                first[place].append((await client.ask(STREAM))[0])
+    for place, arm in enumerate(arms):
+        arm.latency_s.append(statistics.median(short[place]))
+        arm.first_s.append(statistics.median(first[place]))
+    _close(clients)
 
 
 async def many(arm: Arm, said: bytes, clients: int, count: int) -> tuple[float, float]:
@@ -235,8 +246,7 @@ async def bench(words: argparse.Namespace, folder: Path) -> None:
             await until_served(arm)
         load = os.getloadavg()[0]
         for _ in range(words.rounds):
-            for arm in arms:
-                await one_by_one(arm, 400)
+            await one_by_one(arms, 200)
             for arm in arms:
                 rps, per_cpu_s = await many(arm, SHORT, 32, words.requests)
                 arm.rps.append(rps)

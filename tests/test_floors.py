@@ -122,6 +122,17 @@ def test_the_agent_is_written_for_python_3_9():
     assert done.returncode == 0, done.stdout
 
 
+def test_what_is_decided_about_a_service_needs_no_server():
+    names = (
+        "service, states, autoscaler, update, gateway.routing, gateway.turns, gateway.asks, gateway.keys, gateway.sse"
+    )
+    probe = (
+        f"import json, sys, {', '.join(f'serve.{one}' for one in names.split(', '))}; print(json.dumps([*sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {"aiohttp", "prometheus_client", "uvloop", "httpx", "torch"}.isdisjoint(json.loads(done.stdout))
+
+
 def test_listing_the_commands_imports_nothing_heavy():
     probe = "import json, sys, tasks; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True)

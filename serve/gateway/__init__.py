@@ -7,6 +7,6 @@
     metrics, access   what happened, in numbers and in lines
     server    the listener; `Gateway.replace` is told which replicas there are
 
-aiohttp, prometheus_client and uvloop are of the `serve` environment: only upstream, proxy, metrics, server and __main__
-import them.
+aiohttp, prometheus_client and uvloop are of the `serve` environment: connections, upstream, proxy, metrics, server and
+__main__ import them, and nothing else of serve but the scripted engine does.
 """

@@ -84,7 +84,8 @@ class Proxy:
             deadline.set("total", self.limits.total_s)
             lease = await self.turns.take(ask.affinity)
             visit.queue_s = time.monotonic() - visit.began_at
-            return await self._try(request, ask, lease, visit, deadline)
+            response = await self._try(request, ask, lease, visit, deadline)
+            return response if response.prepared else await self._hand_out(request, response, visit, deadline)
         except asyncio.CancelledError:
             if not deadline.forgive():
                 raise
@@ -95,6 +96,22 @@ class Proxy:
             deadline.clear()
             self.in_flight -= 1
             self._by_key[visit.key] -= 1
+
+    async def _hand_out(
+        self, request: web.BaseRequest, response: web.StreamResponse, visit: Visit, deadline: Deadline
+    ) -> web.StreamResponse:
+        """A short answer, to a client that may not take it."""
+        deadline.set("client", self.limits.client_idle_s)
+        try:
+            await response.prepare(request)
+            await response.write_eof()
+        except asyncio.CancelledError:
+            if not deadline.forgive():
+                raise
+            _cut(request, at_once=True)
+        except ConnectionError:
+            visit.status = CLIENT_LEFT
+        return response
 
     async def _read(self, request: web.BaseRequest, visit: Visit, deadline: Deadline) -> Ask:
         """What is asked, once all of it is here. Raises Refused."""
