@@ -1,6 +1,6 @@
 """`python -m data STEP --config FILE`: make one artifact of text, tokens or conversations.
 
-STEP is text, report, tokenizer, tokens, identity or questions. FILE is JSON, either of
+STEP is text, merge, report, tokenizer, tokens, identity or questions. FILE is JSON, either of
 
     {"making": {...}, "spec": {...}}                            take the inputs from the store, publish the result
     {"out": DIR, "inputs": {"text": DIR}, "spec": {...}}        take and leave plain folders
@@ -29,14 +29,28 @@ Inputs = Mapping[str, Path]
 
 def text(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
     from data import pipeline
+    from data.engines import drive
     from data.inputs import Share
 
     # By hand nothing is held out unless asked for, and then the shards lie straight in the folder.
     raw = {"val_ratio": 0.0, **raw} if plain else dict(raw)
     how = load(pipeline.How, {one.name: raw.pop(one.name) for one in fields(pipeline.How) if one.name in raw}, "spec")
+    spread = load(
+        drive.Spread, {one.name: raw.pop(one.name) for one in fields(drive.Spread) if one.name in raw}, "spec"
+    )
     share = load(Share, {one.name: raw.pop(one.name) for one in fields(Share) if one.name in raw}, "spec")
     spec = load(TextSpec, raw, "spec")
+    if spread.engine:
+        if share.rank:
+            raise InputError("an engine gives the ranks itself; leave --rank out")
+        return drive.shard(spec, folder.resolve(), how, share.world, spread.open())
     return pipeline.shard(spec, folder, not plain or spec.val_ratio > 0 or bool(spec.validation), how, share)
+
+
+def merge(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
+    from data import merge as maker
+
+    return maker.merge(folder)
 
 
 def report(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
@@ -75,6 +89,7 @@ def questions(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) ->
 
 STEPS: dict[str, tuple[Callable[[dict[str, Any], Inputs, Path, bool], dict[str, Any]], tuple[str, ...]]] = {
     "text": (text, ()),
+    "merge": (merge, ()),
     "report": (report, ("text",)),
     "tokenizer": (tokenizer, ("text",)),
     "tokens": (tokens, ("text", "tokenizer")),
