@@ -21,7 +21,7 @@ from data.config import ConfigError, TextSpec
 from data.engines.work import HOME, MERGE, Work, begin, locked
 from data.errors import DataError, InputError
 from data.inputs import STDIN, Share, list_inputs
-from data.pipeline import How, Stopped
+from data.pipeline import How, Stopped, stamps
 from data.report import emit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,11 +87,12 @@ def shard(spec: TextSpec, folder: Path, how: How, world: int, engine: Engine) ->
         raise InputError("an engine spreads the files of a source over machines; say over how many: --world N")
     if spec.source in STDIN:
         raise InputError(f"source {spec.source} can be read by one machine only")
-    Share(world=world).of(spec, list_inputs(spec))  # refused here rather than by every rank
+    inputs = list_inputs(spec)
+    Share(world=world).of(spec, inputs)  # refused here rather than by every rank
     how = replace(how, workers=how.workers or 1)
     (folder / HOME).mkdir(parents=True, exist_ok=True)
     with locked(folder / HOME / "command.lock"), _stoppable():
-        work = begin(spec, folder, world, asdict(how), engine.at_work(folder))
+        work = begin(spec, [inputs.about, stamps(inputs)], folder, world, asdict(how), engine.at_work(folder))
         try:
             _drive(work, engine)
         except Interrupted as stop:

@@ -36,11 +36,11 @@ class Ray:
     def start(self, work: Work, ranks: Sequence[int]) -> None:
         if not ranks:
             return
-        self.log = work.file("ray", "log")
+        self.work, self.names, self.log = work, [work.name(rank) for rank in ranks], work.file("ray", "log")
         words = [str(self.python), "-m", "data.engines.on_ray", str(work.home), str(work.cpus), task_words(work, "")[0]]
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
-                [*words, *map(work.name, ranks)],
+                [*words, *self.names],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT), "SLIPWAY_PARENT": str(os.getpid())},
                 stdin=subprocess.DEVNULL,
@@ -53,7 +53,8 @@ class Ray:
         if self.process is None or (code := self.process.poll()) == 0:
             return None
         if code is None:
-            return "on Ray"
+            begun = sum(self.work.file(name, "records").exists() for name in self.names)
+            return f"on Ray {begun} of {len(self.names)} began"
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() or [f"it left with {code}"]
         if code == InputError.exit_code:
             raise InputError(lines[-1].replace("HOW", HOW))

@@ -74,9 +74,10 @@ class Work:
         return sum(_last_record(self.file(self.name(rank), "records")) for rank in range(self.world))
 
 
-def begin(spec: TextSpec, folder: Path, world: int, how: Mapping[str, Any], at_work: str = "") -> Work:
+def begin(spec: TextSpec, inputs: Any, folder: Path, world: int, how: Mapping[str, Any], at_work: str = "") -> Work:
     """The work as tasks that can be started; what an earlier command finished of the very same work stays finished.
 
+    `inputs`: what is known of the source, plain values; other ones make it other work.
     `at_work`: what an earlier command left running for this folder, in words.
     Raises InputError where that is other work, and where `folder` holds shards that the ranks would not replace.
     """
@@ -86,7 +87,7 @@ def begin(spec: TextSpec, folder: Path, world: int, how: Mapping[str, Any], at_w
     patterns = [f"{part}/{form}" for part in (".", "train", "val") for form in ("shard-*", "rank-*")]
     if strangers := sorted({path for pattern in patterns for path in folder.glob(pattern)} - ours):
         raise InputError(f"{strangers[0]}: not of a world of {world}; remove it, or choose another folder with --out")
-    about = json.loads(json.dumps({"tool": TOOL, "world": world, "spec": asdict(spec)}))
+    about = json.loads(json.dumps({"tool": TOOL, "world": world, "spec": asdict(spec), "inputs": inputs}))
     if _read(work.file("work", "json")) == about:
         work.forget(work.failed())  # the reason may be gone
         return work
