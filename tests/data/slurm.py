@@ -17,7 +17,7 @@ SlurmctldPort={controller}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={home}/munge.sock
+AuthInfo=socket={home}/munge.sock,cred_expire=5
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 StateSaveLocation={home}/state
 SlurmdSpoolDir={home}/spool-%n
