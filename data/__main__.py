@@ -9,6 +9,7 @@ Drafts lie under $SLIPWAY_WORK. Exit 0: made; 2: something asked for is wrong; 1
 """
 
 import argparse
+import errno
 import json
 import os
 import shutil
@@ -114,8 +115,10 @@ def main(words: list[str] | None = None) -> int:
     except DataError as error:
         stopped = "; the same command goes on" if error.exit_code in (75, 130) else ""
         return _say(asked.step, f"{error}{stopped}", error.exit_code)
-    except OSError as error:  # a full disk, a folder that may not be written
-        return _say(asked.step, error, 1)
+    except OSError as error:  # a folder that may not be written, a full disk
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        room = "; what was whole is kept, and the same command goes on where there is room" if full else ""
+        return _say(asked.step, f"{error}{room}", 1)
     except KeyboardInterrupt:
         return _say(asked.step, "interrupted; nothing was published", 130)
 
