@@ -44,6 +44,22 @@ def decode(folder: str, out: Path) -> None:
             pass
 
 
+def decode_apart(folder: str, out: Path) -> None:
+    """By two processes that have nothing to do with each other: what a second core of this machine gives at best."""
+    import multiprocessing
+
+    paths = sorted(Path(folder).glob("*.parquet"))
+    for half in (0, 1):
+        (out / str(half)).mkdir()
+        for path in paths[half::2]:
+            (out / str(half) / path.name).symlink_to(path)
+    both = [multiprocessing.Process(target=decode, args=(str(out / str(half)), out)) for half in (0, 1)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+
+
 def ours(folder: str, out: Path, **spec: object) -> None:
     from data.__main__ import main as data
 
@@ -82,6 +98,7 @@ ARMS: dict[str, Callable[[str, Path], None]] = {
     "ours, 1 process": lambda folder, out: ours(folder, out, workers=1),
     "ours, 2 processes": lambda folder, out: ours(folder, out, workers=2),
     "decode only": decode,
+    "decode only, twice a half": decode_apart,
     "datasets, streaming": lambda folder, out: stream(folder, out, None),
     "datasets, columns=['text']": lambda folder, out: stream(folder, out, ["text"]),
     "datatrove, 2 workers": trove,
@@ -95,6 +112,7 @@ RATIOS = [
     ("datatrove, 2 workers", "ours, 2 processes", 3.0),
     ("decode only", "ours, 2 processes", 0.6),
     ("ours, 1 process", "ours, 2 processes", 1.8),
+    ("decode only", "decode only, twice a half", 0.0),
     ("python gzip", "ours, gzip", 2.5),
 ]
 
@@ -145,13 +163,17 @@ def main() -> None:
     parser.add_argument("--peers", default="", metavar="PYTHON")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scratch", metavar="DIR", help="where arms write; default: where temporary files go")
-    parser.add_argument("--arms", default="", metavar="TEXT", help="only arms whose name holds this")
+    parser.add_argument("--arms", default="", metavar="TEXT", help="only arms whose name holds this, or this,...")
     parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.arm:
         return arm(asked.arm, asked.folder, asked.out)
-    names = [name for name in ARMS if (asked.peers or name not in PEERS) and asked.arms in name]
+    names = [
+        name
+        for name in ARMS
+        if (asked.peers or name not in PEERS) and any(one in name for one in asked.arms.split(","))
+    ]
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     loads = [os.getloadavg()[0]]
     for _ in range(asked.rounds):
@@ -171,7 +193,7 @@ def main() -> None:
     for peer, own, wanted in RATIOS:
         if peer in taken and own in taken:
             ratios = " | ".join(f"{median(taken[peer], key) / median(taken[own], key):.2f}" for key in KEYS)
-            print(f"| {peer} / {own} | {ratios} | {wanted} |")
+            print(f"| {peer} / {own} | {ratios} | {wanted or ''} |")
 
 
 def median(rows: list[dict[str, float]], key: str) -> float:

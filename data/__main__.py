@@ -1,6 +1,6 @@
 """`python -m data STEP --config FILE`: make one artifact of text, tokens or conversations.
 
-STEP is text, report, tokenizer, tokens, identity or questions. FILE is JSON, either of
+STEP is text, merge, report, tokenizer, tokens, identity or questions. FILE is JSON, either of
 
     {"making": {...}, "spec": {...}}                            take the inputs from the store, publish the result
     {"out": DIR, "inputs": {"text": DIR}, "spec": {...}}        take and leave plain folders
@@ -9,6 +9,7 @@ Drafts lie under $SLIPWAY_WORK. Exit 0: made; 2: something asked for is wrong; 1
 """
 
 import argparse
+import errno
 import json
 import os
 import shutil
@@ -29,14 +30,28 @@ Inputs = Mapping[str, Path]
 
 def text(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
     from data import pipeline
+    from data.engines import drive
     from data.inputs import Share
 
     # By hand nothing is held out unless asked for, and then the shards lie straight in the folder.
     raw = {"val_ratio": 0.0, **raw} if plain else dict(raw)
     how = load(pipeline.How, {one.name: raw.pop(one.name) for one in fields(pipeline.How) if one.name in raw}, "spec")
+    spread = load(
+        drive.Spread, {one.name: raw.pop(one.name) for one in fields(drive.Spread) if one.name in raw}, "spec"
+    )
     share = load(Share, {one.name: raw.pop(one.name) for one in fields(Share) if one.name in raw}, "spec")
     spec = load(TextSpec, raw, "spec")
+    if spread.engine:
+        if share.rank:
+            raise InputError("an engine gives the ranks itself; leave --rank out")
+        return drive.shard(spec, folder.resolve(), how, share.world, spread.open())
     return pipeline.shard(spec, folder, not plain or spec.val_ratio > 0 or bool(spec.validation), how, share)
+
+
+def merge(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
+    from data import merge as maker
+
+    return maker.merge(folder)
 
 
 def report(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
@@ -75,6 +90,7 @@ def questions(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) ->
 
 STEPS: dict[str, tuple[Callable[[dict[str, Any], Inputs, Path, bool], dict[str, Any]], tuple[str, ...]]] = {
     "text": (text, ()),
+    "merge": (merge, ()),
     "report": (report, ("text",)),
     "tokenizer": (tokenizer, ("text",)),
     "tokens": (tokens, ("text", "tokenizer")),
@@ -99,8 +115,10 @@ def main(words: list[str] | None = None) -> int:
     except DataError as error:
         stopped = "; the same command goes on" if error.exit_code in (75, 130) else ""
         return _say(asked.step, f"{error}{stopped}", error.exit_code)
-    except OSError as error:  # a full disk, a folder that may not be written
-        return _say(asked.step, error, 1)
+    except OSError as error:  # a folder that may not be written, a full disk
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        room = "; what was whole is kept, and the same command goes on where there is room" if full else ""
+        return _say(asked.step, f"{error}{room}", 1)
     except KeyboardInterrupt:
         return _say(asked.step, "interrupted; nothing was published", 130)
 

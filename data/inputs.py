@@ -26,7 +26,10 @@ class InputFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """Whose files these are, where several machines read one source: rank r of w reads every w-th file from r on."""
+    """Whose files these are, where several machines read one source: rank r of w reads the r-th of w runs of files.
+
+    So the shards of all ranks, in their order, hold the very text that one machine's hold.
+    """
 
     rank: int = 0
     world: int = 1
@@ -51,7 +54,8 @@ class Share:
         if len(inputs.files) < self.world:
             files = f"{len(inputs.files)} file" + "s" * (len(inputs.files) > 1)
             raise InputError(f"source {spec.source}: {files} for a world of {self.world}; a rank reads whole files")
-        return replace(inputs, files=inputs.files[self.rank :: self.world])
+        first, end = (rank * len(inputs.files) // self.world for rank in (self.rank, self.rank + 1))
+        return replace(inputs, files=inputs.files[first:end])
 
 
 ALONE = Share()

@@ -102,7 +102,7 @@ class Run:
         self.raw_bytes = 0
         self.seen: Seen | None = None
         options = asdict(spec)
-        identity = [SCHEMA, TOOL, options, inputs.about, _stamps(inputs), share.folder]
+        identity = [SCHEMA, TOOL, options, inputs.about, stamps(inputs), share.folder]
         self.key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         self.options = options
         self.about = {"source": spec.source, "options": options, "input": inputs.about} | self._whose()
@@ -272,7 +272,7 @@ class Run:
             return None
 
 
-def _stamps(inputs: Inputs) -> list[Any]:
+def stamps(inputs: Inputs) -> list[Any]:
     """What changes when somebody writes into a local file."""
     paths = [Path(one.uri) for one in inputs.files if "://" not in one.uri]
     return [[str(path), path.stat().st_mtime_ns] for path in paths if path.exists()]

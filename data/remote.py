@@ -1,7 +1,8 @@
 """Files that lie elsewhere, read by byte ranges: HTTP by the Hugging Face client, other stores by fsspec.
 
 A range that breaks off goes on at the byte that it reached. An answer of 429 or 5xx is asked again after what
-Retry-After says, else with growing pauses, and given up after PATIENCE_S without a byte.
+Retry-After says, else with growing pauses, and given up after PATIENCE_S without a byte. An address where nobody has
+ever answered this process is given up after STRANGER_S: there may be no network at all, or no such machine.
 """
 
 import io
@@ -10,13 +11,18 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
+from urllib.parse import urlsplit
 
 from data.errors import DataError, InputError
 
 PATIENCE_S = 90.0
+STRANGER_S = 6.0
+ANSWER_S, STRANGER_ANSWER_S = 30.0, 8.0
 LONGEST_PAUSE_S = 60.0
 BLOCK = 8 << 20
 AGAIN = {408, 429, 500, 502, 503, 504}
+_answered: set[str] = set()
+"""Machines, by their part of an address."""
 
 
 def hub() -> str:
@@ -95,7 +101,9 @@ class RemoteFile(io.RawIOBase):
         place, self._place = self._place, self.url  # an address that leads nowhere is not tried twice
         headers = {"range": f"bytes={start}-{stop - 1}", "accept-encoding": "identity"}
         headers |= self.headers if place == self.url else {}
-        with get_session().stream("GET", place, headers=headers, timeout=30.0, follow_redirects=True) as answer:
+        timeout_s = ANSWER_S if host(place) in _answered else STRANGER_ANSWER_S
+        with get_session().stream("GET", place, headers=headers, timeout=timeout_s, follow_redirects=True) as answer:
+            _answered.update((host(place), host(str(answer.url))))
             if answer.status_code == 416:  # an empty file has no first byte
                 return 0
             if place != self.url and answer.status_code in (401, 403, 404, 410):
@@ -114,6 +122,10 @@ class RemoteFile(io.RawIOBase):
             self._place = str(answer.url)
             total = answer.headers.get("content-range", "").rpartition("/")[2]
             return int(total or answer.headers.get("content-length", "0"))
+
+
+def host(url: str) -> str:
+    return urlsplit(url).netloc
 
 
 class Again(Exception):
@@ -144,7 +156,7 @@ class Patience:
     """How long one thing is asked for again and again."""
 
     def __init__(self, url: str, patience_s: float = PATIENCE_S):
-        self.url, self.patience_s = url, patience_s
+        self.url, self.patience_s, self.began = url, patience_s, time.monotonic()
         self.renew()
 
     def renew(self) -> None:
@@ -155,15 +167,19 @@ class Patience:
         import httpx2
 
         while True:
+            patience_s, until = self.patience_s, self.deadline
             try:
                 return what()
             except Again as error:
                 seen, wait_s = str(error), error.wait_s
             except httpx2.TransportError as error:
                 seen, wait_s = str(error) or type(error).__name__, None
+                if host(self.url) not in _answered:
+                    patience_s = min(patience_s, STRANGER_S)
+                    until = min(until, self.began + patience_s)
             if wait_s is None:
                 wait_s, self.pause_s = self.pause_s * random.uniform(0.5, 1.0), min(2 * self.pause_s, 16.0)
             wait_s = min(wait_s, LONGEST_PAUSE_S)
-            if time.monotonic() + wait_s > self.deadline:
-                raise DataError(f"{self.url}: {seen}; given up after {self.patience_s:.0f} s")
+            if time.monotonic() + wait_s > until:
+                raise DataError(f"{self.url}: {seen}; given up after {patience_s:.0f} s")
             time.sleep(wait_s)

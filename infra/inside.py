@@ -74,6 +74,9 @@ def run(
                 yield from _follow(process, file)
         except KeyboardInterrupt:
             _has_left(process, GRACE_S)  # the terminal has told the child as well
+            relay.join(LEAVING_S)
+            if last:  # what became of its work
+                _write(last.pop().removeprefix(f"{name}: "))
             raise
         finally:
             _end(process)

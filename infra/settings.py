@@ -75,6 +75,7 @@ class Settings:
     shadeform_url: str = row("SLIPWAY_SHADEFORM_URL", "Shadeform's stand-in on this machine; empty: Shadeform")
     boot_s: int = row("SLIPWAY_BOOT_S", "a rented pod that cannot be reached after so long is given back", "900")
     spend_cap_usd: float = row("SLIPWAY_SPEND_CAP_USD", "most that all rented pods may cost together; 0: no cap", "0")
+    ray_python: str = row("SLIPWAY_RAY_PYTHON", "inv shard --engine ray: an interpreter that has the cluster's ray")
     notify: str = row("SLIPWAY_NOTIFY", "told how runs end: a shell command, or an https:// address that is posted to")
     rehearsal: str = row("SLIPWAY_REHEARSAL", "folder of the rehearsal that commands look at; empty: the real markets")
     clock_scale: float = row("SLIPWAY_CLOCK_SCALE", "how many times faster a rehearsal's clock runs", "1")

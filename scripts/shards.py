@@ -41,6 +41,7 @@ def shard(
         "lines_per_shard": settings.shard_lines if lines_per_shard is None else lines_per_shard,
         "val_ratio": val_ratio,
         "compression": "gzip" if gzip else compression,
+        "ray_python": settings.ray_python,
     }
     folder = Path(out or f"var/datasets/{mode}").absolute()
     tell(steps.run("shard", ("-m", "data", "text"), {"out": str(folder), "spec": spec}, settings, json), json)

@@ -3,11 +3,14 @@
 import json
 import os
 
+import httpx2
 import pyarrow
 import pyarrow.parquet
 import pytest
 
+from data import remote
 from data.__main__ import main
+from data.errors import DataError
 from data.manifest import read_manifest
 from data.shards import read, shard_paths
 from tests.data.hub import COMMIT, Repo, serving
@@ -142,3 +145,15 @@ def test_an_address_of_a_file_is_a_source_like_its_path(hub, shard, tmp_path):
     assert numbers(tmp_path) == [500, 501, 502]
     code, said = shard(source=address.removesuffix("001.parquet") + "009.parquet")
     assert (code, said.count("\n")) == (2, 1) and "it answers 404" in said
+
+
+@pytest.mark.parametrize(("known", "told"), [((), "given up after 0 s"), (("127.0.0.1:1",), "given up after 1 s")])
+def test_an_address_where_nobody_ever_answered_is_given_up_before_one_that_fell_silent(monkeypatch, known, told):
+    monkeypatch.setattr(remote, "STRANGER_S", 0.1)
+    monkeypatch.setattr(remote, "_answered", set(known))
+
+    def ask():
+        raise httpx2.ConnectError("refused")
+
+    with pytest.raises(DataError, match=f"127.0.0.1:1/x: refused; {told}"):
+        remote.Patience("http://127.0.0.1:1/x", 1.0).ask(ask)

@@ -1,0 +1,127 @@
+"""`python -m data.engines.on_ray HOME CPUS PYTHON NAME...`: run these tasks on the Ray cluster of RAY_ADDRESS, or here.
+
+Runs where nothing but Ray need be installed, started by `ray.py`. A task is a process of PYTHON on a machine of the
+cluster; one that is killed, or whose machine is lost, is run again. Exit 0: all have ended; 1: some were killed too
+often; 2: there is no such cluster. SIGTERM cancels all tasks and waits for them.
+"""
+
+import os
+import signal
+import sys
+from typing import Any
+
+from data.engines.task import die_with
+from data.report import emit
+
+MOST_TRIES = 5
+LEAVE_S = 20.0
+LOOK_S = 1.0
+CARRIED = ("HF_", "HUGGINGFACE", "AWS_", "GOOGLE_", "FSSPEC_")
+"""How the variables begin that a task may need to read its source."""
+
+
+def run_task(root: str, words: list[str], environ: dict[str, str], grace_s: float) -> int:
+    """On a machine of the cluster: the exit code of a task. Raises RuntimeError when it was killed.
+
+    Sent there as it stands, so that it needs nothing of ours.
+    """
+    import os
+    import socket
+    import subprocess
+
+    for path in (root, words[0], words[-2]):
+        if not os.path.exists(path):
+            raise FileNotFoundError(f"{socket.gethostname()} does not see {path}, which all machines have to share")
+    environ = {**os.environ, **environ, "PYTHONPATH": root, "SLIPWAY_PARENT": str(os.getpid())}
+    process = subprocess.Popen(words, cwd=root, env=environ, stdin=subprocess.DEVNULL)
+    try:
+        code = process.wait()
+    finally:  # cancelled
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+    if code not in (0, 1, 2):
+        raise RuntimeError(f"{words[-1]} left with {code}")
+    return code
+
+
+def main(words: list[str]) -> int:
+    home, cpus, python, names = words[0], int(words[1]), words[2], words[3:]
+    die_with(os.environ.get("SLIPWAY_PARENT", ""))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    address = os.environ.get("RAY_ADDRESS", "auto")
+    try:
+        import ray
+    except ImportError:
+        return _say(f"--engine ray: {sys.executable} has no ray; HOW", 2)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, OSError) as error:
+        why = str(error).splitlines()[0]
+        hint = "RAY_ADDRESS=HOST:6379 says where, `ray start --head` makes one"
+        return _say(f"no Ray cluster answers at {address} ({why}); {hint}", 2)
+    except RuntimeError as error:  # another version of Ray or of Python than the cluster's
+        return _say(f"{' '.join(str(error).split())}; HOW", 2)
+    nodes = [one for one in ray.nodes() if one["Alive"]]
+    most = max((one["Resources"].get("CPU", 0) for one in nodes), default=0)
+    if most < cpus:
+        return _say(f"no machine of the Ray cluster has {cpus} processors, only {most:.0f}; fewer --workers do", 2)
+    emit("note", text=f"{len(names)} ranks on {len(nodes)} machines of Ray; `ray list tasks`; logs: {home}")
+    return _run_all(ray, home, cpus, python, names)
+
+
+def _run_all(ray: Any, home: str, cpus: int, python: str, names: list[str]) -> int:
+    root = os.getcwd()
+    environ = {name: value for name, value in os.environ.items() if name.startswith(CARRIED)}
+    task = ray.remote(
+        num_cpus=cpus,
+        max_retries=MOST_TRIES,
+        retry_exceptions=[RuntimeError],
+        scheduling_strategy="SPREAD",
+    )(run_task)
+    started = {
+        task.options(name=name).remote(root, [python, "-m", "data.engines.task", home, name], environ, LEAVE_S): name
+        for name in names
+    }
+    left, code = list(started), 0
+    try:
+        while left:
+            done, left = ray.wait(left, timeout=LOOK_S)
+            for one in done:
+                code = max(code, _end_of(ray, one, started[one]))
+        return code
+    except KeyboardInterrupt:
+        for one in left:
+            ray.cancel(one)
+        ray.wait(left, num_returns=len(left), timeout=LEAVE_S)
+        return 130
+
+
+def _end_of(ray: Any, one: Any, name: str) -> int:
+    """0 when a task has left by itself, whatever it said about its work."""
+    try:
+        ray.get(one)
+        return 0
+    except ray.exceptions.RayTaskError as error:
+        unshared = isinstance(error.cause, FileNotFoundError)
+        return _say(
+            str(error.cause) if unshared else f"killed {MOST_TRIES + 1} times: {error.cause}", 2 if unshared else 1
+        )
+    except ray.exceptions.RayError as error:
+        return _say(f"{name}: {str(error).splitlines()[0]}", 1)
+
+
+def _say(words: str, code: int) -> int:
+    print(words, file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,150 @@
+"""One piece of work for several machines, as tasks in a folder that all of them see.
+
+In: the spec, the folder for the shards, how many ranks. Out: for each task (`rank-00000-of-00004`, ..., `merge`) a file
+that says what to do, and what became of it. Called by: `drive.py`, the engines, and `task.py` wherever a task runs.
+
+    OUT/.engine/work.json       whose tasks these are
+                NAME.json       what to do; NAME.log what it said; NAME.records how far it is
+                NAME.exit       the code it left with; a task without one is still at work, or was killed
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from data.config import TextSpec
+from data.errors import DataError, InputError
+from data.inputs import Share
+from data.manifest import MANIFEST, TOOL, write_json
+
+HOME, MERGE = ".engine", "merge"
+TAIL_BYTES = 4096
+LOOK_S = 0.2
+
+
+@dataclass(frozen=True)
+class Work:
+    """`folder` is where the shards go, `world` how many ranks there are, `cpus` what each of them uses."""
+
+    folder: Path
+    world: int
+    cpus: int
+
+    @property
+    def home(self) -> Path:
+        return self.folder / HOME
+
+    def name(self, rank: int) -> str:
+        return Share(rank=rank, world=self.world).folder
+
+    def file(self, task: str, suffix: str) -> Path:
+        return self.home / f"{task}.{suffix}"
+
+    def code(self, task: str) -> int | None:
+        """What a task left with; None when it has not, or was killed."""
+        with suppress(FileNotFoundError):
+            return int(self.file(task, "exit").read_text(encoding="utf-8"))
+        return None
+
+    def left(self) -> list[int]:
+        """The ranks that are not finished."""
+        return [rank for rank in range(self.world) if self.code(self.name(rank)) is None]
+
+    def failed(self) -> list[str]:
+        """The tasks that cannot be finished as things stand."""
+        return [name for name in (*map(self.name, range(self.world)), MERGE) if self.code(name)]
+
+    def forget(self, tasks: Iterable[str]) -> None:
+        for task in tasks:
+            self.file(task, "exit").unlink(missing_ok=True)
+
+    def said(self, task: str) -> str:
+        """The last line of what a task said."""
+        lines = _tail(self.file(task, "log")).splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+    def documents(self) -> int:
+        """So many are in the shards of all ranks by now, as far as they told."""
+        return sum(_last_record(self.file(self.name(rank), "records")) for rank in range(self.world))
+
+
+def begin(spec: TextSpec, inputs: Any, folder: Path, world: int, how: Mapping[str, Any], at_work: str = "") -> Work:
+    """The work as tasks that can be started; what an earlier command finished of the very same work stays finished.
+
+    `inputs`: what is known of the source, plain values; other ones make it other work.
+    `at_work`: what an earlier command left running for this folder, in words.
+    Raises InputError where that is other work, and where `folder` holds shards that the ranks would not replace.
+    """
+    work = Work(folder, world, how["workers"])
+    parts = ("train", "val") if spec.val_ratio or spec.validation else (".",)
+    ours = {folder / part / work.name(rank) for part in parts for rank in range(world)}
+    patterns = [f"{part}/{form}" for part in (".", "train", "val") for form in ("shard-*", "rank-*")]
+    if strangers := sorted({path for pattern in patterns for path in folder.glob(pattern)} - ours):
+        raise InputError(f"{strangers[0]}: not of a world of {world}; remove it, or choose another folder with --out")
+    about = json.loads(json.dumps({"tool": TOOL, "world": world, "spec": asdict(spec), "inputs": inputs}))
+    if _read(work.file("work", "json")) == about:
+        work.forget(work.failed())  # the reason may be gone
+        return work
+    if at_work:
+        raise InputError(f"{at_work} in {folder} with other options; end them first, or choose another folder")
+    for path in work.home.iterdir():
+        if path.suffix != ".lock":
+            path.unlink()
+    for part in parts:  # the shares that it names are about to be replaced, one by one
+        (folder / part / MANIFEST).unlink(missing_ok=True)
+    for rank in range(world):
+        mine = {**asdict(spec), **how, "rank": rank, "world": world}
+        write_json(work.file(work.name(rank), "json"), {"out": str(folder), "spec": mine})
+    write_json(work.file(MERGE, "json"), {"out": str(folder)})
+    write_json(work.file("work", "json"), about)
+    return work
+
+
+@contextmanager
+def locked(path: Path, wait_s: float = 0) -> Iterator[None]:
+    """Nobody else holds `path` meanwhile. Raises DataError when somebody still does after `wait_s`."""
+    with open(path, "a", encoding="utf-8") as file:
+        until = time.monotonic() + wait_s
+        while not _lock(file):
+            if time.monotonic() > until:
+                raise DataError(f"{path}: another process is at work there")
+            time.sleep(LOOK_S)
+        yield
+
+
+def _lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # no locks on this file system: then the engine alone sees to it that a task runs once
+        pass
+    return True
+
+
+def _read(path: Path) -> Any:
+    with suppress(FileNotFoundError, ValueError):
+        return json.loads(path.read_text(encoding="utf-8"))
+    return None
+
+
+def _tail(path: Path) -> str:
+    with suppress(FileNotFoundError), open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+        return file.read().decode("utf-8", "replace")
+    return ""
+
+
+def _last_record(path: Path) -> int:
+    for line in reversed(_tail(path).splitlines()):
+        with suppress(ValueError):  # half a line
+            record = json.loads(line)
+            if record.get("kind") in ("progress", "result"):
+                return record.get("documents", record.get("done", 0))
+    return 0
