@@ -134,7 +134,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(shards, made, tokeniz
     out = tmp_path / "out"
     inputs = {"text": str(shards), "tokenizer": str(tokenizer_folder)}
     config.write_text(json.dumps({"out": str(out), "inputs": inputs, "spec": {"workers": workers}}))
-    slowly = "import sys, data.tokens as t; from data.__main__ import main; t.WORTH_A_PROCESS = t.BATCH = 1; sys.exit(main())"
+    slowly = "import data.tokens as t; from data.__main__ import main; t.WORTH_A_PROCESS = t.BATCH = 1; exit(main())"
     words = [sys.executable, "-c", slowly, "tokens", "--config", str(config)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "SLIPWAY_WORK": str(work)}
     one = subprocess.Popen(words, cwd=ROOT, env=environ)
