@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -62,6 +63,20 @@ def test_two_nodes_have_the_losses_of_one_and_the_first_alone_writes(world, port
     assert not (world.root / "node1.jsonl").exists()
 
 
+def test_how_an_interpreter_ends_does_not_change_the_exit_code_of_a_process_among_several():
+    """Threads of the group abort it now and then, when the other side has just gone."""
+    program = (
+        "import atexit, os, runpy, sys; atexit.register(os.abort); sys.argv = ['trainer', 'base', '--config', 'none'];"
+        "runpy.run_module('trainer', run_name='__main__')"
+    )
+    ended = [
+        subprocess.run([sys.executable, "-c", program], env={**os.environ, "WORLD_SIZE": size}, capture_output=True)
+        for size in ("1", "2")
+    ]
+    assert [one.returncode for one in ended] == [-signal.SIGABRT, 2]
+    assert b"trainer base: none: [Errno 2]" in ended[1].stderr
+
+
 def test_a_node_whose_data_came_out_otherwise_is_refused_by_name(world, port, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(world.store, other, copy_function=os.link)
@@ -70,6 +85,6 @@ def test_a_node_whose_data_came_out_otherwise_is_refused_by_name(world, port, tm
     writer.finish("test", {})
     Store(other).publish(tmp_path / "text", "datasets/x/text", "print-text", {})
     makings = world.making(), replace(world.making(), store=str(other))
-    (first, _), (second, words) = map(finish, spread(world, tiny(steps=4), port, *makings))
-    assert (first, second) == (75, 2)
+    (first, other_words), (second, words) = map(finish, spread(world, tiny(steps=4), port, *makings))
+    assert (first, second) == (75, 2), f"{other_words}\n{words}"
     assert "node 1 has not what node 0 has: datasets/x/text (" in words
