@@ -91,7 +91,7 @@ class Stream:
     def places(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where these documents begin, and their lengths, <|bos|> included; both int64 (len(documents),)."""
         starts, lengths = np.empty(len(documents), np.int64), np.empty(len(documents), np.int64)
-        some = MAPPED_BYTES // FAULT_BYTES
+        some = MAPPED_BYTES // FAULT_BYTES // 4
         for low in range(0, len(documents), some):
             numbers = documents[low : low + some]
             where = np.searchsorted(self.document_ends, numbers, side="right")
