@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from itertools import islice
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from data import crew, tokens
+from data.config import Input, Making
 from data.errors import DataError
 from data.shards import Writer as TextWriter
 from data.shards import read, shard_paths
@@ -22,9 +24,11 @@ from data.stream import Stream, open_shard
 from data.tokenfile import BODY, read_header
 from data.tokens import Writer, make, write
 from data.verify import verify
-from tests.data.conftest import ROOT
+from store import Store
+from tests.data.conftest import ROOT, run_step
 
 SHA = "ab" * 32
+ROLES = {"text": "x/text", "tokenizer": "tokenizer"}
 
 
 def bins(folder, part="train"):
@@ -154,6 +158,32 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(shards, made, tokeniz
     assert before.items() <= {path.name: path.stat().st_ino for path in bins(out, "*")}.items()
 
 
+def test_the_step_goes_on_from_the_draft_of_a_killed_one_and_publishes_the_same(
+    shards, made, tokenizer_folder, tmp_path
+):
+    store, work, records = tmp_path / "store", tmp_path / "work", tmp_path / "records.jsonl"
+    for name, folder in (("x/text", shards), ("tokenizer", tokenizer_folder)):
+        Store(str(store)).publish(folder, name, f"of-{name}", {})
+    making = Making(
+        store=str(store), name="x/tokens", fingerprint="a-b-c",
+        inputs={role: Input(name=name, fingerprint=f"of-{name}") for role, name in ROLES.items()},
+    )  # fmt: skip
+    draft = work / "drafts" / "x-tokens-a-b-c"
+    draft.mkdir(parents=True)
+    for name in ("train-00000.bin", "train-00002.bin", "val-00000.bin"):
+        (draft / name).write_bytes((made / name).read_bytes())
+    (draft / ".train-00001.bin.77.draft").write_bytes(b"half")
+    config = {"making": asdict(making), "spec": {}}
+    done = run_step("tokens", config, tmp_path, SLIPWAY_WORK=str(work), SLIPWAY_RECORDS=str(records))
+    assert (done.returncode, done.stderr) == (0, "")
+    found = Store(str(store)).path("x/tokens", "a-b-c")
+    assert {name: raw for name, raw in contents(found).items() if name in contents(made)} == contents(made)
+    told = [json.loads(line) for line in records.read_text().splitlines()]
+    assert [one["done"] for one in told if one["kind"] == "progress"][-1] == 300  # documents of the second and fourth
+    assert told[-1].items() >= {"kind": "result", "train_documents": 700, "val_documents": 100}.items()
+    assert not draft.exists()
+
+
 class Endless:
     """What a worker of the next test does: it tells who it is, and goes on."""
 
@@ -203,6 +233,16 @@ def test_verify_finds_any_flipped_byte_what_is_missing_and_what_is_too_many(made
     path.write_bytes(raw)
     path.rename(folder / "train-00009.bin")
     assert verify(folder) == ["train-00009.bin: not in the manifest", "train-00001.bin: missing"]
+
+
+def test_shards_are_verified_where_there_is_no_numpy(made):
+    """As `inv shard --verify` does."""
+    program = (
+        "import sys; sys.modules['numpy'] = None; from pathlib import Path; from scripts.shards import check;"
+        "check(Path(sys.argv[1]), False)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(made)], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"{made}: every shard is what was written\n"), done.stderr
 
 
 def test_another_tokenizer_is_refused(numbers, tokenizer):
