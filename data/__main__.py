@@ -72,8 +72,12 @@ def tokenizer(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) ->
 def tokens(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
     from data import tokens as maker
 
+    raw = dict(raw)
+    workers = raw.pop("workers", 0)  # changes no byte of the result
     load(TokensSpec, raw, "spec")
-    return maker.make(inputs["text"], inputs["tokenizer"], folder)
+    if not isinstance(workers, int):
+        raise ConfigError(f"spec: workers is {workers!r}; a number is wanted")
+    return maker.make(inputs["text"], inputs["tokenizer"], folder, workers)
 
 
 def identity(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
@@ -150,7 +154,7 @@ def _publish(making: Making, make: Callable[..., dict[str, Any]], roles: tuple[s
     try:
         store = Store(making.store)
         inputs = {role: store.path(making.inputs[role].name, making.inputs[role].fingerprint) for role in roles}
-        with _draft(making) as folder:
+        with _draft(making, goes_on=make is tokens) as folder:
             about = make(spec, inputs, folder, False)
             flat = making.name == "identity_conversations"  # users look for this file at the root of the store
             store.publish(folder, making.name, making.fingerprint, about, flat=flat)
@@ -166,20 +170,25 @@ def _check_roles(given: Mapping[str, Any], roles: tuple[str, ...]) -> None:
 
 
 @contextmanager
-def _draft(making: Making) -> Iterator[Path]:
-    """An empty folder for what is not yet published, gone afterwards; one that a killed run left is cleared."""
+def _draft(making: Making, goes_on: bool) -> Iterator[Path]:
+    """A folder for what is not yet published, gone afterwards. What a killed run left in it is cleared, or is there
+    for a step that goes on from it."""
     work = os.environ.get("SLIPWAY_WORK")
     if not work:
         with tempfile.TemporaryDirectory(prefix="slipway-") as folder:
             yield Path(folder)
         return
-    draft = Path(work) / "drafts" / f"{making.name.replace('/', '-')}-{making.fingerprint[:12]}"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
+    draft = Path(work) / "drafts" / f"{making.name.replace('/', '-')}-{making.fingerprint}"
+    if not goes_on:
+        shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True, exist_ok=True)
     try:
         yield draft
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+    except BaseException:
+        if not goes_on:
+            shutil.rmtree(draft, ignore_errors=True)
+        raise
+    shutil.rmtree(draft, ignore_errors=True)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,58 +1,198 @@
 """Batches for base training, and the held-out text for its measure.
 
-A batch is a pure function of what the loader was made of and of the step: the position in the data that a
-checkpoint keeps is the step, and `about()` is what it must be compared with on the way back.
+A batch is a pure function of what the loader was made of and of the step. What a checkpoint keeps of it is `cursor`: a
+few numbers that say of which data it is a place, and where a loader finds it without going there from the beginning.
+Every process of a run makes the same batch and takes its share of the rows, so that a batch does not depend on how many
+processes there are.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
 
-from data.errors import InputError
+from data.bestfit import fill_rows
+from data.errors import DataError, InputError
+from data.shuffle import Shuffle
+from data.stream import Stream
 from data.tokenizer import load
-from data.tokens import Stream
+
+GROUP = 4096  # documents that are packed together: few rows of theirs are cut, and a group is packed in milliseconds
+PLACES = 64  # places of the last steps that are remembered
 
 
-class Windows:
-    """Pieces of `sequence_len + 1` ids, each epoch in another order and cut at another offset."""
+class Loader:
+    """What both ways to cut tokens into rows share."""
 
-    def __init__(self, paths: Sequence[Path], sequence_len: int, seed: int, tokenizer_sha256: str | None = None):
-        """Raises DataError for damaged or foreign shards, InputError when there are too few tokens for one window."""
+    def __init__(
+        self, paths: Sequence[Path], sequence_len: int, rows: int, seed: int, tokenizer_sha256: str | None = None
+    ):
+        """Raises DataError for damaged or foreign shards, InputError when there are too few tokens for one row."""
         self.stream = Stream(paths, tokenizer_sha256)
-        self.sequence_len, self.seed = sequence_len, seed
-        self.num_tokens = self.stream.num_tokens
-        if self.num_tokens < sequence_len + 1:
-            raise InputError(f"{self.num_tokens} tokens are too few for one window of {sequence_len + 1}")
+        self.row_len, self.rows, self.seed = sequence_len + 1, rows, seed
+        if self.stream.num_tokens < self.row_len:
+            raise InputError(f"{self.stream.num_tokens} tokens are too few for one row of {self.row_len}")
+
+    def batch(self, step: int) -> np.ndarray:
+        """The ids of one step, int64 (rows, sequence_len + 1): inputs and targets overlap by all but one."""
+        raise NotImplementedError
+
+    def cursor(self, step: int) -> dict[str, Any]:
+        """Where `step` begins, and in which data."""
+        return {"data": self.stream.sha256[:12]}
+
+    def resume(self, cursor: Mapping[str, Any]) -> None:
+        """Be ready to go on from there. Raises DataError when it is a place in other data."""
+        if cursor.get("data") != self.stream.sha256[:12]:
+            theirs, ours = cursor.get("data"), self.stream.sha256[:12]
+            words = f"the checkpoint was trained on tokens {theirs}, these are {ours}"
+            raise DataError(f"{words}; remove this run's checkpoints to begin again")
+
+    def documents(self, rows: np.ndarray) -> np.ndarray:
+        """Which document of its row each id belongs to, from 0, as int64: for attention that ends at documents."""
+        begins = rows == self.stream.bos
+        begins[:, 0] = False
+        return np.cumsum(begins, axis=1)
+
+
+class Windows(Loader):
+    """Rows are windows, wherever documents end. Each epoch takes them in another order and cut at another offset."""
+
+    def __init__(
+        self, paths: Sequence[Path], sequence_len: int, rows: int, seed: int, tokenizer_sha256: str | None = None
+    ):
+        super().__init__(paths, sequence_len, rows, seed, tokenizer_sha256)
         # one window fewer than would fit leaves room to shift them all
-        self.num_windows = max(1, (self.num_tokens - sequence_len) // sequence_len)
+        self.num_windows = max(1, (self.stream.num_tokens - sequence_len) // sequence_len)
         self._epoch = lru_cache(maxsize=2)(self._order)  # a batch may span two epochs
 
-    def batch(self, step: int, rows: int, rank: int = 0, world: int = 1) -> np.ndarray:
-        """The ids of one step for one rank, int64 (rows, sequence_len + 1); `rows` is per rank."""
-        first = (step * world + rank) * rows
-        return np.stack([self._window(number) for number in range(first, first + rows)])
+    def batch(self, step: int) -> np.ndarray:
+        numbers = np.arange(step * self.rows, (step + 1) * self.rows)
+        epochs, places = np.divmod(numbers, self.num_windows)
+        starts = np.empty(self.rows, np.int64)
+        for epoch in np.unique(epochs).tolist():
+            order, offset = self._epoch(epoch)
+            ours = epochs == epoch
+            starts[ours] = offset + order[places[ours]] * (self.row_len - 1)
+        return self.stream.windows(starts, self.row_len)
 
-    def about(self) -> dict[str, Any]:
-        """What, together with a step, says which data comes next."""
-        return {
-            "seed": self.seed,
-            "sequence_len": self.sequence_len,
-            "num_tokens": self.num_tokens,
-            "tokenizer_sha256": self.stream.tokenizer_sha256,
-        }
+    def cursor(self, step: int) -> dict[str, Any]:
+        epoch, place = divmod(step * self.rows, self.num_windows)
+        return {**super().cursor(step), "epoch": epoch, "window": place}
 
-    def _window(self, number: int) -> np.ndarray:
-        epoch, place = divmod(number, self.num_windows)
-        order, offset = self._epoch(epoch)
-        return self.stream.read(offset + int(order[place]) * self.sequence_len, self.sequence_len + 1)
-
-    def _order(self, epoch: int) -> tuple[np.ndarray, int]:
+    def _order(self, epoch: int) -> tuple[Shuffle, int]:
         chance = np.random.default_rng([self.seed, epoch])
-        room = self.num_tokens - 1 - self.num_windows * self.sequence_len
-        return chance.permutation(self.num_windows), int(chance.integers(min(self.sequence_len, room + 1)))
+        order = Shuffle(self.num_windows, chance)
+        room = self.stream.num_tokens - 1 - self.num_windows * (self.row_len - 1)
+        return order, int(chance.integers(min(self.row_len - 1, room + 1)))
+
+
+@dataclass(frozen=True)
+class Place:
+    """The next row: row `row` of group `group` in epoch `epoch`."""
+
+    epoch: int = 0
+    group: int = 0
+    row: int = 0
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The rows of one group, in the order in which they come."""
+
+    starts: np.ndarray
+    """int64 (pieces,), in the stream"""
+    lengths: np.ndarray
+    """int64 (pieces,)"""
+    rows: np.ndarray
+    """int64 (rows + 1,): the first piece of each row, and the number of pieces"""
+
+    def __len__(self) -> int:
+        return len(self.rows) - 1
+
+
+class BestFit(Loader):
+    """Rows are whole documents as far as possible. Each epoch takes documents in another order.
+
+    Documents of an epoch fall into groups, each packed by itself: a place is a few numbers, and nothing is held over.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], sequence_len: int, rows: int, seed: int, tokenizer_sha256: str | None = None
+    ):
+        super().__init__(paths, sequence_len, rows, seed, tokenizer_sha256)
+        self.num_groups = max(1, round(self.stream.num_documents / GROUP))
+        self._epoch = lru_cache(maxsize=2)(self._order)
+        self._group = lru_cache(maxsize=4)(self._packed)
+        self._places = {0: Place()}
+        self._lock = Lock()  # of `_places`: the cursor is asked for by another thread than the one that makes batches
+
+    def batch(self, step: int) -> np.ndarray:
+        found = np.empty((self.rows, self.row_len), np.int64)
+        place, done = self._place(step), 0
+        while done < self.rows:
+            packed = self._group(place.epoch, place.group)
+            last = min(len(packed), place.row + self.rows - done)
+            for row in range(place.row, last):
+                at = 0
+                for piece in range(packed.rows[row], packed.rows[row + 1]):
+                    size = int(packed.lengths[piece])
+                    found[done, at : at + size] = self.stream.read(int(packed.starts[piece]), size)
+                    at += size
+                done += 1
+            place = self._after(place, last - place.row)
+        return found
+
+    def cursor(self, step: int) -> dict[str, Any]:
+        return {**super().cursor(step), "step": step, **asdict(self._place(step))}
+
+    def resume(self, cursor: Mapping[str, Any]) -> None:
+        super().resume(cursor)
+        with self._lock:
+            self._places[cursor["step"]] = Place(cursor["epoch"], cursor["group"], cursor["row"])
+
+    def _place(self, step: int) -> Place:
+        """Where a step begins: from the nearest step before it whose place is known."""
+        with self._lock:
+            known = max(one for one in self._places if one <= step)
+            place = self._places[known]
+            for at in range(known, step):
+                place = self._after(place, self.rows)
+                self._places[at + 1] = place
+                for old in sorted(self._places)[1:-PLACES]:
+                    del self._places[old]
+            return place
+
+    def _after(self, place: Place, rows: int) -> Place:
+        epoch, group, row = place.epoch, place.group, place.row + rows
+        empty = 0
+        while row >= (size := len(self._group(epoch, group))):
+            row -= size
+            epoch, group = (epoch, group + 1) if group + 1 < self.num_groups else (epoch + 1, 0)
+            empty = 0 if size else empty + 1
+            if empty > self.num_groups:
+                raise InputError(f"no {GROUP} documents together fill a row of {self.row_len} ids; use packing windows")
+        return Place(epoch, group, row)
+
+    def _packed(self, epoch: int, group: int) -> Packed:
+        first, last = (self.stream.num_documents * at // self.num_groups for at in (group, group + 1))
+        starts, lengths = self.stream.places(self._epoch(epoch)[np.arange(first, last)])
+        rows = fill_rows(lengths.tolist(), self.row_len)
+        # they come longest documents first, which is no order to learn in
+        order = np.random.default_rng([self.seed, epoch, group]).permutation(len(rows)).tolist()
+        pieces = [piece for row in order for piece in rows[row]]
+        which, sizes = np.array(pieces, np.int64).reshape(-1, 2).T
+        return Packed(starts[which], sizes, np.cumsum([0, *(len(rows[row]) for row in order)]))
+
+    def _order(self, epoch: int) -> Shuffle:
+        return Shuffle(self.stream.num_documents, np.random.default_rng([self.seed, epoch]))
+
+
+LOADERS: dict[str, type[Loader]] = {"windows": Windows, "best-fit": BestFit}
 
 
 def heldout(

@@ -270,12 +270,17 @@ def _end_of_line(data: memoryview, lines: int) -> int:
 
 def shard_paths(text: Path, part: str = "train") -> list[Path]:
     """The shards of one part of a text folder; a folder without parts is all `train`. Raises DataError."""
+    return [path for path, _ in whole_shards(text, part)]
+
+
+def whole_shards(text: Path, part: str) -> list[tuple[Path, dict[str, Any]]]:
+    """As `shard_paths`, each with what the manifest says of it."""
     folder = text / part
     if not folder.is_dir():
         if part != "train" or (text / "val").is_dir():
             return []
         folder = text
-    return [folder / shard["name"] for shard in read_manifest(folder)["shards"]]
+    return [(folder / shard["name"], shard) for shard in read_manifest(folder)["shards"]]
 
 
 def read(paths: list[Path]) -> Iterator[str]:

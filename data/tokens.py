@@ -1,123 +1,213 @@
-"""Token shards: text as numbers, memory-mapped, each document after a <|bos|>.
+"""Text shards -> token shards: one `.bin` for each text shard, `train-00000.bin` and so on, and `manifest.json` last.
 
-A `.bin` file is a header and then the ids, little-endian uint16 (uint32 for a vocabulary over 65536):
-
-    magic 8s | version u32 | bytes per id u32 | vocab u32 | zero u32 | tokens u64 | documents u64 | tokenizer sha256 32s
+In: a folder of text shards, a tokenizer. Out: files as `tokenfile.py` describes them. Several processes tokenize one
+text shard each; what a file holds depends on its text shard and the tokenizer alone. A run that was stopped goes on: a
+file that is there is whole, and says of which text and by which tokenizer it was made. Called by `python -m data
+tokens` and, for a few texts, by `trainer/scores.py`.
 """
 
+import hashlib
 import os
-import struct
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from data.config import ConfigError
+from data.crew import share_out
 from data.errors import DataError
+from data.manifest import MANIFEST, TOOL, sync, sync_path, write_json
 from data.report import emit
-from data.shards import read, shard_paths
+from data.shards import read, whole_shards
+from data.stream import DTYPES, STARTS
+from data.tokenfile import BODY, KIND, SCHEMA, Header, read_header, token_files
 from data.tokenizer import BOS, Tokenizer, load
 
-MAGIC, VERSION = b"SLIPWAYT", 1
-HEADER = struct.Struct("<8sIIIIQQ32s")
-DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 BATCH = 512
+WORTH_A_PROCESS = 16 << 20  # bytes of text: to start one takes as long as to tokenize a few megabytes
+TELL_EVERY_S = 0.3
+
+
+NO_SOURCE = bytes(32).hex()
+
+
+class Writer:
+    """One file, written beside its place, where a process that outlives its parent for a moment is in nobody's way.
+
+    Memory: eight bytes per document.
+    """
+
+    def __init__(self, target: Path, tokenizer: Tokenizer, source_sha256: str = NO_SOURCE):
+        size = tokenizer.vocab_size
+        width = 2 if size <= 1 << 16 else 4
+        self.header = Header(width, size, tokenizer.special(BOS), 0, 0, tokenizer.sha256, source_sha256)
+        self.target, self.draft = target, target.with_name(f".{target.name}.{os.getpid()}.draft")
+        self.file = open(self.draft, "wb")  # noqa: SIM115 closed by finish
+        self.file.write(bytes(BODY))
+        self.digest = hashlib.sha256()
+        self.starts = array("Q", [0])
+
+    @property
+    def num_tokens(self) -> int:
+        return self.starts[-1]
+
+    @property
+    def num_documents(self) -> int:
+        return len(self.starts) - 1
+
+    def add(self, documents: Sequence[Sequence[int] | np.ndarray]) -> None:
+        """The ids of some documents, without their <|bos|>."""
+        ends = np.cumsum([1 + len(one) for one in documents])
+        ids = np.empty(ends[-1] if len(ends) else 0, DTYPES[self.header.width])
+        start = 0
+        for document, end in zip(documents, ends.tolist(), strict=True):
+            ids[start] = self.header.bos
+            ids[start + 1 : end] = document
+            start = end
+        self._write(ids.data)
+        self.starts.extend((ends + self.num_tokens).tolist())
+
+    def finish(self) -> None:
+        """Let the file appear, after it is on the disk."""
+        header = replace(self.header, num_tokens=self.num_tokens, num_documents=self.num_documents)
+        self._write(bytes(header.padding))
+        self._write(np.array(self.starts, STARTS).data)
+        self.digest.update(header.fields)
+        self.file.seek(0)
+        self.file.write(header.fields + self.digest.digest())
+        sync(self.file)
+        self.file.close()
+        os.replace(self.draft, self.target)
+        sync_path(self.target.parent)
+
+    def _write(self, data: Any) -> None:
+        self.digest.update(data)
+        self.file.write(data)
 
 
 @dataclass(frozen=True)
-class TokenShard:
-    """One file of ids, mapped rather than read."""
+class Task:
+    """One text shard and the file that is made of it."""
 
-    path: Path
-    ids: np.ndarray
-    """uint16 or uint32 (tokens,)"""
-    documents: int
-    vocab_size: int
-    tokenizer_sha256: str
+    text: Path
+    source_sha256: str
+    num_bytes: int
+    target: Path
 
-
-def write(paths: Sequence[Path], tokenizer: Tokenizer, target: Path) -> tuple[int, int]:
-    """Tokenize text shards into `target`, which appears when it is whole; (tokens, documents). Flat memory."""
-    width = 2 if tokenizer.vocab_size <= 1 << 16 else 4
-    draft = target.with_name(f".{target.name}.draft")
-    bos, num_tokens, num_documents = tokenizer.special(BOS), 0, 0
-    with open(draft, "wb") as file:
-        file.write(bytes(HEADER.size))
-        texts = read(list(paths))
-        while batch := list(islice(texts, BATCH)):
-            ids = [one for row in tokenizer.encode_batch(batch) for one in (bos, *row)]
-            file.write(np.array(ids, dtype=DTYPES[width]).tobytes())
-            num_tokens += len(ids)
-            num_documents += len(batch)
-            emit("progress", done=num_documents, unit="documents", tokens=num_tokens)
-        digest = bytes.fromhex(tokenizer.sha256)
-        file.seek(0)
-        file.write(HEADER.pack(MAGIC, VERSION, width, tokenizer.vocab_size, 0, num_tokens, num_documents, digest))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, target)
-    return num_tokens, num_documents
+    def __str__(self) -> str:
+        return str(self.text)
 
 
-def open_shard(path: Path, tokenizer_sha256: str | None = None) -> TokenShard:
-    """Map one file. Raises DataError when it is not whole or not of this tokenizer."""
-    try:
-        with open(path, "rb") as file:
-            magic, version, width, vocab, _, tokens, documents, digest = HEADER.unpack(file.read(HEADER.size))
-    except (OSError, struct.error) as error:
-        raise DataError(f"{path}: no token shard: {error}") from None
-    if magic != MAGIC or version != VERSION or width not in DTYPES:
-        raise DataError(f"{path}: no token shard of version {VERSION}")
-    if path.stat().st_size != HEADER.size + tokens * width:
-        raise DataError(f"{path}: {path.stat().st_size} bytes, its header promises {HEADER.size + tokens * width}")
-    if tokenizer_sha256 and digest.hex() != tokenizer_sha256:
-        raise DataError(f"{path}: made by tokenizer {digest.hex()[:12]}, not by {tokenizer_sha256[:12]}")
-    # an empty file cannot be mapped
-    ids = np.memmap(path, DTYPES[width], "r", HEADER.size, (tokens,)) if tokens else np.empty(0, DTYPES[width])
-    return TokenShard(path, ids, documents, vocab, digest.hex())
+def make(text: Path, tokenizer_folder: Path, folder: Path, workers: int = 0) -> dict[str, Any]:
+    """Write the token shards of `text` into `folder`; what they hold.
 
-
-def make(text: Path, tokenizer_folder: Path, folder: Path) -> dict[str, Any]:
-    """Write `train-00000.bin`, ... and `val-00000.bin`, ..., one for each text shard; what they hold."""
+    workers: processes; 0 as many as there are processors. Raises DataError, ConfigError.
+    """
+    if workers < 0:
+        raise ConfigError(f"workers is {workers}; it must be 0 (as many as processors) or more")
     tokenizer = load(tokenizer_folder)
     folder.mkdir(parents=True, exist_ok=True)
+    tasks = [task for part in ("train", "val") for task in _tasks(text, part, folder)]
+    due = [task for task in tasks if not _is_made(task, tokenizer.sha256)]
+    if due:
+        (folder / MANIFEST).unlink(missing_ok=True)
+        processes = len(os.sched_getaffinity(0))
+        worth = 1 + sum(task.num_bytes for task in due) // WORTH_A_PROCESS
+        _make_all(due, tokenizer_folder, min(workers or processes, len(due), worth), processes)
+    names = {task.target.name for task in tasks}
+    for path in (*token_files(folder), *folder.glob(".*.bin.*.draft")):
+        if path.name not in names:  # of an earlier run, over more text or killed
+            path.unlink()
+    shards = [_about(task.target, tokenizer.sha256) for task in tasks]
     about: dict[str, Any] = {"vocab_size": tokenizer.vocab_size, "tokenizer_sha256": tokenizer.sha256}
     for part in ("train", "val"):
-        written = [
-            write([path], tokenizer, folder / f"{part}-{number:05d}.bin")
-            for number, path in enumerate(shard_paths(text, part))
-        ]
-        about[f"{part}_tokens"] = sum(tokens for tokens, _ in written)
-        about[f"{part}_documents"] = sum(documents for _, documents in written)
+        ours = [one for one in shards if one["name"].startswith(part)]
+        about[f"{part}_tokens"] = sum(one["tokens"] for one in ours)
+        about[f"{part}_documents"] = sum(one["documents"] for one in ours)
+    write_json(folder / MANIFEST, {"kind": KIND, "schema": SCHEMA, "tool": TOOL, **about, "shards": shards})
     return about
 
 
-class Stream:
-    """Several token shards as one long row of ids."""
+def write(paths: Sequence[Path], tokenizer: Tokenizer, target: Path) -> tuple[int, int]:
+    """Tokenize text shards into one file; (tokens, documents)."""
+    made = Writer(target, tokenizer)
+    for _ in _fill(made, paths, tokenizer):
+        pass
+    made.finish()
+    return made.num_tokens, made.num_documents
 
-    def __init__(self, paths: Sequence[Path], tokenizer_sha256: str | None = None):
-        """Raises DataError when a shard is damaged, or when two come from different tokenizers."""
-        if not paths:
-            raise DataError("no token shards to read")
-        self.shards = [open_shard(Path(path), tokenizer_sha256) for path in paths]
-        for one in self.shards[1:]:
-            if one.tokenizer_sha256 != self.shards[0].tokenizer_sha256:
-                raise DataError(f"{one.path}: made by another tokenizer than {self.shards[0].path}")
-        self.tokenizer_sha256 = self.shards[0].tokenizer_sha256
-        self.ends = np.cumsum([len(one.ids) for one in self.shards])
-        self.num_tokens = int(self.ends[-1])
 
-    def read(self, start: int, count: int) -> np.ndarray:
-        """Ids start .. start + count - 1, fewer at the end of the stream; int64."""
-        parts = list(self._parts(start, min(start + count, self.num_tokens)))
-        return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
+def _tasks(text: Path, part: str, folder: Path) -> Iterator[Task]:
+    for number, (path, about) in enumerate(whole_shards(text, part)):
+        yield Task(path, about["sha256"], about["raw_bytes"], folder / f"{part}-{number:05d}.bin")
 
-    def _parts(self, start: int, stop: int) -> Iterator[np.ndarray]:
-        at = int(np.searchsorted(self.ends, start, side="right"))
-        while start < stop:
-            end = int(self.ends[at])
-            first = end - len(self.shards[at].ids)
-            yield self.shards[at].ids[start - first : min(stop, end) - first]
-            start, at = min(stop, end), at + 1
+
+def _is_made(task: Task, tokenizer_sha256: str) -> bool:
+    with suppress(DataError):
+        return read_header(task.target, tokenizer_sha256).source_sha256 == task.source_sha256
+    return False
+
+
+def _about(path: Path, tokenizer_sha256: str) -> dict[str, Any]:
+    one = read_header(path, tokenizer_sha256)
+    about = {"name": path.name, "tokens": one.num_tokens, "documents": one.num_documents, "bytes": one.num_bytes}
+    return {**about, "sha256": one.sha256, "source_sha256": one.source_sha256}
+
+
+def _fill(made: Writer, paths: Sequence[Path], tokenizer: Tokenizer) -> Iterator[tuple[int, int]]:
+    """Add the documents of these shards; after each batch, (documents, tokens) so far."""
+    texts = read(list(paths))
+    while batch := list(islice(texts, BATCH)):
+        made.add(tokenizer.encode_batch(batch))
+        yield made.num_documents, made.num_tokens
+
+
+def _made(task: Task, tokenizer: Tokenizer) -> Iterator[tuple[int, int]]:
+    made = Writer(task.target, tokenizer, task.source_sha256)
+    yield from _fill(made, [task.text], tokenizer)
+    made.finish()
+
+
+def _work(tokenizer_folder: Path, threads: int) -> Callable[[Task], Iterator[tuple[int, int]]]:
+    """What a process of the crew does with a task."""
+    os.environ["RAYON_NUM_THREADS"] = str(threads)
+    tokenizer = load(tokenizer_folder)
+    return lambda task: _made(task, tokenizer)
+
+
+class Told:
+    """How far all text shards are, told every now and then."""
+
+    def __init__(self) -> None:
+        self.of: dict[Task, tuple[int, int]] = {}
+        self.at = 0.0
+
+    def hear(self, task: Task, so_far: tuple[int, int]) -> None:
+        self.of[task] = so_far
+        if time.monotonic() - self.at >= TELL_EVERY_S:
+            self.tell()
+
+    def tell(self) -> None:
+        self.at = time.monotonic()
+        documents, tokens = (sum(one[at] for one in self.of.values()) for at in (0, 1))
+        emit("progress", done=documents, unit="documents", tokens=tokens)
+
+
+def _make_all(tasks: Sequence[Task], tokenizer_folder: Path, workers: int, processors: int) -> None:
+    told = Told()
+    if workers == 1:
+        tokenizer = load(tokenizer_folder)
+        for task in tasks:
+            for so_far in _made(task, tokenizer):
+                told.hear(task, so_far)
+    else:
+        largest_first = sorted(tasks, key=lambda task: -task.num_bytes)  # so that all end at about the same time
+        share_out(largest_first, partial(_work, tokenizer_folder, max(1, processors // workers)), workers, told.hear)
+    told.tell()

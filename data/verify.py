@@ -1,4 +1,4 @@
-"""Are the shards of a folder the bytes that were written?"""
+"""Are the shards of a folder, of text or of tokens, the bytes that were written?"""
 
 import hashlib
 import os
@@ -8,6 +8,7 @@ from typing import Any
 
 from data.errors import DataError
 from data.manifest import MANIFEST, read_manifest
+from data.tokenfile import is_intact, is_token_folder, read_header, read_token_manifest
 
 
 def parts(folder: Path) -> list[Path]:
@@ -20,6 +21,8 @@ def verify(folder: Path) -> list[str]:
 
     Reads all of it, several shards at a time.
     """
+    if is_token_folder(folder):
+        return _verify_tokens(folder)
     try:
         manifest = read_manifest(folder, finished=False)
     except DataError as error:
@@ -31,6 +34,30 @@ def verify(folder: Path) -> list[str]:
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return problems + [one for one in pool.map(lambda shard: _problem(folder, shard), manifest["shards"]) if one]
+
+
+def _verify_tokens(folder: Path) -> list[str]:
+    try:
+        manifest = read_token_manifest(folder)
+    except DataError as error:
+        return [str(error)]
+    names = {one["name"] for one in manifest["shards"]}
+    problems = [f"{path.name}: not in the manifest" for path in sorted(folder.glob("*.bin")) if path.name not in names]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        tokenizer = manifest["tokenizer_sha256"]
+        found = pool.map(lambda one: _token_problem(folder, one, tokenizer), manifest["shards"])
+        return problems + [one for one in found if one]
+
+
+def _token_problem(folder: Path, about: dict[str, Any], tokenizer_sha256: str) -> str:
+    if not (folder / about["name"]).exists():
+        return f"{about['name']}: missing"
+    try:
+        header = read_header(folder / about["name"], tokenizer_sha256)
+    except DataError as error:
+        return str(error).removeprefix(f"{folder}/")
+    same = header.sha256 == about["sha256"] and is_intact(folder / about["name"], header)
+    return "" if same else f"{about['name']}: not the bytes that were written"
 
 
 def _problem(folder: Path, shard: dict[str, Any]) -> str:

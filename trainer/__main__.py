@@ -11,10 +11,11 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from data.config import ConfigError, Making, load
 from data.errors import DataError
@@ -162,5 +163,22 @@ def side_by_side(about: Mapping[str, Any]) -> str:
     return f"held-out text: {about['bits_per_byte']:.3f} bits per byte ({others})"
 
 
+def end(code: int) -> NoReturn:
+    """Leave with this exit code. After a failure among several processes at once: the threads of their group, whose
+    other side may have gone just now, sometimes abort an interpreter that ends in order, and -6 would mean start again.
+    """
+    if code and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        exit_code = main()
+    except Exception:  # a mistake of ours
+        traceback.print_exc()
+        exit_code = 1
+    end(exit_code)

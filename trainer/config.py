@@ -90,6 +90,9 @@ class PhaseConfig:
     sequence_len: int
     """Tokens of context per row."""
     seed: int = 1337
+    packing: str = "windows"
+    """base: how tokens are cut into rows. `windows`: wherever documents end; `best-fit`: every row begins with a
+    document and holds whole ones as far as they fit."""
     dtype: str = "auto"
     """What activations are computed in: `float32`, `bfloat16`, or `auto`: bfloat16 where the machine has units for it.
     Parameters, their gradients and the loss are float32 always."""
@@ -101,6 +104,8 @@ class PhaseConfig:
             raise ConfigError(f"micro_rows {self.micro_rows} does not divide rows {self.rows}")
         if self.dtype not in ("auto", "float32", "bfloat16"):
             raise ConfigError(f"dtype is {self.dtype!r}; known: auto, float32, bfloat16")
+        if self.packing not in ("windows", "best-fit"):
+            raise ConfigError(f"packing is {self.packing!r}; known: windows, best-fit")
         if self.sequence_len > self.model.max_position_embeddings:
             longest = self.model.max_position_embeddings
             raise ConfigError(f"sequence_len is {self.sequence_len}; the model holds {longest} positions")

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from data.ahead import Ahead
 from data.report import emit
 from trainer.checkpoint import FILES, Checkpoint, Checkpoints, NonFinite
 from trainer.config import PhaseConfig
@@ -28,9 +29,18 @@ from trainer.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
-Batch = Callable[[int], tuple[np.ndarray, np.ndarray]]  # step -> ids, targets (rows, T), targets -1 = not counted
+# step -> ids, targets (rows, T), targets -1 = not counted. Asked for early, by another thread: it never sees the model.
+Batch = Callable[[int], tuple[np.ndarray, np.ndarray]]
 MAX_SKIPPED = 3  # non-finite steps in a row before a roll-back
 MAX_FAILED_SAVES = 3
+
+
+class Data(Protocol):
+    """What batches are cut from, where the step alone does not say which come next."""
+
+    def cursor(self, step: int) -> dict[str, Any]: ...
+
+    def resume(self, cursor: Mapping[str, Any]) -> None: ...
 
 
 @dataclass
@@ -44,6 +54,7 @@ class Training:
     facts: Mapping[str, Any]  # for the manifest: run, phase, tokenizer_sha256, vocab
     folder: Path  # of metrics.jsonl
     ranks: Ranks = Ranks()
+    data: Data | None = None
     step: int = 0  # how many are done
     skipped: int = 0  # non-finite steps in a row
     failed_saves: int = 0  # in a row
@@ -70,9 +81,9 @@ class Training:
         self._resume()
         metrics = Metrics(self.folder, self.step, steps, self._tokens_per_step()) if self.ranks.is_first else None
         try:
-            with sigterm_noted() as asked_to_stop:
+            with sigterm_noted() as asked_to_stop, Ahead(self.batch, self.step, steps) as batches:
                 while self.step < steps:
-                    stop = self._advance(metrics, asked_to_stop)
+                    stop = self._advance(batches, metrics, asked_to_stop)
                     if self.step == steps or self.step % every == 0 or stop:
                         self._save()
                     if stop and self.step < steps:
@@ -92,7 +103,7 @@ class Training:
         self.optimizer = Optimizer(self.model, self.config.optimizer)
         self.skipped = 0
         newest = self.checkpoints.newest() if self.ranks.is_first else None
-        found = self.ranks.tell(newest.step if newest else None)
+        found = self.ranks.tell(newest.manifest["data_cursor"] if newest else None)
         if found is None:
             if self.rolled_back:
                 raise Diverged("the loss is not finite and nothing was saved before; lower the learning rate")
@@ -101,7 +112,9 @@ class Training:
             return
         if newest is not None:
             self._take_over(newest)
-        self.step = found
+        if self.data is not None:
+            self.data.resume(found)
+        self.step = found["step"]
         if self.ranks.size > 1:
             self._hear()
         emit("note", text=f"{self.config.phase}: going on from step {self.step} of {self.config.steps}")
@@ -122,11 +135,11 @@ class Training:
         self.optimizer.load(state)
         torch.set_rng_state(rng)
 
-    def _advance(self, metrics: Metrics | None, asked_to_stop: Callable[[], bool]) -> bool:
+    def _advance(self, batches: Ahead, metrics: Metrics | None, asked_to_stop: Callable[[], bool]) -> bool:
         """One step; whether a process was asked to stop. A non-finite loss or gradient changes nothing; too many in a
         row raise NonFinite."""
         scale = learning_rate_scale(self.config.schedule, self.step, self.config.steps)
-        ids, targets = self.batch(self.step)
+        (ids, targets), waited_s = batches.take()
         self.optimizer.zero_grad()
         counted, share = int((targets != IGNORED).sum()), self.ranks.share
         loss = accumulate(self.model, share(ids), share(targets), self.config.micro_rows, counted)
@@ -137,7 +150,8 @@ class Training:
             self.optimizer.step(scale)
             self.skipped = 0
             if metrics is not None:
-                metrics.step(self.step, ids.size, loss=loss, grad_norm=norm, lr=self.config.optimizer.lr * scale)
+                lr = self.config.optimizer.lr * scale
+                metrics.step(self.step, ids.size, loss=loss, grad_norm=norm, lr=lr, data_wait_s=round(waited_s, 6))
             return stop > 0
         self.skipped += 1
         words = f"step {self.step}: loss {loss}, gradient norm {norm}"
@@ -173,7 +187,7 @@ class Training:
         return ""
 
     def _facts(self) -> dict[str, Any]:
-        cursor = {"step": self.step, "rows": self.config.rows, "seed": self.config.seed}
+        cursor = {"step": self.step, **(self.data.cursor(self.step) if self.data else {})}
         return {**self.facts, "config_hash": self.config.digest(), "data_cursor": cursor, "rng": FILES["rng"]}
 
     def _tokens_per_step(self) -> int | None:

@@ -23,7 +23,7 @@ from trainer import export
 from trainer.checkpoint import Checkpoint, Checkpoints, open_final, remove
 from trainer.config import Keeping, PhaseConfig
 from trainer.errors import Refused
-from trainer.loop import Batch, Training
+from trainer.loop import Batch, Data, Training
 from trainer.machine import Machine, prepare
 from trainer.metrics import last_loss
 from trainer.model import Decoder, initialise
@@ -72,7 +72,7 @@ class PhaseRun:
             raise Refused(f"{self.config.phase} cannot go on from {self.making.inputs[role].name}: {error}") from None
         return model.to(self.machine.device)
 
-    def train(self, model: Decoder, batch: Batch) -> Checkpoint | None:
+    def train(self, model: Decoder, batch: Batch, data: Data | None = None) -> Checkpoint | None:
         """See `Training.run`."""
         facts = {
             "run": run_id(),
@@ -80,7 +80,7 @@ class PhaseRun:
             "tokenizer_sha256": self.tokenizer.sha256,
             "vocab": self.tokenizer.vocab_size,
         }
-        return Training(model, self.config, batch, self.checkpoints, facts, self.metrics, self.ranks).run()
+        return Training(model, self.config, batch, self.checkpoints, facts, self.metrics, self.ranks, data).run()
 
     def publish(self, model: Decoder, final: Checkpoint, about: dict[str, Any]) -> dict[str, Any]:
         """Put the artifact into the store, then drop this run's checkpoints; all that is known of it."""

@@ -43,7 +43,7 @@ BASE = PhaseConfig(
     micro_rows=2,
     sequence_len=32,
 )
-WAIT_S = 60
+WAIT_S = 100
 
 
 @dataclass

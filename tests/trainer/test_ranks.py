@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -14,10 +15,12 @@ import pytest
 from data.shards import Writer
 from store import Store
 from tests.trainer.conftest import World, finish, tiny
+from trainer.checkpoint import Checkpoints
 from trainer.config import Keeping
 
 OFTEN = Keeping(save_every=3, keep=3, reserve_bytes=0)
 TOLERANCE = 1e-5  # relative, of float32 losses
+CONFIG = tiny(steps=12, rows=5, micro_rows=1, dtype="float32", packing="best-fit")
 
 
 def losses(folder: Path) -> list[float]:
@@ -50,16 +53,54 @@ def port() -> int:
         return free.getsockname()[1]
 
 
-def test_two_nodes_have_the_losses_of_one_and_the_first_alone_writes(world, port):
-    config = tiny(steps=12, rows=5, micro_rows=1, dtype="float32")
-    alone = world.start(config, OFTEN, replace(world.making(), name="base_checkpoints/alone"), work="alone")
-    nodes = spread(world, config, port, world.making(), world.making())
-    for code, words in (finish(alone), *map(finish, nodes)):
+@pytest.fixture(scope="module")
+def alone(inputs, tmp_path_factory):
+    """The losses of one process."""
+    root = tmp_path_factory.mktemp("alone")
+    shutil.copytree(inputs[0], root / "store", copy_function=os.link)
+    world = World(root / "store", root, inputs[1])
+    code, words = finish(world.start(CONFIG, OFTEN))
+    assert code == 0, words
+    found = losses(world.store / "base_checkpoints/tiny")
+    assert len(found) == CONFIG.steps
+    return found
+
+
+def test_two_nodes_have_the_losses_of_one_and_the_first_alone_writes(world, port, alone):
+    for code, words in map(finish, spread(world, CONFIG, port, world.making(), world.making())):
         assert code == 0, words
-    ours, theirs = (losses(world.store / "base_checkpoints" / name) for name in ("tiny", "alone"))
-    assert len(ours) == 12 and ours == pytest.approx(theirs, rel=TOLERANCE)
+    assert losses(world.store / "base_checkpoints/tiny") == pytest.approx(alone, rel=TOLERANCE)
     assert not list(world.work("node1").rglob("step-*"))
     assert not (world.root / "node1.jsonl").exists()
+
+
+def test_what_two_nodes_began_one_process_ends_with_the_batches_that_were_due(world, port, alone):
+    nodes = spread(world, CONFIG, port, world.making(), world.making())
+    world.wait_for_step(4, nodes[0], "node0")
+    nodes[0].terminate()  # which stops both: they agree on it
+    assert [finish(one)[0] for one in nodes] == [75, 75]
+    saved = Checkpoints(world.checkpoints("node0"), OFTEN).newest()
+    cursor = saved.manifest["data_cursor"]
+    assert saved.step == cursor["step"] and {"data", "epoch", "group", "row"} < cursor.keys()
+    code, words = finish(world.start(CONFIG, OFTEN, work="node0"))
+    assert code == 0, words
+    assert losses(world.store / "base_checkpoints/tiny") == pytest.approx(alone, rel=TOLERANCE)
+    lines = (world.store / "base_checkpoints/tiny/metrics.jsonl").read_text().splitlines()
+    assert all(0 <= json.loads(line)["data_wait_s"] < 60 for line in lines)
+
+
+def test_how_an_interpreter_ends_does_not_change_the_exit_code_of_a_process_among_several():
+    """Threads of the group abort it now and then, when the other side has just gone."""
+    program = (
+        "import atexit, os, runpy, sys; atexit.register(os.abort); sys.argv = ['trainer', 'base', '--config', 'none'];"
+        "runpy.run_module('trainer', run_name='__main__')"
+    )
+    ended = [
+        subprocess.run([sys.executable, "-c", program], env={**os.environ, "WORLD_SIZE": size}, capture_output=True)
+        for size in ("1", "2")
+    ]
+    assert [one.returncode for one in ended] == [-signal.SIGABRT, 2]
+    assert b"trainer base: none: [Errno 2]" in ended[1].stderr
 
 
 def test_a_node_whose_data_came_out_otherwise_is_refused_by_name(world, port, tmp_path):
@@ -70,6 +111,6 @@ def test_a_node_whose_data_came_out_otherwise_is_refused_by_name(world, port, tm
     writer.finish("test", {})
     Store(other).publish(tmp_path / "text", "datasets/x/text", "print-text", {})
     makings = world.making(), replace(world.making(), store=str(other))
-    (first, _), (second, words) = map(finish, spread(world, tiny(steps=4), port, *makings))
-    assert (first, second) == (75, 2)
+    (first, other_words), (second, words) = map(finish, spread(world, tiny(steps=4), port, *makings))
+    assert (first, second) == (75, 2), f"{other_words}\n{words}"
     assert "node 1 has not what node 0 has: datasets/x/text (" in words

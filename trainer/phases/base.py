@@ -6,7 +6,7 @@ import numpy as np
 
 from data.anchors import anchors
 from data.config import Making
-from data.loader import Windows, heldout
+from data.loader import LOADERS, heldout
 from trainer.config import Keeping, PhaseConfig
 from trainer.evaluate import bits_per_byte
 from trainer.ranks import Ranks
@@ -18,14 +18,14 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> 
     with phase_run(config, making, keeping, ranks) as phase:
         tokens, text = phase.input("tokens"), phase.input("text")
         train = sorted(tokens.glob("train-*.bin"))
-        windows = Windows(train, config.sequence_len, config.seed, phase.tokenizer.sha256)
+        loader = LOADERS[config.packing](train, config.sequence_len, config.rows, config.seed, phase.tokenizer.sha256)
 
         def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
-            rows = windows.batch(step, config.rows)  # (rows, T + 1)
+            rows = loader.batch(step)  # (rows, T + 1)
             return rows[:, :-1], rows[:, 1:]
 
         model = phase.new_model()
-        final = phase.train(model, batch)
+        final = phase.train(model, batch, loader)
         if final is None:
             return {}
         about: dict[str, Any] = {"tokens": config.steps * config.rows * config.sequence_len}

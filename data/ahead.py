@@ -1,0 +1,47 @@
+"""Things that are made before they are wanted, by a thread.
+
+In: a pure function of the step. Out: its results, one step after another. Called by the trainer's loop.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Ahead(Generic[T]):
+    """The results of `make` for the steps from `first` to before `last`; up to `depth` of them are there early."""
+
+    def __init__(self, make: Callable[[int], T], first: int, last: int, depth: int = 3):
+        self.make, self.next, self.last = make, first, last
+        self.pool = ThreadPoolExecutor(1, "ahead")
+        self.waiting: deque[Future[T]] = deque()
+        for _ in range(depth):
+            self._begin()
+
+    def take(self) -> tuple[T, float]:
+        """The next result, and how many seconds it was waited for. Raises what `make` raised for it."""
+        asked = time.perf_counter()
+        made = self.waiting.popleft().result()
+        waited_s = time.perf_counter() - asked
+        self._begin()
+        return made, waited_s
+
+    def close(self) -> None:
+        """Returns when nothing is made any more."""
+        self.pool.shutdown(cancel_futures=True)
+
+    def __enter__(self) -> "Ahead[T]":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _begin(self) -> None:
+        if self.next < self.last:
+            self.waiting.append(self.pool.submit(self.make, self.next))
+            self.next += 1

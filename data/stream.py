@@ -1,0 +1,121 @@
+"""Token shards, mapped rather than read, as one long row of ids.
+
+In: files as `tokenfile.py` describes them. Out: ids from any place on, where documents stand. Called by
+`loader.py`.
+"""
+
+import hashlib
+import mmap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data.errors import DataError
+from data.tokenfile import BODY, Header, read_header
+
+DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+STARTS = np.dtype("<u8")
+MAPPED_BYTES = 64 << 20  # pages of the files that may count as this process's memory
+FAULT_BYTES = 64 << 10  # what the system maps where one byte was touched
+
+
+@dataclass(frozen=True)
+class TokenShard:
+    """One file of ids."""
+
+    path: Path
+    header: Header
+    ids: np.ndarray
+    """uint16 or uint32 (tokens,)"""
+    starts: np.ndarray
+    """uint64 (documents + 1,)"""
+    pages: mmap.mmap
+
+
+def open_shard(path: Path, tokenizer_sha256: str | None = None) -> TokenShard:
+    """Map one file. Raises DataError as `read_header`."""
+    header = read_header(path, tokenizer_sha256)
+    with open(path, "rb") as file:
+        pages = mmap.mmap(file.fileno(), header.num_bytes, prot=mmap.PROT_READ)
+    ids = np.frombuffer(pages, DTYPES[header.width], header.num_tokens, BODY)
+    starts = np.frombuffer(pages, STARTS, header.num_documents + 1, header.index)
+    if starts[0] != 0 or starts[-1] != header.num_tokens:
+        raise DataError(f"{path}: its places of documents are damaged; make it again")
+    return TokenShard(path, header, ids, starts, pages)
+
+
+class Stream:
+    """Several token shards as one long row of ids. Little of what is read counts as memory of ours."""
+
+    def __init__(self, paths: Sequence[Path], tokenizer_sha256: str | None = None):
+        """Raises DataError when a shard is damaged, or when two come from different tokenizers."""
+        if not paths:
+            raise DataError("no token shards to read")
+        self.shards = [open_shard(Path(path), tokenizer_sha256) for path in paths]
+        first = self.shards[0].header
+        for one in self.shards[1:]:
+            if one.header.tokenizer_sha256 != first.tokenizer_sha256:
+                raise DataError(f"{one.path}: made by another tokenizer than {self.shards[0].path}")
+        self.tokenizer_sha256, self.bos = first.tokenizer_sha256, first.bos
+        self.sha256 = hashlib.sha256("".join(one.header.sha256 for one in self.shards).encode()).hexdigest()
+        self.ends = np.cumsum([len(one.ids) for one in self.shards])
+        self.num_tokens = int(self.ends[-1])
+        self.document_ends = np.cumsum([one.header.num_documents for one in self.shards])
+        self.num_documents = int(self.document_ends[-1])
+        self._mapped = 0
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Ids start .. start + count - 1, fewer at the end of the stream; int64."""
+        parts = list(self._parts(start, min(start + count, self.num_tokens)))
+        ids = np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
+        self._count(1, ids.size * 4)
+        return ids
+
+    def windows(self, starts: np.ndarray, length: int) -> np.ndarray:
+        """`length` ids from each of these places on, int64 (len(starts), length); all must lie in the stream."""
+        found = np.empty((len(starts), length), np.int64)
+        first, last = (np.searchsorted(self.ends, places, side="right") for places in (starts, starts + length - 1))
+        for at in np.unique(first):
+            rows = np.flatnonzero((first == at) & (last == at))
+            ids = self.shards[at].ids
+            if len(rows):
+                views = np.lib.stride_tricks.sliding_window_view(ids, length)
+                found[rows] = views[starts[rows] - (int(self.ends[at]) - len(ids))]
+        for row in np.flatnonzero(first != last):
+            found[row] = self.read(int(starts[row]), length)
+        self._count(len(starts), found.size * 4)
+        return found
+
+    def places(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where these documents begin, and their lengths, <|bos|> included; both int64 (len(documents),)."""
+        starts, lengths = np.empty(len(documents), np.int64), np.empty(len(documents), np.int64)
+        some = MAPPED_BYTES // FAULT_BYTES // 4
+        for low in range(0, len(documents), some):
+            numbers = documents[low : low + some]
+            where = np.searchsorted(self.document_ends, numbers, side="right")
+            for at in np.unique(where):
+                shard, rows = self.shards[at], np.flatnonzero(where == at)
+                inside = numbers[rows] - (int(self.document_ends[at]) - shard.header.num_documents)
+                begins = shard.starts[inside].astype(np.int64)
+                starts[low + rows] = begins + (int(self.ends[at]) - len(shard.ids))
+                lengths[low + rows] = shard.starts[inside + 1].astype(np.int64) - begins
+            self._count(len(numbers), 0)
+        return starts, lengths
+
+    def _parts(self, start: int, stop: int) -> Iterator[np.ndarray]:
+        at = int(np.searchsorted(self.ends, start, side="right"))
+        while start < stop:
+            end = int(self.ends[at])
+            first = end - len(self.shards[at].ids)
+            yield self.shards[at].ids[start - first : min(stop, end) - first]
+            start, at = min(stop, end), at + 1
+
+    def _count(self, places: int, num_bytes: int) -> None:
+        """Give pages back before they add up; what the system keeps in its cache is there again at once."""
+        self._mapped += places * FAULT_BYTES + num_bytes
+        if self._mapped > MAPPED_BYTES:
+            self._mapped = 0
+            for shard in self.shards:
+                shard.pages.madvise(mmap.MADV_DONTNEED)
