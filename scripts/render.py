@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from infra.records import Plan, PodView
 from infra.shipment import SyncPlan
+from scripts import hints
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -21,7 +22,7 @@ MARKS = {"waiting": "·", "running": "▸", "done": "✓", "reused": "=", "faile
 
 def say(words: str) -> None:
     """Talk: to stderr, at once."""
-    print(words, file=sys.stderr, flush=True)
+    print(hints.as_typed(words), file=sys.stderr, flush=True)
 
 
 def clean(text: str) -> str:

@@ -41,8 +41,8 @@ THEN = {"failed": "mend that, then launch again or ", NODE_LOST: "when its machi
 
 
 def launch(
-    *, provider, profile, source, store, pool, host, nodes, ttl, spend_limit, run_name, detach, no_accept, wait,
-    on_failure, with_missing, dry_run, json, yes, phase, packages, persona, seed, steps, tag, **machine,
+    *, provider, profile, source, store, pool, host, nodes, ttl, spend_limit, idle_stop, run_name, detach, no_accept,
+    wait, on_failure, with_missing, dry_run, json, yes, phase, packages, persona, seed, steps, tag, **machine,
 ):  # fmt: skip
     settings = words.settings(provider=provider, profile=profile, source=source, store=store)
     name = check_name(run_name) if run_name else ""
@@ -53,7 +53,7 @@ def launch(
     work = {"phase": phase, "packages": packages, "persona": persona, "seed": seed, "steps": steps, "tag": tag}
     candidates = words.providers(settings)
     vendor = candidates[0]
-    limits = choosing.limits_for(settings, vendor.is_rented, ttl, spend_limit)
+    limits = choosing.limits_for(settings, vendor.is_rented, ttl, spend_limit, idle_stop)
     limits = replace(limits, spend_micro_usd=limits.spend_micro_usd and limits.spend_micro_usd // nodes)
     request = choosing.request_for(machine, name or "new", candidates, nodes, pool, host)
     with open_journal(settings) as journal:

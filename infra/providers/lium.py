@@ -9,7 +9,7 @@ import math
 import re
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from urllib.parse import quote
 
@@ -122,6 +122,10 @@ class PodRow(Struct):
     phase: str | None = None
 
 
+class Volume(Struct):
+    id: str
+
+
 class Record(Struct):
     total_cost: Decimal | None = None
 
@@ -148,6 +152,7 @@ class Lium(ByHttp):
         idempotency_key=True,
         tells_limits=True,
         self_terminate="native",
+        volumes=("/mnt/*",),
     )
 
     @staticmethod
@@ -178,7 +183,18 @@ class Lium(ByHttp):
                     found += [self._offer(host, count) for count in _parts(host, counts)]
             except (msgspec.ValidationError, BadAmount):
                 continue  # a host whose owner does not describe it as all others do is no offer
-        return found
+        if request.volume:
+            self._check_volume(request.volume)
+        return [replace(one, volume=request.volume) for one in found]
+
+    def _check_volume(self, volume: str) -> None:
+        """It goes wherever its pod is. NoOffer: the account has no such volume."""
+        try:
+            self.api.read(f"/volumes/{quote(volume, safe='')}", Volume)
+        except Refused as refused:
+            if refused.reply.status in (404, 422):  # 422: it is not formed as the vendor's ids are
+                raise NoOffer(f"this account has no volume {volume}") from None
+            raise
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
         """As promised. Limits, a spending limit too, are armed as whole hours, rounded up.
@@ -197,6 +213,7 @@ class Lium(ByHttp):
             "initial_port_count": PORTS,
             "termination_hours": hours,
             "enable_backups": False,
+            **({"volume_id": request.volume} if request.volume else {}),
         }
         key = {"Idempotency-Key": str(uuid.uuid5(uuid.NAMESPACE_URL, token))}
         host = offer.offer_id.partition("/")[0]

@@ -95,13 +95,13 @@ class Pod:
 
     def __init__(
         self, folder: Path, hardware: Hardware, keys: tuple[str, ...], script: str = "", has_sshd: bool = True,
-        environ: Mapping[str, str] = {},
+        environ: Mapping[str, str] = {}, volume: Path | None = None,
     ) -> None:  # fmt: skip
-        """`environ`: what the vendor tells its first process."""
+        """`environ`: what the vendor tells its first process; `volume`: a folder that outlives the pod."""
         self.folder = folder
         self.token = f"rehearsal-{random_word(16)}"
         self._hardware, self._keys, self._script, self._has_sshd = hardware, keys, script, has_sshd
-        self._environ = environ
+        self._environ, self._volume = environ, volume
         self._lock = threading.Lock()
         self._is_over = False
         self._init: subprocess.Popen[str] | None = None
@@ -145,6 +145,10 @@ class Pod:
     def _furnish(self) -> None:
         home = self.folder / "home"
         (home / "bin").mkdir(parents=True, mode=0o700)
+        if self._volume:
+            self._volume.mkdir(parents=True, exist_ok=True)
+            (home / "mnt").mkdir()
+            (home / "mnt" / self._volume.name).symlink_to(self._volume)
         words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(self.folder / "host")]
         subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=True)
         (self.folder / "authorized_keys").write_text("".join(f"{key.strip()}\n" for key in self._keys))

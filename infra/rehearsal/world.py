@@ -153,7 +153,8 @@ class World:
         order = machine.order
         has_sshd = order.has_sshd and not machine.has("no ssh")
         environ = self._apis[machine.offer.vendor].environ(machine)
-        return pods.Pod(folder, hardware, order.public_keys, order.script, has_sshd, environ)
+        volume = self.folder / "volumes" / machine.offer.vendor / order.volume if order.volume else None
+        return pods.Pod(folder, hardware, order.public_keys, order.script, has_sshd, environ, volume)
 
     def _start(self, effect: Effect) -> None:
         pod = self._pods[effect.machine_id, effect.boot]
