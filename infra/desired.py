@@ -108,6 +108,8 @@ def read_spec(where: str, entry: Any, provider: str, own: Iterable[str]) -> PodS
         said = {"gpu_type": None, "gpu_count": 0, **said}
     if said.get("ttl_hours") == 0:
         raise UsageError(f"{where}: ttl_hours is 0; it would end before it begins")
+    if said.get("idle_stop_minutes") == 0:
+        raise UsageError(f"{where}: idle_stop_minutes is 0; it would end before it begins")
     check_name(said["name"])
     return PodSpec(**said)
 

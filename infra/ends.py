@@ -1,5 +1,6 @@
 """Which end of a pod is armed where, per vendor: what a plan promises before anything is rented. Pure."""
 
+import math
 from dataclasses import dataclass
 
 from infra.agent.job import Limits
@@ -23,8 +24,7 @@ def ends_of(market: Market, limits: Limits, on_failure: str, stays: bool = False
     limit_s = hard_limit_s(limits)
     timer = "nothing: it bills until inv runs"
     if limit_s is not None and can.time_limit:
-        grain = f", rounded up to {_hours(can.time_grain_s)}" if can.time_grain_s > 1 else ""
-        timer = f"{name}'s own timer after {_hours(limit_s)}{grain}"
+        timer = f"{name}'s own timer after {_hours(math.ceil(limit_s / can.time_grain_s) * can.time_grain_s)}"
     is_gone = can.self_terminate == "pod_credential"
     at_limit = (
         "the pod's guard saves, stops work and deletes the pod" if is_gone else "the pod's guard saves and stops work"

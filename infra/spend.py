@@ -15,14 +15,37 @@ from infra.journal import Op
 from infra.money import dollars
 from infra.states import FAILED
 
+TIMER_GRAIN_S = {"lium": 3600.0}  # its timer takes whole hours
+VENDOR_LATE_S = 300.0  # vendors look at their timers now and then
+
 
 def age_s(op: Op, now: float, scale: float = 1.0) -> float:
     """How long it has been billed at most, by the vendor's clock."""
     if op.state == FAILED:  # nothing was rented
         return 0.0
     began_at = billed_from(op)
-    until = now if op.is_live else op.ended_at or op.del_requested_at or began_at
+    until = now if op.is_live else ended_at(op, scale) or op.del_requested_at or began_at
     return max(0.0, until - began_at) * scale
+
+
+def ended_at(op: Op, scale: float = 1.0) -> int | None:
+    """When it was gone at the latest; None when that is not proven.
+
+    One that its vendor has ended without being asked may be missed long after: it was not billed beyond its own timer.
+    """
+    limit_s = _vendor_limit_s(op)
+    if op.ended_at is None or op.del_requested_at is not None or limit_s is None:
+        return op.ended_at
+    return min(op.ended_at, math.ceil(billed_from(op) + limit_s / scale))
+
+
+def _vendor_limit_s(op: Op) -> float | None:
+    """After how long its vendor has surely ended it, on the vendor's clock; None when it has no limit."""
+    limit_s = hard_limit_s(Limits(time_s=op.ttl_s, spend_micro_usd=op.cap, micro_usd_per_hour=op.rate))
+    if limit_s is None:
+        return None
+    grain_s = TIMER_GRAIN_S.get(op.vendor, 1.0)
+    return math.ceil(limit_s / grain_s) * grain_s + VENDOR_LATE_S
 
 
 def billed_from(op: Op) -> float:

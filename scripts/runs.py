@@ -20,7 +20,7 @@ from infra import launch as street
 from infra.agent.job import Job, Limits
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError, UsageError
-from infra.journal import Journal, Op, Taken
+from infra.journal import Fenced, Journal, Op, Taken
 from infra.keep import Keeper
 from infra.names import check_name, run_name
 from infra.providers import Provider
@@ -241,7 +241,7 @@ def hang_up() -> Iterator[list[int]]:
 def talk_to(artifact: str, store: str) -> str:
     """The command for a model just made, which need not be the one that is meant when nothing is said."""
     usual = words.settings()
-    where = "" if store == usual.store else f"SLIPWAY_STORE={shlex.quote(store)} "
+    where = "" if store == usual.store and not usual.rehearsal else f"SLIPWAY_STORE={shlex.quote(store)} "
     model = "" if artifact == f"{CHECKPOINTS['sft']}/{usual.profile}" else f" {artifact}"
     return f"Talk to it: {where}./inv chat{model}"
 
@@ -328,8 +328,13 @@ def end(op: Op, journal: Journal, settings: Settings) -> None:
 
 def last_rites(op: Op, vendor: Provider, journal: Journal, settings: Settings) -> Op:
     """Of a rented pod: it saves, and what it says is brought home. One that is deaf is ended all the same."""
-    if op.state != TERMINATING:  # from here on nobody brings it back
-        op = journal.advance(op, "end", reason=pods.ASKED)
+    while op.is_live and op.state != TERMINATING:  # from then on nobody brings it back
+        try:
+            op = journal.advance(op, "end", reason=pods.ASKED)
+        except Fenced:  # who follows it has just written something down
+            op = journal.op(op.token)
+    if not op.is_live:
+        return op
     keep.end_keeper(op.run, journal, patience_s=0.0)  # it would end the pod as soon as that has a verdict
     render.say(f"{op.run}: saving and leaving")
     try:

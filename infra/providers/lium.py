@@ -28,6 +28,7 @@ from infra.providers import Abilities
 from infra.providers.by_http import ByHttp
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
+from infra.spend import TIMER_GRAIN_S
 
 URL = "https://lium.io/api"
 IMAGE = "daturaai/pytorch"  # cached by the hosts, so that it starts in seconds
@@ -147,7 +148,7 @@ class Lium(ByHttp):
     name = "lium"
     can = Abilities(
         time_limit=True,
-        time_grain_s=3600.0,
+        time_grain_s=TIMER_GRAIN_S["lium"],
         spot=True,
         idempotency_key=True,
         tells_limits=True,

@@ -52,6 +52,7 @@ Trait = Literal[
     "old driver",
     "slow disk",
     "fewer gpus",
+    "idle gpus",  # nvidia-smi says that none of them works
     "preempted",  # `after_s` after it began to run
     "vanished",  # deleted by the vendor, likewise
     "dear",  # costs `factor` times the quote

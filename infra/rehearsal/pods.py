@@ -36,7 +36,7 @@ exec "${SHELL:-/bin/sh}" -i
 """
 # Understands `-L`, any `--query-gpu=`, and no words at all.
 SMI = """#!/bin/sh
-name={name} count={count} memory={memory} driver={driver} cuda={cuda}
+name={name} count={count} memory={memory} driver={driver} cuda={cuda} load={load}
 i=0
 case "$*" in
 *--query-gpu=*)
@@ -50,7 +50,7 @@ case "$*" in
             memory.total) value=$memory ;;
             memory.used) value=1024 ;;
             memory.free) value=$((memory - 1024)) ;;
-            utilization.gpu) value=97 ;;
+            utilization.gpu) value=$load ;;
             driver_version) value=$driver ;;
             *) value='[N/A]' ;;
             esac
@@ -88,6 +88,7 @@ class Hardware:
     vram_gb: int
     old_driver: bool = False
     slow_disk: bool = False
+    is_idle: bool = False
 
 
 class Pod:
@@ -156,7 +157,7 @@ class Pod:
         driver, cuda = ("470.57", "11.4") if hardware.old_driver else ("580.65", "13.0")
         smi = SMI.format(
             name=shlex.quote(hardware.gpu), count=hardware.num_gpus, memory=hardware.vram_gb * 1000_000_000 >> 20,
-            driver=driver, cuda=cuda, uuid=self.token[-8:],
+            driver=driver, cuda=cuda, load=0 if hardware.is_idle else 97, uuid=self.token[-8:],
         )  # fmt: skip
         for path, text in ((home / "bin" / "nvidia-smi", smi), (self.folder / "enter", ENTER)):
             path.write_text(text)
