@@ -33,6 +33,7 @@ def read(path: Path, known: Collection[str]) -> dict[str, list[str | bool]]:
         raise UsageError(f"{path}: expected lines of the form `flag: value`, such as `gpu: H100`")
     found: dict[str, list[str | bool]] = {}
     for key, value in document.items():
+        key = "yes" if key is True else key  # as YAML reads that word
         if key in NO_FLAG:
             raise UsageError(f"{path}: {key}: {NO_FLAG[key]}")
         flag = RUNPOD.get(str(key), str(key).replace("_", "-"))

@@ -298,7 +298,7 @@ class Words:
                 if argument.kind is bool and isinstance(value, bool):
                     argument.set_value(value, cast=False)
                 elif argument.kind is bool or isinstance(value, bool) or len(values) > 1 and argument.kind is not list:
-                    wanted = "true or false" if argument.kind is bool else "one word or number"
+                    wanted = "true or false" if argument.kind is bool else "one word or number (quote yes, no, on, off)"
                     raise Exit(f"inv {here.name}: {called}: expected {wanted}", code=2)
                 else:
                     self.give(here, argument, called, value)
