@@ -33,19 +33,12 @@ def ended_at(op: Op, scale: float = 1.0) -> int | None:
 
     One that its vendor has ended without being asked may be missed long after: it was not billed beyond its own timer.
     """
-    limit_s = _vendor_limit_s(op)
-    if op.ended_at is None or op.del_requested_at is not None or limit_s is None:
+    hard_s = limit_s(op)
+    if op.ended_at is None or op.del_requested_at is not None or hard_s is None:
         return op.ended_at
-    return min(op.ended_at, math.ceil(billed_from(op) + limit_s / scale))
-
-
-def _vendor_limit_s(op: Op) -> float | None:
-    """After how long its vendor has surely ended it, on the vendor's clock; None when it has no limit."""
-    limit_s = hard_limit_s(Limits(time_s=op.ttl_s, spend_micro_usd=op.cap, micro_usd_per_hour=op.rate))
-    if limit_s is None:
-        return None
     grain_s = TIMER_GRAIN_S.get(op.vendor, 1.0)
-    return math.ceil(limit_s / grain_s) * grain_s + VENDOR_LATE_S
+    by_vendor_s = math.ceil(hard_s / grain_s) * grain_s + VENDOR_LATE_S  # on its clock
+    return min(op.ended_at, math.ceil(billed_from(op) + by_vendor_s / scale))
 
 
 def billed_from(op: Op) -> float:
@@ -79,9 +72,13 @@ def due(op: Op, now: float, scale: float = 1.0) -> str:
 
 def left_s(op: Op, now: float, scale: float = 1.0) -> float | None:
     """Until its time or its money is used up, by the vendor's clock; None when neither is limited."""
-    limits = Limits(time_s=op.ttl_s, spend_micro_usd=op.cap, micro_usd_per_hour=op.rate)
-    limit_s = hard_limit_s(limits)
-    return None if limit_s is None else max(0.0, limit_s - age_s(op, now, scale))
+    hard_s = limit_s(op)
+    return None if hard_s is None else max(0.0, hard_s - age_s(op, now, scale))
+
+
+def limit_s(op: Op) -> float | None:
+    """After how long its time or its money is used up, by the vendor's clock; None when neither is limited."""
+    return hard_limit_s(Limits(time_s=op.ttl_s, spend_micro_usd=op.cap, micro_usd_per_hour=op.rate))
 
 
 def admit(rows: Iterable[Op], new: Op, *, of_all: int | None, now: float, scale: float = 1.0) -> None:

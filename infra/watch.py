@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from infra import spend
+from infra.agent.limits import leads_s
 from infra.errors import SlipwayError
 from infra.home import words_at_home, words_there
 from infra.journal import Journal, Op
@@ -108,7 +109,16 @@ def _state(op: Op, reading: Reading) -> str:
     if op.is_live and op.stays and not reading.verdict and reading.is_alive and reading.guard.get("holds"):
         return "idle"  # it has had no work yet
     why = op.reason.removeprefix(HAS).partition(":")[0] if op.reason.startswith(HAS) and not op.is_live else ""
+    why = why or ("limit" if _is_gone_at_its_limit(op, reading) else "")
     return state_of(op.state, reading.verdict.get("state", "") or why, reading.is_alive)
+
+
+def _is_gone_at_its_limit(op: Op, reading: Reading) -> bool:
+    """Whether nobody asked for the end of a rented pod, and it was gone when its limit was due: a guard is early."""
+    limit_s = spend.limit_s(op)
+    if op.is_live or op.del_requested_at is not None or not op.ended_at or not op.rate or limit_s is None:
+        return False
+    return spend.age_s(op, op.ended_at, reading.clock_scale) >= limit_s - leads_s(limit_s)[0]
 
 
 def state_of(state: str, verdict: str, is_alive: bool | None) -> str:
@@ -146,6 +156,8 @@ def _note(op: Op, reading: Reading) -> str:
         return "being ended, not yet proven gone"
     if op.state == UNKNOWN:
         return "the provider's answer was lost: it may exist"
+    if _is_gone_at_its_limit(op, reading):
+        return f"it was gone when its limit was due, and left no word ({op.reason})"
     if op.state == READY and reading.is_alive is False:
         return "neither its guard nor its agent lives" if reading.exists else "its provider does not know it any more"
     return op.reason

@@ -149,7 +149,7 @@ def test_what_cannot_be_had_or_boots_too_late_is_passed_over_and_success_ends_th
 
 def test_a_run_that_is_taken_away_ends_with_the_parameters_of_one_that_is_not(user):
     """On a vendor that keeps a stopped machine, and on one that removes it, whose pods have a volume."""
-    user.world.tell("/faults", {"preempt_at_work": 2})
+    user.world.tell("/faults", {"preempt_at_work": dict.fromkeys(SPOT, 1)})
     more = {"runpod": [], "lium": ["--volume", "vol-rehearsal"]}
     words = ("--seed", "7", "--use-spot", "--spend-limit", "20", "--yes", "--json")
     done = user.at_once({
@@ -159,18 +159,16 @@ def test_a_run_that_is_taken_away_ends_with_the_parameters_of_one_that_is_not(us
         assert one.returncode == 0, one.stderr
         told = json.loads(one.stdout)
         assert told["state"] == "succeeded" and told["run"] == f"spot-{name}", one.stderr
-    recoveries = [json.loads(one.stdout)["recoveries"] for one in done.values()]
-    assert sum(recoveries) == 2, recoveries
-    assert sum(user.status()[f"spot-{name}"]["recoveries"] for name in SPOT) == 2
+        assert told["recoveries"] == user.status()[f"spot-{name}"]["recoveries"] == 1, one.stderr
+        taken, last = user.machines(f"spot-{name}")
+        assert taken["offer"] and last["ended_by"] in ("client", "pod")
     user.inv("launch", "--provider", "local", "--phase", "base", "--tag", "calm", "--seed", "7", "--yes")
-    for name in SPOT:
-        assert weights(user.store, f"base_checkpoints/spot-{name}") == weights(
-            user.folder / "artifacts", "base_checkpoints/calm"
-        ), name
-    taken = [pod for name in SPOT for pod in user.machines(f"spot-{name}") if pod["ended_by"] != "client"]
-    assert taken and list(
-        (user.world.folder / "volumes" / "lium").glob("*/slipway/spot-lium/work/checkpoints/*/step-*")
+    calm = weights(user.folder / "artifacts", "base_checkpoints/calm")
+    assert {name: weights(user.store, f"base_checkpoints/spot-{name}") == calm for name in SPOT} == dict.fromkeys(
+        SPOT, True
     )
+    kept = user.world.folder / "volumes" / "lium" / "vol-rehearsal" / "slipway" / "spot-lium" / "work" / "runs" / "base"
+    assert len(list(kept.glob("events.out.tfevents.*"))) == 2  # both pods wrote there
 
 
 def test_the_pods_of_a_file_end_at_their_dollar_their_hour_and_when_they_idle(user):
@@ -202,7 +200,8 @@ def test_the_pods_of_a_file_end_at_their_dollar_their_hour_and_when_they_idle(us
     for name in VENDORS:
         costs = {row["run"]: row for row in user.json("cost", "--rehearse")["pods"]}
         for kind in ("dollar", "hour", "idle"):
-            assert rows[f"{kind}-{name}"]["state"] == "limit", rows[f"{kind}-{name}"]
+            known = ("limit", "stopped") if (kind, name) == ("idle", "runpod") else ("limit",)  # it left no word
+            assert rows[f"{kind}-{name}"]["state"] in known, rows[f"{kind}-{name}"]
             pod = truth[costs[f"{kind}-{name}"]["id"]]
             assert pod["micro_usd_per_hour"] == 0 and pod["ended_by"], pod
         billed = truth[costs[f"dollar-{name}"]["id"]]["billed_micro_usd"]
@@ -236,20 +235,20 @@ def test_an_instance_is_chosen_by_its_number_and_down_returns_when_its_vendor_ha
     assert said.count("Select instance [1-3] or 'q' to quit:") == 3 and "nothing was rented" in said
     before = user.calls("create")
     for name in VENDORS:
-        words = line(name, "--run-name", f"menu-{name}", "--detach", "--spend-limit", "5")
+        words = line(name, "--run-name", f"menu-{name}", "--detach", "--spend-limit", "5", "--steps", "5000")
         said = typed(user, ["1\n" if name == "lium" else "2\n"], *words[1:])
         assert f"menu-{name}" in said, said
     assert user.calls("create") == before + 3
     rows = user.status()
     for name in VENDORS:
         user.inv("logs", f"menu-{name}", "--rehearse")
-        assert rows[f"menu-{name}"]["state"] == "running"
+        assert rows[f"menu-{name}"]["state"] == "running", rows[f"menu-{name}"]
         log = user.store / "runs" / f"menu-{name}" / "logs" / "environment.log"
         until(log.exists, "a courier at work")
     user.inv("down", "--all", "--rehearse")
     assert user.truth()["billing"] == user.truth()["running"] == 0
     rows = user.status()
-    assert all(rows[f"menu-{name}"]["state"] in ("stopped", "succeeded") for name in VENDORS)
+    assert all(rows[f"menu-{name}"]["state"] == "stopped" for name in VENDORS)
     assert not list((user.world.folder / "journal-keys").iterdir())
 
 

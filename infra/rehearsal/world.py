@@ -187,8 +187,7 @@ class World:
             if not self._pods[machine.machine_id, machine.boot].has_brought_away():
                 continue
             with self.hub.lock:
-                if machine.state == "running" and self.hub.faults.preemptions_left:
-                    self.hub.faults.preemptions_left -= 1
+                if machine.state == "running" and self.hub.faults.preempts(machine.offer.vendor):
                     self.market.preempt(machine.machine_id)
 
     def _count(self, machine_id: str) -> int:
