@@ -95,7 +95,7 @@ def view(op: Op, reading: Reading, now: float, rows: Sequence[Op] = ()) -> PodVi
         limit_micro_usd=op.cap,
         limit_in_s=spend.left_s(op, now, reading.clock_scale) if op.is_live else None,
         ends=_ends(op, reading, now) if op.is_live else (),
-        ssh=_ssh(op) if op.is_live and reading.pod and reading.pod.state else "",
+        ssh=_ssh(op) if op.is_live and reading.pod and reading.pod.state not in ("", *DEAD) else "",
         started_at=float(op.intent_at),
         note=_note(op, reading),
         in_store=progress.get("in_store") or {},
@@ -177,6 +177,8 @@ def _ends(op: Op, reading: Reading, now: float) -> tuple[str, ...]:
 
 def _vendor_ends(op: Op, pod: Pod | None) -> Iterator[str]:
     """What the vendor said just now that it will do by itself."""
+    if pod and pod.state in DEAD:
+        return
     if pod and pod.ends_at:
         yield f"{op.vendor}'s timer is armed: {datetime.fromtimestamp(pod.ends_at, timezone.utc):%Y-%m-%d %H:%M} UTC"
     if pod and pod.spend_limit_micro_usd:
