@@ -280,6 +280,8 @@ def _lines(seen: Iterator[Any], every_s: float = 15.0) -> Iterator[Any]:
             due = step["state"] == "running" and time.monotonic() - at > every_s
             if step["state"] != state or due:
                 told[step["name"]] = (step["state"], time.monotonic())
+                if step["state"] == "waiting":  # again, on another pod
+                    continue
                 render.say(render.step_line(step, time.time()))
         yield progress, verdict
 
