@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 _carried: dict[str, str] = {}  # flags of this line that choose a world, with their values; "" for a switch
 _known: dict[str, frozenset[str]] = {}  # which of them each command takes
-_COMMAND = re.compile(r"(?<![\w./-])((?:\./)?inv ([a-z][a-z_.-]*[a-z]))(?![\w-])(?! --rehearse| --state-file)")
+_COMMAND = re.compile(r"(?<![\w./-])((?:\./)?inv ([a-z][a-z_.-]*[a-z]))(?![\w:-])(?! --rehearse| --state-file)")
 
 
 def carry(flag: str, value: str = "") -> None:
