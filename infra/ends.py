@@ -40,7 +40,7 @@ def ends_of(market: Market, limits: Limits, on_failure: str, stays: bool = False
         found.append(End(f"{_hours(limits.time_s)} have passed", at_limit, timer))
     by_itself = "the pod deletes itself" if is_gone else "inv, whoever follows or asks next"
     if stays:
-        found.append(End("its work is over", "nobody: it stays for the next, until inv pod.down or a limit", timer))
+        found.append(End("its work is over", "nobody: it stays for the next, until pod.down or a limit", timer))
     else:
         keeps = "nobody: it is kept (--on-failure keep)"
         found.append(End("it succeeds", by_itself, timer))

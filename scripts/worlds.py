@@ -51,7 +51,8 @@ def keep_apart(state_file: str) -> None:
 def step_into(found: attach.Running) -> None:
     hints.carry("--rehearse")
     os.environ[attach.INSIDE] = str(found.folder)
-    faster, flags = f"its clock runs {found.speed:g} times as fast", shlex.join(hints.flags())
+    faster = "its clock runs as ours" if found.speed == 1 else f"its clock runs {found.speed:g} times as fast"
+    flags = shlex.join(hints.flags())
     render.say(f"rehearsal: nothing here costs money, {faster}; add {flags} to whatever you type next")
 
 

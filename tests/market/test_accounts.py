@@ -28,6 +28,7 @@ ORDERS = {
     "runpod": ("/v2/pods", {"image": "i", "gpu": {"id": "NVIDIA L40S", "count": 1}}),
     "shadeform": ("/instances/create", {"cloud": "hyperstack", "region": "montreal-canada-2",
                                         "shade_instance_type": "L40", "shade_cloud": True}),
+    "lium": ("", {}),
 }  # fmt: skip
 RENT_AND_DIE = """
 import json, os, sys
@@ -365,3 +366,21 @@ def test_a_rehearsal_in_a_world_that_runs_is_not_given_another_one(rehearsal, tm
         assert process.returncode == 2 and said in err, err
     out = rehearsal.user.inv("rehearse", "--provider", "local", "--dry-run", "--bad-host", "1")
     assert "nothing: it was not asked to rent anything" in out
+
+
+@pytest.mark.parametrize("vendor", KINDS)
+def test_doctor_asks_an_account_whose_it_is_and_what_runs_there(rehearsal, vendor):
+    user, inside = rehearsal.user, {"SLIPWAY_REHEARSAL": str(rehearsal.world.folder)}
+    market = open_market(vendor, rehearsal.settings)
+    request = Request(run="seen", gpu=KINDS[vendor], num_gpus=1)
+    with rehearsal.journal() as journal:
+        pod = pods.rent(market, request, market.offers(request)[0], Job(run="", token="", steps=()), journal)
+    found = {one["name"]: one for one in World(user.folder, inside).json("doctor", "--provider", vendor)}
+    assert {one["state"] for one in found.values()} == {"ok"} and found["dashboard"]["detail"].startswith("https://")
+    assert pod.remote_id in found["machines"]["detail"] and "1 at " in found["machines"]["detail"]
+    assert ("balance of" in found["account"]["detail"]) == (vendor != "shadeform")
+    rehearsal.world.tell("/faults", {"requests": [{"kind": "error", "status": 403, "count": None}]})
+    said = World(user.folder, inside).json("doctor", "--provider", vendor, code=1)
+    assert [one["state"] for one in said] == ["ok", "ok", "bad"]
+    none = World(user.folder, {f"{vendor.upper()}_API_KEY": ""}).json("doctor", "--provider", vendor, code=1)
+    assert none[0]["detail"] == f"disabled: {vendor.upper()}_API_KEY is not set"
