@@ -28,7 +28,7 @@ ORDERS = {
     "runpod": ("/v2/pods", {"image": "i", "gpu": {"id": "NVIDIA L40S", "count": 1}}),
     "shadeform": ("/instances/create", {"cloud": "hyperstack", "region": "montreal-canada-2",
                                         "shade_instance_type": "L40", "shade_cloud": True}),
-    "lium": ("", {}),
+    "lium": ("/executors/{}/rent", {"user_public_key": ["ssh-ed25519 AAAA somebody"]}),
 }  # fmt: skip
 RENT_AND_DIE = """
 import json, os, sys
@@ -92,9 +92,15 @@ class Rehearsal:
         """A machine that is asked for in the vendor's own words; its id."""
         (path, body), about = ORDERS[vendor], self.world.about[vendor]
         header = {"Authorization": f"Bearer {about['key']}"} if vendor == "runpod" else {"X-API-KEY": about["key"]}
-        answer = self.client.post(about["url"] + path, json={**body, "name": name}, headers=header)
+        if vendor == "lium":
+            hosts = self.client.get(about["url"] + "/executors", headers=header).json()
+            host = min((one for one in hosts if "4090" in one["machine_name"]), key=lambda one: one["price_per_gpu"])
+            (template,) = self.client.get(about["url"] + "/templates", headers=header).json()
+            path, body = path.format(host["id"]), {**body, "template_id": template["id"]}
+        named = "pod_name" if vendor == "lium" else "name"
+        answer = self.client.post(about["url"] + path, json={**body, named: name}, headers=header)
         assert answer.status_code in (200, 201), answer.text
-        return answer.json()["id"]
+        return answer.json()["pod_id" if vendor == "lium" else "id"]
 
     def truth(self):
         return {pod["id"]: pod for pod in self.world.truth()["pods"]}
@@ -159,7 +165,7 @@ def test_orphans_are_named_and_ended_and_a_strangers_machine_runs_on(rehearsal):
     }
     assert all(float(one["usd_per_hour"]) > 0 and one["age_s"] >= 0 for one in seen["machines"])
     code, err = rehearsal.fails("audit")
-    assert code == 5 and "2 machines of ours at 1.79 USD/h" in err and all(one in err for one in orphans)
+    assert code == 5 and "3 machines of ours at 2.07 USD/h" in err and all(one in err for one in orphans)
     killed = rehearsal.json("audit", "--kill")
     assert {one["id"] for one in killed["machines"]} == foreign
     assert rehearsal.running() == foreign
@@ -372,7 +378,7 @@ def test_a_rehearsal_in_a_world_that_runs_is_not_given_another_one(rehearsal, tm
 def test_doctor_asks_an_account_whose_it_is_and_what_runs_there(rehearsal, vendor):
     user, inside = rehearsal.user, {"SLIPWAY_REHEARSAL": str(rehearsal.world.folder)}
     market = open_market(vendor, rehearsal.settings)
-    request = Request(run="seen", gpu=KINDS[vendor], num_gpus=1)
+    request = Request(run=f"seen-{vendor}", gpu=KINDS[vendor], num_gpus=1)
     with rehearsal.journal() as journal:
         pod = pods.rent(market, request, market.offers(request)[0], Job(run="", token="", steps=()), journal)
     found = {one["name"]: one for one in World(user.folder, inside).json("doctor", "--provider", vendor)}
