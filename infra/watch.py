@@ -116,7 +116,9 @@ def _state(op: Op, reading: Reading) -> str:
 def _is_gone_at_its_limit(op: Op, reading: Reading) -> bool:
     """Whether nobody asked for the end of a rented pod, and it was gone when its limit was due: a guard is early."""
     limit_s = spend.limit_s(op)
-    if op.is_live or op.del_requested_at is not None or not op.ended_at or not op.rate or limit_s is None:
+    if op.is_live or op.del_requested_at is not None or op.reason.startswith(HAS):
+        return False
+    if not op.ended_at or not op.rate or limit_s is None:
         return False
     return spend.age_s(op, op.ended_at, reading.clock_scale) >= limit_s - leads_s(limit_s)[0]
 

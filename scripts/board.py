@@ -43,7 +43,8 @@ def snapshot(journal: Journal, settings: Settings, run: str) -> list[Any]:
     look = functools.partial(watch.snapshot, journal, vendors, words.homes(settings), ended=shown)
     views = look()[::-1]
     ended = {view.run for view in views if view.state not in ("running", "lost", "idle")}
-    ended |= {view.run for view in views if view.state == "lost" and view.provider in VENDORS}  # it may bill
+    rented = [view for view in views if view.provider in VENDORS]
+    ended |= {view.run for view in rented if view.state == "lost" or view.limit_in_s == 0}  # it may bill
     due = [op.token for op in journal.ops(live=True) if op.vendor == "local" or op.run in ended]
     if due:
         settle(journal, settings, due)

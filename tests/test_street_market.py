@@ -123,13 +123,17 @@ def test_what_cannot_be_had_or_boots_too_late_is_passed_over_and_success_ends_th
         {"trait": "ghost", "vendor": vendor}, {"trait": "hang", "vendor": vendor, "skip": 1})]})  # fmt: skip
     lines = {name: line(name, "--run-name", f"whole-{name}", "--spend-limit", "5", "--yes") for name in VENDORS}
     begun = {name: user.begin(*words, "--rehearse") for name, words in lines.items()}
-    until(lambda: sum(row["state"] == "running" for row in user.status().values()) == 3, "work on all of them")
-    for name, row in ((name, user.status()[f"whole-{name}"]) for name in VENDORS):
-        assert row["provider"] == name and float(row["usd_per_hour"]) > 0 and row["limit_usd"] == "5.00", row
-        assert float(row["spent_usd"]) > 0 and row["ssh"].startswith("ssh -i "), row
-        armed = " ".join(row["ends"])
-        assert "guard alive" in armed and (name == "runpod" or f"{name}'s timer is armed" in armed or
-                                           f"{name}'s spend limit is armed" in armed), row  # fmt: skip
+
+    def at_work() -> list[dict]:
+        rows = [row for row in user.status().values() if row["state"] == "running" and row["ssh"] and row["ends"]]
+        return rows if {row["run"] for row in rows} == {f"whole-{name}" for name in VENDORS} else []
+
+    for row in until(at_work, "work on all of them"):
+        name, armed = row["provider"], " ".join(row["ends"])
+        assert row["run"] == f"whole-{name}" and row["limit_usd"] == "5.00" and row["ssh"].startswith("ssh -i "), row
+        assert float(row["usd_per_hour"]) > 0 and float(row["spent_usd"]) > 0, row
+        own = name == "runpod" or f"{name}'s timer is armed" in armed or f"{name}'s spend limit is armed" in armed
+        assert own and "guard alive" in armed, row
     seen = user.json("audit", "--rehearse")["machines"]
     assert {(one["provider"], one["whose"]) for one in seen} == {(name, "claimed") for name in VENDORS}
     for name, process in begun.items():

@@ -229,22 +229,25 @@ def test_a_request_without_an_answer_is_not_clean_until_its_vendor_has_settled(r
             assert [one.kind for one in found] == ["unclear"] * (state == "UNKNOWN")
 
 
-def test_a_pod_past_its_limit_is_ended_by_whoever_types_next(rehearsal):
-    market = open_market("runpod", rehearsal.settings)
-    request = Request(run="past-its-limit", gpu="L40S", num_gpus=1)
+@pytest.mark.parametrize("command", ["reap", "status"])
+def test_a_pod_past_its_limit_is_ended_by_whoever_types_next_though_it_is_deaf(rehearsal, command):
+    market, run = open_market("runpod", rehearsal.settings), f"past-its-limit-{command}"
+    request = Request(run=run, gpu="L40S", num_gpus=1)
     with rehearsal.journal() as journal:
         job = Job(run="", token="", steps=(), limits=Limits())
         op = journal.advance(pods.rent(market, request, market.offers(request)[0], job, journal), "armed")
+        journal.note(op, address=market.keys.address(op.token, "root", "127.0.0.1", 1))
         assert rehearsal.json("reap")["done"] == [] and rehearsal.running() == {op.remote_id}
-        journal.note(op, ttl_s=60.0)  # a second of ours
+        journal.note(journal.op(op.token), ttl_s=60.0)  # a second of ours
         until(lambda: time.time() >= (op.sent_at or 0) + 1, "the limit")
-        done = rehearsal.json("reap")["done"]
-        assert {
-            "provider": "runpod",
-            "run": op.run,
-            "what": "it is to end: it has limit: its time limit of 60 s is reached",
-        } in done
-        assert journal.op(op.token).state == "TERMINATED" and not rehearsal.running()
+        told = rehearsal.json(command)
+        why = "it has limit: its time limit of 60 s is reached"
+        if command == "reap":
+            assert {"provider": "runpod", "run": run, "what": f"it is to end: {why}"} in told["done"]
+        else:
+            assert next(one for one in told if one["run"] == run)["state"] == "limit"
+        assert journal.op(op.token).state == "TERMINATED" and journal.op(op.token).reason == why
+        assert not rehearsal.running()
 
 
 def test_the_ledger_is_never_below_the_bill_and_tells_what_the_vendors_say(rehearsal):
