@@ -227,9 +227,10 @@ def _read(op: Op, provider: Provider | None, homes: Path) -> Reading:
     """Whatever goes wrong becomes words: a table with one bad row is still a table."""
     if provider is None and op.is_live:
         return Reading(problem=f"provider {op.vendor} is not set up here")
+    pod, scale = None, clock_scale(provider) if provider else 1.0
     try:
         pod = provider.find(op.remote_id or op.token) if op.is_live and provider else None
-        exists, scale = pod is not None, clock_scale(provider) if provider else 1.0
+        exists = pod is not None
         if pod and pod.state in DEAD:
             why = f"{op.vendor} says that its pod is {pod.state}{f': {pod.note}' if pod.note else ''}"
             return replace(_from_home(op, homes, why), exists=True, pod=pod, clock_scale=scale, is_alive=False)
@@ -239,7 +240,7 @@ def _read(op: Op, provider: Provider | None, homes: Path) -> Reading:
             said = (ask if exists else words_of)(op, provider.reach(pod_of(op)))
         return Reading(exists, pod, scale, _is_alive(said), said["guard"], said["progress"], said["verdict"])
     except (SlipwayError, OSError, ValueError) as error:
-        return _from_home(op, homes, str(error))
+        return replace(_from_home(op, homes, str(error)), pod=pod, clock_scale=scale)
 
 
 def _from_home(op: Op, homes: Path, problem: str) -> Reading:
