@@ -20,7 +20,17 @@ POLL_S, LEAST_POLL_S = 5.0, 0.2
 COMMAND_S = 30.0
 NOT_LISTED_S = 120.0  # a fresh id may be unknown for a while
 OVERPRICED = 1.05
-MARK = """folder="$HOME/.slipway/pods/$1" && umask 077 && mkdir -p -- "$folder" &&
+NO_VOLUME = 44
+# What steps write lies on the volume, where there is one; a rehearsal's machine can mount it below its home only.
+MARK = f"""folder="$HOME/.slipway/pods/$1" && umask 077 && mkdir -p -- "$folder" || exit
+if [ -n "$3" ] && ! [ -L "$folder/work" ]; then
+    for place in "$HOME"/mnt/* $3; do
+        [ -d "$place" ] || continue
+        [ -L "$place" ] || [ "$(stat -c %d -- "$place")" != "$(stat -c %d /)" ] || continue
+        work="$place/slipway/$1/work" && mkdir -p -- "$work" && ln -s -- "$work" "$folder/work" && break
+    done
+    [ -L "$folder/work" ] || exit {NO_VOLUME}
+fi
 printf '%s\\n' "$2" > "$folder/POD.json" && printf %s "$folder" """
 
 
@@ -64,12 +74,18 @@ def _address(op: Op, provider: Market, deadline: float, scale: float) -> Pod:
 def _mark(pod: Pod, provider: Market, op: Op, deadline: float, scale: float) -> str:
     """The pod's folder, marked with its token: whoever has this key is let in by nobody but the pod that got it."""
     said, marker = "nothing", json.dumps({"token": op.token, "run": op.run})
+    volume = json.loads(op.request).get("volume", "") if op.request else ""
+    places = " ".join(provider.can.volumes) if volume else ""
     while time.monotonic() < deadline:
         try:
-            words = ["sh", "-c", MARK, "sh", check_name(op.run), marker]
+            words = ["sh", "-c", MARK, "sh", check_name(op.run), marker, places]
             done = provider.reach(pod).run(words, timeout_s=COMMAND_S)
             if done.exited == 0 and done.stdout.startswith("/"):
                 return done.stdout
+            if done.exited == NO_VOLUME:
+                said = f"its volume {volume} is not mounted at any of {places}"
+                time.sleep(max(LEAST_POLL_S, POLL_S / scale))
+                continue
             said = (done.stderr or done.stdout).strip() or f"exit code {done.exited}"
         except (Unreachable, Lost, TimedOut) as error:  # sshd comes up late, and reads its keys later
             said = str(error)

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from infra import gpus
+from infra import gpus, spend
 from infra.errors import UsageError
 from infra.journal import Op
 from infra.records import Offer
-from infra.spend import billed_from
 from infra.states import FAILED, PLANNED
 
 # How much faster one GPU is than another by data sheets, and what is seen of that:
@@ -59,8 +58,8 @@ def ledger(
     for row in rows:
         if row.state in (PLANNED, FAILED):
             continue  # nothing was sent, it was refused, or it is proven that nothing came of it
-        began_at = int(billed_from(row))
-        ended_at = row.ended_at
+        began_at = int(spend.billed_from(row))
+        ended_at = spend.ended_at(row, clock_scale)
         if ended_at is None and not row.is_live:  # an older Slipway wrote down no more than this
             ended_at = row.del_requested_at or row.last_seen_at or began_at
         last = 1 + (now if ended_at is None else ended_at)

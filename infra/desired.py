@@ -33,10 +33,11 @@ class PodSpec:
     gpu_type: str | None = key("A100", "kind of GPU, or any of a set: A100:1,H100:1; own machines: whatever there is")
     gpu_count: int = key(8, "GPUs of the pod; own machines: 0, whatever there is")
     country: str | None = key(None, "two letters: NL")
-    volume_id: str | None = key(None, "a volume of the vendor's, which no pod is given yet: must be null")
+    volume_id: str | None = key(None, "id of a vendor's volume, which the pod gets")
     ttl_hours: float | None = key(None, "the pod ends after so many hours")
     min_upload_mbps: int | None = key(None, "measured upload, megabits per second")
     min_download_mbps: int | None = key(None, "measured download, megabits per second")
+    idle_stop_minutes: float | None = key(None, "the pod ends when no GPU has worked for so many minutes")
     spend_limit: str | None = key(None, "rented: the pod ends at so many US dollars (150 without it and ttl_hours)")
     provider: str | None = key(None, "where: local, ssh, runpod, lium, shadeform, market; null: as settings say")
     pool: str | None = key(None, "ssh: only machines of this pool")
@@ -102,13 +103,13 @@ def read_spec(where: str, entry: Any, provider: str, own: Iterable[str]) -> PodS
         said[name] = _value(f"{where}: {word}", known[name], value)
     if not said.get("name"):
         raise UsageError(f"{where}: it needs a name, as text")
-    if said.get("volume_id") is not None:
-        raise UsageError(f"{where}: volume_id: no pod is given a volume yet; artifacts outlive pods in the store")
     said["provider"] = said.get("provider") or provider
     if said["provider"] in own or said.get("instance_type"):  # which says what GPUs there are
         said = {"gpu_type": None, "gpu_count": 0, **said}
     if said.get("ttl_hours") == 0:
         raise UsageError(f"{where}: ttl_hours is 0; it would end before it begins")
+    if said.get("idle_stop_minutes") == 0:
+        raise UsageError(f"{where}: idle_stop_minutes is 0; it would end before it begins")
     check_name(said["name"])
     return PodSpec(**said)
 

@@ -1,5 +1,6 @@
 """Which end of a pod is armed where, per vendor: what a plan promises before anything is rented. Pure."""
 
+import math
 from dataclasses import dataclass
 
 from infra.agent.job import Limits
@@ -23,21 +24,23 @@ def ends_of(market: Market, limits: Limits, on_failure: str, stays: bool = False
     limit_s = hard_limit_s(limits)
     timer = "nothing: it bills until inv runs"
     if limit_s is not None and can.time_limit:
-        grain = f", rounded up to {_hours(can.time_grain_s)}" if can.time_grain_s > 1 else ""
-        timer = f"{name}'s own timer after {_hours(limit_s)}{grain}"
+        timer = f"{name}'s own timer after {_hours(math.ceil(limit_s / can.time_grain_s) * can.time_grain_s)}"
+    if limits.time_s is None and limits.spend_micro_usd is not None and can.spend_limit:
+        timer = f"{name}'s own limit of {dollars(limits.spend_micro_usd)} USD"
     is_gone = can.self_terminate == "pod_credential"
     at_limit = (
         "the pod's guard saves, stops work and deletes the pod" if is_gone else "the pod's guard saves and stops work"
     )
     found = []
     if limits.spend_micro_usd is not None:
-        own = f"{name}'s own limit of {dollars(limits.spend_micro_usd)} USD" if can.spend_limit else timer
-        found.append(End(f"{dollars(limits.spend_micro_usd)} USD are spent", at_limit, own))
+        amount = f"{dollars(limits.spend_micro_usd)} USD"
+        own = f"{name}'s own limit of {amount}" if can.spend_limit else timer
+        found.append(End(f"{amount} are spent", at_limit, own))
     if limits.time_s is not None:
         found.append(End(f"{_hours(limits.time_s)} have passed", at_limit, timer))
     by_itself = "the pod deletes itself" if is_gone else "inv, whoever follows or asks next"
     if stays:
-        found.append(End("its work is over", "nobody: it stays for the next, until inv pod.down or a limit", timer))
+        found.append(End("its work is over", "nobody: it stays for the next, until pod.down or a limit", timer))
     else:
         keeps = "nobody: it is kept (--on-failure keep)"
         found.append(End("it succeeds", by_itself, timer))

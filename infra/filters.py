@@ -57,6 +57,14 @@ def filters(request: Request) -> list[Filter]:
         *_floor("--min-upload-mbps", request.upload_mbps, lambda offer: offer.upload_mbps or 0),
         *_floor("--min-download-mbps", request.download_mbps, lambda offer: offer.download_mbps or 0),
     ]
+    if request.volume:
+        found.append(
+            Filter(
+                f"--volume {request.volume}",
+                lambda offer: offer.volume == request.volume,
+                lambda _: "leave out --volume",
+            )
+        )
     if request.network:
         found.append(
             Filter(

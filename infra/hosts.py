@@ -65,6 +65,11 @@ class HostMemory:
         """Remember that a machine failed, and was given back; it is not offered until that is forgotten."""
         self._change(machine, failure=failure, failed_at=time.time())
 
+    def blamed(self, within_s: float) -> dict[str, Known]:
+        """Those that failed so lately, by name."""
+        since = time.time() - within_s
+        return {machine: known for machine, known in self.all().items() if (known.failed_at or 0.0) > since}
+
     def forgive(self, machine: str) -> None:
         self._change(machine, failure="", failed_at=None)
 

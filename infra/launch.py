@@ -39,6 +39,7 @@ AGENT = Path(__file__).parent / "agent"
 APART = os.path.join(os.pardir, "work", "artifacts")  # a store of the pod's own, from its code folder
 
 Accept = Callable[[Transport, Request, Offer], str]  # why a machine is not taken, "" when it is
+Blame = Callable[[Offer, str], None]  # what kept a pod from being had there
 Prepare = Callable[[Op, Transport], None]  # what else node 0 is given before its job
 
 
@@ -47,6 +48,7 @@ class Terms:
     """On what terms machines are taken."""
 
     accept: Accept | None = None
+    blame: Blame | None = None  # told of every offer that was passed over
     prepare: Prepare | None = None
     admit: Admit | None = None  # whether the money suffices
     boot_s: float = 900.0  # on the vendor's clock
@@ -167,12 +169,16 @@ def _rent_all(
             except NoOffer as error:
                 passed.append(str(error))
                 say(passed[-1])
+                if terms.blame:
+                    terms.blame(offer, str(error))
                 break
             request = replace(plan.request, run=ops[-1].run)
             failure = _try(ops, vendors(offer.provider), journal, offer, request, say, terms)
             if failure:
                 passed.append(f"{offer.place or offer.offer_id} was given back: {failure}")
                 say(passed[-1])
+                if terms.blame:
+                    terms.blame(offer, failure)
                 pods.end(vendors(offer.provider), journal.op(ops.pop().token), journal, failure)
                 break
             if offer.place:

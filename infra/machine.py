@@ -5,16 +5,24 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.agent import environment, packages
+from infra.errors import SlipwayError
+from infra.money import dollars
 from infra.settings import VENDORS, Settings
 
 if TYPE_CHECKING:
     from infra.survey import Look
 
+DASHBOARDS = {
+    "runpod": "https://console.runpod.io/pods",
+    "lium": "https://lium.io/pods",
+    "shadeform": "https://platform.shadeform.ai/instances",
+}
+MOST_NAMED = 5
 TRAIN_BYTES = 3 << 30  # the train environment, what is downloaded for it, and a first run
 
 
@@ -142,3 +150,29 @@ def _vendor(name: str, settings: Settings) -> Finding:
     if getattr(settings, key):
         return Finding(name, "ok", f"enabled: {key.upper()} from {settings.sources[key]}")
     return Finding(name, "off", f"disabled: {key.upper()} is not set")
+
+
+def account(name: str, settings: Settings) -> list[Finding]:
+    """What a vendor says to our key: whose it is, what is left, what runs; and where people look at it themselves."""
+    from infra.offers import open_market
+
+    found = [Finding("dashboard", "ok", DASHBOARDS[name])]
+    key = _vendor(name, settings)
+    if not getattr(settings, VENDORS[name]):
+        return [replace(key, state="bad"), *found]
+    try:
+        market = open_market(name, settings)
+        mine = market.account()
+        left = "a balance that it does not tell"
+        if mine.balance_micro_usd is not None:
+            left = f"a balance of {dollars(mine.balance_micro_usd)} USD"
+        found.append(Finding("account", "ok", f"{mine.owner}, with {left}"))
+        pods = market.list()
+        rate = sum(pod.micro_usd_per_hour for pod in pods)
+        there = ", ".join(f"{pod.pod_id} ({pod.state})" for pod in pods[:MOST_NAMED])
+        more = f" and {len(pods) - MOST_NAMED} more" if len(pods) > MOST_NAMED else ""
+        said = f"{len(pods)} at {dollars(rate)} USD/h: {there}{more}" if pods else "none"
+        found.append(Finding("machines", "ok", said))
+    except SlipwayError as error:
+        found.append(Finding("account", "bad", " ".join(str(error).split())))
+    return [key, *found]

@@ -69,6 +69,8 @@ def rent(
         except BaseException as error:  # also Ctrl-C: the request may have arrived
             if isinstance(error, SlipwayError) and not isinstance(error, Ambiguous):
                 journal.advance(op, "refused", reason=str(error))
+                if rented := market(provider):
+                    rented.forget(token)
                 raise
             op = journal.advance(op, "unclear", reason=str(error) or type(error).__name__)
             found = _look_for(provider, op.remote_id or token) if isinstance(error, Ambiguous) else None

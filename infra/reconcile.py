@@ -15,7 +15,7 @@ from typing import Any
 from infra.errors import SlipwayError
 from infra.journal import Fenced, Journal, Op
 from infra.journal_file import JournalError
-from infra.providers import LAG_S, Provider
+from infra.providers import LAG_S, Provider, market
 from infra.records import Pod
 from infra.states import BOOTING, CREATING, ENDED, LOST, PLANNED, READY, TERMINATING, UNKNOWN
 
@@ -229,6 +229,8 @@ def _carry_out(
             rows[token] = journal.note(rows[token], **action.facts)
         else:
             rows[token] = journal.advance(rows[token], action.event, **action.facts)
+            if not rows[token].is_live and (rented := market(provider)):
+                rented.forget(token)
         return True
     except Fenced:
         lost.add(token)

@@ -39,6 +39,7 @@ class Request:
     upload_mbps: int = 0
     download_mbps: int = 0
     network: str = ""  # "best" = made for traffic between machines
+    volume: str = ""  # id of a volume of the vendor's that the pod gets
     max_micro_usd_per_hour: int = 0  # of the whole machine
 
 
@@ -75,6 +76,7 @@ class Offer:
     download_mbps: float | None = None
     nvlink: bool | None = None
     interconnect: str = ""  # as the vendor spells it
+    volume: str = ""  # id of the one that was asked for, when it can be had there
     seen_at: float | None = None  # when the vendor said so
 
 

@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 
 from infra.agent.environment import default_cache
 from infra.errors import UsageError
+from infra.journal_file import default_path
 
 OVERLAY = "overlay.json"
 POOLS = "ssh_node_pools.yaml"
@@ -218,8 +219,7 @@ def _default(one: Field, environ: Mapping[str, str], root: Path) -> str:
     if one.name == "environments":
         return str(default_cache(environ))
     if one.name == "state_file":
-        state = environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-        return str(Path(state) / "slipway" / "journal.db")
+        return str(default_path(environ))
     if one.name == "pools" and not (root / POOLS).exists():
         shared = Path(environ.get("HOME") or Path.home()) / ".sky" / POOLS  # SkyPilot's own
         return str(shared if shared.exists() else root / POOLS)

@@ -15,14 +15,30 @@ from infra.journal import Op
 from infra.money import dollars
 from infra.states import FAILED
 
+TIMER_GRAIN_S = {"lium": 3600.0}  # its timer takes whole hours
+VENDOR_LATE_S = 300.0  # vendors look at their timers now and then
+
 
 def age_s(op: Op, now: float, scale: float = 1.0) -> float:
     """How long it has been billed at most, by the vendor's clock."""
     if op.state == FAILED:  # nothing was rented
         return 0.0
     began_at = billed_from(op)
-    until = now if op.is_live else op.ended_at or op.del_requested_at or began_at
+    until = now if op.is_live else ended_at(op, scale) or op.del_requested_at or began_at
     return max(0.0, until - began_at) * scale
+
+
+def ended_at(op: Op, scale: float = 1.0) -> int | None:
+    """When it was gone at the latest; None when that is not proven.
+
+    One that its vendor has ended without being asked may be missed long after: it was not billed beyond its own timer.
+    """
+    hard_s = limit_s(op)
+    if op.ended_at is None or op.del_requested_at is not None or hard_s is None:
+        return op.ended_at
+    grain_s = TIMER_GRAIN_S.get(op.vendor, 1.0)
+    by_vendor_s = math.ceil(hard_s / grain_s) * grain_s + VENDOR_LATE_S  # on its clock
+    return min(op.ended_at, math.ceil(billed_from(op) + by_vendor_s / scale))
 
 
 def billed_from(op: Op) -> float:
@@ -56,9 +72,13 @@ def due(op: Op, now: float, scale: float = 1.0) -> str:
 
 def left_s(op: Op, now: float, scale: float = 1.0) -> float | None:
     """Until its time or its money is used up, by the vendor's clock; None when neither is limited."""
-    limits = Limits(time_s=op.ttl_s, spend_micro_usd=op.cap, micro_usd_per_hour=op.rate)
-    limit_s = hard_limit_s(limits)
-    return None if limit_s is None else max(0.0, limit_s - age_s(op, now, scale))
+    hard_s = limit_s(op)
+    return None if hard_s is None else max(0.0, hard_s - age_s(op, now, scale))
+
+
+def limit_s(op: Op) -> float | None:
+    """After how long its time or its money is used up, by the vendor's clock; None when neither is limited."""
+    return hard_limit_s(Limits(time_s=op.ttl_s, spend_micro_usd=op.cap, micro_usd_per_hour=op.rate))
 
 
 def admit(rows: Iterable[Op], new: Op, *, of_all: int | None, now: float, scale: float = 1.0) -> None:

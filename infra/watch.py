@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from infra import spend
+from infra.agent.limits import leads_s
 from infra.errors import SlipwayError
 from infra.home import words_at_home, words_there
 from infra.journal import Journal, Op
@@ -94,7 +95,7 @@ def view(op: Op, reading: Reading, now: float, rows: Sequence[Op] = ()) -> PodVi
         limit_micro_usd=op.cap,
         limit_in_s=spend.left_s(op, now, reading.clock_scale) if op.is_live else None,
         ends=_ends(op, reading, now) if op.is_live else (),
-        ssh=_ssh(op) if op.is_live and reading.pod and reading.pod.state else "",
+        ssh=_ssh(op) if op.is_live and reading.pod and reading.pod.state not in ("", *DEAD) else "",
         started_at=float(op.intent_at),
         note=_note(op, reading),
         in_store=progress.get("in_store") or {},
@@ -108,7 +109,18 @@ def _state(op: Op, reading: Reading) -> str:
     if op.is_live and op.stays and not reading.verdict and reading.is_alive and reading.guard.get("holds"):
         return "idle"  # it has had no work yet
     why = op.reason.removeprefix(HAS).partition(":")[0] if op.reason.startswith(HAS) and not op.is_live else ""
+    why = why or ("limit" if _is_gone_at_its_limit(op, reading) else "")
     return state_of(op.state, reading.verdict.get("state", "") or why, reading.is_alive)
+
+
+def _is_gone_at_its_limit(op: Op, reading: Reading) -> bool:
+    """Whether nobody asked for the end of a rented pod, and it was gone when its limit was due: a guard is early."""
+    limit_s = spend.limit_s(op)
+    if op.is_live or op.del_requested_at is not None or op.reason.startswith(HAS):
+        return False
+    if not op.ended_at or not op.rate or limit_s is None:
+        return False
+    return spend.age_s(op, op.ended_at, reading.clock_scale) >= limit_s - leads_s(limit_s)[0]
 
 
 def state_of(state: str, verdict: str, is_alive: bool | None) -> str:
@@ -146,6 +158,8 @@ def _note(op: Op, reading: Reading) -> str:
         return "being ended, not yet proven gone"
     if op.state == UNKNOWN:
         return "the provider's answer was lost: it may exist"
+    if _is_gone_at_its_limit(op, reading):
+        return f"it was gone when its limit was due, and left no word ({op.reason})"
     if op.state == READY and reading.is_alive is False:
         return "neither its guard nor its agent lives" if reading.exists else "its provider does not know it any more"
     return op.reason
@@ -165,6 +179,8 @@ def _ends(op: Op, reading: Reading, now: float) -> tuple[str, ...]:
 
 def _vendor_ends(op: Op, pod: Pod | None) -> Iterator[str]:
     """What the vendor said just now that it will do by itself."""
+    if pod and pod.state in DEAD:
+        return
     if pod and pod.ends_at:
         yield f"{op.vendor}'s timer is armed: {datetime.fromtimestamp(pod.ends_at, timezone.utc):%Y-%m-%d %H:%M} UTC"
     if pod and pod.spend_limit_micro_usd:
@@ -211,9 +227,10 @@ def _read(op: Op, provider: Provider | None, homes: Path) -> Reading:
     """Whatever goes wrong becomes words: a table with one bad row is still a table."""
     if provider is None and op.is_live:
         return Reading(problem=f"provider {op.vendor} is not set up here")
+    pod, scale = None, clock_scale(provider) if provider else 1.0
     try:
         pod = provider.find(op.remote_id or op.token) if op.is_live and provider else None
-        exists, scale = pod is not None, clock_scale(provider) if provider else 1.0
+        exists = pod is not None
         if pod and pod.state in DEAD:
             why = f"{op.vendor} says that its pod is {pod.state}{f': {pod.note}' if pod.note else ''}"
             return replace(_from_home(op, homes, why), exists=True, pod=pod, clock_scale=scale, is_alive=False)
@@ -223,7 +240,7 @@ def _read(op: Op, provider: Provider | None, homes: Path) -> Reading:
             said = (ask if exists else words_of)(op, provider.reach(pod_of(op)))
         return Reading(exists, pod, scale, _is_alive(said), said["guard"], said["progress"], said["verdict"])
     except (SlipwayError, OSError, ValueError) as error:
-        return _from_home(op, homes, str(error))
+        return replace(_from_home(op, homes, str(error)), pod=pod, clock_scale=scale)
 
 
 def _from_home(op: Op, homes: Path, problem: str) -> Reading:

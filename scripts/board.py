@@ -1,5 +1,6 @@
 """What `status` does: the table of runs, once or again and again."""
 
+import functools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,7 +25,7 @@ def status(run, watch, json):
             if json:
                 print_json([render.view_json(view) for view in views])
             elif views:
-                render.console(stderr=False).print(render.status_table(views))
+                render.console(stderr=False).print(render.status_table(views), soft_wrap=True)
             else:
                 render.say("no runs yet; begin with: ./inv launch --phase sft")
             return
@@ -39,12 +40,16 @@ def snapshot(journal: Journal, settings: Settings, run: str) -> list[Any]:
             vendors[name] = words.provider(settings, name)
     name = match(run, journal.runs()) if run else ""
     shown = len(journal.runs()) if name else 10
-    views = watch.snapshot(journal, vendors, words.homes(settings), ended=shown)[::-1]
+    look = functools.partial(watch.snapshot, journal, vendors, words.homes(settings), ended=shown)
+    views = look()[::-1]
     ended = {view.run for view in views if view.state not in ("running", "lost", "idle")}
-    ended |= {view.run for view in views if view.state == "lost" and view.provider in VENDORS}  # it may bill
+    rented = [view for view in views if view.provider in VENDORS]
+    ended |= {view.run for view in rented if view.state == "lost" or view.limit_in_s == 0}  # it may bill
     due = [op.token for op in journal.ops(live=True) if op.vendor == "local" or op.run in ended]
     if due:
         settle(journal, settings, due)
+        if any(not journal.op(token).is_live for token in due):
+            views = look()[::-1]
     return [view for view in views if not name or view.run == name]
 
 

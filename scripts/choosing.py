@@ -10,7 +10,9 @@ from infra import offers as market
 from infra.agent.job import Limits
 from infra.ends import ends_of
 from infra.errors import NoOffer, OutOfMoney, SlipwayError, UsageError
+from infra.filters import in_words
 from infra.forecast import SETUP_S, Forecast, flops_per_s, forecast
+from infra.hosts import HostMemory
 from infra.launch import choose as choose_own
 from infra.machine import flops_per_s as flops_here
 from infra.money import BadAmount, micro_usd
@@ -26,6 +28,7 @@ from scripts.project import columns
 GPU, NUM_GPUS, SPEND_LIMIT = "B200", 8, "150"  # what is rented when nothing is said
 SHOWN = 9
 WAIT_S = 60.0
+DOUBT_S = 6 * 3600.0  # on the vendor's clock: for so long an offer that failed is tried last
 
 
 def request_for(
@@ -35,18 +38,20 @@ def request_for(
     asked = dict(flags)
     if candidates[0].is_rented and not asked["gpu"] and not asked["instance_type"]:
         asked |= {"gpu": GPU, "num_gpus": asked["num_gpus"] or NUM_GPUS}
+    if asked["volume"] and not candidates[0].is_rented:
+        raise UsageError("--volume is of a vendor's; own machines keep what is on their disks")
     wanted = table.request_for(**asked)
     provider = candidates[0].name if len(candidates) == 1 else "market"
     return replace(wanted, run=run, provider=provider, nodes=nodes, pool=pool, host=host)
 
 
-def limits_for(settings: Settings, is_rented: bool, ttl: str, spend_limit: str) -> Limits:
+def limits_for(settings: Settings, is_rented: bool, ttl: str, spend_limit: str, idle_stop: str = "") -> Limits:
     """What ends a run. Rented machines never go without: a spend limit is armed when neither is asked for."""
-    time_s = words.seconds(ttl)
+    time_s, idle_s = words.seconds(ttl), words.seconds(idle_stop)
     if not is_rented:
         if spend_limit:
             raise UsageError("--spend-limit is for rented machines; nothing is paid here")
-        return Limits(time_s=time_s, reserve_bytes=settings.reserve_bytes)
+        return Limits(time_s=time_s, idle_gpu_s=idle_s, reserve_bytes=settings.reserve_bytes)
     if not ttl and not spend_limit:
         render.say(f"neither --ttl nor --spend-limit is given: {SPEND_LIMIT} USD are the limit")
         spend_limit = SPEND_LIMIT
@@ -56,7 +61,7 @@ def limits_for(settings: Settings, is_rented: bool, ttl: str, spend_limit: str) 
         raise UsageError(f"--spend-limit: {error}") from None
     if spend == 0:
         raise UsageError("--spend-limit is 0; nothing can be rented for that")
-    return Limits(time_s=time_s, spend_micro_usd=spend, reserve_bytes=settings.reserve_bytes)
+    return Limits(time_s=time_s, spend_micro_usd=spend, idle_gpu_s=idle_s, reserve_bytes=settings.reserve_bytes)
 
 
 def find(candidates: Sequence[Provider], request: Request) -> list[Offer]:
@@ -67,7 +72,17 @@ def find(candidates: Sequence[Provider], request: Request) -> list[Offer]:
     found = market.survey(asked, request)
     for one in found.silent if found.offers else ():
         render.say(render.clean(f"{one.provider}: {' '.join(str(one.error).split())}"))
-    return list(market.require(found, request).offers)
+    return doubtful_last(market.require(found, request).offers, clock_scale(candidates[0]))
+
+
+def doubtful_last(offers: Sequence[Offer], scale: float) -> list[Offer]:
+    """Those that could not be had, did not boot or were not as promised lately are tried after all others."""
+    failed = HostMemory.beside(words.settings().state_file).blamed(DOUBT_S / scale)
+    doubtful = [one for one in offers if words.known_as(one) in failed]
+    for one in doubtful if len(doubtful) < len(offers) else ():
+        why = failed[words.known_as(one)].failure
+        render.say(render.clean(f"tried last: {in_words(one)}: {' '.join(why.split())[:200]}"))
+    return [*(one for one in offers if one not in doubtful), *doubtful]
 
 
 def wait_for(candidates: Sequence[Provider], request: Request) -> list[Offer]:

@@ -95,6 +95,7 @@ def wanted(spec: PodSpec) -> tuple[list[Provider], Request, Limits]:
             "network")  # fmt: skip
     request = request_for(
         gpu=spec.gpu_type or "", num_gpus=spec.gpu_count, all_configs=False, use_spot=spec.use_spot,
+        volume=spec.volume_id or "",
         min_upload_mbps=spec.min_upload_mbps or 0, min_download_mbps=spec.min_download_mbps or 0,
         **{name: getattr(spec, name) or "" for name in text},
     )  # fmt: skip
@@ -103,7 +104,8 @@ def wanted(spec: PodSpec) -> tuple[list[Provider], Request, Limits]:
     is_rented = candidates[0].is_rented
     ttl = "" if spec.ttl_hours is None else f"{spec.ttl_hours * 3600:f}s"
     spend_limit = spec.spend_limit or (choosing.SPEND_LIMIT if is_rented and not ttl else "")
-    return candidates, request, choosing.limits_for(settings, is_rented, ttl, spend_limit)
+    idle_stop = "" if spec.idle_stop_minutes is None else f"{spec.idle_stop_minutes:f}m"
+    return candidates, request, choosing.limits_for(settings, is_rented, ttl, spend_limit, idle_stop)
 
 
 def find(spec: PodSpec) -> tuple[list[Provider], Request, Limits, Sequence[Offer]]:

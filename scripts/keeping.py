@@ -8,7 +8,7 @@ from infra.journal import Journal, Op
 from infra.keep import Keeper
 from infra.records import Offer, Request
 from infra.settings import Settings
-from scripts import choosing, render, words
+from scripts import choosing, hints, render, words
 from scripts.ledger import tell
 from scripts.planning import ROOT
 from scripts.program import print_json
@@ -38,7 +38,7 @@ def hand_on(op: Op, settings: Settings) -> str:
     if not words.provider(settings, op.vendor).is_here:
         log = words.homes(settings) / op.run / "keep.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        line = [sys.executable, "-m", "invoke", "--search-root", str(ROOT), "keep", op.run]
+        line = [sys.executable, "-m", "invoke", "--search-root", str(ROOT), "keep", op.run, *hints.flags()]
         with log.open("ab") as file:
             subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
         return f"inv keep {op.run} brings it home, and back if its machine fails; it writes to {log}"

@@ -7,7 +7,10 @@ from scripts.program import command
 @command(
     "scripts.runs",
     world="begin",
+    word="file",
+    flag_file="file",
     help={
+        "file": "YAML of these flags, `gpu: H100`; what is typed outweighs it",
         "phase": "base, mid, sft, a sum such as mid+sft, or all",
         "profile": "recipe of model and training (smoke, tiny)",
         "provider": "where: local, or what .env says",
@@ -24,6 +27,7 @@ from scripts.program import command
         "nodes": "machines that train as one",
         "ttl": "end the run after this long: 90s, 30m, 2h",
         "spend-limit": "rented: end the run at so many US dollars (150 when neither this nor --ttl is given)",
+        "idle-stop": "end the run when no GPU has worked for this long: 15m",
         "wait": "rented: look again every minute until something fits",
         "on-failure": "rented: end the pod when the work fails, or keep it",
         "with-missing": "rented: make text, tokenizer and questions there, while it bills",
@@ -36,12 +40,12 @@ from scripts.program import command
     },
 )
 def launch(
-    c, phase="sft", profile="", provider="", source="", packages="", persona="", seed: int | None = None,
+    c, file="", phase="sft", profile="", provider="", source="", packages="", persona="", seed: int | None = None,
     steps: int | None = None, tag="", store="", pool="", host="", gpu="", num_gpus=0, all_configs=False, cpus="",
     memory="", disk_size="", country="", city="", cloud="", region="", instance_type="", min_upload_mbps=0,
-    min_download_mbps=0, use_spot=False, max_price="", network="", nodes=1, ttl="", spend_limit="", wait=False,
-    on_failure="end", with_missing=False, run_name="", detach=False, no_accept=False, dry_run=False, yes=False,
-    json=False,
+    min_download_mbps=0, use_spot=False, max_price="", network="", volume="", nodes=1, ttl="", spend_limit="",
+    idle_stop="", wait=False, on_failure="end", with_missing=False, run_name="", detach=False, no_accept=False,
+    dry_run=False, yes=False, json=False,
 ):  # fmt: skip
     """Train one or more phases, from nothing if need be, and follow them to the end."""
 

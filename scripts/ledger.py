@@ -15,7 +15,7 @@ from infra.notice import notify
 from infra.providers import Provider
 from infra.reconcile import Action, Claim, Delete, Move, reconcile
 from infra.settings import VENDORS, Settings
-from infra.transport import Transport
+from infra.transport import Lost, TimedOut, Transport, Unreachable
 from scripts import render, words
 from store import Store, StoreError
 
@@ -50,12 +50,20 @@ def settle(journal: Journal, settings: Settings, only: Collection[str] | None = 
                 if vendor.is_rented and op.slot >= 0 and is_kept_by_another(op, journal):
                     continue  # its keeper looks after it
                 transport = vendor.reach(pods.pod_of(op)) if op.address or not vendor.is_rented else None
-                verdict = pods.verdict_of(op, transport) if transport and op.slot >= 0 else {}
+                verdict, silence = dict[str, Any](), None
+                try:
+                    verdict = pods.verdict_of(op, transport) if transport and op.slot >= 0 else {}
+                except (Lost, TimedOut, Unreachable) as error:
+                    if not vendor.is_rented:
+                        raise
+                    transport, silence = None, error  # its vendor may say more, and its limits hold all the same
                 if verdict.get("state") == NODE_LOST and is_kept_by_another(op, journal):
                     continue  # its keeper begins it anew
                 if verdict:
                     bring_home(op, vendor, settings)
                 ended = pods.settle(vendor, op, journal, transport)
+                if ended.is_live and silence:
+                    raise silence
                 if vendor.is_rented and not (ended.is_live or verdict):  # perhaps by itself
                     verdict = keep_last_words(ended, settings)
                 if not ended.is_live and op.slot == 0:

@@ -18,9 +18,9 @@ from infra.follow import RETRY_S, Seen, look
 from infra.follow import follow as follow_run
 from infra.journal import Journal, Op
 from infra.settings import Settings
-from infra.transport import Lost, TimedOut, Transport, Unreachable
+from infra.transport import Lost, TimedOut, Unreachable
 from scripts import words
-from scripts.ledger import find_run, open_journal
+from scripts.ledger import find_run, keep_last_words, open_journal
 from scripts.render import clean
 from store import StoreError
 
@@ -39,11 +39,10 @@ def show(
     op: Op, journal: Journal, settings: Settings, *, follow: bool, tail: int, since: str, file: str, errors: bool
 ) -> None:
     """Print to stdout. Raises UsageError for a log that does not exist, Exit with the run's code after following."""
-    folder, vendor = words.homes(settings) / op.run, words.provider(settings, op.vendor)
+    folder = words.homes(settings) / op.run
     wanted_s = words.seconds(since)
     after = 0.0 if wanted_s is None else time.time() - wanted_s
-    is_deaf = bring(op, vendor.reach(pods.pod_of(op)), folder) if op.address else True
-    if op.store and (is_deaf or not op.is_live):
+    if bring(op, journal, settings, folder) or not op.is_live:
         bring_from_store(op, folder)
 
     def paths() -> list[Path]:
@@ -56,9 +55,11 @@ def show(
         return
     verdict: Mapping[str, Any] = {}
     for op, (_, verdict) in follow_pods(op, journal, settings):  # noqa: B020 (the run may move to another pod)
-        transport = vendor.reach(pods.pod_of(op))
         deadline = time.monotonic() + LAST_S
-        while bring(op, transport, folder) and verdict and time.monotonic() < deadline:
+        while bring(op, journal, settings, folder) and verdict and time.monotonic() < deadline:
+            if is_gone(op := journal.op(op.token), settings):
+                bring_from_store(op, folder)
+                break
             time.sleep(RETRY_S)
         for path in paths():
             offsets[path] = write(path, offsets.get(path, 0), is_last=bool(verdict))
@@ -70,8 +71,11 @@ def show(
 def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[Op, Seen]]:
     """Looks at the run, over all pods on which its keeper lets it go on. Raises SlipwayError when nobody does."""
     while True:
-        transport = words.provider(settings, op.vendor).reach(pods.pod_of(op))
         try:
+            if is_gone(op, settings):
+                yield op, ({}, keep_last_words(op, settings))
+                return
+            transport = words.provider(settings, op.vendor).reach(pods.pod_of(op))
             for seen in follow_run(op, journal, transport) if op.is_live else [look(op, transport)]:
                 if seen[1].get("state") == NODE_LOST and journal.holder(keep.lease_name(op.run)):
                     break  # it is begun anew
@@ -79,24 +83,37 @@ def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[
             else:
                 return
         except SlipwayError:
-            if journal.holder(keep.lease_name(op.run)) is None:
+            if journal.holder(keep.lease_name(op.run)) is None and not is_gone(journal.op(op.token), settings):
                 raise
         time.sleep(RETRY_S)
         op = journal.ops(run=op.run)[-1]
 
 
-def bring(op: Op, transport: Transport, folder: Path) -> bool:
-    """Whether the pod is deaf just now: then what is at home has to do, and it is asked again."""
+def is_gone(op: Op, settings: Settings) -> bool:
+    """Whether nothing can be asked of it any more: what it has left is in the store."""
+    return not op.is_live and words.provider(settings, op.vendor).is_rented
+
+
+def bring(op: Op, journal: Journal, settings: Settings, folder: Path) -> bool:
+    """Whether what is at home, and in the store, has to do: the pod is deaf just now, or gone."""
+    if not op.address or is_gone(op, settings):
+        return True
     try:
-        home.bring_logs(op, transport, folder)
+        home.bring_logs(op, words.provider(settings, op.vendor).reach(pods.pod_of(op)), folder)
         return False
-    except (Lost, TimedOut, Unreachable) as error:
+    except SlipwayError as error:
+        if is_gone(journal.op(op.token), settings):  # meanwhile
+            return True
+        if not isinstance(error, (Lost, TimedOut, Unreachable)):
+            raise
         print(f"{op.run}: {error}", file=sys.stderr)
         return True
 
 
 def bring_from_store(op: Op, folder: Path) -> None:
     """What the pod itself has brought there: it may be gone."""
+    if not op.store:
+        return
     try:
         home.bring_logs_from_store(op, folder)
     except StoreError as error:  # then what is at home has to do

@@ -19,6 +19,7 @@ MACHINE = {
     "use-spot": "machines that may be taken away, which cost less",
     "max-price": "US dollars per hour of the whole machine",
     "network": "best: made for traffic between machines (InfiniBand and the like)",
+    "volume": "id of a vendor's volume, which the pod gets: only machines that can have it",
 }  # what kind of machine is wanted
 
 
@@ -34,7 +35,7 @@ MACHINE = {
 def offers(
     c, provider="", gpu="", num_gpus=0, all_configs=False, cpus="", memory="", disk_size="", country="", city="",
     cloud="", region="", instance_type="", min_upload_mbps=0, min_download_mbps=0, use_spot=False, max_price="",
-    network="", json=False,
+    network="", volume="", json=False,
 ):  # fmt: skip
     """What can be rented now, by price: all vendors whose key is set, and own machines."""
 

@@ -33,7 +33,7 @@ def offers(*, provider, all_configs, json, **wanted):
 
 def request_for(
     *, gpu, num_gpus, all_configs, cpus, memory, disk_size, country, city, cloud, region, instance_type,
-    min_upload_mbps, min_download_mbps, use_spot, max_price, network,
+    min_upload_mbps, min_download_mbps, use_spot, max_price, network, volume,
 ) -> Request:  # fmt: skip
     """Raises UsageError for flags that mean nothing."""
     for flag, number in (("num-gpus", num_gpus), ("min-upload-mbps", min_upload_mbps),
@@ -66,6 +66,7 @@ def request_for(
         upload_mbps=min_upload_mbps,
         download_mbps=min_download_mbps,
         network=network,
+        volume=volume,
         max_micro_usd_per_hour=most,
     )
 

@@ -19,6 +19,7 @@ WHICH = "the pod (default: that of this line, or the only one)"
         **MACHINE,
         "ttl": "end the pod after this long: 90s, 30m, 2h",
         "spend-limit": "rented: end the pod at so many US dollars (150 when neither this nor --ttl is given)",
+        "idle-stop": "end the pod when no GPU has worked for this long: 15m; setting up counts too",
         "wait": "rented: look again every minute until something fits",
         "run-name": "name of the pod instead of a generated one",
         "no-accept": "take a machine as it is, without looking whether it works",
@@ -30,8 +31,8 @@ WHICH = "the pod (default: that of this line, or the only one)"
 def create(
     c, provider="", pool="", host="", gpu="", num_gpus=0, all_configs=False, cpus="", memory="", disk_size="",
     country="", city="", cloud="", region="", instance_type="", min_upload_mbps=0, min_download_mbps=0,
-    use_spot=False, max_price="", network="", ttl="", spend_limit="", wait=False, run_name="", no_accept=False,
-    dry_run=False, yes=False, json=False,
+    use_spot=False, max_price="", network="", volume="", ttl="", spend_limit="", idle_stop="", wait=False,
+    run_name="", no_accept=False, dry_run=False, yes=False, json=False,
 ):  # fmt: skip
     """A pod without work (elsewhere called --deploy-only): its guard ends it at its limits, whatever else happens."""
 

@@ -29,18 +29,21 @@ from invoke.parser.parser import ParseResult
 
 from data.config import ConfigError
 from infra.errors import SlipwayError
+from scripts import hints
 from store import StoreError
 
 STATE_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 REHEARSE = "deal with the rehearsal, where nothing costs money; so does the rest of the line"
+STATE_FILE = "the journal of this line: a world of its own, whose pods no other one sees"
 KINDS = {int: "a whole number", float: "a number"}
 
 
 class Command(Task):
     """A task that may take one bare word, and whose flags have the types of its annotations."""
 
-    def __init__(self, body: Callable[..., Any], word: str = "", **options: Any) -> None:
+    def __init__(self, body: Callable[..., Any], word: str = "", flag_file: str = "", **options: Any) -> None:
         self.word = word
+        self.flag_file = flag_file  # names the parameter that is a file with more flags
         self.explained = dict(options.get("help", {}))  # invoke takes from its own what it has read
         super().__init__(body, auto_shortflags=False, positional=[], **options)
 
@@ -63,36 +66,42 @@ def command(
     A parameter named in both `word` and `iterable` takes any number of bare words. With `does`, the function below is
     only the declaration: its namesake in that module gets the flags, and is loaded when the command is called. Such a
     command has a flag of its own, `--rehearse`: it, and what follows on the line, deals with the rehearsal's world. One
-    must run (`world="find"`), or is begun ("begin"); `world=""` is for what has nothing to do with pods. The flags of
-    `extends` are taken too.
+    must run (`world="find"`), or is begun ("begin"); `world=""` is for what has nothing to do with pods. It has
+    `--state-file`, too. The flags of `extends` are taken as well.
     """
 
     def make(declared: Callable[..., Any]) -> Command:
         if not does:
             return Command(declared, **options)
-        signature, explained = inspect.signature(declared), dict(options.pop("help", {}))
+        signature, explained = inspect.signature(declared), dict(options.get("help", {}))
+        more = {name: value for name, value in options.items() if name != "help"}
         parameters = dict(signature.parameters)
         if extends is not None:
-            taken = {
-                name: one for name, one in inspect.signature(extends.body).parameters.items() if name != "rehearse"
-            }
+            ours = ("rehearse", "state_file")
+            taken = {name: one for name, one in inspect.signature(extends.body).parameters.items() if name not in ours}
             parameters = {"c": parameters.pop("c"), **taken, **parameters}
-            explained = {
-                **{name: words for name, words in extends.explained.items() if name != "rehearse"},
-                **explained,
-            }
+            words = {name: said for name, said in extends.explained.items() if name.replace("-", "_") not in ours}
+            explained = {**words, **explained}
+            more = {"word": extends.word, "flag_file": extends.flag_file, **more}
         if world:
             parameters["rehearse"] = inspect.Parameter("rehearse", inspect.Parameter.KEYWORD_ONLY, default=False)
             explained["rehearse"] = REHEARSE
+        if world or extends is not None:
+            parameters["state_file"] = inspect.Parameter("state_file", inspect.Parameter.KEYWORD_ONLY, default="")
+            explained["state-file"] = STATE_FILE
 
         @functools.wraps(declared)
-        def body(c: Any, rehearse: bool = False, **flags: Any) -> Any:
+        def body(c: Any, rehearse: bool = False, state_file: str = "", **flags: Any) -> Any:
+            if "flag_file" in more:
+                flags.pop(more["flag_file"])  # it has been read
+            if state_file:
+                importlib.import_module("scripts.worlds").keep_apart(state_file)
             if rehearse:
                 importlib.import_module("scripts.worlds").enter(begin=world == "begin")
             return getattr(importlib.import_module(does), declared.__name__)(**flags)
 
         vars(body)["__signature__"] = signature.replace(parameters=list(parameters.values()))
-        return Command(body, help=explained, **options)
+        return Command(body, help=explained, **more)
 
     return make
 
@@ -158,6 +167,7 @@ class Polite(Program):
 
     def execute(self) -> None:
         """One by one: each task runs as often as it is named, and a failure names the task that failed."""
+        hints.teach({name: one.flags for name, one in self.parser.contexts.items()})
         for one in self.tasks:
             as_json = "json" in one.args and one.args["json"].value
             with manners(self.logs, one.name or "", as_json), last_words():
@@ -181,6 +191,7 @@ def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]
     """Turn whatever happens inside into an Exit with few words and the right code; as JSON on stdout too, if asked."""
 
     def leave(said: str, code: int) -> Exit:
+        said = hints.as_typed(said)
         if as_json and not is_closed(1):
             print_json({"error": said, "exit_code": code})
         return Exit(f"inv {name}: {said}", code=code)
@@ -190,7 +201,9 @@ def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]
             yield
         finally:
             sys.stdout.flush()  # here, where a closed pipe can still be answered
-    except (Exit, SystemExit):
+    except Exit as leaving:
+        raise Exit(leaving.message and hints.as_typed(leaving.message), code=leaving.code) from None
+    except SystemExit:
         raise
     except KeyboardInterrupt:
         raise Exit(code=130) from None
@@ -259,7 +272,36 @@ class Words:
                 self.read_so_far.append(deepcopy(self.contexts[word]))
             else:
                 self.read_bare(word)
+        for one in self.read_so_far:
+            self.read_file(one)
         return self.read_so_far
+
+    def read_file(self, here: Any) -> None:
+        """The flags of a file that a task was given, but for those that were typed."""
+        named = getattr(self.collection[here.name], "flag_file", "")
+        path = here.args[named].value if named else ""
+        if not path:
+            return
+        from scripts import flag_file
+
+        flags = {name.lstrip("-"): argument for name, argument in here.flags.items() if argument.name != named}
+        try:
+            written = flag_file.read(Path(path), flags)
+        except SlipwayError as error:
+            raise Exit(f"inv {here.name}: {error}", code=2) from None
+        for name, values in written.items():
+            argument = flags[name]
+            if argument.raw_value not in (None, []):
+                continue
+            for value in values:
+                called = f"{path}: {name}"
+                if argument.kind is bool and isinstance(value, bool):
+                    argument.set_value(value, cast=False)
+                elif argument.kind is bool or isinstance(value, bool) or len(values) > 1 and argument.kind is not list:
+                    wanted = "true or false" if argument.kind is bool else "one word or number (quote yes, no, on, off)"
+                    raise Exit(f"inv {here.name}: {called}: expected {wanted}", code=2)
+                else:
+                    self.give(here, argument, called, value)
 
     def read_bare(self, word: str) -> None:
         here = self.read_so_far[-1] if self.read_so_far else None

@@ -42,23 +42,32 @@ def show_schema(schema: str, as_json: bool) -> None:
         print(columns([(name, "null" if default is None else str(default), about) for name, default, about in keys]))
 
 
-@command(help={"provider": "ssh: look at the machines of the inventory instead", "json": "one JSON document"})
+@command(
+    help={
+        "provider": "instead: ssh, the machines of the inventory; runpod, lium, shadeform, what they say to the key",
+        "json": "one JSON document",
+    }
+)
 def doctor(c, provider="", json=False):
-    """Say what this machine has and lacks, or each machine of yours; exit 0 when all of it can be used."""
+    """Say what this machine has and lacks, or each machine of yours, or an account; exit 0 when it can be used."""
     from infra import machine
     from infra.errors import UsageError
-    from infra.settings import Settings
+    from infra.settings import VENDORS, Settings
 
-    if provider not in ("", "local", "ssh"):
-        raise UsageError(f"--provider is {provider!r}; known: local, ssh")
+    if provider not in ("", "local", "ssh", *VENDORS):
+        raise UsageError(f"--provider is {provider!r}; known: local, ssh, {', '.join(VENDORS)}")
     settings = Settings.load(ROOT)
-    found = machine.nodes(settings) if provider == "ssh" else machine.findings(ROOT, settings)
+    if provider in VENDORS:
+        found = machine.account(provider, settings)
+    else:
+        found = machine.nodes(settings) if provider == "ssh" else machine.findings(ROOT, settings)
     if json:
         print_json(found)
     else:
         print(columns([(one.name, one.state, one.detail) for one in found]))
     if any(one.state == "bad" for one in found):
-        which = "some machines cannot be used" if provider == "ssh" else "this machine cannot run the street yet"
+        known = {"ssh": "some machines cannot be used", "": "this machine cannot run the street yet"}
+        which = known.get(provider.removeprefix("local"), f"nothing can be rented at {provider}")
         raise Exit(f"inv doctor: {which}: see the lines marked bad", code=1)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from infra.records import Plan, PodView
 from infra.shipment import SyncPlan
+from scripts import hints
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -21,7 +22,7 @@ MARKS = {"waiting": "·", "running": "▸", "done": "✓", "reused": "=", "faile
 
 def say(words: str) -> None:
     """Talk: to stderr, at once."""
-    print(words, file=sys.stderr, flush=True)
+    print(hints.as_typed(words), file=sys.stderr, flush=True)
 
 
 def clean(text: str) -> str:
@@ -282,8 +283,8 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
             for one, at in sorted(view.in_store.items(), key=lambda item: item[1])[-1:]
             if view.state != "succeeded"
         )
-        words = (clean(view.note), *safe, back, money(view), *view.ends, view.ssh)
-        lines.extend(Text(f"{view.run}: {one}", style="dim") for one in words if one)
+        words = (clean(view.note), *safe, back, money(view), more(view), *view.ends, view.ssh)
+        lines.extend(Text(hints.as_typed(f"{view.run}: {one}"), style="dim") for one in words if one)
     at_work = [view for view in views if view.state in ("running", "lost") and view.progress]
     return Group(table, *([figures_table(at_work, now)] if at_work else []), *lines)
 
@@ -295,6 +296,13 @@ def money(view: PodView) -> str:
     limit = "" if view.limit_micro_usd is None else f" of {usd(view.limit_micro_usd)}"
     rate = f"{usd(view.micro_usd_per_hour)} USD/h"
     return f"{cents(view.spent_micro_usd)}{limit} USD spent at {rate}; the limit is {duration(view.limit_in_s)} away"
+
+
+def more(view: PodView) -> str:
+    """What to type when the money was not enough: twice as much, from the beginning of the run; else ""."""
+    if view.state != "limit" or not view.limit_micro_usd:
+        return ""
+    return f"to go on from its newest checkpoint: inv resume {view.run} --spend-limit {usd(2 * view.limit_micro_usd)}"
 
 
 def cents(micro_usd: int) -> str:

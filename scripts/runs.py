@@ -20,7 +20,7 @@ from infra import launch as street
 from infra.agent.job import Job, Limits
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError, UsageError
-from infra.journal import Journal, Op, Taken
+from infra.journal import Fenced, Journal, Op, Taken
 from infra.keep import Keeper
 from infra.names import check_name, run_name
 from infra.providers import Provider
@@ -41,8 +41,8 @@ THEN = {"failed": "mend that, then launch again or ", NODE_LOST: "when its machi
 
 
 def launch(
-    *, provider, profile, source, store, pool, host, nodes, ttl, spend_limit, run_name, detach, no_accept, wait,
-    on_failure, with_missing, dry_run, json, yes, phase, packages, persona, seed, steps, tag, **machine,
+    *, provider, profile, source, store, pool, host, nodes, ttl, spend_limit, idle_stop, run_name, detach, no_accept,
+    wait, on_failure, with_missing, dry_run, json, yes, phase, packages, persona, seed, steps, tag, **machine,
 ):  # fmt: skip
     settings = words.settings(provider=provider, profile=profile, source=source, store=store)
     name = check_name(run_name) if run_name else ""
@@ -53,7 +53,7 @@ def launch(
     work = {"phase": phase, "packages": packages, "persona": persona, "seed": seed, "steps": steps, "tag": tag}
     candidates = words.providers(settings)
     vendor = candidates[0]
-    limits = choosing.limits_for(settings, vendor.is_rented, ttl, spend_limit)
+    limits = choosing.limits_for(settings, vendor.is_rented, ttl, spend_limit, idle_stop)
     limits = replace(limits, spend_micro_usd=limits.spend_micro_usd and limits.spend_micro_usd // nodes)
     request = choosing.request_for(machine, name or "new", candidates, nodes, pool, host)
     with open_journal(settings) as journal:
@@ -241,7 +241,7 @@ def hang_up() -> Iterator[list[int]]:
 def talk_to(artifact: str, store: str) -> str:
     """The command for a model just made, which need not be the one that is meant when nothing is said."""
     usual = words.settings()
-    where = "" if store == usual.store else f"SLIPWAY_STORE={shlex.quote(store)} "
+    where = "" if store == usual.store and not usual.rehearsal else f"SLIPWAY_STORE={shlex.quote(store)} "
     model = "" if artifact == f"{CHECKPOINTS['sft']}/{usual.profile}" else f" {artifact}"
     return f"Talk to it: {where}./inv chat{model}"
 
@@ -280,6 +280,8 @@ def _lines(seen: Iterator[Any], every_s: float = 15.0) -> Iterator[Any]:
             due = step["state"] == "running" and time.monotonic() - at > every_s
             if step["state"] != state or due:
                 told[step["name"]] = (step["state"], time.monotonic())
+                if step["state"] == "waiting":  # again, on another pod
+                    continue
                 render.say(render.step_line(step, time.time()))
         yield progress, verdict
 
@@ -328,8 +330,13 @@ def end(op: Op, journal: Journal, settings: Settings) -> None:
 
 def last_rites(op: Op, vendor: Provider, journal: Journal, settings: Settings) -> Op:
     """Of a rented pod: it saves, and what it says is brought home. One that is deaf is ended all the same."""
-    if op.state != TERMINATING:  # from here on nobody brings it back
-        op = journal.advance(op, "end", reason=pods.ASKED)
+    while op.is_live and op.state != TERMINATING:  # from then on nobody brings it back
+        try:
+            op = journal.advance(op, "end", reason=pods.ASKED)
+        except Fenced:  # who follows it has just written something down
+            op = journal.op(op.token)
+    if not op.is_live:
+        return op
     keep.end_keeper(op.run, journal, patience_s=0.0)  # it would end the pod as soon as that has a verdict
     render.say(f"{op.run}: saving and leaving")
     try:

@@ -27,12 +27,12 @@ from scripts.project import columns
 
 
 def create(
-    *, provider, pool, host, ttl, spend_limit, run_name, no_accept, wait, dry_run, yes, json, **machine
+    *, provider, pool, host, ttl, spend_limit, idle_stop, run_name, no_accept, wait, dry_run, yes, json, **machine
 ):  # fmt: skip
     settings = words.settings(provider=provider)
     name = check_name(run_name) if run_name else ""
     candidates = words.providers(settings)
-    limits = choosing.limits_for(settings, candidates[0].is_rented, ttl, spend_limit)
+    limits = choosing.limits_for(settings, candidates[0].is_rented, ttl, spend_limit, idle_stop)
     request = choosing.request_for(machine, name or "new", candidates, 1, pool, host)
     with open_journal(settings) as journal:
         settle(journal, settings)

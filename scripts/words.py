@@ -10,6 +10,7 @@ from typing import Any
 
 from infra import gpus, spend
 from infra.errors import UsageError
+from infra.hosts import HostMemory
 from infra.journal import Op
 from infra.launch import Accept, Terms
 from infra.money import micro_usd
@@ -89,13 +90,20 @@ def terms(settings: Settings, vendor: Provider, unchecked: bool = False) -> Term
     def admit(rows: list[Op], new: Op) -> None:
         spend.admit(rows, new, of_all=of_all, now=time.time(), scale=settings.clock_scale)
 
-    return Terms(accept=examine, admit=admit, boot_s=settings.boot_s)
+    def blame(offer: Offer, failure: str) -> None:
+        HostMemory.beside(settings.state_file).blame(known_as(offer), failure)
+
+    return Terms(accept=examine, admit=admit, blame=blame, boot_s=settings.boot_s)
+
+
+def known_as(offer: Offer) -> str:
+    """The name under which a machine, or an offer of a vendor's, is remembered when it fails."""
+    return f"{offer.provider}:{offer.place or offer.offer_id}"
 
 
 def accept(settings: Settings) -> Accept:
-    """What `start` asks of a machine before any work; one that fails is remembered and not offered again."""
+    """What `start` asks of a machine before any work; an own one that fails is remembered and not offered again."""
     from infra.acceptance import Thresholds, examine
-    from infra.hosts import HostMemory
 
     def judge(transport: Transport, request: Request, offer: Offer) -> str:
         promised = request
@@ -104,9 +112,8 @@ def accept(settings: Settings) -> Accept:
             promised = replace(request, num_gpus=offer.num_gpus, gpu=kind.partition(":")[0],
                                gpu_memory_bytes=offer.gpu_memory_bytes)  # fmt: skip
         report = examine(transport, promised, Thresholds.of(settings), python=transport.python)
-        if not report.is_accepted:
-            machine = offer.place or offer.offer_id
-            HostMemory.beside(settings.state_file).blame(f"{offer.provider}:{machine}", report.failure)
+        if offer.place and not report.is_accepted:
+            HostMemory.beside(settings.state_file).blame(known_as(offer), report.failure)
         return report.failure
 
     return judge

@@ -1,10 +1,12 @@
 """The rehearsal's world, for the commands: finding it, entering it, beginning one."""
 
 import os
+import shlex
 from pathlib import Path
 
+from infra.errors import UsageError
 from infra.rehearsal import attach
-from scripts import render, words
+from scripts import hints, render, words
 
 
 def base() -> Path:
@@ -18,6 +20,7 @@ def enter(begin: bool = False) -> None:
 
     Raises UsageError when none runs, and `begin` is not set.
     """
+    hints.carry("--rehearse")
     if words.settings().rehearsal:
         return  # an earlier command of the line, or whoever started this process, has done so
     try:
@@ -30,10 +33,27 @@ def enter(begin: bool = False) -> None:
     step_into(found)
 
 
+def keep_apart(state_file: str) -> None:
+    """From here on this process, and those that it starts, have that journal, and what lies beside it.
+
+    Raises UsageError within a rehearsal, which has one of its own.
+    """
+    path = Path(state_file).expanduser().absolute()
+    if words.settings().rehearsal:
+        raise UsageError("--state-file: the rehearsal that this line deals with has a journal of its own; "
+                         "give the flag to the first command of the line")  # fmt: skip
+    if path.is_dir():
+        raise UsageError(f"--state-file {state_file} is a folder; name a file in it, such as {path}/journal.sqlite")
+    os.environ["SLIPWAY_STATE_FILE"] = str(path)
+    hints.carry("--state-file", str(path))
+
+
 def step_into(found: attach.Running) -> None:
+    hints.carry("--rehearse")
     os.environ[attach.INSIDE] = str(found.folder)
-    faster = f"its clock runs {found.speed:g} times as fast"
-    render.say(f"rehearsal: nothing here costs money, {faster}; add --rehearse to whatever you type next")
+    faster = "its clock runs as ours" if found.speed == 1 else f"its clock runs {found.speed:g} times as fast"
+    flags = shlex.join(hints.flags())
+    render.say(f"rehearsal: nothing here costs money, {faster}; add {flags} to whatever you type next")
 
 
 def until_when() -> str:

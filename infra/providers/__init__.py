@@ -82,6 +82,7 @@ class Abilities:
     idempotency_key: bool = False
     # What ends a pod that nobody looks after: a key of its own (pod_credential), the vendor's timer (native), none.
     self_terminate: str = "none"
+    volumes: tuple[str, ...] = ()  # shell patterns of where a pod finds its volume; () = it has none
     settle_s: float = 600.0  # as Provider.settle_s, by the vendor's clock
 
 

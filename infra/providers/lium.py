@@ -9,7 +9,7 @@ import math
 import re
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from urllib.parse import quote
 
@@ -28,6 +28,7 @@ from infra.providers import Abilities
 from infra.providers.by_http import ByHttp
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
+from infra.spend import TIMER_GRAIN_S
 
 URL = "https://lium.io/api"
 IMAGE = "daturaai/pytorch"  # cached by the hosts, so that it starts in seconds
@@ -122,6 +123,10 @@ class PodRow(Struct):
     phase: str | None = None
 
 
+class Volume(Struct):
+    id: str
+
+
 class Record(Struct):
     total_cost: Decimal | None = None
 
@@ -143,11 +148,12 @@ class Lium(ByHttp):
     name = "lium"
     can = Abilities(
         time_limit=True,
-        time_grain_s=3600.0,
+        time_grain_s=TIMER_GRAIN_S["lium"],
         spot=True,
         idempotency_key=True,
         tells_limits=True,
         self_terminate="native",
+        volumes=("/mnt/*",),
     )
 
     @staticmethod
@@ -178,7 +184,18 @@ class Lium(ByHttp):
                     found += [self._offer(host, count) for count in _parts(host, counts)]
             except (msgspec.ValidationError, BadAmount):
                 continue  # a host whose owner does not describe it as all others do is no offer
-        return found
+        if request.volume:
+            self._check_volume(request.volume)
+        return [replace(one, volume=request.volume) for one in found]
+
+    def _check_volume(self, volume: str) -> None:
+        """It goes wherever its pod is. NoOffer: the account has no such volume."""
+        try:
+            self.api.read(f"/volumes/{quote(volume, safe='')}", Volume)
+        except Refused as refused:
+            if refused.reply.status in (404, 422):  # 422: it is not formed as the vendor's ids are
+                raise NoOffer(f"this account has no volume {volume}") from None
+            raise
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
         """As promised. Limits, a spending limit too, are armed as whole hours, rounded up.
@@ -197,6 +214,7 @@ class Lium(ByHttp):
             "initial_port_count": PORTS,
             "termination_hours": hours,
             "enable_backups": False,
+            **({"volume_id": request.volume} if request.volume else {}),
         }
         key = {"Idempotency-Key": str(uuid.uuid5(uuid.NAMESPACE_URL, token))}
         host = offer.offer_id.partition("/")[0]

@@ -8,7 +8,7 @@ Source: the vendor's API document of 2026-08-20 and its GraphQL pages.
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 from urllib.parse import quote
@@ -30,6 +30,7 @@ from infra.settings import Settings
 
 URL = "https://api.runpod.io"
 IMAGE = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"  # starts sshd with the key in PUBLIC_KEY
+VOLUME = "/workspace"  # where we have it mounted
 DISK_BYTES = 100 * 10**9
 CLOUDS = ("SECURE", "COMMUNITY")
 COUNTS = (1, 2, 4, 8)
@@ -108,6 +109,11 @@ class PodRows(Struct):
     nextCursor: str | None = None
 
 
+class Volume(Struct):
+    id: str
+    dataCenter: str
+
+
 class Complaint(Struct):
     message: str
 
@@ -163,7 +169,7 @@ class RunPod(ByHttp):
     cuda: str = ""
 
     name = "runpod"
-    can = Abilities(time_limit=True, spot=True, stop=True, self_terminate="pod_credential")
+    can = Abilities(time_limit=True, spot=True, stop=True, self_terminate="pod_credential", volumes=(VOLUME,))
 
     @staticmethod
     def of(settings: Settings) -> "RunPod":
@@ -197,6 +203,7 @@ class RunPod(ByHttp):
 
     def catalog(self, request: Request) -> list[Offer]:
         """Kinds of GPU by count, tier and data center, as far as they are in stock; a hint, no reservation."""
+        center = self._center(request.volume) if request.volume else ""
         kinds = [gpu for gpu, _ in gpus.read_set(request.gpu)]
         counts = {count for _, count in gpus.read_set(request.gpu, request.num_gpus)} or {request.num_gpus}
         found: list[Offer] = []
@@ -210,7 +217,23 @@ class RunPod(ByHttp):
                             found += self._spot(one, cloud, count, request)
                     else:
                         found += self._on_demand(one, cloud, count, request)
+        if center:  # only the vendor's own machines in that data center can have it
+            found = [
+                replace(one, volume=request.volume, region=center)
+                if one.cloud == "SECURE" and one.region in ("", center)
+                else one
+                for one in found
+            ]
         return found
+
+    def _center(self, volume: str) -> str:
+        """The data center that has it. NoOffer: the account has no such volume."""
+        try:
+            return self.api.read(f"/v2/network-volumes/{quote(volume, safe='')}", Volume).dataCenter
+        except Refused as refused:
+            if refused.reply.status == 404:
+                raise NoOffer(f"this account has no volume {volume}") from None
+            raise
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
         """As promised; through GraphQL when a limit is due or it is spot, since only that takes `terminateAfter`.
@@ -221,9 +244,9 @@ class RunPod(ByHttp):
         env = {MARK: token, "SLIPWAY_RUN": request.run, "PUBLIC_KEY": self.keys.public(token)}
         disk_gb = max(request.disk_bytes, DISK_BYTES) // 10**9
         if limit_s is None and not offer.spot:
-            made = self._create_by_rest(offer, token, env, disk_gb)
+            made = self._create_by_rest(request, offer, token, env, disk_gb)
         else:
-            made = self._create_by_graph(offer, token, env, disk_gb, limit_s)
+            made = self._create_by_graph(request, offer, token, env, disk_gb, limit_s)
         rate = offer.micro_usd_per_hour if made.costPerHr is None else micro_usd(made.costPerHr)
         return Pod(provider=self.name, pod_id=made.id, token=token, run=request.run, address="", name=token,
                    micro_usd_per_hour=rate, state="booting")  # fmt: skip
@@ -274,7 +297,10 @@ class RunPod(ByHttp):
             params["cursor"] = page.nextCursor
         raise SlipwayError(f"runpod: the listing does not end after {MOST_PAGES} pages")
 
-    def _create_by_rest(self, offer: Offer, token: str, env: dict[str, str], disk_gb: int) -> Deployed:
+    def _create_by_rest(
+        self, request: Request, offer: Offer, token: str, env: dict[str, str], disk_gb: int
+    ) -> Deployed:  # fmt: skip
+        mounts = {"network": [{"volumeId": request.volume, "path": VOLUME}]}
         body = {
             "name": token,
             "image": IMAGE,
@@ -285,6 +311,7 @@ class RunPod(ByHttp):
             "ports": ["22/tcp"],
             "env": env,
             "startSsh": True,
+            **({"mounts": mounts} if request.volume else {}),
             **({"dataCenterIds": [offer.region]} if offer.region else {}),
         }
         try:
@@ -294,7 +321,7 @@ class RunPod(ByHttp):
         return Deployed(row.id, row.cost or None)
 
     def _create_by_graph(
-        self, offer: Offer, token: str, env: dict[str, str], disk_gb: int, limit_s: float | None
+        self, request: Request, offer: Offer, token: str, env: dict[str, str], disk_gb: int, limit_s: float | None
     ) -> Deployed:
         body: dict[str, Any] = {
             "name": token,
@@ -309,6 +336,7 @@ class RunPod(ByHttp):
             "startSsh": True,
             "supportPublicIp": True,
             **self._min_cuda(),
+            **({"networkVolumeId": request.volume, "volumeMountPath": VOLUME} if request.volume else {}),
             **({"dataCenterId": offer.region} if offer.region else {}),
             **({} if limit_s is None else {"terminateAfter": rfc3339(self.api.now() + limit_s)}),
         }

@@ -6,7 +6,7 @@ at `deleting`. Source: the vendor's API document of 2026-03-05.
 """
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import quote
 
 from msgspec import Struct
@@ -24,6 +24,7 @@ from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
 
 URL = "https://api.shadeform.ai/v1"
+VOLUMES = ("/mnt/*", "/data", "/data/*", "/volume*")  # its documents do not say which of them a cloud uses
 STATES = {"creating": "booting", "pending_provider": "booting", "pending": "booting", "active": "running",
           "error": "failed", "deleting": "ending"}  # fmt: skip
 
@@ -82,6 +83,12 @@ class Instances(Struct):
     instances: list[Instance]
 
 
+class Volume(Struct):
+    id: str
+    cloud: str
+    region: str
+
+
 class SshKey(Struct):
     id: str
     name: str
@@ -104,7 +111,7 @@ class Shadeform(ByHttp):
     keys: PodKeys
 
     name = "shadeform"
-    can = Abilities(time_limit=True, spend_limit=True, tells_limits=True, self_terminate="native")
+    can = Abilities(time_limit=True, spend_limit=True, tells_limits=True, self_terminate="native", volumes=VOLUMES)
 
     @staticmethod
     def of(settings: Settings) -> "Shadeform":
@@ -125,7 +132,23 @@ class Shadeform(ByHttp):
         """One offer per region that has the type now."""
         types = self.api.read("/instances/types", InstanceTypes, available="true", sort="price").instance_types
         now = self.api.now()
-        return [_offer(one, there, now) for one in types for there in one.availability if there.available]
+        found = [_offer(one, there, now) for one in types for there in one.availability if there.available]
+        if not request.volume:
+            return found
+        volume = self._volume(request.volume)
+        return [
+            replace(one, volume=volume.id) if (one.cloud, one.region) == (volume.cloud, volume.region) else one
+            for one in found
+        ]
+
+    def _volume(self, volume: str) -> Volume:
+        """NoOffer: the account has no such volume."""
+        try:
+            return self.api.read(f"/volumes/{quote(volume, safe='')}/info", Volume)
+        except Refused as refused:
+            if refused.reply.status in (400, 404):  # 400: it is not formed as the vendor's ids are
+                raise NoOffer(f"this account has no volume {volume}") from None
+            raise
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
         """As promised; the pod's own SSH key is added to the account first. NoOffer: it is out of stock."""
@@ -142,6 +165,7 @@ class Shadeform(ByHttp):
             "name": token,
             "ssh_key_id": self._add_key(token),
             "tags": [f"slipway-token={token}", f"slipway-run={request.run}"],
+            **({"volume_ids": [request.volume], "volume_mount": {"auto": True}} if request.volume else {}),
             **({"auto_delete": ends} if ends else {}),
         }
         try:

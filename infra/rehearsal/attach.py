@@ -32,7 +32,7 @@ from infra.settings import VENDORS
 
 ROOT = Path(__file__).parents[2]
 ABOUT, ENDED, MARK, CURRENT = "world.json", "ended.json", "REHEARSAL", "current"
-JOURNAL = "journal.db"
+JOURNAL = "journal.sqlite"
 INSIDE = "SLIPWAY_REHEARSAL"  # names the folder of the world that a process deals with, to it and what it starts
 SPEED = 60.0
 IDLE_S = 900.0

@@ -11,7 +11,8 @@
     balance_usd: {runpod: 25}
     lium_key_budget_usd: 5     # a key that has spent it loses its pods
     page_size: 2               # RunPod's lists come in pages
-    preempt_at_work: 2         # twice a machine is taken away once the store has a checkpoint of it
+    preempt_at_work: 2         # twice a machine is taken away once the store has a checkpoint of it;
+                               # {runpod: 1, lium: 1}: once on each
 
 Of the requests or orders that a rule is about, it lets `skip` pass and hits the next `count` (null = all), each with
 probability `chance`.
@@ -52,6 +53,7 @@ Trait = Literal[
     "old driver",
     "slow disk",
     "fewer gpus",
+    "idle gpus",  # nvidia-smi says that none of them works
     "preempted",  # `after_s` after it began to run
     "vanished",  # deleted by the vendor, likewise
     "dear",  # costs `factor` times the quote
@@ -96,7 +98,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     balance_usd: dict[Literal["runpod", "lium", "shadeform"], float] = {}
     lium_key_budget_usd: float | None = None
     page_size: int = 0
-    preempt_at_work: int = 0
+    preempt_at_work: int | dict[Literal["runpod", "lium", "shadeform"], int] = 0
 
 
 def read_plan(path: Path) -> Plan:
@@ -117,9 +119,24 @@ class Faults:
 
     def __init__(self, plan: Plan, seed: int = 0) -> None:
         self.plan = plan
-        self.preemptions_left = plan.preempt_at_work
+        of_work = plan.preempt_at_work
+        per = {"": of_work} if isinstance(of_work, int) else {str(name): count for name, count in of_work.items()}
+        self._preemptions = per
         self._seed = seed
         self._asked: dict[tuple[str, int], int] = {}
+
+    @property
+    def preemptions_left(self) -> int:
+        """How many machines at work are still to be taken away."""
+        return sum(self._preemptions.values())
+
+    def preempts(self, vendor: str) -> bool:
+        """Whether a machine of it that is at work is taken away now; each time is one less."""
+        for name in (vendor, ""):
+            if self._preemptions.get(name, 0) > 0:
+                self._preemptions[name] -= 1
+                return True
+        return False
 
     def for_request(self, vendor: str, call: str) -> RequestRule | None:
         """What becomes of this request; None = nothing bad."""

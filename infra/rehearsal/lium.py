@@ -15,7 +15,7 @@ import msgspec
 from infra.rehearsal import web
 from infra.rehearsal.clock import iso, parse_iso
 from infra.rehearsal.market import Market
-from infra.rehearsal.offers import dollars
+from infra.rehearsal.offers import VOLUME, dollars
 from infra.rehearsal.records import Machine, Offer, Order, Refused, rate
 
 TEMPLATE = {
@@ -88,6 +88,7 @@ class Lium(web.Api):
     def __init__(self, market: Market, hub: web.Hub, key: str, read_key: str) -> None:
         self._market, self._hub, self._keys = market, hub, {key: True, read_key: False}
         self._ssh_keys: list[dict[str, str]] = []
+        self._volume = {"id": VOLUME, "name": "rehearsal", "description": ""}
         self._templates: dict[str, dict[str, Any]] = {str(TEMPLATE["id"]): TEMPLATE}
         self._executors = {
             _executor_id(one): one.offer_id for one in market.offers.values() if one.vendor == self.vendor
@@ -113,6 +114,8 @@ class Lium(web.Api):
             web.Route("GET", "/api/templates", "templates", lambda asked: web.Answer(200, [*self._templates.values()])),
             web.Route("POST", "/api/templates", "templates", self._add_template),
             web.Route("GET", "/api/templates/([^/]+)", "templates", self._template),
+            web.Route("GET", "/api/volumes", "volumes", lambda asked: web.Answer(200, [self._volume])),
+            web.Route("GET", "/api/volumes/([^/]+)", "volumes", self._find_volume),
             web.Route("GET", "/api/users/me", "account", self._me),
             web.Route("GET", "/api/billing/statement", "billing", self._statement),
         )
@@ -232,11 +235,14 @@ class Lium(web.Api):
             raise Problem(404, "Template not found")
         if wish.gpu_count not in (None, offer.num_gpus):
             raise Problem(400, "this node is rented whole")
+        if wish.volume_id not in (None, self._volume["id"]):
+            raise Problem(404, "Volume not found")
         key = asked.headers.get("idempotency-key", "")
         hours = wish.termination_hours
         order = Order(
             offer_id=offer.offer_id, name=wish.pod_name, spot=offer.about.spot, replay_key=key,
             expires_at=self._market.now + hours * 3600 if hours else None, public_keys=tuple(wish.user_public_key),
+            volume=wish.volume_id or "",
             script=self._templates.get(wish.template_id or "", TEMPLATE)["startup_commands"], about={"wish": wish},
         )  # fmt: skip
         # A repeated rent is no new order, so it uses up none of the plan's faults.
@@ -350,6 +356,11 @@ class Lium(web.Api):
         if asked.words[0] not in self._templates:
             raise Problem(404, "Template not found")
         return web.Answer(200, self._templates[asked.words[0]])
+
+    def _find_volume(self, asked: web.Asked) -> web.Answer:
+        if asked.words[0] != self._volume["id"]:
+            raise Problem(404, "Volume not found")
+        return web.Answer(200, self._volume)
 
     def _me(self, asked: web.Asked) -> web.Answer:
         balance = self._market.balance_micro_usd.get(self.vendor, RICH_MICRO_USD) - self._market.spent_micro_usd(

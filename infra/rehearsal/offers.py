@@ -1,6 +1,8 @@
 """What the market has to offer: rows of a file, one offer per region."""
 
 import hashlib
+from collections import Counter
+from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
@@ -50,6 +52,16 @@ def read_offers(path: Path = BUNDLED) -> list[Offer]:
 def digest(offers: list[Offer]) -> str:
     """The same for the same offers."""
     return hashlib.sha256(repr(offers).encode()).hexdigest()[:16]
+
+
+VOLUME = "vol-rehearsal"  # one with this id is at each vendor
+
+
+def volume_at(offers: Iterable[Offer], vendor: str) -> tuple[str, str]:
+    """Cloud and region that have it: those where most is on offer; of RunPod's, only its own machines count."""
+    fit = [one for one in offers if one.vendor == vendor and (vendor != "runpod" or one.cloud in ("", "SECURE"))]
+    counted = Counter((one.cloud, one.region) for one in fit).most_common(1)
+    return counted[0][0] if counted else ("", "")
 
 
 def micro_usd(text: str) -> int:

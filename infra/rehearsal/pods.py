@@ -36,7 +36,7 @@ exec "${SHELL:-/bin/sh}" -i
 """
 # Understands `-L`, any `--query-gpu=`, and no words at all.
 SMI = """#!/bin/sh
-name={name} count={count} memory={memory} driver={driver} cuda={cuda}
+name={name} count={count} memory={memory} driver={driver} cuda={cuda} load={load}
 i=0
 case "$*" in
 *--query-gpu=*)
@@ -50,7 +50,7 @@ case "$*" in
             memory.total) value=$memory ;;
             memory.used) value=1024 ;;
             memory.free) value=$((memory - 1024)) ;;
-            utilization.gpu) value=97 ;;
+            utilization.gpu) value=$load ;;
             driver_version) value=$driver ;;
             *) value='[N/A]' ;;
             esac
@@ -88,6 +88,7 @@ class Hardware:
     vram_gb: int
     old_driver: bool = False
     slow_disk: bool = False
+    is_idle: bool = False
 
 
 class Pod:
@@ -95,13 +96,13 @@ class Pod:
 
     def __init__(
         self, folder: Path, hardware: Hardware, keys: tuple[str, ...], script: str = "", has_sshd: bool = True,
-        environ: Mapping[str, str] = {},
+        environ: Mapping[str, str] = {}, volume: Path | None = None,
     ) -> None:  # fmt: skip
-        """`environ`: what the vendor tells its first process."""
+        """`environ`: what the vendor tells its first process; `volume`: a folder that outlives the pod."""
         self.folder = folder
         self.token = f"rehearsal-{random_word(16)}"
         self._hardware, self._keys, self._script, self._has_sshd = hardware, keys, script, has_sshd
-        self._environ = environ
+        self._environ, self._volume = environ, volume
         self._lock = threading.Lock()
         self._is_over = False
         self._init: subprocess.Popen[str] | None = None
@@ -145,6 +146,10 @@ class Pod:
     def _furnish(self) -> None:
         home = self.folder / "home"
         (home / "bin").mkdir(parents=True, mode=0o700)
+        if self._volume:
+            self._volume.mkdir(parents=True, exist_ok=True)
+            (home / "mnt").mkdir()
+            (home / "mnt" / self._volume.name).symlink_to(self._volume)
         words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(self.folder / "host")]
         subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=True)
         (self.folder / "authorized_keys").write_text("".join(f"{key.strip()}\n" for key in self._keys))
@@ -152,7 +157,7 @@ class Pod:
         driver, cuda = ("470.57", "11.4") if hardware.old_driver else ("580.65", "13.0")
         smi = SMI.format(
             name=shlex.quote(hardware.gpu), count=hardware.num_gpus, memory=hardware.vram_gb * 1000_000_000 >> 20,
-            driver=driver, cuda=cuda, uuid=self.token[-8:],
+            driver=driver, cuda=cuda, load=0 if hardware.is_idle else 97, uuid=self.token[-8:],
         )  # fmt: skip
         for path, text in ((home / "bin" / "nvidia-smi", smi), (self.folder / "enter", ENTER)):
             path.write_text(text)

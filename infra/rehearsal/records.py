@@ -74,6 +74,7 @@ class Order:
     stopped_micro_usd_per_hour: int = 0
     replay_key: str = ""
     public_keys: tuple[str, ...] = ()
+    volume: str = ""  # id
     script: str = ""  # run on the machine once it is up
     about: Mapping[str, Any] = field(default_factory=dict)
 

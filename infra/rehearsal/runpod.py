@@ -15,7 +15,7 @@ from infra.rehearsal import web
 from infra.rehearsal.clock import iso
 from infra.rehearsal.graphql import Wrong
 from infra.rehearsal.market import ENDED, Market
-from infra.rehearsal.offers import dollars
+from infra.rehearsal.offers import VOLUME, dollars, volume_at
 from infra.rehearsal.records import Machine, Offer, Order, Refused, rate
 from infra.rehearsal.runpod_graphql import Graph
 
@@ -107,6 +107,8 @@ class Runpod(web.Api):
         self._market, self._hub, self._keys = market, hub, {f"Bearer {key}": True, f"Bearer {read_key}": False}
         self._ssh_keys: list[str] = []
         self._pod_keys: dict[str, str] = {}  # by machine: the key that its own processes find
+        _, center = volume_at(market.offers.values(), self.vendor)
+        self._volume = {"id": VOLUME, "name": "rehearsal", "size": 1000, "dataCenter": center, "type": "STANDARD"}
         self._graph = Graph(market, self)
         one = r"/v2/pods/([^/]+)"
         self.routes = (
@@ -120,7 +122,10 @@ class Runpod(web.Api):
             web.Route("GET", "/v2/billing/pods", "billing", self._billing),
             web.Route("GET", "/v2/account/ssh-keys", "keys", self._list_keys),
             web.Route("PUT", "/v2/account/ssh-keys", "update", self._put_keys),
-            web.Route("GET", "/v2/network-volumes", "volumes", lambda asked: web.Answer(200, {"networkVolumes": []})),
+            web.Route(
+                "GET", "/v2/network-volumes", "volumes", lambda _: web.Answer(200, {"networkVolumes": [self._volume]})
+            ),
+            web.Route("GET", "/v2/network-volumes/([^/]+)", "volumes", self._find_volume),
         )
 
     def authenticate(self, asked: web.Asked) -> web.Answer | bool:
@@ -248,8 +253,6 @@ class Runpod(web.Api):
             raise Problem(400, "exactly one of gpu and cpu is required")
         if wish.mounts.persistent and wish.mounts.network:
             raise Problem(400, "mounts takes persistent or network, not both")
-        if wish.mounts.network:
-            raise Problem(404, f"network volume {wish.mounts.network[0].volumeId} not found")
         # Without a count the vendor says the same, which misleads; and pinning blocks what is not in its data centers.
         gpu = wish.gpu or None
         if gpu is None or not gpu.count or (wish.cloud == "COMMUNITY" and wish.dataCenterIds):
@@ -263,7 +266,12 @@ class Runpod(web.Api):
 
     def rent(self, wish: Create, gpu: str, count: int, **terms: Any) -> Machine:
         """The first offer of that GPU that can be had. Raises Refused, Problem."""
-        places = wish.dataCenterIds
+        places, volume = wish.dataCenterIds, wish.mounts.network[0].volumeId if wish.mounts.network else ""
+        if volume and volume != self._volume["id"]:
+            raise Problem(404, f"network volume {volume} not found")
+        if volume and (wish.cloud != "SECURE" or places not in ([], [self._volume["dataCenter"]])):
+            raise Problem(400, f"network volume {volume} is in {self._volume['dataCenter']}, Secure Cloud")
+        places = [str(self._volume["dataCenter"])] if volume else places
         offers = [one for one in self.offers() if one.kind == gpu and cloud_of(one) == wish.cloud]
         offers = [one for one in offers if not places or one.region in places]
         keys = [wish.env["PUBLIC_KEY"]] if wish.env.get("PUBLIC_KEY") else self._ssh_keys if wish.startSsh else []
@@ -273,7 +281,7 @@ class Runpod(web.Api):
                 offer_id=offer.offer_id, name=wish.name, quantity=count, public_keys=tuple(keys),
                 # The start script of the image, which starts sshd, gives way to `args`.
                 has_sshd=not wish.args or any(word in wish.args for word in ("sshd", "service ssh", "/start.sh")),
-                stopped_micro_usd_per_hour=size_gb * 200_000 // 730, about={"wish": wish}, **terms,
+                stopped_micro_usd_per_hour=size_gb * 200_000 // 730, volume=volume, about={"wish": wish}, **terms,
             )  # fmt: skip
             try:
                 return self._market.create(order, self._hub.faults.for_order(self.vendor, offer.offer_id))
@@ -368,6 +376,11 @@ class Runpod(web.Api):
             "runtime": runtime if status == "RUNNING" else None,
             "createdAt": iso(machine.created_at), "startedAt": iso(machine.active_at),
         }  # fmt: skip
+
+    def _find_volume(self, asked: web.Asked) -> web.Answer:
+        if asked.words[0] != self._volume["id"]:
+            raise Problem(404, f"network volume {asked.words[0]} not found")
+        return web.Answer(200, self._volume)
 
     # -- money and keys
 

@@ -126,7 +126,7 @@ class Graph:
 
     def _deploy(self, wish: Deploy) -> Machine:
         """Raises Wrong, Refused."""
-        from infra.rehearsal.runpod import Create, Mounts, Persistent
+        from infra.rehearsal.runpod import Create, Mounts, Network, Persistent
 
         try:
             expires_at = parse_iso(wish.terminateAfter) if wish.terminateAfter else None
@@ -142,11 +142,14 @@ class Graph:
                 )
         clouds: tuple[Literal["SECURE", "COMMUNITY"], ...] = ("SECURE", "COMMUNITY")
         there = [cloud for cloud in clouds if wish.cloudType in ("ALL", cloud)]
+        mounts = Mounts(Persistent(wish.volumeInGb, wish.volumeMountPath)) if wish.volumeInGb else Mounts()
+        if wish.networkVolumeId:
+            mounts = Mounts(network=[Network(wish.networkVolumeId, wish.volumeMountPath)])
         for cloud in there:
             body = Create(
                 name=wish.name, image=wish.imageName, cloud=cloud, disk=wish.containerDiskInGb, args=wish.dockerArgs,
                 dataCenterIds=[wish.dataCenterId] if wish.dataCenterId else [],
-                mounts=Mounts(Persistent(wish.volumeInGb, wish.volumeMountPath)) if wish.volumeInGb else Mounts(),
+                mounts=mounts,
                 ports=[one for one in wish.ports.split(",") if one], env={one.key: one.value for one in wish.env},
                 startSsh=wish.startSsh, startJupyter=wish.startJupyter,
             )  # fmt: skip

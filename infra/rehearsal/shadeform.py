@@ -14,7 +14,7 @@ import msgspec
 from infra.rehearsal import web
 from infra.rehearsal.clock import iso, parse_iso
 from infra.rehearsal.market import Market
-from infra.rehearsal.offers import micro_usd
+from infra.rehearsal.offers import VOLUME, micro_usd, volume_at
 from infra.rehearsal.records import Machine, Offer, Order, Refused
 
 OS = "ubuntu22.04_cuda12.6_shade_os"
@@ -97,6 +97,12 @@ class Shadeform(web.Api):
         self._market, self._hub, self._key = market, hub, key
         self._ssh_keys: dict[str, dict[str, Any]] = {}
         self._default_key = ""
+        cloud, region = volume_at(market.offers.values(), self.vendor)
+        self._volume = {
+            "id": VOLUME, "cloud": cloud, "cloud_assigned_id": "v-1", "region": region,
+            "name": "rehearsal", "fixed_size": True, "size_in_gb": 1000, "cost_estimate": "0.00",
+            "supports_multi_mount": False, "mounted_by": "",
+        }  # fmt: skip
         one = r"/v1/instances/([^/]+)"
         key_route = r"/v1/sshkeys/([^/]+)"
         self.routes = (
@@ -112,7 +118,8 @@ class Shadeform(web.Api):
             web.Route("GET", f"{key_route}/info", "keys", self._key_info),
             web.Route("POST", f"{key_route}/setdefault", "keys", self._set_default_key),
             web.Route("POST", f"{key_route}/delete", "keys", self._delete_key),
-            web.Route("GET", "/v1/volumes", "volumes", lambda asked: web.Answer(200, {"volumes": []})),
+            web.Route("GET", "/v1/volumes", "volumes", lambda asked: web.Answer(200, {"volumes": [self._volume]})),
+            web.Route("GET", "/v1/volumes/([^/]+)/info", "volumes", self._volume_info),
         )
 
     def authenticate(self, asked: web.Asked) -> web.Answer | bool:
@@ -174,12 +181,15 @@ class Shadeform(web.Api):
             raise web.Invalid(f"ssh key {wish.ssh_key_id} not found")
         if len(wish.volume_ids) > 1:
             raise web.Invalid("at most one volume")
+        place = (self._volume["id"], self._volume["cloud"], self._volume["region"])
+        if wish.volume_ids and (wish.volume_ids[0], wish.cloud, wish.region) != place:
+            raise web.Invalid(f"volume {wish.volume_ids[0]} is not in {wish.cloud} {wish.region}")
         if wish.os not in (None, OS):
             raise web.Invalid(f"os {wish.os} is not offered by this instance type")
         order = Order(
             offer_id="/".join(("shadeform", wish.cloud, wish.shade_instance_type, wish.region)), name=wish.name,
             public_keys=(key["public_key"],) if key else (), script=_script(wish.launch_configuration),
-            **_limits(wish.auto_delete),
+            volume="".join(wish.volume_ids), **_limits(wish.auto_delete),
             about={"wish": wish, "key": key, "tags": wish.tags, "auto_delete": wish.auto_delete, "alert": wish.alert},
         )  # fmt: skip
         if order.offer_id not in self._market.offers:
@@ -212,6 +222,11 @@ class Shadeform(web.Api):
             limits = _limits(wish.auto_delete)
             machine.expires_at, machine.spend_limit_micro_usd = limits["expires_at"], limits["spend_limit_micro_usd"]
         return web.Answer(200)
+
+    def _volume_info(self, asked: web.Asked) -> web.Answer:
+        if asked.words[0] != self._volume["id"]:
+            return self.error(404, "not found")
+        return web.Answer(200, self._volume)
 
     def _listed(self) -> list[Machine]:
         return self._market.listed(self.vendor, self._hub.faults.lag_s(self.vendor))

@@ -148,12 +148,14 @@ class World:
         hardware = pods.Hardware(
             gpu=row.chip, num_gpus=per_row - machine.has("fewer gpus"), vram_gb=row.vram_gb,
             old_driver=machine.has("old driver"), slow_disk=machine.has("slow disk"),
+            is_idle=machine.has("idle gpus"),
         )  # fmt: skip
         folder = self.folder / "pods" / f"{machine.machine_id}-{boot}"
         order = machine.order
         has_sshd = order.has_sshd and not machine.has("no ssh")
         environ = self._apis[machine.offer.vendor].environ(machine)
-        return pods.Pod(folder, hardware, order.public_keys, order.script, has_sshd, environ)
+        volume = self.folder / "volumes" / machine.offer.vendor / order.volume if order.volume else None
+        return pods.Pod(folder, hardware, order.public_keys, order.script, has_sshd, environ, volume)
 
     def _start(self, effect: Effect) -> None:
         pod = self._pods[effect.machine_id, effect.boot]
@@ -185,8 +187,7 @@ class World:
             if not self._pods[machine.machine_id, machine.boot].has_brought_away():
                 continue
             with self.hub.lock:
-                if machine.state == "running" and self.hub.faults.preemptions_left:
-                    self.hub.faults.preemptions_left -= 1
+                if machine.state == "running" and self.hub.faults.preempts(machine.offer.vendor):
                     self.market.preempt(machine.machine_id)
 
     def _count(self, machine_id: str) -> int:

@@ -6,6 +6,7 @@ from infra.cost import Estimate, Measured, hours_of, ledger, months, prices_of, 
 from infra.errors import UsageError
 from infra.journal import Op
 from infra.records import Offer
+from infra.spend import spent
 
 HOUR = 3600
 NOVEMBER, DECEMBER = span("2026-11")
@@ -29,6 +30,22 @@ def test_time_is_counted_from_the_request_to_the_proven_end_and_never_short():
     fast = one([row()], {}, NOVEMBER + HOUR + 9, clock_scale=60.0)
     assert (fast.elapsed_s, fast.quoted_micro_usd) == (600, 333_334)
     assert one([row(sent_at=None, intent_at=NOVEMBER)], {}, NOVEMBER).elapsed_s == 1
+
+
+@pytest.mark.parametrize(("vendor", "grain_s"), [("runpod", 1), ("lium", HOUR), ("shadeform", 1)])
+def test_what_its_vendor_ended_unasked_was_not_billed_beyond_its_timer(vendor, grain_s):
+    """A laptop that was off for a day notices a day late."""
+    late = {"vendor": vendor, "state": "TERMINATED", "ended_at": NOVEMBER + 25 * HOUR}
+    limit_s = -(-600 // grain_s) * grain_s + 300
+    for limits in ({"ttl_s": 600.0}, {"cap": 333_333}, {"ttl_s": 600.0, "cap": 90_000_000}):
+        line = one([row(**late, **limits)], {}, DECEMBER)
+        assert line.elapsed_s == pytest.approx(limit_s + 1, abs=1), limits
+        assert spent(row(**late, **limits), DECEMBER) == pytest.approx(limit_s * 2_000_000 / 3600, abs=600)
+    unasked = one([row(**late)], {}, DECEMBER)
+    asked = one([row(**late, ttl_s=600.0, del_requested_at=NOVEMBER + 24 * HOUR)], {}, DECEMBER)
+    assert unasked.elapsed_s == asked.elapsed_s == 24 * HOUR + 1
+    early = one([row(**{**late, "ended_at": NOVEMBER + HOUR + 60}, ttl_s=600.0)], {}, DECEMBER)
+    assert early.elapsed_s == 61
 
 
 def test_what_was_refused_or_never_asked_for_costs_nothing():

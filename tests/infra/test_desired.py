@@ -123,7 +123,7 @@ def test_pods_that_differ_in_their_names_alone_may_stand_for_each_other():
         ({"pods": [{"name": "a", "ttl_hours": 0}]}, "ttl_hours is 0"),
         ({"pods": [{"name": "a", "ttl_hours": float("inf")}]}, "ttl_hours is inf"),
         ({"pods": [{"name": "a", "ttl_hours": float("nan")}]}, "ttl_hours is nan"),
-        ({"pods": [{"name": "a", "volume_id": "vol-1"}]}, "volume_id"),
+        ({"pods": [{"name": "a", "volume_id": 7.5, "idle_stop_minutes": 0}]}, "idle_stop_minutes is 0"),
         ({"pods": [{"name": "a", "gpu": "H100", "gpu_type": "A100"}]}, "gpu_type and gpu are the same; give one"),
         ({"pods": [], "set": "a/b"}, "is no name"),
     ],

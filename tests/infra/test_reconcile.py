@@ -180,6 +180,7 @@ class Market:
     settle_s: float
     name = "market"
     pod_store = ""
+    is_rented = False  # it keeps no keys
     now: int = 1_000_000
     running: dict[str, Machine] = field(default_factory=dict)
     in_flight: list[tuple[int, str]] = field(default_factory=list)  # requests that arrive later

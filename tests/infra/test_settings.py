@@ -35,7 +35,7 @@ def test_without_anything_the_defaults_hold(tmp_path):
     read = Settings.load(tmp_path, environ={"XDG_STATE_HOME": "/state", "XDG_CACHE_HOME": "/cache"})
     assert (read.provider, read.sources["provider"]) == ("local", "default: no vendor key is set")
     assert (read.store, read.pods) == (str(tmp_path / "var/artifacts"), tmp_path / "var/pods")
-    assert read.state_file == Path("/state/slipway/journal.db")
+    assert read.state_file == Path("/state/slipway/journal.sqlite")
     assert read.environments == Path("/cache/slipway/environments")
     assert read.reserve_bytes == 1 << 30
 

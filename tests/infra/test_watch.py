@@ -190,3 +190,24 @@ def test_what_was_spent_comes_from_the_guard():
     )
     assert (view.spent_micro_usd, view.micro_usd_per_hour, view.age_s, view.started_at) == (1234, 2_000_000, 10.0, 100)
     assert view.ends == ("guard alive, no limit",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        ({}, "limit"),
+        ({"ended_at": 4_500}, "limit"),  # a guard is early
+        ({"ended_at": 2_000}, "stopped"),
+        ({"del_requested_at": 4_900}, "stopped"),  # somebody wanted it gone
+        ({"ttl_s": None}, "stopped"),
+        ({"ttl_s": None, "cap": 1_000_000}, "limit"),
+        ({"rate": 0}, "stopped"),
+        ({"reason": f"{pods.HAS}succeeded"}, "succeeded"),
+    ],
+)
+def test_a_rented_pod_that_was_gone_when_its_limit_was_due_has_reached_it(changes, state):
+    row = {"token": "t", "run": "r", "vendor": "runpod", "state": "TERMINATED", "rate": 1_000_000, "sent_at": 1_000,
+           "ended_at": 100_000, "ttl_s": 3600.0, "reason": "runpod ended it"}  # fmt: skip
+    seen = watch.view(Op(**{**row, **changes}), watch.Reading(), 200_000.0)
+    assert seen.state == state
+    assert ("left no word" in seen.note) == (state == "limit")

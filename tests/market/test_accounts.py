@@ -28,6 +28,7 @@ ORDERS = {
     "runpod": ("/v2/pods", {"image": "i", "gpu": {"id": "NVIDIA L40S", "count": 1}}),
     "shadeform": ("/instances/create", {"cloud": "hyperstack", "region": "montreal-canada-2",
                                         "shade_instance_type": "L40", "shade_cloud": True}),
+    "lium": ("/executors/{}/rent", {"user_public_key": ["ssh-ed25519 AAAA somebody"]}),
 }  # fmt: skip
 RENT_AND_DIE = """
 import json, os, sys
@@ -91,9 +92,15 @@ class Rehearsal:
         """A machine that is asked for in the vendor's own words; its id."""
         (path, body), about = ORDERS[vendor], self.world.about[vendor]
         header = {"Authorization": f"Bearer {about['key']}"} if vendor == "runpod" else {"X-API-KEY": about["key"]}
-        answer = self.client.post(about["url"] + path, json={**body, "name": name}, headers=header)
+        if vendor == "lium":
+            hosts = self.client.get(about["url"] + "/executors", headers=header).json()
+            host = min((one for one in hosts if "4090" in one["machine_name"]), key=lambda one: one["price_per_gpu"])
+            (template,) = self.client.get(about["url"] + "/templates", headers=header).json()
+            path, body = path.format(host["id"]), {**body, "template_id": template["id"]}
+        named = "pod_name" if vendor == "lium" else "name"
+        answer = self.client.post(about["url"] + path, json={**body, named: name}, headers=header)
         assert answer.status_code in (200, 201), answer.text
-        return answer.json()["id"]
+        return answer.json()["pod_id" if vendor == "lium" else "id"]
 
     def truth(self):
         return {pod["id"]: pod for pod in self.world.truth()["pods"]}
@@ -158,7 +165,7 @@ def test_orphans_are_named_and_ended_and_a_strangers_machine_runs_on(rehearsal):
     }
     assert all(float(one["usd_per_hour"]) > 0 and one["age_s"] >= 0 for one in seen["machines"])
     code, err = rehearsal.fails("audit")
-    assert code == 5 and "2 machines of ours at 1.79 USD/h" in err and all(one in err for one in orphans)
+    assert code == 5 and "3 machines of ours at 2.07 USD/h" in err and all(one in err for one in orphans)
     killed = rehearsal.json("audit", "--kill")
     assert {one["id"] for one in killed["machines"]} == foreign
     assert rehearsal.running() == foreign
@@ -222,22 +229,25 @@ def test_a_request_without_an_answer_is_not_clean_until_its_vendor_has_settled(r
             assert [one.kind for one in found] == ["unclear"] * (state == "UNKNOWN")
 
 
-def test_a_pod_past_its_limit_is_ended_by_whoever_types_next(rehearsal):
-    market = open_market("runpod", rehearsal.settings)
-    request = Request(run="past-its-limit", gpu="L40S", num_gpus=1)
+@pytest.mark.parametrize("command", ["reap", "status"])
+def test_a_pod_past_its_limit_is_ended_by_whoever_types_next_though_it_is_deaf(rehearsal, command):
+    market, run = open_market("runpod", rehearsal.settings), f"past-its-limit-{command}"
+    request = Request(run=run, gpu="L40S", num_gpus=1)
     with rehearsal.journal() as journal:
         job = Job(run="", token="", steps=(), limits=Limits())
         op = journal.advance(pods.rent(market, request, market.offers(request)[0], job, journal), "armed")
+        journal.note(op, address=market.keys.address(op.token, "root", "127.0.0.1", 1))
         assert rehearsal.json("reap")["done"] == [] and rehearsal.running() == {op.remote_id}
-        journal.note(op, ttl_s=60.0)  # a second of ours
+        journal.note(journal.op(op.token), ttl_s=60.0)  # a second of ours
         until(lambda: time.time() >= (op.sent_at or 0) + 1, "the limit")
-        done = rehearsal.json("reap")["done"]
-        assert {
-            "provider": "runpod",
-            "run": op.run,
-            "what": "it is to end: it has limit: its time limit of 60 s is reached",
-        } in done
-        assert journal.op(op.token).state == "TERMINATED" and not rehearsal.running()
+        told = rehearsal.json(command)
+        why = "it has limit: its time limit of 60 s is reached"
+        if command == "reap":
+            assert {"provider": "runpod", "run": run, "what": f"it is to end: {why}"} in told["done"]
+        else:
+            assert next(one for one in told if one["run"] == run)["state"] == "limit"
+        assert journal.op(op.token).state == "TERMINATED" and journal.op(op.token).reason == why
+        assert not rehearsal.running()
 
 
 def test_the_ledger_is_never_below_the_bill_and_tells_what_the_vendors_say(rehearsal):
@@ -365,3 +375,21 @@ def test_a_rehearsal_in_a_world_that_runs_is_not_given_another_one(rehearsal, tm
         assert process.returncode == 2 and said in err, err
     out = rehearsal.user.inv("rehearse", "--provider", "local", "--dry-run", "--bad-host", "1")
     assert "nothing: it was not asked to rent anything" in out
+
+
+@pytest.mark.parametrize("vendor", KINDS)
+def test_doctor_asks_an_account_whose_it_is_and_what_runs_there(rehearsal, vendor):
+    user, inside = rehearsal.user, {"SLIPWAY_REHEARSAL": str(rehearsal.world.folder)}
+    market = open_market(vendor, rehearsal.settings)
+    request = Request(run=f"seen-{vendor}", gpu=KINDS[vendor], num_gpus=1)
+    with rehearsal.journal() as journal:
+        pod = pods.rent(market, request, market.offers(request)[0], Job(run="", token="", steps=()), journal)
+    found = {one["name"]: one for one in World(user.folder, inside).json("doctor", "--provider", vendor)}
+    assert {one["state"] for one in found.values()} == {"ok"} and found["dashboard"]["detail"].startswith("https://")
+    assert pod.remote_id in found["machines"]["detail"] and "1 at " in found["machines"]["detail"]
+    assert ("balance of" in found["account"]["detail"]) == (vendor != "shadeform")
+    rehearsal.world.tell("/faults", {"requests": [{"kind": "error", "status": 403, "count": None}]})
+    said = World(user.folder, inside).json("doctor", "--provider", vendor, code=1)
+    assert [one["state"] for one in said] == ["ok", "ok", "bad"]
+    none = World(user.folder, {f"{vendor.upper()}_API_KEY": ""}).json("doctor", "--provider", vendor, code=1)
+    assert none[0]["detail"] == f"disabled: {vendor.upper()}_API_KEY is not set"

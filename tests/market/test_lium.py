@@ -1,6 +1,7 @@
 """Lium's client against its documented answers; requests are held against what the vendor's own client sends."""
 
 import json
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -123,6 +124,18 @@ def test_nodes_that_can_be_reclaimed_are_spot(stand, lium):
     stand.on("GET /executors", Answer(200, [{**HOST, "tier": "spot"}]))
     assert lium.offers(REQUEST) == []
     assert lium.offers(Request(run="x", gpu="H100", num_gpus=8, spot=True))[0].spot
+
+
+def test_a_volume_goes_with_any_pod_and_an_unknown_one_with_none(stand, lium, token):
+    stand.on("GET /volumes/{id}", Answer(200, {"id": "vol-1", "name": "mine"}))
+    wish = replace(REQUEST, volume="vol-1")
+    (offer,) = lium.offers(wish)
+    lium.create(wish, offer, token, LIMITS)
+    lium.create(REQUEST, offer, token, LIMITS)
+    assert [body.get("volume_id") for body in stand.bodies(RENT)] == ["vol-1", None]
+    stand.on("GET /volumes/{id}", Answer(404, {"error": {"code": "not_found", "message": "Volume not found"}}))
+    with pytest.raises(NoOffer, match="no volume vol-1"):
+        lium.offers(wish)
 
 
 @pytest.mark.parametrize("reply", [{"success": True, "pod_id": "5c2f"}, {"id": "5c2f", "pod_name": "x"}])

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -343,3 +344,26 @@ def test_what_marks_a_pod_is_not_what_marks_the_processes_of_its_job(stand, runp
     names = [*stand.bodies("POST /v2/pods")[0]["env"]]
     names += [one["key"] for one in stand.bodies("POST /graphql")[0]["variables"]["input"]["env"]]
     assert TOKEN not in names and names
+
+
+@pytest.mark.parametrize("limits", [LIMITS, Limits()], ids=["by GraphQL", "by REST"])
+def test_a_volume_is_had_in_its_data_center_and_only_on_the_vendors_own_machines(stand, runpod, token, limits):
+    volume = {"id": "2q9m7x4c", "name": "ds", "size": 200, "dataCenter": "US-KS-2", "type": "STANDARD"}
+    stand.on("GET /v2/network-volumes/{id}", Answer(200, volume))
+    wish = replace(REQUEST, volume="2q9m7x4c")
+    (offer,) = runpod.offers(wish)
+    assert (offer.region, offer.cloud) == ("US-KS-2", "SECURE")
+    assert {one.region for one in runpod.offers(REQUEST)} == {"US-KS-2", "EU-RO-1"}
+    stand.on("POST /graphql", graph(podFindAndDeployOnDemand={"id": "7h9k", "costPerHr": 21.52}))
+    stand.on("POST /v2/pods", Answer(201, row(token)))
+    runpod.create(wish, offer, token, limits)
+    if limits == LIMITS:
+        body = stand.bodies("POST /graphql")[-1]["variables"]["input"]
+        assert (body["networkVolumeId"], body["volumeMountPath"], body["dataCenterId"]) == (
+            "2q9m7x4c", "/workspace", "US-KS-2")  # fmt: skip
+    else:
+        (body,) = stand.bodies("POST /v2/pods")
+        assert body["mounts"] == {"network": [{"volumeId": "2q9m7x4c", "path": "/workspace"}]}
+    stand.on("GET /v2/network-volumes/{id}", problem(404, "network volume not found"))
+    with pytest.raises(NoOffer, match="no volume 2q9m7x4c"):
+        runpod.offers(wish)

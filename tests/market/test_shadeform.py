@@ -2,6 +2,7 @@
 
 import re
 import stat
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -69,6 +70,21 @@ def shadeform(stand, keys):
 def client(stand, keys, key=KEY, attempt_s=20.0, **more):
     api = JsonApi("shadeform", stand.url, dict([key]), attempt_s=attempt_s, read_s=30.0, sleep=lambda _: None, **more)
     return Shadeform(api, keys)
+
+
+def test_a_volume_is_had_in_its_cloud_and_region_only(stand, shadeform, token):
+    volume = {"id": "vol-1", "cloud": "massedcompute", "region": "kansascity-usa-1", "name": "mine"}
+    stand.on("GET /volumes/{id}/info", Answer(200, volume))
+    wish = replace(REQUEST, volume="vol-1")
+    (offer,) = shadeform.offers(wish)
+    shadeform.create(wish, offer, token, LIMITS)
+    (body,) = stand.bodies("POST /instances/create")
+    assert (body["volume_ids"], body["volume_mount"]) == (["vol-1"], {"auto": True})
+    stand.on("GET /volumes/{id}/info", Answer(200, {**volume, "region": "elsewhere"}))
+    assert shadeform.offers(wish) == [] and [one.volume for one in shadeform.catalog(wish)] == [""]
+    stand.on("GET /volumes/{id}/info", Answer(404, {"error": "not found"}))
+    with pytest.raises(NoOffer, match="no volume vol-1"):
+        shadeform.offers(wish)
 
 
 def test_an_offer_is_a_type_in_a_region_that_has_it_and_its_cents_become_micro_dollars(shadeform):

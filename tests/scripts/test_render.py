@@ -71,3 +71,9 @@ def test_a_checkpoint_that_is_safe_is_named_with_its_age():
     assert "brave-otter-3: checkpoint base-f00d/step-000000500 is in the store, 1 min 00 s ago" in words
     assert render.view_json(view)["in_store"] == {"base-f00d/step-000000500": "1970-01-01T00:15:40Z"}
     assert "in the store" not in shown(render.status_table([VIEW], 1000.0))
+
+
+def test_a_run_whose_money_was_not_enough_is_told_how_it_goes_on():
+    limit = replace(VIEW, state="limit", note="", limit_micro_usd=100_000_000)
+    assert "inv resume brave-otter-3 --spend-limit 200.00" in shown(render.status_table([limit], 2.0), 120)
+    assert "inv resume" not in shown(render.status_table([replace(limit, state="stopped")], 2.0), 120)

@@ -1,0 +1,36 @@
+"""Commands that people are told to type, as they must be typed here: with the flags that chose this line's world.
+
+In: text of ours with commands in it. Out: the same, each of them with `--rehearse` or `--state-file` where this line
+has them. Called by: whatever prints (`render.say`, the errors of `program`, notes in tables).
+"""
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+
+_carried: dict[str, str] = {}  # flags of this line that choose a world, with their values; "" for a switch
+_known: dict[str, frozenset[str]] = {}  # which of them each command takes
+_COMMAND = re.compile(r"(?<![\w./-])((?:\./)?inv ([a-z][a-z_.-]*[a-z]))(?![\w:-])(?! --rehearse| --state-file)")
+
+
+def carry(flag: str, value: str = "") -> None:
+    """From here on whoever is told a command is told this flag, too."""
+    _carried[flag] = value
+
+
+def teach(commands: Mapping[str, Iterable[str]]) -> None:
+    """Which flags each command takes."""
+    _known.update({name: frozenset(taken) for name, taken in commands.items()})
+
+
+def flags(command: str = "") -> list[str]:
+    """Those of this line, as words; with `command`, those that it takes."""
+    taken = {flag for flag in _carried if not command or flag in _known.get(command, ())}
+    return [word for flag, value in _carried.items() if flag in taken for word in (flag, value) if word]
+
+
+def as_typed(text: str) -> str:
+    """`inv down RUN` -> `inv down --rehearse RUN` where this line deals with a rehearsal."""
+    if not _carried:
+        return text
+    return _COMMAND.sub(lambda found: " ".join([found[1], *map(shlex.quote, flags(found[2]))]), text)

@@ -1,0 +1,33 @@
+"""Commands that people are told to type carry the flags that chose the world of their line."""
+
+import pytest
+
+from scripts import hints
+
+
+@pytest.fixture
+def line(monkeypatch):
+    monkeypatch.setattr(hints, "_carried", {})
+    monkeypatch.setattr(hints, "_known", {})
+    hints.teach({"down": ["--rehearse", "--state-file"], "pod.run": ["--rehearse"], "rehearse": [], "config": []})
+
+
+def test_without_such_flags_nothing_is_added(line):
+    assert hints.as_typed("end it: inv down box") == "end it: inv down box"
+    assert hints.flags() == []
+
+
+@pytest.mark.parametrize(
+    ("said", "typed"),
+    [
+        ("end it: inv down box; or ./inv down --all", "end it: inv down X box; or ./inv down X --all"),
+        ("see: inv pod.run, then inv rehearse --stop", "see: inv pod.run --rehearse, then inv rehearse --stop"),
+        ("inv config, `inv down`, inv downs, inv, whoever", "inv config, `inv down X`, inv downs, inv, whoever"),
+        ("inv down --rehearse", "inv down --rehearse"),
+        ("inv down: box is gone", "inv down: box is gone"),  # who says it, not what to type
+    ],
+)
+def test_each_command_gets_those_that_it_takes_once(line, said, typed):
+    hints.carry("--state-file", "/a b/j")
+    hints.carry("--rehearse")
+    assert hints.as_typed(said) == typed.replace("X", "--state-file '/a b/j' --rehearse")

@@ -1,0 +1,78 @@
+"""`inv launch FILE` and `--state-file`: whole commands, on this machine."""
+
+import json
+
+import pytest
+
+from tests.world import World
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+def planned(world, *words):
+    return world.json("launch", *words, "--dry-run")
+
+
+def test_the_flags_of_a_file_are_those_of_the_line_unless_it_says_otherwise(world):
+    path = world.folder / "run.yaml"
+    path.write_text("phase: base\nseed: 5\nsteps: 3\nrun_name: from-file\nno-accept: true\nuse-spot: false\n")
+    by_hand = planned(world, "--phase", "base", "--seed", "5", "--steps", "3", "--run-name", "from-file")
+    assert planned(world, str(path)) == planned(world, "--file", str(path)) == by_hand
+    outweighed = planned(world, "--steps", "4", str(path), "--phase", "mid")
+    assert outweighed == planned(world, "--phase", "mid", "--seed", "5", "--steps", "4")
+    told = json.loads(world.inv("rehearse", "--provider", "local", str(path), "--dry-run", "--json"))
+    assert told["launch"]["state"] == "planned"
+    world.inv("rehearse", "--stop")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("gpux: H100", "gpux: no such flag; did you mean gpu?"),
+        ("- phase", "expected lines of the form `flag: value`"),
+        ("steps: many", "steps 'many' is not a whole number"),
+        ("steps: [1, 2]", "expected one word or number"),
+        ("yes: 3", "yes: expected true or false"),
+        ("country: NO", "country: expected one word or number (quote yes, no, on, off)"),
+        ("phase: {base: 1}", "phase: expected one word or number"),
+        ("command: [bash, -c, x]", "a launch runs the phases of a training"),
+        ("gpu: A100\ngpuType: A100", "--gpu stands there twice"),
+        ("volumeMounts: []", "expected one entry with volumeName"),
+        ("file: again.yaml", "no such flag"),
+        ("phase: base\nphase: mid", "stands there twice"),
+        ("gpuType: A100\nvolumeMounts: [{volumeName: vol-1}]", "--volume is of a vendor's"),  # here nothing is rented
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused_with_the_place(world, text, said):
+    path = world.folder / "run.yaml"
+    path.write_text(text + "\n")
+    process = world.begin("launch", str(path), "--dry-run")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and said in err and "Traceback" not in err, err
+
+
+def test_a_file_that_is_not_there_is_refused(world):
+    for words in (["nowhere.yaml"], [str(world.folder)]):
+        process = world.begin("launch", *words)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 2 and words[0] in err and "such as `gpu: H100`" in err
+
+
+def test_two_state_files_never_see_each_others_pods(world):
+    one, other = (str(world.folder / name / "journal.sqlite") for name in ("one", "other"))
+    process = world.begin("pod.create", "--run-name", "box", "--state-file", one, "pod.run", "--source", "/nowhere")
+    _, err = process.communicate(timeout=120)
+    assert (
+        process.returncode == 2 and f"box is left: it costs nothing; end it: inv pod.down --state-file {one} box" in err
+    )
+    assert [row["run"] for row in world.json("pod.list", "--state-file", one)] == ["box"]
+    assert world.json("pod.list", "--state-file", other) == world.json("pod.list") == []
+    process = world.begin("down", "box", "--state-file", other)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and "there are no runs yet" in err
+    assert "is a folder; name a file in it" in world.begin("status", "--state-file", str(world.folder)).communicate()[1]
+    world.inv("down", "--all", "--state-file", one)
+    assert world.json("pod.list", "--state-file", one) == [] and world.processes() == []
