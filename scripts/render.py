@@ -368,6 +368,31 @@ def show_scores(found: Mapping[str, Any]) -> None:
             out.print(f"{key}: {odd['question']!r} -> {odd['answer']!r}", markup=False)
 
 
+def show_compression(found: Mapping[str, Any]) -> None:
+    """The figures of `inv tokenizer.eval`: a row for each kind of text, ours first, then the others."""
+    names = {"ours": "ours", "gpt-2": "GPT-2", "gpt-4": "GPT-4", "bytes": "bytes"}
+    sizes = found["vocabularies"]
+    others = [name for name in sizes if name != "ours"]
+    heads = [f"{names[name]} ({sizes[name]:,} ids)" for name in sizes]
+    table = _table("text", "size", "words", f"bytes per token: {heads[0]}", *heads[1:], "tokens per word", "ids used")
+    for kind, row in found["kinds"].items():
+        ours = row["ours"]
+        beside = [
+            f"{row[name]['bytes_per_token']:.2f} ({_ratio(ours['bytes_per_token'], row[name]['bytes_per_token'])})"
+            for name in others
+        ]
+        used = f"{100 * ours['vocabulary_used']:.1f} %"
+        table.add_row(kind, size(row["bytes"]), f"{row['words']:,}", f"{ours['bytes_per_token']:.2f}", *beside,
+                      f"{ours['tokens_per_word']:.2f}", used)  # fmt: skip
+    console(stderr=False).print(table)
+    for name, why in found["absent"].items():
+        say(f"{names[name]}: {why}; --peers DIR names another folder, --download fetches the file")
+
+
+def _ratio(ours: float, theirs: float) -> str:
+    return f"{ours / theirs:.2f} x" if theirs else "?"
+
+
 def show_sync(plan: SyncPlan, run: str) -> None:
     """What a push would do: totals, the largest files, what is new, what stays here and why."""
     out = console(stderr=False)
