@@ -103,14 +103,18 @@ def _of_kind(texts: Iterable[str], encoders: dict[str, tuple[int, Encode]]) -> d
         num_words += sum(len(text.split()) for text in batch)
         for name, (size, encode) in encoders.items():
             counts[name] += np.bincount(encode(batch), minlength=size)
-    return {"bytes": num_bytes, "words": num_words} | {
-        name: {
-            "tokens": (tokens := int(count.sum())),
-            "bytes_per_token": round(num_bytes / max(1, tokens), 3),
-            "tokens_per_word": round(tokens / max(1, num_words), 3),
-            "vocabulary_used": round(np.count_nonzero(count) / len(count), 4),
-        }
-        for name, count in counts.items()
+    by = {name: _figures(count, num_bytes, num_words) for name, count in counts.items()}
+    return {"bytes": num_bytes, "words": num_words, "by": by}
+
+
+def _figures(count: np.ndarray, num_bytes: int, num_words: int) -> dict[str, Any]:
+    """What a tokenizer made of text of this size; `count` int64 (vocab_size,)."""
+    tokens = int(count.sum())
+    return {
+        "tokens": tokens,
+        "bytes_per_token": round(num_bytes / max(1, tokens), 3),
+        "tokens_per_word": round(tokens / max(1, num_words), 3),
+        "vocabulary_used": round(int(np.count_nonzero(count)) / len(count), 4),
     }
 
 

@@ -376,11 +376,8 @@ def show_compression(found: Mapping[str, Any]) -> None:
     heads = [f"{names[name]} ({sizes[name]:,} ids)" for name in sizes]
     table = _table("text", "size", "words", f"bytes per token: {heads[0]}", *heads[1:], "tokens per word", "ids used")
     for kind, row in found["kinds"].items():
-        ours = row["ours"]
-        beside = [
-            f"{row[name]['bytes_per_token']:.2f} ({_ratio(ours['bytes_per_token'], row[name]['bytes_per_token'])})"
-            for name in others
-        ]
+        ours = row["by"]["ours"]
+        beside = [_beside(ours["bytes_per_token"], row["by"][name]["bytes_per_token"]) for name in others]
         used = f"{100 * ours['vocabulary_used']:.1f} %"
         table.add_row(kind, size(row["bytes"]), f"{row['words']:,}", f"{ours['bytes_per_token']:.2f}", *beside,
                       f"{ours['tokens_per_word']:.2f}", used)  # fmt: skip
@@ -389,8 +386,8 @@ def show_compression(found: Mapping[str, Any]) -> None:
         say(f"{names[name]}: {why}; --peers DIR names another folder, --download fetches the file")
 
 
-def _ratio(ours: float, theirs: float) -> str:
-    return f"{ours / theirs:.2f} x" if theirs else "?"
+def _beside(ours: float, theirs: float) -> str:
+    return f"{theirs:.2f} (ours {ours / theirs:.2f} x)" if theirs else "?"
 
 
 def show_sync(plan: SyncPlan, run: str) -> None:
