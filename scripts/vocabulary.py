@@ -15,6 +15,8 @@ DEFAULT_OUT = "var/tokenizer"
 def tokenizer(source, text, vocab_size, retrain, tokenizer_json, out, json):
     settings = words.settings(source=source)
     folder = Path(out or DEFAULT_OUT).absolute()
+    if tokenizer_json and (text or source or retrain):
+        raise UsageError("--tokenizer-json takes what was made elsewhere; --text, --source, --retrain make; choose one")
     if tokenizer_json:
         config = {"out": str(folder), "spec": {"path": str(Path(tokenizer_json).expanduser().absolute())}}
         result = steps.run("tokenizer", ("-m", "data", "adopt"), config, settings, json)
