@@ -1,9 +1,10 @@
 """Training a tokenizer and encoding with it, against what people use today. Prints seconds and ratios.
 
-Run: PYTHON -m bench.tokenizer FOLDER [--peers PYTHON] [--rounds 3] [--mb 40] [--vocab-size 32768] [--arms TEXT]. FOLDER holds parquet; PYTHON is one that has numpy, pyarrow, tokenizers, tiktoken, rustbpe and fastokens, and runs every
-arm. Every arm is a process of its own; arms take turns, medians count. Only the work itself is timed, not imports or
-the reading of text. All that encode have the same tokenizer, the one that `ours` trained, and must make the same ids:
-their sha256 is compared. On a busy machine CPU seconds say more than seconds.
+Run: PYTHON -m bench.tokenizer FOLDER [--rounds 3] [--mb 40] [--vocab-size 32768] [--arms TEXT] [--peers PYTHON]. FOLDER
+holds parquet. The Python of `--peers`, else this one, runs every arm: it needs numpy, pyarrow, tokenizers, tiktoken,
+rustbpe and fastokens. Every arm is a process of its own; arms take turns, medians count. Only the work itself is timed,
+not imports or the reading of text. All that encode have the same tokenizer, the one that `ours` trained, and must make
+the same ids: their sha256 is compared. On a busy machine CPU seconds say more than seconds.
 """
 
 import argparse

@@ -129,7 +129,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, In
     bpe.make(TokenizerSpec(vocab_size=VOCAB), root / "text", root / "tokenizer")
     tokens.make(root / "text", root / "tokenizer", root / "tokens")
     write_talk(root / "identity" / "identity_conversations.jsonl", "Who are you?", "I am Bosun.")
-    write_talk(root / "identity" / "identity_conversations.heldout.jsonl", "Who are you then?", "I am Bosun.")
+    write_talk(root / "identity" / "identity_conversations.heldout.jsonl", "Who are you?", "I am Bosun.")
     for kind, question, answer in (
         ("pydocs", "What does join do?", "join the paths of"),
         ("other", "Hello!", "Hello."),
