@@ -4,7 +4,7 @@ In: text shards and a `TokenizerSpec`. Out: a folder with training.yaml and trai
 before anything else), tokenizer.json and its companions, and tokenizer_manifest.json last. The same text gives the
 same bytes on any number of processors. Called by `python -m data tokenizer`.
 
-`rustbpe` (nanochat's trainer) counts words in all processors, in two fifths of the CPU seconds of Hugging Face's
+`rustbpe` (nanochat's trainer) counts words in all processors, in about half of the CPU seconds of Hugging Face's
 trainer (bench/RESULTS.md). Memory grows with the number of distinct words, therefore only so much text is looked at.
 """
 
@@ -158,6 +158,9 @@ def assemble(words: list[bytes]) -> "tokenizers.Tokenizer":
 
 def _parts(word: bytes, ranks: Mapping[bytes, int]) -> list[bytes]:
     """The two words that were merged into `word`: what the earlier merges leave of it."""
+    halves = [at for at in range(1, len(word)) if word[:at] in ranks and word[at:] in ranks]
+    if len(halves) == 1:  # of a third of all words, and quicker
+        return [word[: halves[0]], word[halves[0] :]]
     parts = [word[at : at + 1] for at in range(len(word))]
     while len(parts) > 2:
         joined = [left + right for left, right in zip(parts, parts[1:], strict=False)]

@@ -5,7 +5,7 @@ conversations, the trainer, `chat`. Text is split with GPT-4's pattern, numbers 
 are the last nine ids. Source: nanochat (its tokenizer and chat format).
 
 Ids are those of Hugging Face's `tokenizers`, which the tests hold; `fastokens` makes them from the same file about
-fifteen times as fast (bench/RESULTS.md).
+twelve times as fast (bench/RESULTS.md).
 """
 
 import hashlib
