@@ -21,11 +21,12 @@ namespace = Collection(
         launch.rehearse,
         sweep.sweep,
     ),
-    *(data.shard, data.tokenizer),
+    data.shard,
     *(train.train, train.eval, train.chat, train.export),
     *(pod.ssh, pod.forward, pod.pull),
     *(pool.hosts, market.offers, market.audit, market.reap, market.cost, market.apply),
     Collection("pod", pod.create, pod.sync, pod.setup, pod.run, pod.down, pod.list_),
+    Collection("tokenizer", data.tokenizer, data.tokenizer_eval),
     Collection("pool", pool.list_, pool.up, pool.check, pool.import_),
     *(project.config, project.doctor, project.test, project.check),
 )

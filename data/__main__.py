@@ -1,6 +1,7 @@
 """`python -m data STEP --config FILE`: make one artifact of text, tokens or conversations.
 
-STEP is text, merge, report, tokenizer, tokens, identity or questions. FILE is JSON, either of
+STEP is text, merge, report, tokenizer, adopt (a published tokenizer), compression, tokens, identity or questions.
+FILE is JSON, either of
 
     {"making": {...}, "spec": {...}}                            take the inputs from the store, publish the result
     {"out": DIR, "inputs": {"text": DIR}, "spec": {...}}        take and leave plain folders
@@ -64,9 +65,23 @@ def report(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> di
 
 
 def tokenizer(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
-    from data import tokenizer as maker
+    from data import bpe
 
-    return maker.make(load(TokenizerSpec, raw, "spec"), inputs["text"], folder)
+    raw = dict(raw)
+    retrain = raw.pop("retrain", False)
+    return bpe.make(load(TokenizerSpec, raw, "spec"), inputs["text"], folder, retrain)
+
+
+def adopt(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
+    from data import bpe
+
+    return bpe.adopt(load(bpe.Published, raw, "spec"), folder)
+
+
+def compression(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
+    from data import compression as figures
+
+    return figures.measure(load(figures.CompressionSpec, raw, "spec"), inputs["tokenizer"], inputs["text"])
 
 
 def tokens(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
@@ -97,6 +112,8 @@ STEPS: dict[str, tuple[Callable[[dict[str, Any], Inputs, Path, bool], dict[str, 
     "merge": (merge, ()),
     "report": (report, ("text",)),
     "tokenizer": (tokenizer, ("text",)),
+    "adopt": (adopt, ()),
+    "compression": (compression, ("text", "tokenizer")),
     "tokens": (tokens, ("text", "tokenizer")),
     "identity": (identity, ()),
     "questions": (questions, ("text",)),

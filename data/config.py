@@ -165,6 +165,15 @@ class TokenizerSpec:
 
     vocab_size: int = 4096
     """All ids, the 256 bytes and the nine chat specials included; the specials are the last nine."""
+    max_chars: int = 2_000_000_000
+    """So much text is looked at, from the first document on: memory grows with the distinct words in it."""
+    document_chars: int = 10_000
+    """So much of each document, lest a giant one rule."""
+
+    def __post_init__(self) -> None:
+        for key in ("max_chars", "document_chars"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"{key} is {getattr(self, key)}; it must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,14 +72,36 @@ def shard(
 
 
 @command(
-    "scripts.shards",
+    "scripts.vocabulary",
     world="",
+    name="train",
+    default=True,
     help={
-        "text": "folder of text shards, as `inv shard` writes it (default: the store's)",
+        "source": "pydocs, fineweb, or a path: its text in the store, which is made when it is missing",
+        "text": "folder of text shards instead, as `inv shard` writes it",
         "vocab-size": "ids, the 256 bytes and nine chat specials included",
-        "out": "folder for tokenizer.json and its companions",
+        "retrain": "make it again, though it is there",
+        "tokenizer-json": "take this published tokenizer as it is; its last ids must be the nine chat specials",
+        "out": "folder for tokenizer.json, its companions, training.yaml and training.toml",
         "json": "one JSON document on stdout",
     },
 )
-def tokenizer(c, text="", vocab_size=4096, out="", json=False):
-    """A byte-level BPE tokenizer from text shards."""
+def tokenizer(c, source="", text="", vocab_size=4096, retrain=False, tokenizer_json="", out="", json=False):
+    """A byte-level BPE tokenizer from text shards; one of the same text and settings is reused."""
+
+
+@command(
+    "scripts.vocabulary",
+    world="",
+    name="eval",
+    help={
+        "tokenizer": "folder of a tokenizer (default: var/tokenizer, else the store's)",
+        "source": "whose held-out text",
+        "text": "folder of text shards with a held-out part instead",
+        "peers": "folder of GPT-2's and GPT-4's .tiktoken files (default: tiktoken's own cache)",
+        "download": "fetch the files of GPT-2 and GPT-4 into that folder when they are not there",
+        "json": "one JSON document on stdout",
+    },
+)
+def tokenizer_eval(c, tokenizer="", source="", text="", peers="", download=False, json=False):
+    """How few tokens a tokenizer makes of prose, code, numbers, other scripts and held-out text, beside GPT-2 and 4."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from infra import machine
 from infra.agent import environment
-from infra.agent.job import Limits
+from infra.agent.job import Limits, Step
 from infra.names import check_name
 from infra.providers import Provider
 from infra.records import Artifact, Inventory, Plan, Request
@@ -49,6 +49,19 @@ def plan_for(
     if plan.job and environments and not environment.find("train", ROOT, settings.environments, plan.job.torch):
         return replace(plan, notes=("the train environment is built first: a minute or so, depending on the network",))
     return plan
+
+
+def text_steps(settings: Settings) -> tuple[str, tuple[Step, ...]]:
+    """The store's text of the source, and the steps that make it: none when it is there, of whatever settings."""
+    persona = planning.load_persona(ROOT / "data" / "persona.yaml")
+    wanted = planning.Wanted(phases=("text",), profile=settings.profile, source=settings.source, persona=persona)
+    name = planning.recipe(wanted)["text"].artifact
+    found = Store(settings.store).check(name)
+    if not found.problem:
+        return name, ()
+    there = Inventory(settings.store, {})
+    plan = planning.resolve(wanted, there, ROOT, run="foreground", request=Request(run="foreground"), flops_per_s=1.0)
+    return name, plan.job.steps if plan.job else ()
 
 
 def environments_of(settings: Settings, request: Request, vendor: Provider) -> tuple[str, str]:

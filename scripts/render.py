@@ -376,6 +376,24 @@ def show_scores(found: Mapping[str, Any]) -> None:
             out.print(f"{key}: {odd['question']!r} -> {odd['answer']!r}", markup=False)
 
 
+def show_compression(found: Mapping[str, Any]) -> None:
+    """The figures of `inv tokenizer.eval`: a row for each kind of text, ours first, then the others."""
+    names = {"ours": "ours", "gpt-2": "GPT-2", "gpt-4": "GPT-4", "bytes": "bytes"}
+    there = list(found["vocabularies"])
+    table = _table("text", "size", "words", "tokens/word", "ids used", *(names[name] for name in there))
+    for kind, row in found["kinds"].items():
+        ours, rates = row["by"]["ours"], [row["by"][name]["bytes_per_token"] for name in there]
+        beside = [f"{rate:.2f} ({rates[0] / rate:.2f} x)" if rate else "?" for rate in rates[1:]]
+        used = f"{100 * ours['vocabulary_used']:.1f} %"
+        table.add_row(kind, size(row["bytes"]), f"{row['words']:,}", f"{ours['tokens_per_word']:.2f}", used,
+                      f"{rates[0]:.2f}", *beside)  # fmt: skip
+    console(stderr=False).print(table)
+    sizes = ", ".join(f"{names[name]} {number:,}" for name, number in found["vocabularies"].items())
+    say(f"the last columns: bytes per token, and how many times as many ours packs; ids: {sizes}")
+    for name, why in found["absent"].items():
+        say(f"{names[name]}: {why}; --peers DIR names another folder, --download fetches the file")
+
+
 def show_sync(plan: SyncPlan, run: str) -> None:
     """What a push would do: totals, the largest files, what is new, what stays here and why."""
     out = console(stderr=False)

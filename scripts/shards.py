@@ -1,4 +1,4 @@
-"""What the commands of `data.py` do: text shards and a tokenizer in a folder of the user's choice."""
+"""What `shard` does: text shards in a folder of the user's choice."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,6 @@ from scripts.program import print_json
 
 MODES = {"smoke": 2_000, "prod": None, "split": None}  # documents; None = all
 SPLIT_RATIO = 0.01
-MAX_VOCAB = 1 << 24
 
 
 def shard(
@@ -77,21 +76,6 @@ def unite(folder: Path, as_json: bool) -> None:
         tell(merge(folder), as_json)
     except DataError as error:
         raise (UsageError if error.exit_code == 2 else SlipwayError)(f"{folder}: {error}") from None
-
-
-def tokenizer(text, vocab_size, out, json):
-    settings = words.settings()
-    if not 512 <= vocab_size <= MAX_VOCAB:
-        raise UsageError(f"--vocab-size is {vocab_size}; it must lie between 512 and {MAX_VOCAB}")
-    if text:
-        source = Path(text).expanduser().absolute()
-    else:
-        from trainer.plan import source_slug
-
-        source = steps.artifact(settings, f"datasets/{source_slug(settings.source)}/text", "./inv shard --out DIR")
-    folder = Path(out or "var/tokenizer").absolute()
-    config = {"out": str(folder), "inputs": {"text": str(source)}, "spec": {"vocab_size": vocab_size}}
-    tell(steps.run("tokenizer", ("-m", "data", "tokenizer"), config, settings, json), json)
 
 
 def tell(result: dict[str, Any], as_json: bool) -> None:

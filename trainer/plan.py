@@ -129,7 +129,7 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
             "tokenizer",
             "tokenizer",
             ("-m", "data", "tokenizer"),
-            "data/tokenizer.py",
+            "data/bpe.py",
             TokenizerSpec(vocab_size=profile.vocab_size),
             {"text": "text"},
         ),

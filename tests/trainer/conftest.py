@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from data import tokenizer as tokenizers
-from data import tokens
+from data import bpe, tokens
 from data.config import Input, Making, TokenizerSpec
 from data.shards import Writer
 from store import Store
@@ -127,10 +126,10 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, In
         for text in some:
             writer.add(text)
         writer.finish("test", {})
-    tokenizers.make(TokenizerSpec(vocab_size=VOCAB), root / "text", root / "tokenizer")
+    bpe.make(TokenizerSpec(vocab_size=VOCAB), root / "text", root / "tokenizer")
     tokens.make(root / "text", root / "tokenizer", root / "tokens")
     write_talk(root / "identity" / "identity_conversations.jsonl", "Who are you?", "I am Bosun.")
-    write_talk(root / "identity" / "identity_conversations.heldout.jsonl", "Who are you then?", "I am Bosun.")
+    write_talk(root / "identity" / "identity_conversations.heldout.jsonl", "Who are you?", "I am Bosun.")
     for kind, question, answer in (
         ("pydocs", "What does join do?", "join the paths of"),
         ("other", "Hello!", "Hello."),

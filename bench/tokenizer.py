@@ -1,0 +1,186 @@
+"""Training a tokenizer and encoding with it, against what people use today. Prints seconds and ratios.
+
+Run: PYTHON -m bench.tokenizer FOLDER [--rounds 3] [--mb 40] [--vocab-size 32768] [--arms TEXT] [--peers PYTHON]. FOLDER
+holds parquet. The Python of `--peers`, else this one, runs every arm: it needs numpy, pyarrow, tokenizers, tiktoken,
+rustbpe and fastokens. Every arm is a process of its own; arms take turns, medians count. Only the work itself is timed,
+not imports or the reading of text. All that encode have the same tokenizer, the one that `ours` trained, and must make
+the same ids: their sha256 is compared. On a busy machine CPU seconds say more than seconds.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from bench.data import ROOT, shown, texts
+from data import bpe, tokenizer
+
+BATCH = 512
+Work = Callable[[], Any]
+
+
+def train_ours(documents: list[str], folder: Path, vocab_size: int, threads: int) -> Work:
+    return lambda: bpe.train(documents, vocab_size).to_str()
+
+
+def train_theirs(documents: list[str], folder: Path, vocab_size: int, threads: int) -> Work:
+    import tokenizers
+    from tokenizers import Regex, models, pre_tokenizers, trainers
+
+    made = tokenizers.Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(tokenizer.PATTERN), "isolated")
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.pre_tokenizer = pre_tokenizers.Sequence([split, as_bytes])
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    how = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(tokenizer.SPECIALS), initial_alphabet=letters, show_progress=False
+    )
+    return lambda: made.train_from_iterator(documents, how)
+
+
+def encode_ours(documents: list[str], folder: Path, vocab_size: int, threads: int) -> Work:
+    ours = tokenizer.load(folder)
+    return lambda: [ours.encode_batch(batch) for batch in batches(documents)]
+
+
+def encode_theirs(documents: list[str], folder: Path, vocab_size: int, threads: int) -> Work:
+    theirs = tokenizer.load(folder).inner
+    theirs.encode_special_tokens = True
+    return lambda: [
+        [one.ids for one in theirs.encode_batch_fast(batch, add_special_tokens=False)] for batch in batches(documents)
+    ]
+
+
+def encode_tiktoken(documents: list[str], folder: Path, vocab_size: int, threads: int) -> Work:
+    import tiktoken
+
+    letters = bpe.byte_letters()
+    byte_of = {letters(bytes([number])): number for number in range(256)}
+    vocab = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    ranks = {bytes(byte_of[letter] for letter in word): rank for word, rank in vocab.items()}
+    theirs = tiktoken.Encoding("ours", pat_str=tokenizer.PATTERN, mergeable_ranks=ranks, special_tokens={})
+    if threads == 1:
+        return lambda: [[theirs.encode_ordinary(text) for text in batch] for batch in batches(documents)]
+    return lambda: [theirs.encode_ordinary_batch(batch, num_threads=threads) for batch in batches(documents)]
+
+
+def batches(documents: list[str]) -> Iterable[list[str]]:
+    rows = iter(documents)
+    while batch := list(islice(rows, BATCH)):
+        yield batch
+
+
+ARMS = {
+    "train, ours": train_ours,
+    "train, tokenizers": train_theirs,
+    "encode, ours": encode_ours,
+    "encode, tiktoken": encode_tiktoken,
+    "encode, tokenizers": encode_theirs,
+}
+THREADS = (1, 2)
+RATIOS = [("train, tokenizers", "train, ours", 2.3), ("encode, tokenizers", "encode, ours", 3.0),
+          ("encode, tiktoken", "encode, ours", 1.0)]  # fmt: skip
+
+
+def arm(name: str, threads: int, asked: argparse.Namespace) -> None:
+    """Do the work once and print what it took."""
+    documents, size = [], 0
+    for text in texts(asked.folder):
+        documents.append(text)
+        size += len(text.encode())
+        if size > asked.mb * 1e6:
+            break
+    work = ARMS[name](documents, asked.tokenizer, asked.vocab_size, threads)
+    start, start_cpu = time.perf_counter(), time.process_time()
+    made = work()
+    took = {"s": time.perf_counter() - start, "cpu_s": time.process_time() - start_cpu}
+    digest = hashlib.sha256()
+    if name.startswith("encode"):
+        for row in (row for batch in made for row in batch):
+            digest.update(json.dumps(row if isinstance(row, list) else row.tolist()).encode())
+    print(json.dumps({**took, "mb": size / 1e6, "ids": digest.hexdigest()}))
+
+
+def measure(name: str, threads: int, asked: argparse.Namespace) -> dict[str, Any]:
+    words = [asked.peers, "-m", "bench.tokenizer", asked.folder, "--arm", name, "--threads", str(threads)]
+    words += ["--mb", str(asked.mb), "--vocab-size", str(asked.vocab_size), "--tokenizer", str(asked.tokenizer)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "RAYON_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "1"}
+    done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{name}: {done.stderr[-600:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=lambda text: str(Path(text).resolve()))
+    parser.add_argument("--peers", default=sys.executable, metavar="PYTHON")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--mb", type=float, default=40.0, help="so much text")
+    parser.add_argument("--vocab-size", type=int, default=32768)
+    parser.add_argument("--arms", default="", metavar="TEXT", help="only arms whose name holds this")
+    parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
+    parser.add_argument("--threads", type=int, default=1, help=argparse.SUPPRESS)
+    parser.add_argument("--tokenizer", type=Path, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.arm:
+        return arm(asked.arm, asked.threads, asked)
+    with tempfile.TemporaryDirectory(prefix="slipway-bench-") as scratch:
+        asked.tokenizer = Path(scratch)
+        bpe.save(bpe.train(texts(asked.folder), asked.vocab_size), asked.tokenizer)
+        report(asked, *take_turns(asked))
+
+
+Taken = dict[tuple[str, int], list[dict[str, Any]]]
+
+
+def take_turns(asked: argparse.Namespace) -> tuple[Taken, list[float]]:
+    taken: Taken = {(name, threads): [] for threads in THREADS for name in ARMS if asked.arms in name}
+    loads = [os.getloadavg()[0]]
+    for _ in range(asked.rounds):
+        for (name, threads), rows in taken.items():
+            rows.append(measure(name, threads, asked))
+            loads.append(os.getloadavg()[0])
+            print(name, threads, rows[-1], file=sys.stderr)
+    return taken, loads
+
+
+def report(asked: argparse.Namespace, taken: Taken, loads: list[float]) -> None:
+    ids = {row["ids"] for (name, _), rows in taken.items() for row in rows if name.startswith("encode")}
+    size_mb = next(iter(taken.values()))[0]["mb"]
+    print(f"{asked.rounds} rounds, {size_mb:.1f} MB of text, {asked.vocab_size} ids, {os.cpu_count()} cores, ", end="")
+    print(
+        f"load {min(loads):.1f}-{max(loads):.1f}; ids of all that encode: {'equal' if len(ids) < 2 else 'NOT EQUAL'}\n"
+    )
+    print("| arm | threads | s, median [range] | CPU s | MB per CPU s |\n|---|---|---|---|---|")
+    for (name, threads), rows in taken.items():
+        seconds, cpu = (shown([row[key] for row in rows], 2, True) for key in ("s", "cpu_s"))
+        rate = size_mb / statistics.median(row["cpu_s"] for row in rows)
+        print(f"| {name} | {threads} | {seconds} | {cpu} | {rate:.1f} |")
+    print("\n| peer / ours | threads | s | CPU s, median [least-most] | wanted |\n|---|---|---|---|---|")
+    for peer, own, wanted in RATIOS:
+        for threads in THREADS:
+            if (peer, threads) in taken and (own, threads) in taken:
+                theirs, ours = taken[peer, threads], taken[own, threads]
+                wall, cpu = (ratio(theirs, ours, key) for key in ("s", "cpu_s"))
+                print(f"| {peer} / {own} | {threads} | {wall} | {cpu} | {wanted} |")
+
+
+def ratio(theirs: list[dict[str, Any]], ours: list[dict[str, Any]], key: str) -> str:
+    """Of the medians; in brackets of the worst of ours for us to the best."""
+    those, these = [row[key] for row in theirs], [row[key] for row in ours]
+    middle = statistics.median(those) / statistics.median(these)
+    return f"{middle:.2f} [{min(those) / max(these):.2f}-{max(those) / min(these):.2f}]"
+
+
+if __name__ == "__main__":
+    main()

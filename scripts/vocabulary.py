@@ -1,0 +1,68 @@
+"""What the commands `tokenizer` and `tokenizer.eval` do: a tokenizer in a folder, and how well it packs text."""
+
+from pathlib import Path
+
+from infra.errors import UsageError
+from infra.settings import Settings
+from scripts import render, steps, words
+from scripts.planning import text_steps
+from scripts.program import print_json
+
+LEAST_VOCAB, MOST_VOCAB = 256 + 9, 1 << 24
+DEFAULT_OUT = "var/tokenizer"
+
+
+def tokenizer(source, text, vocab_size, retrain, tokenizer_json, out, json):
+    settings = words.settings(source=source)
+    folder = Path(out or DEFAULT_OUT).absolute()
+    if tokenizer_json and (text or source or retrain):
+        raise UsageError("--tokenizer-json takes what was made elsewhere; --text, --source, --retrain make; choose one")
+    if tokenizer_json:
+        config = {"out": str(folder), "spec": {"path": str(Path(tokenizer_json).expanduser().absolute())}}
+        result = steps.run("tokenizer", ("-m", "data", "adopt"), config, settings, json)
+    else:
+        if not LEAST_VOCAB <= vocab_size <= MOST_VOCAB:
+            seen = "the 256 bytes and the nine chat specials alone are 265"
+            raise UsageError(f"--vocab-size is {vocab_size}; {seen}, and {MOST_VOCAB} is the most")
+        inputs = {"text": str(text_folder(settings, source, text, json))}
+        spec = {"vocab_size": vocab_size, "retrain": retrain}
+        config = {"out": str(folder), "inputs": inputs, "spec": spec}
+        result = steps.run("tokenizer", ("-m", "data", "tokenizer"), config, settings, json)
+    if json:
+        print_json(result)
+    else:
+        render.say(f"tokenizer: {'reused' if result['reused'] else 'made'}, {result['vocab_size']} ids")
+        print(result["out"])
+
+
+def tokenizer_eval(tokenizer, source, text, peers, download, json):
+    settings = words.settings(source=source)
+    folder = tokenizer_folder(settings, tokenizer)
+    inputs = {"tokenizer": str(folder), "text": str(text_folder(settings, source, text, json))}
+    spec = {"peers": str(Path(peers).expanduser().absolute()) if peers else "", "download": download}
+    config = {"out": inputs["tokenizer"], "inputs": inputs, "spec": spec}
+    found = steps.run("compression", ("-m", "data", "compression"), config, settings, json)
+    if json:
+        print_json(found)
+    else:
+        render.show_compression(found)
+
+
+def text_folder(settings: Settings, source: str, text: str, quiet: bool) -> Path:
+    """The text shards that are meant: a folder, or the store's of the source, which are made when they are missing."""
+    if text and source:
+        raise UsageError("--text and --source are two texts; choose one")
+    if text:
+        return Path(text).expanduser().absolute()
+    artifact, due = text_steps(settings)
+    for step in due:
+        steps.run(step.name, step.words, step.config, settings, quiet)
+    return steps.artifact(settings, artifact, "./inv launch --phase base")
+
+
+def tokenizer_folder(settings: Settings, folder: str) -> Path:
+    """The tokenizer that is meant. Raises UsageError when there is none."""
+    if folder:
+        return Path(folder).expanduser().absolute()
+    made = Path(DEFAULT_OUT).absolute()
+    return made if (made / "tokenizer.json").is_file() else steps.artifact(settings, "tokenizer", "./inv tokenizer")
