@@ -16,6 +16,7 @@ from typing import Any
 
 from infra import spend
 from infra.agent.limits import leads_s
+from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError
 from infra.home import words_at_home, words_there
 from infra.journal import Journal, Op
@@ -26,6 +27,7 @@ from infra.records import Address, Pod, PodView
 from infra.states import BOOTING, CREATING, FAILED, LOST, PLANNED, READY, TERMINATED, TERMINATING, UNKNOWN
 from infra.transport import Transport
 
+VERDICTS = ("succeeded", "failed", "stopped", "limit", NODE_LOST)
 CHECKOUT = Path(__file__).resolve().parents[1]
 
 
@@ -109,6 +111,7 @@ def _state(op: Op, reading: Reading) -> str:
     if op.is_live and op.stays and not reading.verdict and reading.is_alive and reading.guard.get("holds"):
         return "idle"  # it has had no work yet
     why = op.reason.removeprefix(HAS).partition(":")[0] if op.reason.startswith(HAS) and not op.is_live else ""
+    why = why if why in VERDICTS else ""  # an orphan's reason begins like that, too
     why = why or ("limit" if _is_gone_at_its_limit(op, reading) else "")
     return state_of(op.state, reading.verdict.get("state", "") or why, reading.is_alive)
 

@@ -203,6 +203,7 @@ def test_what_was_spent_comes_from_the_guard():
         ({"ttl_s": None, "cap": 1_000_000}, "limit"),
         ({"rate": 0}, "stopped"),
         ({"reason": f"{pods.HAS}succeeded"}, "succeeded"),
+        ({"reason": "it has our mark, and no row", "del_requested_at": 4_900}, "stopped"),
     ],
 )
 def test_a_rented_pod_that_was_gone_when_its_limit_was_due_has_reached_it(changes, state):
