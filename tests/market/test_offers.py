@@ -150,6 +150,7 @@ def test_flags_that_mean_nothing_are_refused(flags):
         "instance_type",
         "max_price",
         "network",
+        "volume",
     )
     others = {"num_gpus": 0, "min_upload_mbps": 0, "min_download_mbps": 0, "all_configs": False, "use_spot": False}
     (flag,) = flags

@@ -1,6 +1,7 @@
 """A user's own world: begun, found again, entered, taken away, ended; and what it does to machines at work."""
 
 import contextlib
+import json
 import os
 import signal
 from pathlib import Path
@@ -102,11 +103,15 @@ def rent(market):
     return pod, PodFolder(Path(home) / ".slipway" / "pods" / "r")
 
 
-def write_checkpoint(market, pod, files, step):
-    folder = files.work / "checkpoints" / "sft-0" / f"step-{step:09d}"
-    done = market.reach(pod).run(["mkdir", "-p", str(folder)], timeout_s=20)
+def acknowledge(market, pod, files, step, after_s=1.0):
+    """What the pod's courier writes down once a checkpoint is in the store, that long after the pod has fetched."""
+    way = market.reach(pod)
+    done = way.run(["mkdir", "-p", str(files.mark("fetch").parent)], timeout_s=20)
     assert done.exited == 0, done.stderr
-    market.reach(pod).put(b"{}", folder / "MANIFEST.json")
+    if not files.mark("fetch").exists():
+        way.put(b"{}", files.mark("fetch"))
+    at = files.mark("fetch").stat().st_mtime + after_s
+    way.put(json.dumps({f"work/checkpoints/sft-0/step-{step:09d}": at}).encode(), files.acknowledged)
 
 
 @pytest.mark.parametrize("vendor", ["runpod", "lium"])
@@ -127,17 +132,17 @@ def test_a_machine_at_work_is_taken_away_each_time_that_it_has_made_a_new_checkp
     assert files.root.is_relative_to(world.folder)
     look_again()
     assert truth_of(first)["state"] == "running"
-    write_checkpoint(market, first, files, 10)
+    acknowledge(market, first, files, 10)
     until(lambda: truth_of(first)["ended_by"] == "preempted", "a preemption")
     market.delete(first.pod_id)
     until(lambda: not files.root.exists(), "files that are gone with their machine")
     second, files = rent(market)
-    write_checkpoint(market, second, files, 10)  # what the first had made, brought along
+    acknowledge(market, second, files, 10, after_s=-100.0)  # what the first had made, brought along
     look_again()
     assert (truth_of(second)["state"], world.truth()["preemptions_left"]) == ("running", 1)
-    write_checkpoint(market, second, files, 20)
+    acknowledge(market, second, files, 20)
     until(lambda: truth_of(second)["ended_by"] == "preempted", "a second preemption")
     third, files = rent(market)
-    write_checkpoint(market, third, files, 30)
+    acknowledge(market, third, files, 30)
     look_again()
     assert truth_of(third)["state"] == "running" and world.truth()["preemptions_left"] == 0
