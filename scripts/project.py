@@ -11,7 +11,7 @@ from invoke import Exit
 from scripts.program import command, print_json, words_after_dashes
 
 ROOT = Path(__file__).resolve().parent.parent
-TYPED = ("infra", "data", "store", "scripts")
+TYPED = ("infra", "data", "store", "serve", "scripts")
 
 
 @command(help={"schema": "pod: what may stand in a file for inv apply, with the defaults", "json": "one JSON document"})

@@ -138,7 +138,8 @@ class Engine:
             request.transport.write(b"\x16\x03\x01 this is no HTTP\r\n\r\n")
             request.transport.close()
             return web.Response()
-        if fail == "busy" or self.seen["waiting"] >= script.max_queued:
+        inside = self.seen["running"] + self.seen["waiting"]
+        if fail == "busy" or inside >= script.max_seqs + script.max_queued:
             what = "The engine is currently busy and cannot accept new requests. Please try again later or on a"
             return _error(503, "Service Unavailable", f"{what} different instance.")
         reply = Reply(script, is_chat, bool(ask.get("stream")), tokens, ask)
