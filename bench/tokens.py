@@ -1,7 +1,7 @@
 """Parquet to token shards, and token shards to batches, against what people use today. Prints seconds and ratios.
 
 Run: .venv/bin/python -m bench.tokens FOLDER [--peers PYTHON] [--rounds 3] [--scratch DIR] [--arms PATTERN]. PYTHON is
-one that has datasets and datatrove; the loaders' peer is the DataLoader of the torch that is here. One tokenizer of ours
+one that has datasets and datatrove; the loaders' peer is the DataLoader of the torch here. One tokenizer of ours
 (VOCAB ids, trained on FOLDER before any clock runs) is used by all. Every arm is a process of its own; arms take turns,
 medians count. What an arm made is counted in tokens, so that none is fast by doing less. `largest` is the most memory
 that its main process had resident (VmHWM: mapped pages count). CPU seconds are of the arm and of what it waited for,
