@@ -132,20 +132,18 @@ class BestFit(Loader):
         self._lock = Lock()  # of `_places`: the cursor is asked for by another thread than the one that makes batches
 
     def batch(self, step: int) -> np.ndarray:
-        found = np.empty((self.rows, self.row_len), np.int64)
-        place, done = self._place(step), 0
-        while done < self.rows:
+        starts, lengths = [], []
+        place, missing = self._place(step), self.rows
+        while missing:
             packed = self._group(place.epoch, place.group)
-            last = min(len(packed), place.row + self.rows - done)
-            for row in range(place.row, last):
-                at = 0
-                for piece in range(packed.rows[row], packed.rows[row + 1]):
-                    size = int(packed.lengths[piece])
-                    found[done, at : at + size] = self.stream.read(int(packed.starts[piece]), size)
-                    at += size
-                done += 1
-            place = self._after(place, last - place.row)
-        return found
+            rows = min(missing, len(packed) - place.row)
+            pieces = slice(packed.rows[place.row], packed.rows[place.row + rows])
+            starts.append(packed.starts[pieces])
+            lengths.append(packed.lengths[pieces])
+            missing -= rows
+            place = self._after(place, rows)
+        ids = self.stream.pieces(np.concatenate(starts), np.concatenate(lengths))
+        return ids.reshape(self.rows, self.row_len)
 
     def cursor(self, step: int) -> dict[str, Any]:
         return {**super().cursor(step), "step": step, **asdict(self._place(step))}

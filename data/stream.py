@@ -61,6 +61,7 @@ class Stream:
         self.tokenizer_sha256, self.bos = first.tokenizer_sha256, first.bos
         self.sha256 = hashlib.sha256("".join(one.header.sha256 for one in self.shards).encode()).hexdigest()
         self.ends = np.cumsum([len(one.ids) for one in self.shards])
+        self.begins = self.ends - [len(one.ids) for one in self.shards]
         self.num_tokens = int(self.ends[-1])
         self.document_ends = np.cumsum([one.header.num_documents for one in self.shards])
         self.num_documents = int(self.document_ends[-1])
@@ -82,11 +83,20 @@ class Stream:
             ids = self.shards[at].ids
             if len(rows):
                 views = np.lib.stride_tricks.sliding_window_view(ids, length)
-                found[rows] = views[starts[rows] - (int(self.ends[at]) - len(ids))]
+                found[rows] = views[starts[rows] - self.begins[at]]
         for row in np.flatnonzero(first != last):
             found[row] = self.read(int(starts[row]), length)
         self._count(len(starts), found.size * 4)
         return found
+
+    def pieces(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """So many ids from each of these places on, none over the end of a file, one after another; int64."""
+        where = np.searchsorted(self.ends, starts, side="right")
+        inside = starts - self.begins[where]
+        spans = zip(where.tolist(), inside.tolist(), (inside + lengths).tolist(), strict=True)
+        ids = np.concatenate([self.shards[at].ids[first:last] for at, first, last in spans]).astype(np.int64)
+        self._count(len(starts), ids.size * 4)
+        return ids
 
     def places(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where these documents begin, and their lengths, <|bos|> included; both int64 (len(documents),)."""
@@ -99,7 +109,7 @@ class Stream:
                 shard, rows = self.shards[at], np.flatnonzero(where == at)
                 inside = numbers[rows] - (int(self.document_ends[at]) - shard.header.num_documents)
                 begins = shard.starts[inside].astype(np.int64)
-                starts[low + rows] = begins + (int(self.ends[at]) - len(shard.ids))
+                starts[low + rows] = begins + self.begins[at]
                 lengths[low + rows] = shard.starts[inside + 1].astype(np.int64) - begins
             self._count(len(numbers), 0)
         return starts, lengths
@@ -107,8 +117,7 @@ class Stream:
     def _parts(self, start: int, stop: int) -> Iterator[np.ndarray]:
         at = int(np.searchsorted(self.ends, start, side="right"))
         while start < stop:
-            end = int(self.ends[at])
-            first = end - len(self.shards[at].ids)
+            first, end = int(self.begins[at]), int(self.ends[at])
             yield self.shards[at].ids[start - first : min(stop, end) - first]
             start, at = min(stop, end), at + 1
 
