@@ -7,6 +7,7 @@ often; 2: there is no such cluster. SIGTERM cancels all tasks and waits for them
 
 import os
 import signal
+import socket
 import sys
 from typing import Any
 
@@ -16,6 +17,7 @@ from data.report import emit
 MOST_TRIES = 5
 LEAVE_S = 20.0
 LOOK_S = 1.0
+REACH_S = 5.0
 CARRIED = ("HF_", "HUGGINGFACE", "AWS_", "GOOGLE_", "FSSPEC_")
 """How the variables begin that a task may need to read its source."""
 
@@ -59,6 +61,7 @@ def main(words: list[str]) -> int:
     except ImportError:
         return _say(f"--engine ray: {sys.executable} has no ray; HOW", 2)
     try:
+        _reach(address)
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, OSError) as error:
         why = str(error).splitlines()[0]
@@ -72,6 +75,13 @@ def main(words: list[str]) -> int:
         return _say(f"no machine of the Ray cluster has {cpus} processors, only {most:.0f}; fewer --workers do", 2)
     emit("note", text=f"{len(names)} ranks on {len(nodes)} machines of Ray; `ray list tasks`; logs: {home}")
     return _run_all(ray, home, cpus, python, names)
+
+
+def _reach(address: str) -> None:
+    """Raises OSError where nobody listens: Ray itself would ask for minutes."""
+    host, _, port = address.rpartition("://")[2].partition("?")[0].rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host, int(port)), REACH_S).close()
 
 
 def _run_all(ray: Any, home: str, cpus: int, python: str, names: list[str]) -> int:

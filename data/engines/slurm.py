@@ -47,7 +47,7 @@ class Row:
 class Slurm:
     def __init__(self) -> None:
         self.name = ""
-        self.answered_at = time.monotonic()
+        self.answered_at: float | None = None
 
     def at_work(self, folder: Path) -> str:
         self.name = "slipway-" + hashlib.sha256(str(folder).encode()).hexdigest()[:12]
@@ -101,6 +101,8 @@ class Slurm:
             except InputError:
                 raise
             except DataError as error:
+                if self.answered_at is None:
+                    raise
                 if time.monotonic() - self.answered_at > SILENT_S:
                     raise DataError(f"{error}; its jobs go on, and the same command follows them") from None
                 time.sleep(1)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -140,6 +140,22 @@ def test_slurm_runs_again_a_rank_that_was_killed_and_one_whose_node_was_lost(clu
                 os.kill(pid, signal.SIGKILL)
         wait_for(lambda: "down" in slurm.ask(conf, "sinfo", "-h", "-n", "two", "-o", "%T"), command, "node two is down")
     ends_well(command)
+    assert contents(out) == expected
+
+
+def test_slurm_runs_again_ranks_that_were_killed_at_work(cluster, corpus, expected, tmp_path):
+    out = tmp_path / "out"
+    command = begin(corpus, out, engine="slurm", keep_every_s=0.02)
+    names = [Share(rank=rank, world=WORLD).folder for rank in range(WORLD)]
+    kills = 0
+    while command.poll() is None and kills < 8:
+        for name in names[: WORLD - kills % 2]:  # some of them more often than others
+            if (out / ".draft" / name / "state.json").exists() and (found := processes(out, name)):
+                with suppress(ProcessLookupError):
+                    os.kill(found[0], signal.SIGKILL)
+                    kills += 1
+    ends_well(command)
+    assert kills > 3
     assert contents(out) == expected
 
 

@@ -180,6 +180,10 @@ def test_where_there_is_no_cluster_what_is_missing_is_named(monkeypatch, tmp_pat
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match="no squeue here"):
         slurm.Slurm().at_work(tmp_path)
+    (tmp_path / "squeue").write_text("#!/bin/sh\necho no controller >&2\nexit 1\n")
+    (tmp_path / "squeue").chmod(0o755)
+    with pytest.raises(DataError, match="squeue: no controller"):  # once is enough where it never answered
+        slurm.Slurm().at_work(tmp_path)
     with pytest.raises(InputError, match="no ray here; install the cluster's version"):
         Ray("")
     with pytest.raises(InputError, match="no /nowhere/python; install"):
