@@ -109,6 +109,8 @@ class OptimizerConfig:
     """Longest that the gradient may be; 0 = as long as it is."""
     muon_lr: float = 0.0
     """0 = AdamW for everything."""
+    muon_decay: float | None = None
+    """Weight decay of what Muon changes, None = `weight_decay`."""
     z_loss: float = 0.0
     """Adds z_loss * ln(sum of exp(logits))**2 per token to what is minimised; the loss that is told is without it."""
 
@@ -202,7 +204,7 @@ class PhaseConfig:
         return hashlib.sha256(json.dumps(what_counts(self), sort_keys=True).encode()).hexdigest()
 
     def in_steps(self, steps: int) -> "PhaseConfig":
-        """The same in another number of steps, the warm-up shortened or stretched with them; decay is a share anyway."""
+        """The same in another number of steps; the warm-up is rescaled with them, the decay is a share anyway."""
         warmup = self.schedule.warmup_steps
         scaled = max(1, round(warmup * steps / self.steps)) if warmup else 0
         return replace(self, steps=steps, schedule=replace(self.schedule, warmup_steps=scaled))

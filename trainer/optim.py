@@ -74,7 +74,7 @@ class Optimizer:
         self.adamw = [
             Group(some, lr, decay, {"mean": zeros(some), "square": zeros(some)}) for (lr, decay), some in alike.items()
         ]
-        decay = config.weight_decay
+        decay = config.weight_decay if config.muon_decay is None else config.muon_decay
         self.muon = [Group(some, config.muon_lr, decay, {"mean": zeros(some)}) for some in by_shape.values()]
 
     def clip(self) -> Tensor:
@@ -96,8 +96,8 @@ class Optimizer:
         grads = [parameter.grad for parameter in group.parameters]
         count = torch.tensor(float(self.updates), device=group.parameters[0].device)
         torch._fused_adamw_(
-            group.parameters, grads, group.state["mean"], group.state["square"], [], [count] * len(grads), amsgrad=False,
-            lr=lr, beta1=first, beta2=second, weight_decay=group.decay, eps=self.config.eps, maximize=False,
+            group.parameters, grads, group.state["mean"], group.state["square"], [], [count] * len(grads), lr=lr,
+            beta1=first, beta2=second, weight_decay=group.decay, eps=self.config.eps, amsgrad=False, maximize=False,
         )  # fmt: skip
 
     def _muon(self, group: Group, lr: float) -> None:

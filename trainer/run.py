@@ -28,6 +28,7 @@ from trainer.machine import Machine, prepare
 from trainer.metrics import last_loss
 from trainer.model import Decoder, initialise
 from trainer.ranks import Ranks
+from trainer.speed import equipped
 
 
 @dataclass
@@ -80,7 +81,8 @@ class PhaseRun:
             "tokenizer_sha256": self.tokenizer.sha256,
             "vocab": self.tokenizer.vocab_size,
         }
-        return Training(model, self.config, batch, self.checkpoints, facts, self.metrics, self.ranks, data).run()
+        with equipped(model, self.config, self.machine):
+            return Training(model, self.config, batch, self.checkpoints, facts, self.metrics, self.ranks, data).run()
 
     def publish(self, model: Decoder, final: Checkpoint, about: dict[str, Any]) -> dict[str, Any]:
         """Put the artifact into the store, then drop this run's checkpoints; all that is known of it."""
