@@ -173,6 +173,8 @@ class PhaseConfig:
     Parameters, their gradients and the loss are float32 always."""
     document_masks: bool = False
     """base: a token sees its own document only, and positions begin anew with each."""
+    adopted: bool = False
+    """The model began as somebody else's: its shape is that of the checkpoint that this phase goes on from."""
     recompute: bool = rounding(False)
     """Keep of each block only what goes in, and compute the rest again on the way back: less memory, a third slower."""
     compile: str = rounding("auto")
@@ -235,6 +237,21 @@ class Profile:
     vocab_size: int
     phases: dict[str, PhaseConfig]
     keeping: Keeping = Keeping()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportSpec:
+    """Somebody else's model -> an artifact that mid and sft can begin from."""
+
+    source: str
+    """A Hugging Face folder on this machine, or `hf://user/repo` with the commit in `revision`."""
+    model: ModelConfig
+    """As its config.json has it; rows for the chat tokens may come on top."""
+    has_tokenizer: bool
+    """Whether a tokenizer comes with it; else a new one is trained."""
+    revision: str = ""
+    content: str = ""
+    """Of a folder: what was in it when this was planned."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """What training takes of a GPU's memory, part by part, and the largest micro-batch that fits. No torch here.
 
-In: a `PhaseConfig`, how much memory there is. Out: `Memory`, in bytes; a `Fit`. Called by `inv fit`, and by plans to leave
-out GPUs that are too small. Every GPU holds the whole model (data parallel). The sums are of what the decoder keeps for
-the way back, without a compiler, which keeps less; tests hold them against what a process was measured to take.
+In: a `PhaseConfig`, how much memory there is. Out: `Memory`, in bytes; a `Fit`. Called by `inv fit`, and by plans to
+leave out GPUs that are too small. Every GPU holds the whole model (data parallel). The sums are of what the decoder
+keeps for the way back without a compiler, which keeps less; tests hold them against what a process took.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +23,7 @@ class Memory:
     gradients: int
     optimizer: int
     activations: int
-    """What the blocks keep for the way back."""
+    """What the blocks keep for the way back, and what comes and goes on it."""
     logits: int
     """One slice of them with its gradients, and what the head's gradient waits in."""
     framework: int
@@ -60,11 +60,11 @@ def estimate(config: PhaseConfig, device: str = "cuda") -> Memory:
     # Attention's sums and the norms' are float32, one number per head or token.
     small = 4 * (model.num_attention_heads * (3 if model.qk_norm else 1) + 2)
     per_token = width * block + small
-    if config.recompute:
-        kept = model.num_hidden_layers * d * width + per_token
-    else:
-        kept = model.num_hidden_layers * per_token
-    activations = tokens * (kept + 3 * d * width)  # embedded, normed for the head, and the gradient of that
+    blocks = model.num_hidden_layers
+    kept = blocks * d * width + per_token if config.recompute else blocks * per_token
+    ends = 3 * d * width  # embedded, normed for the head, and the gradient of that
+    passing = 4 * f * width + 3 * 4 * d  # gradients inside of an MLP, a norm's float32
+    activations = tokens * (kept + ends + passing)
     copies = 0 if width == 4 else width * in_blocks  # each matrix as it was multiplied
     if config.recompute:
         copies //= model.num_hidden_layers

@@ -61,7 +61,30 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+        if x.is_cuda or not x.requires_grad:
+            return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+        return _RMSNorm.apply(x, self.weight, self.eps)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """The same, keeping for the way back only what came in; PyTorch's own on a CPU keeps two fp32 copies beside it."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.float()
+        scale = wide.square().mean(dim=-1, keepdim=True).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        return (wide * scale).mul_(weight).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        normed = x.float().mul(scale)
+        product = grad.float().mul(normed)
+        weight_grad = product.flatten(0, -2).sum(dim=0)
+        shared = product.mul_(weight).mean(dim=-1, keepdim=True)
+        x_grad = grad.float().mul(weight).sub_(normed.mul_(shared)).mul_(scale)
+        return x_grad.to(x.dtype), weight_grad, None
 
 
 @dataclass(frozen=True)

@@ -227,6 +227,21 @@ def street(base: PhaseConfig) -> dict[str, PhaseConfig]:
     return {"base": base, "mid": mid, "sft": sft}
 
 
+def fine_tuned(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
+    """A chat phase for a model that somebody else has trained: AdamW alone, at a rate that does not undo it.
+
+    About that of published recipes for instruction tuning at these sizes (1e-4 at a width of 1024).
+    """
+    return replace(
+        phase,
+        model=model,
+        optimizer=OptimizerConfig(lr=1e-4 * 1024 / max(model.hidden_size, 256), weight_decay=0.01),
+        schedule=ScheduleConfig(warmup_steps=max(1, phase.steps // 30), decay=1.0),
+        sequence_len=min(phase.sequence_len, model.max_position_embeddings),
+        adopted=True,
+    )
+
+
 def after(optimizer: OptimizerConfig, share: float) -> OptimizerConfig:
     """The same at a share of its rates."""
     rates = {name: getattr(optimizer, name) for name in ("lr", "embed_lr", "head_lr", "muon_lr")}
@@ -237,7 +252,7 @@ def dial(depth: int) -> Profile:
     """One number for all: width 64 per layer, heads of 128, and nanochat's rules for length, batch, rates and decay.
 
     Its MLP has two matrices of 4 d; ours three of 8/3 d, as vLLM serves it. nanochat's embedding begins at a spread of
-    1 and ours at 0.02, so the rate is that much smaller; its decay leaves out about half of the entries, so ours is half.
+    1 and ours at 0.02, so the rate is that much smaller; its decay spares about half of the entries, so ours is half.
     Source: nanochat, scaling rules of 2026: 12 tokens per parameter that is multiplied, batch ~ tokens^0.383, rates ~
     batch^0.5, decay ~ batch^0.5 / tokens.
     """
