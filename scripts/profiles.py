@@ -102,10 +102,10 @@ def advice(
         lines.append(f"{recipe.name} fits on none of these, not even one row at a time with recomputation")
     elif len(kinds) == 1:
         one = found[fitting[0].name]
-        again = ", recompute: true" if one.config.recompute and not config.recompute else ""
+        phase, again = config.phase, ", recompute: true" if one.config.recompute and not config.recompute else ""
         lines.append(
-            f"largest micro-batch: {one.config.micro_rows} rows, {one.accumulation} times a step (the profile: "
-            f"{config.micro_rows}); in a file: phases: {{{config.phase}: {{micro_rows: {one.config.micro_rows}{again}}}}}"
+            f"largest micro-batch: {one.config.micro_rows} rows, {one.accumulation} times a step (the profile has "
+            f"{config.micro_rows}); in a file: phases: {{{phase}: {{micro_rows: {one.config.micro_rows}{again}}}}}"
         )
     priced = [(offer, kind) for kind in fitting if (offer := cheapest(kind.name, offers))]
     if priced:

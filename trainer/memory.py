@@ -11,7 +11,7 @@ from trainer.config import PhaseConfig
 
 SLICE_TOKENS = {"cpu": 1024, "cuda": 4096}  # whose logits exist at one time: trainer.losses
 USABLE = 0.92  # of a GPU's memory; the rest goes to fragments
-FRAMEWORK_BYTES = {"cpu": 350 << 20, "cuda": 1 << 30}  # PyTorch itself, its kernels' code and workspaces
+FRAMEWORK_BYTES = {"cpu": 270 << 20, "cuda": 1 << 30}  # PyTorch itself, its kernels' code and workspaces
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,6 @@ def estimate(config: PhaseConfig, device: str = "cuda") -> Memory:
     blocks = model.num_hidden_layers
     kept = blocks * d * width + per_token if config.recompute else blocks * per_token
     ends = 3 * d * width  # embedded, normed for the head, and the gradient of that
-    passing = 4 * f * width + 3 * 4 * d  # gradients inside of an MLP, a norm's float32
-    activations = tokens * (kept + ends + passing)
     copies = 0 if width == 4 else width * in_blocks  # each matrix as it was multiplied
     if config.recompute:
         copies //= model.num_hidden_layers
@@ -72,6 +70,8 @@ def estimate(config: PhaseConfig, device: str = "cuda") -> Memory:
     sliced = min(tokens, SLICE_TOKENS[device])
     slices = sliced * model.vocab_size * (4 + 4 + 2 * (width if width == 2 else 0))
     waiting = 4 * head + (width * head if width == 2 else 0)  # the head's gradient, its matrix as it was multiplied
+    passing = tokens * (4 * f * width + 3 * 4 * d)  # gradients inside of an MLP, a norm's float32: after the logits
+    activations = tokens * (kept + ends) + max(0, passing - slices)
     if model.tie_word_embeddings:
         waiting += 4 * head  # the embedding's share of the same gradient is dense too
 

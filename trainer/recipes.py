@@ -129,7 +129,7 @@ def qwen3_0_6b() -> Profile:
 
 
 def qwen3_4b() -> Profile:
-    """Qwen3-4B's shape; its heads together are wider than the model."""
+    """Qwen3-4B's shape, whose heads together are wider than the model: for a GPU of more than 80 GB."""
     model = qwen3(2560, layers=36, heads=32, inner=9728)
     return cosine("qwen3_4b", model, lr=2e-4, tokens_per_param=20, rows=256, micro_rows=1, recompute=True)
 
@@ -278,7 +278,7 @@ def dial(depth: int) -> Profile:
         schedule=ScheduleConfig(warmup_steps=40, decay=0.65, final=0.05),
         steps=math.ceil(12 * model.num_matrix_params / batch_tokens),
         rows=rows,
-        micro_rows=16 if depth < 26 else 8,
+        micro_rows=16 if depth <= 20 else 8 if depth <= 26 else 4,
         sequence_len=2048,
     )
     return Profile(name=f"d{depth}", vocab_size=model.vocab_size, phases=street(base), keeping=Keeping(save_every=250))
