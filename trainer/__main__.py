@@ -35,6 +35,7 @@ def main(words: list[str] | None = None) -> int:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # whoever watches asks a silent trainer where it stands
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # the hub's client would tell each request
     try:
         flags.run(flags)
     except (ConfigError, TrainerError, DataError, StoreError) as error:

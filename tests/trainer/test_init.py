@@ -1,8 +1,13 @@
 """Somebody else's model: taken over, trained on, and loaded again by those who made it."""
 
+import hashlib
 import json
+import os
+import subprocess
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 import torch
@@ -14,6 +19,8 @@ from infra.records import Inventory, Request
 from infra.settings import Settings
 from scripts import initial
 from store import Store
+from tests.data.hub import COMMIT, FakeHub, Repo, serving
+from tests.trainer.conftest import WAIT_S
 from tests.trainer.test_plan import ROOT, WANTED, steps
 from trainer import adopt, export, recipes
 from trainer.__main__ import main
@@ -164,3 +171,62 @@ def test_a_tokenizer_that_does_not_work_on_bytes_is_refused(tmp_path):
     spec = ImportSpec(source=str(tmp_path / "gone"), model=recipes.tiny().phases["sft"].model, has_tokenizer=False)
     with pytest.raises(Refused, match="is not on this machine"):
         adopt.fetch(spec)
+
+
+def models(hub: FakeHub) -> None:
+    """Let that hub of data sets serve models as well: the list of files, and the size and hash of each."""
+
+    class Models(hub.server.RequestHandlerClass):  # type: ignore[misc,name-defined]
+        def names(self, path: str) -> tuple[str, str, str]:
+            return super().names(path.replace("/api/models/", "/api/"))
+
+        def do_GET(self) -> None:
+            path = unquote(urlsplit(self.path).path)
+            repo = hub.repos.get("/".join(path.split("/")[3:5]))
+            if "/tree/" not in path or repo is None:
+                return super().do_GET()
+            folder = repo.folder
+            files = [one for one in sorted(folder.iterdir()) if one.is_file()]
+            sizes = [{"type": "file", "path": one.name, "size": one.stat().st_size, "oid": "0" * 40} for one in files]
+            self.say(200, sizes)
+
+        def do_HEAD(self) -> None:
+            repo_id, _, rest = self.names(unquote(urlsplit(self.path).path))
+            file = hub.repos[repo_id].folder / rest
+            self.send_response(200 if file.is_file() else 404)
+            if file.is_file():
+                content = file.read_bytes()
+                headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT}
+                for name, value in (headers | {"Content-Length": str(len(content))}).items():
+                    self.send_header(name, value)
+            self.end_headers()
+
+    hub.server.RequestHandlerClass = Models
+
+
+def test_a_model_on_a_hub_is_pinned_to_its_commit_and_fetched_where_the_step_runs(world, monkeypatch):
+    folder = foreign("Llama", world.root / "theirs")
+    gpt2_like(folder / "tokenizer.json")
+    (folder / "pytorch_model.bin").write_bytes(b"not wanted")
+    with serving({"them/tiny": Repo(folder, token="secret")}) as hub:
+        models(hub)
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        settings = Settings.load(ROOT, environ={**os.environ, "HF_TOKEN": "secret"})
+        spec = initial.look("hf://them/tiny", settings)
+        assert (spec.source, spec.revision, spec.has_tokenizer) == ("hf://them/tiny", COMMIT, True)
+        assert spec.model == export.read_config(folder)
+        with pytest.raises(UsageError, match="set HF_TOKEN"):
+            initial.look("hf://them/tiny", Settings.load(ROOT, environ={}))
+        with pytest.raises(UsageError, match="no such model or revision"):
+            initial.look("hf://them/tiny@v9", settings)
+        making = replace(world.making("imported"), name="imported/tiny")
+        file = configured(world, "import", making, spec)
+        environ = {**os.environ, "SLIPWAY_WORK": str(world.work()), "HF_HOME": str(world.root / "hf")}
+        words = [sys.executable, "-m", "trainer", "import", "--config", str(file)]
+        known = {**environ, "HF_TOKEN": "secret"}
+        done = subprocess.run(words, env=known, capture_output=True, text=True, timeout=WAIT_S)
+        assert done.returncode == 0, done.stderr
+        assert not any(one.path.endswith(".bin") for one in hub.asked)
+    taken = Store(world.store).path("imported/tiny", "f" * 64)
+    ours, theirs = export.read(taken), export.read(folder)
+    assert torch.equal(ours.head[:280], theirs.head[:280])
