@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data import bpe
 from data import tokenizer as tokenizers
 from data.config import Making
 from data.report import emit
@@ -102,7 +103,7 @@ def with_chat_tokens(path: Path, folder: Path) -> list[int]:
     if 0 < len(new) < len(SPECIALS):
         raise Refused(f"{path}: has some of our chat tokens and lacks {', '.join(new)}")
     made.add_special_tokens([library.AddedToken(name, special=True, normalized=False) for name in new])
-    tokenizers.save(made, folder)
+    bpe.save(made, folder)
     tokenizers.load(folder)  # raises DataError when they are not the last
     return list(range(before, before + len(new)))
 
