@@ -181,6 +181,7 @@ def test_a_model_is_as_before_after_training():
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("document_masks", [False, True])
 def test_compiled_blocks_give_the_same_bits_every_time_and_the_eager_result_to_rounding(document_masks):
     config: PhaseConfig = replace(BASE, model=QWEN3, compile="always", document_masks=document_masks)
