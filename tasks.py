@@ -22,7 +22,7 @@ namespace = Collection(
         sweep.sweep,
     ),
     data.shard,
-    *(train.train, train.eval, train.chat, train.export),
+    *(train.train, train.fit, train.eval, train.chat, train.export),
     *(pod.ssh, pod.forward, pod.pull),
     *(pool.hosts, market.offers, market.audit, market.reap, market.cost, market.apply),
     Collection("pod", pod.create, pod.sync, pod.setup, pod.run, pod.down, pod.list_),

@@ -9,27 +9,33 @@ from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.records import Request
 from infra.settings import Settings
-from scripts import render, steps, words
+from scripts import initial, render, steps, words
 from scripts.planning import ROOT, plan_for
 from scripts.program import print_json
 from scripts.steps import run as run_step
 from store import Store
-from trainer.plan import CHECKPOINTS, load_persona, source_slug
+from trainer.plan import CHECKPOINTS, load_persona, profile_named, source_slug
 
 
-def train(profile, source, out, json, **wanted):
+def train(profile, init, source, out, json, **wanted):
     settings = words.settings(profile=profile, source=source, store=out)
+    if init:
+        wanted["init"] = initial.look(init, settings)
     limits = Limits(reserve_bytes=settings.reserve_bytes)
     plan = plan_for(settings, Request(run="foreground"), words.provider(settings, "local"), limits, **wanted)
     if not json:
         render.show_plan(plan)
     results = {}
-    for step in plan.job.steps if plan.job else ():
+    due = plan.job.steps if plan.job else ()
+    for step in due:
         results[step.name] = run_step(step.name, step.words, step.config, settings, quiet=json)
     if json:
         print_json({"state": "succeeded", "ran": list(results), "results": results})
     elif not results:
         render.say("everything is here; nothing to do")
+    elif init:
+        made = due[-1].config["making"]["name"]
+        render.say(f"Next: ./inv chat {made}, or for transformers and vLLM: ./inv export {made} --out DIR")
 
 
 def chat(model, tag, prompt, temperature, max_tokens):
@@ -107,7 +113,7 @@ def model_folder(settings: Settings, model: str, tag: str) -> Path:
     store = Store(settings.store)
     found = {one.name: one for one in store.artifacts() if one.name.split("/")[0] in CHECKPOINTS.values()}
     whole = {name: one for name, one in found.items() if not one.problem}
-    tag = tag or settings.profile
+    tag = tag or profile_named(settings.profile).name
     if model in CHECKPOINTS:
         wanted = [f"{CHECKPOINTS[model]}/{tag}"]
     else:

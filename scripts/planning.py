@@ -13,6 +13,7 @@ from infra.records import Artifact, Inventory, Plan, Request
 from infra.settings import Settings
 from store import Store
 from trainer import plan as planning
+from trainer.config import ImportSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -20,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def plan_for(
     settings: Settings, request: Request, vendor: Provider, limits: Limits, *, phase: str, packages: str = "",
     persona: str = "", seed: int | None = None, steps: int | None = None, tag: str = "",
-    flops_per_s: float | None = None,
+    flops_per_s: float | None = None, init: ImportSpec | None = None,
 ) -> Plan:  # fmt: skip
     """`flops_per_s`: of the machine that will do the work, else this one's. Raises UsageError for senseless words."""
     torch, environments = environments_of(settings, request, vendor)
@@ -33,6 +34,7 @@ def plan_for(
         persona=planning.load_persona(Path(persona) if persona else ROOT / "data" / "persona.yaml"),
         seed=seed,
         steps=steps,
+        init=init,
     )
     plan = planning.resolve(
         wanted, inventory(settings.store), ROOT, run=request.run, request=request,
@@ -45,9 +47,10 @@ def plan_for(
         plan = replace(plan, job=replace(plan.job, num_gpus=0, clock_scale=settings.clock_scale))
     if vendor.pod_store:
         kept = "artifacts stay on the machine until somebody who follows (or inv status, or inv pull) brings them home"
-        return replace(plan, notes=(kept,) if plan.job else ())
+        return replace(plan, notes=(*plan.notes, kept)) if plan.job else plan
     if plan.job and environments and not environment.find("train", ROOT, settings.environments, plan.job.torch):
-        return replace(plan, notes=("the train environment is built first: a minute or so, depending on the network",))
+        built = "the train environment is built first: a minute or so, depending on the network"
+        return replace(plan, notes=(*plan.notes, built))
     return plan
 
 

@@ -14,10 +14,23 @@ ROOT = Path(__file__).resolve().parent.parent
 TYPED = ("infra", "data", "store", "serve", "scripts")
 
 
-@command(help={"schema": "pod: what may stand in a file for inv apply, with the defaults", "json": "one JSON document"})
-def config(c, schema="", json=False):
-    """Show every setting, its value and where that came from."""
+@command(
+    help={
+        "schema": "pod: what may stand in a file for inv apply, with the defaults",
+        "profile": "all of a recipe of model and training instead: runpod_2b, or a .yaml file",
+        "params": "only how many parameters its model has",
+        "json": "one JSON document",
+    }
+)
+def config(c, schema="", profile="", params=False, json=False):
+    """Show every setting, its value and where that came from; or a recipe."""
     from infra.settings import Settings
+
+    if profile or params:
+        from scripts.profiles import show
+
+        show(profile or Settings.load(ROOT).profile, params, json)
+        return
 
     if schema:
         show_schema(schema, json)

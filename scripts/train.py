@@ -8,11 +8,12 @@ from scripts.program import command
     world="",
     help={
         "phase": "base, mid, sft, a sum such as mid+sft, or all",
-        "profile": "recipe of model and training (smoke, tiny)",
+        "profile": "recipe of model and training: a name that inv config --profile takes, or a .yaml file",
+        "init": "go on from somebody else's model: a Hugging Face folder, or hf://user/repo[@revision]",
         "source": "pydocs, fineweb, or a path of .txt, .jsonl, .parquet",
         "persona": "YAML file with name, maker, purpose",
         "seed": "of the training",
-        "steps": "optimizer steps per phase instead of the profile's; the schedule is scaled to them",
+        "steps": "optimizer steps per phase instead of the profile's; the schedule is rescaled to them",
         "tag": "name of the checkpoints in the store (default: the profile)",
         "out": "store for the artifacts (default var/artifacts)",
         "json": "one JSON document on stdout",
@@ -22,6 +23,7 @@ def train(
     c,
     phase="base",
     profile="",
+    init="",
     source="",
     persona="",
     seed: int | None = None,
@@ -31,6 +33,20 @@ def train(
     json=False,
 ):
     """Train in this very terminal, without a pod: the same steps as `launch`, in the foreground."""
+
+
+@command(
+    "scripts.profiles",
+    world="begin",
+    help={
+        "profile": "recipe of model and training, or a .yaml file",
+        "phase": "of the recipe",
+        "gpu": "only this kind, part by part: H100, A100-80GB",
+        "json": "one JSON document on stdout",
+    },
+)
+def fit(c, profile="", phase="base", gpu="", json=False):
+    """Which GPUs a recipe fits on, with which micro-batch for the same effective batch; memory by part for one GPU."""
 
 
 @command(

@@ -1,6 +1,7 @@
-"""`python -m trainer base|mid|sft --config FILE`, and `chat`, `eval`, `export` for what they made.
+"""`python -m trainer base|mid|sft|import --config FILE`, and `chat`, `eval`, `export` for what they made.
 
-The file of a phase holds {"making": Making, "spec": PhaseConfig, "keeping": Keeping}; that of eval {"spec": EvalSpec}.
+The file of a phase holds {"making": Making, "spec": PhaseConfig, "keeping": Keeping}; that of import {"making": Making,
+"spec": ImportSpec}; that of eval {"spec": EvalSpec}.
 Exit codes: 0 done, 1 failed, 2 a wrong flag, input or configuration, 75 stopped in good order: start it again to go on.
 """
 
@@ -20,7 +21,7 @@ from typing import Any, NoReturn
 from data.config import ConfigError, Making, load
 from data.errors import DataError
 from store import StoreError
-from trainer.config import EvalSpec, Keeping, PhaseConfig
+from trainer.config import EvalSpec, ImportSpec, Keeping, PhaseConfig
 from trainer.errors import Preempted, Refused, TrainerError
 
 PHASES = ("base", "mid", "sft")
@@ -34,6 +35,7 @@ def main(words: list[str] | None = None) -> int:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # whoever watches asks a silent trainer where it stands
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # the hub's client would tell each request
     try:
         flags.run(flags)
     except (ConfigError, TrainerError, DataError, StoreError) as error:
@@ -48,6 +50,8 @@ def parser() -> argparse.ArgumentParser:
     for phase in PHASES:
         one = command(commands, phase, train, f"train the {phase} phase and publish it")
         one.add_argument("--config", type=Path, required=True)
+    one = command(commands, "import", adopt_model, "take over a Hugging Face model and publish it")
+    one.add_argument("--config", type=Path, required=True)
     one = command(commands, "chat", talk, "talk to a model")
     one.add_argument("--model", type=Path, required=True, help="an artifact or a Hugging Face folder")
     one.add_argument("--prompt", help="one question; without it, a conversation on stdin")
@@ -92,6 +96,18 @@ def train(flags: argparse.Namespace) -> None:
         about = once(making, ranks, lambda: phase.run(config, making, keeping, ranks))
     if "bits_per_byte" in about:
         print(side_by_side(about))
+
+
+def adopt_model(flags: argparse.Namespace) -> None:
+    from trainer import adopt
+    from trainer.ranks import Ranks
+    from trainer.run import once
+
+    raw = read_config(flags.config, {"making", "spec"})
+    making = load(Making, raw.get("making", {}), "making")
+    spec = load(ImportSpec, raw.get("spec", {}), "spec")
+    with sigterm_raises():
+        once(making, Ranks(), lambda: adopt.run(spec, making))
 
 
 @contextmanager

@@ -2,9 +2,43 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
 
 from data.config import ConfigError
+
+DTYPES = ("auto", "float32", "bfloat16", "float8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """Positions beyond those that a model was first trained on, as `transformers` spells them."""
+
+    kind: str
+    """`linear`, `llama3` or `yarn`."""
+    factor: float
+    original_max_position_embeddings: int = 0
+    """llama3 and yarn: positions before the stretching."""
+    low_freq_factor: float = 1.0
+    """llama3 only."""
+    high_freq_factor: float = 4.0
+    """llama3 only."""
+    beta_fast: float = 32.0
+    """yarn only."""
+    beta_slow: float = 1.0
+    """yarn only."""
+    attention_factor: float | None = None
+    """yarn only: what cos and sin are multiplied by; None = 0.1 ln(factor) + 1."""
+    truncate: bool = True
+    """yarn only: the range of dimensions that is blended ends at whole ones."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("linear", "llama3", "yarn"):
+            raise ConfigError(f"RoPE scaling is {self.kind!r}; known: linear, llama3, yarn")
+        if self.factor <= 0:
+            raise ConfigError(f"RoPE scaling has the factor {self.factor}; it must be above 0")
+        if self.kind != "linear" and self.original_max_position_embeddings < 1:
+            raise ConfigError(f"RoPE scaling {self.kind} needs original_max_position_embeddings")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +58,10 @@ class ModelConfig:
     qk_norm: bool = False
     """Qwen3: RMSNorm over head_dim on q and k before RoPE."""
     tie_word_embeddings: bool = True
+    rope_scaling: RopeScaling | None = None
+    logit_softcap: float = 0.0
+    """Logits become c * tanh(logits / c), here and in our own sampling; 0 = as they are. Llama and Qwen3 elsewhere know
+    nothing of it: the likeliest word stays the same, the probabilities do not."""
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -41,23 +79,48 @@ class ModelConfig:
         embeddings = self.vocab_size * d * (1 if self.tie_word_embeddings else 2)
         return self.num_hidden_layers * block + d + embeddings
 
+    @property
+    def num_matrix_params(self) -> int:
+        """Those that every token is multiplied by: matrices of the blocks, and the head."""
+        d, f, hd = self.hidden_size, self.intermediate_size, self.head_dim
+        attention = 2 * d * hd * (self.num_attention_heads + self.num_key_value_heads)
+        return self.num_hidden_layers * (attention + 3 * d * f) + self.vocab_size * d
+
+    def flops_per_token(self, sequence_len: int) -> float:
+        """Of forward and backward: 6 per matrix parameter, and attention, the causal half not discounted."""
+        attention = 12 * self.num_hidden_layers * self.num_attention_heads * self.head_dim * sequence_len
+        return 6.0 * self.num_matrix_params + attention
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """AdamW, and optionally Muon for the matrices inside the blocks."""
 
     lr: float
+    """Of AdamW."""
+    embed_lr: float | None = None
+    """Of the embedding, None = `lr`."""
+    head_lr: float | None = None
+    """Of an untied head, None = `lr`."""
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.1
     grad_clip: float = 1.0
+    """Longest that the gradient may be; 0 = as long as it is."""
     muon_lr: float = 0.0
     """0 = AdamW for everything."""
+    muon_decay: float | None = None
+    """Weight decay of what Muon changes, None = `weight_decay`."""
+    z_loss: float = 0.0
+    """Adds z_loss * ln(sum of exp(logits))**2 per token to what is minimised; the loss that is told is without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """Linear warm-up, constant, then decay to `final` of the peak over the last `decay` of the steps."""
+    """Linear warm-up, constant, then decay to `final` of the peak over the last `decay` of the steps.
+
+    With `decay=1.0` and `kind="cosine"` it is the usual cosine: down from the end of the warm-up.
+    """
 
     warmup_steps: int = 0
     decay: float = 0.5
@@ -73,9 +136,20 @@ class ScheduleConfig:
             raise ConfigError(f"decay is {self.decay}; it must lie in [0, 1]")
 
 
+def rounding(default: Any) -> Any:
+    """A field that changes the result by rounding only, as hardware does: it is in no fingerprint."""
+    return field(default=default, metadata={"rounding": True})
+
+
+def what_counts(spec: Any) -> dict[str, Any]:
+    """The fields of a spec that its fingerprint is made of, as plain values."""
+    neutral = {one.name for one in fields(spec) if one.metadata.get("rounding")}
+    return {name: value for name, value in asdict(spec).items() if name not in neutral}
+
+
 @dataclass(frozen=True, kw_only=True)
 class PhaseConfig:
-    """One phase of training. Everything here changes the result, so all of it is in the fingerprint."""
+    """One phase of training. What changes the result is in the fingerprint: all but the fields made by `rounding`."""
 
     phase: str
     """`base`, `mid` or `sft`."""
@@ -85,7 +159,7 @@ class PhaseConfig:
     steps: int
     rows: int
     """Sequences per optimizer step, over all ranks and micro-batches."""
-    micro_rows: int
+    micro_rows: int = field(metadata={"rounding": True})
     """Sequences per forward pass; divides `rows`."""
     sequence_len: int
     """Tokens of context per row."""
@@ -95,17 +169,30 @@ class PhaseConfig:
     document and holds whole ones as far as they fit."""
     dtype: str = "auto"
     """What activations are computed in: `float32`, `bfloat16`, or `auto`: bfloat16 where the machine has units for it.
+    `float8`: bfloat16, and the matrices inside the blocks multiplied in 8 bits, on GPUs of the Hopper kind and later.
     Parameters, their gradients and the loss are float32 always."""
+    document_masks: bool = False
+    """base: a token sees its own document only, and positions begin anew with each."""
+    adopted: bool = False
+    """The model began as somebody else's: its shape is that of the checkpoint that this phase goes on from."""
+    recompute: bool = rounding(False)
+    """Keep of each block only what goes in, and compute the rest again on the way back: less memory, a third slower."""
+    compile: str = rounding("auto")
+    """`never`, `always`, or `auto`: where it saves more time than it takes."""
     mixture: dict[str, float] | None = None
     """Chat phases: how often each kind of conversation is drawn (`identity`, `pydocs`, `other`)."""
 
     def __post_init__(self) -> None:
         if self.rows % self.micro_rows:
             raise ConfigError(f"micro_rows {self.micro_rows} does not divide rows {self.rows}")
-        if self.dtype not in ("auto", "float32", "bfloat16"):
-            raise ConfigError(f"dtype is {self.dtype!r}; known: auto, float32, bfloat16")
         if self.packing not in ("windows", "best-fit"):
             raise ConfigError(f"packing is {self.packing!r}; known: windows, best-fit")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype is {self.dtype!r}; known: {', '.join(DTYPES)}")
+        if self.compile not in ("auto", "always", "never"):
+            raise ConfigError(f"compile is {self.compile!r}; known: auto, always, never")
+        if self.document_masks and self.phase != "base":
+            raise ConfigError(f"document_masks are for base; a row of {self.phase} is one conversation")
         if self.sequence_len > self.model.max_position_embeddings:
             longest = self.model.max_position_embeddings
             raise ConfigError(f"sequence_len is {self.sequence_len}; the model holds {longest} positions")
@@ -115,8 +202,19 @@ class PhaseConfig:
             raise ConfigError(f"steps is {self.steps}; it must be at least 1")
 
     def digest(self) -> str:
-        """sha256 over all of it; a checkpoint carries it."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        """sha256 over what counts; a checkpoint carries it."""
+        return hashlib.sha256(json.dumps(what_counts(self), sort_keys=True).encode()).hexdigest()
+
+    def in_steps(self, steps: int) -> "PhaseConfig":
+        """The same in another number of steps; the warm-up is rescaled with them, the decay is a share anyway."""
+        warmup = self.schedule.warmup_steps
+        scaled = max(1, round(warmup * steps / self.steps)) if warmup else 0
+        return replace(self, steps=steps, schedule=replace(self.schedule, warmup_steps=scaled))
+
+    @property
+    def flops(self) -> float:
+        """Of the whole phase, rows of a chat phase taken as full."""
+        return self.steps * self.rows * self.sequence_len * self.model.flops_per_token(self.sequence_len)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +237,21 @@ class Profile:
     vocab_size: int
     phases: dict[str, PhaseConfig]
     keeping: Keeping = Keeping()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportSpec:
+    """Somebody else's model -> an artifact that mid and sft can begin from."""
+
+    source: str
+    """A Hugging Face folder on this machine, or `hf://user/repo` with the commit in `revision`."""
+    model: ModelConfig
+    """As its config.json has it; rows for the chat tokens may come on top."""
+    has_tokenizer: bool
+    """Whether a tokenizer comes with it; else a new one is trained."""
+    revision: str = ""
+    content: str = ""
+    """Of a folder: what was in it when this was planned."""
 
 
 @dataclass(frozen=True, kw_only=True)

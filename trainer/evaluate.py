@@ -20,12 +20,17 @@ ROWS = 64  # prompts answered side by side
 
 
 @torch.inference_mode()
-def bits_per_byte(model: Decoder, heldout: Iterable[tuple[np.ndarray, np.ndarray, int]]) -> dict[str, float]:
-    """`bits_per_byte` and `loss` (nats per counted token) over batches of (ids, targets, bytes); {} for no text."""
+def bits_per_byte(
+    model: Decoder, heldout: Iterable[tuple[np.ndarray, np.ndarray, int]], begin: int | None = None
+) -> dict[str, float]:
+    """`bits_per_byte` and `loss` (nats per counted token) over batches of (ids, targets, bytes); {} for no text.
+
+    begin: the id with which documents begin, where each is to be seen alone.
+    """
     nats, tokens, num_bytes = 0.0, 0, 0
     for ids, targets, size in heldout:
-        device = model.head.device
-        nats += float(model.loss(torch.from_numpy(ids).to(device), torch.from_numpy(targets).to(device)))
+        arrays = [ids, targets, *([(ids == begin).cumsum(axis=1)] if begin is not None else [])]
+        nats += float(model.loss(*(torch.from_numpy(one).to(model.head.device) for one in arrays)))
         tokens += int((targets != IGNORED).sum())
         num_bytes += size
         emit("progress", done=num_bytes, unit="held-out bytes")

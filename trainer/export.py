@@ -1,6 +1,6 @@
 """Hugging Face folders to and from our decoder; the parameter names are theirs, so weights pass unchanged.
 
-Out: config.json, generation_config.json, model.safetensors and the tokenizer's files: what transformers and vLLM load.
+Out: config.json, generation_config.json, safetensors files and the tokenizer's: what transformers and vLLM load.
 """
 
 import json
@@ -16,70 +16,12 @@ from data import tokenizer as tokenizers
 from trainer import tensorfile
 from trainer.config import ModelConfig
 from trainer.errors import Refused
+from trainer.huggingface import model_config, written
 from trainer.model import Decoder
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-SHAPE = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "tie_word_embeddings",
-)
-
-
-def hugging_face_config(config: ModelConfig, bos: int, eos: list[int], dtype: torch.dtype) -> dict[str, Any]:
-    """The content of config.json. The spelling of newer releases stands beside the classic one."""
-    kind = "qwen3" if config.qk_norm else "llama"
-    extra: dict[str, Any] = {"mlp_bias": False, "pretraining_tp": 1}
-    if kind == "qwen3":
-        layers = config.num_hidden_layers
-        extra = {"use_sliding_window": False, "sliding_window": None, "max_window_layers": layers}
-    return {
-        **{name: getattr(config, name) for name in SHAPE},
-        **extra,
-        "architectures": [ARCHITECTURES[kind]],
-        "model_type": kind,
-        "head_dim": config.head_dim,
-        "hidden_act": "silu",
-        "initializer_range": 0.02,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": None,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "use_cache": True,
-        "torch_dtype": str(dtype).removeprefix("torch."),
-        "bos_token_id": bos,
-        "eos_token_id": eos,
-        "pad_token_id": eos[0],
-    }
-
-
-def model_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """Ours from the content of a config.json. Raises Refused when our decoder cannot be that model."""
-    kind = raw.get("model_type")
-    if kind not in ARCHITECTURES:
-        raise Refused(f"model_type is {kind!r}; this decoder is {' or '.join(ARCHITECTURES)}")
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    if rope.get("rope_type", rope.get("type", "default")) != "default":
-        raise Refused(f"RoPE scaling {rope} is not supported")
-    if raw.get("attention_bias") or raw.get("mlp_bias") or raw.get("use_sliding_window"):
-        raise Refused("biases and sliding windows are not supported")
-    if raw.get("hidden_act", "silu") != "silu":
-        raise Refused(f"hidden_act is {raw['hidden_act']!r}; this decoder has silu")
-    default_head = 128 if kind == "qwen3" else raw["hidden_size"] // raw["num_attention_heads"]
-    return ModelConfig(
-        **{name: raw[name] for name in SHAPE if name in raw},
-        head_dim=raw.get("head_dim") or default_head,
-        rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta", 10_000.0)),
-        qk_norm=kind == "qwen3",
-    )
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+SHARD_BYTES = 5 * 10**9
 
 
 def write(
@@ -93,33 +35,84 @@ def write(
     special = tokenizers.load(tokenizer).special
     bos, eos = special(tokenizers.BOS), [special(tokenizers.END), special(tokenizers.BOS)]
     folder.mkdir(parents=True)
-    _write_json(folder / "config.json", hugging_face_config(config, bos, eos, dtype))
+    _write_json(folder / "config.json", written(config, str(dtype).removeprefix("torch."), bos, eos))
     generation = {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": eos[0], "do_sample": False}
     _write_json(folder / "generation_config.json", generation)
     for name in TOKENIZER_FILES:
         if (tokenizer / name).exists():
             shutil.copyfile(tokenizer / name, folder / name)
-    tensorfile.write(folder / "model.safetensors", {name: one.to(dtype) for name, one in weights.items()})
+    write_weights(folder, weights, dtype)
+
+
+def write_weights(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype, most: int = SHARD_BYTES) -> None:
+    """One file, or several of at most `most` bytes (a larger tensor has one of its own) with an index, written last."""
+    shards: list[dict[str, Tensor]] = []
+    size = total = 0
+    for name, one in weights.items():
+        num_bytes = one.numel() * dtype.itemsize
+        if not shards or size + num_bytes > most:
+            shards.append({})
+            size = 0
+        shards[-1][name] = one
+        size, total = size + num_bytes, total + num_bytes
+    if len(shards) == 1:
+        tensorfile.write(folder / WEIGHTS, {name: one.to(dtype) for name, one in shards[0].items()})
+        return
+    files = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        tensorfile.write(folder / file, {name: one.to(dtype) for name, one in shard.items()})
+        files |= dict.fromkeys(shard, file)
+    _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": files})
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Raises Refused when `folder` holds no model, or one that our decoder cannot be."""
+    try:
+        return model_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise Refused(f"{folder} is no model folder: it has no config.json") from None
+    except ValueError as error:  # not JSON, or ConfigError
+        raise Refused(f"{folder / 'config.json'}: {error}") from None
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Raises Refused when a file that the index names, or all of them, are missing."""
+    files = [folder / WEIGHTS]
+    if (folder / INDEX).exists():
+        names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
+        files = [folder / name for name in sorted(set(names))]
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise Refused(f"{folder} lacks {', '.join(missing)}; weights are read from safetensors files only")
+    return files
 
 
 def read(folder: Path, compute_dtype: torch.dtype = torch.float32) -> Decoder:
     """The model in a Hugging Face folder, with fp32 parameters. Raises Refused in words."""
-    if not (folder / "config.json").is_file():
-        raise Refused(f"{folder} is no model folder: it has no config.json")
-    model = Decoder(model_config(json.loads((folder / "config.json").read_text(encoding="utf-8"))), compute_dtype)
-    files = [folder / "model.safetensors"]
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        files = [folder / name for name in sorted(set(names))]
-    weights = {name: one.float() for file in files for name, one in tensorfile.read(file).items()}
-    if model.config.tie_word_embeddings:
-        weights.pop("lm_head.weight", None)
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        raise Refused(f"{folder}: {error}") from None
+    model = Decoder(read_config(folder), compute_dtype)
+    load(model, folder)
     return model
+
+
+def load(model: Decoder, folder: Path) -> None:
+    """Take over the weights of a Hugging Face folder, one file in memory at a time. Raises Refused in words."""
+    wanted, seen, odd = model.state_dict(), set[str](), list[str]()
+    for file in weight_files(folder):
+        for name, one in tensorfile.read(file).items():
+            if name == "lm_head.weight" and model.config.tie_word_embeddings:
+                continue  # the embedding once more
+            if name.endswith("rotary_emb.inv_freq"):
+                continue  # old releases wrote what config.json says
+            if name not in wanted:
+                odd.append(f"{name} is unknown")
+            elif one.shape != wanted[name].shape:
+                odd.append(f"{name} is {tuple(one.shape)} instead of {tuple(wanted[name].shape)}")
+            else:
+                wanted[name].copy_(one)
+                seen.add(name)
+    odd += [f"{name} is missing" for name in wanted if name not in seen]
+    if odd:
+        raise Refused(f"{folder}: {'; '.join(odd[:5])}{f' and {len(odd) - 5} more' if len(odd) > 5 else ''}")
 
 
 def folder_of_model(folder: Path) -> Path:

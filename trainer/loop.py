@@ -8,7 +8,7 @@ started again has the same parameters, bit for bit, as one that was not.
 import logging
 import math
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +29,9 @@ from trainer.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
-# step -> ids, targets (rows, T), targets -1 = not counted. Asked for early, by another thread: it never sees the model.
-Batch = Callable[[int], tuple[np.ndarray, np.ndarray]]
+# step -> ids, targets (rows, T), targets -1 = not counted; where a token sees its own document only, their numbers too.
+# Asked for early, by another thread: it never sees the model.
+Batch = Callable[[int], tuple[np.ndarray, ...]]
 MAX_SKIPPED = 3  # non-finite steps in a row before a roll-back
 MAX_FAILED_SAVES = 3
 
@@ -139,10 +140,11 @@ class Training:
         """One step; whether a process was asked to stop. A non-finite loss or gradient changes nothing; too many in a
         row raise NonFinite."""
         scale = learning_rate_scale(self.config.schedule, self.step, self.config.steps)
-        (ids, targets), waited_s = batches.take()
+        (ids, targets, *documents), waited_s = batches.take()
         self.optimizer.zero_grad()
         counted, share = int((targets != IGNORED).sum()), self.ranks.share
-        loss = accumulate(self.model, share(ids), share(targets), self.config.micro_rows, counted)
+        arrays = [share(one) for one in (ids, targets, *documents)]
+        loss = accumulate(self.model, arrays, self.config.micro_rows, counted)
         loss, stop = self.ranks.add_up(list(self.optimizer.names), loss, asked_to_stop())
         norm = float(self.optimizer.clip())
         self.step += 1
@@ -195,21 +197,18 @@ class Training:
         return None if self.config.mixture else self.config.rows * self.config.sequence_len
 
 
-def accumulate(model: Decoder, ids: np.ndarray, targets: np.ndarray, micro_rows: int, counted: int) -> float:
+def accumulate(model: Decoder, arrays: Sequence[np.ndarray], micro_rows: int, counted: int) -> float:
     """Add the gradients of the summed loss of these rows over `counted`, which is of the whole batch.
 
-    Returns that share of the loss in nats.
+    arrays: ids, targets and, where there are any, documents, all (rows, T). Returns that share of the loss in nats.
     """
-    device, total = model.head.device, 0.0
-    for start in range(0, len(ids), micro_rows):
-        micro_ids, micro_targets = (
-            torch.from_numpy(np.ascontiguousarray(array[start : start + micro_rows])).to(device)
-            for array in (ids, targets)
-        )
-        loss = model.loss(micro_ids, micro_targets) / max(1, counted)
+    device, total = model.head.device, torch.zeros((), device=model.head.device)
+    for start in range(0, len(arrays[0]), micro_rows):
+        parts = (np.ascontiguousarray(one[start : start + micro_rows]) for one in arrays)
+        loss = model.loss(*(torch.from_numpy(part).to(device, non_blocking=True) for part in parts)) / max(1, counted)
         loss.backward()
-        total += float(loss.detach())
-    return total
+        total += loss.detach()
+    return float(total)  # asked for once: a GPU works on while the next part is made
 
 
 def alarm(words: str) -> None:

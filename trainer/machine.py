@@ -18,7 +18,9 @@ class Machine:
     threads: int
 
     def dtype(self, config: PhaseConfig) -> torch.dtype:
-        return self.fast if config.dtype == "auto" else getattr(torch, config.dtype)
+        """Of activations."""
+        named = {"auto": self.fast, "float8": torch.bfloat16}
+        return named.get(config.dtype) or getattr(torch, config.dtype)
 
 
 def prepare() -> Machine:

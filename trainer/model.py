@@ -2,18 +2,23 @@
 
 In: token ids. Out: hidden states, logits or a summed loss. Weights stay fp32; they are cast where they are
 used to `compute_dtype`, so gradients and their accumulation are fp32 too.
-Source: the transformers definitions of LlamaForCausalLM and Qwen3ForCausalLM; RoPE: Su et al., arXiv 2104.09864.
+Source: the transformers definitions of LlamaForCausalLM and Qwen3ForCausalLM.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from trainer import float8
+from trainer.attention import attend, documents_mask, positions_in
 from trainer.config import ModelConfig
+from trainer.losses import Shape, SummedCrossEntropy, capped
+from trainer.rope import rotations
 
-LOSS_ROWS = 1024  # tokens whose logits exist at one time: they fit in the cache of a core
 IGNORED = -1
 
 
@@ -34,12 +39,16 @@ class Cache:
 
 
 class Linear(nn.Linear):
-    """Without bias; computes in the dtype of its input."""
+    """Without bias; computes in the dtype of its input, or in 8 bits."""
+
+    in_float8 = False
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.in_float8 and x.requires_grad and float8.fits(x.numel() // x.shape[-1]):
+            return float8.linear(x, self.weight)
         return F.linear(x, self.weight.to(x.dtype))
 
 
@@ -52,7 +61,30 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+        if x.is_cuda or not x.requires_grad:
+            return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+        return _RMSNorm.apply(x, self.weight, self.eps)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """The same, keeping for the way back only what came in; PyTorch's own on a CPU keeps two fp32 copies beside it."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.float()
+        scale = wide.square().mean(dim=-1, keepdim=True).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        return (wide * scale).mul_(weight).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        normed = x.float().mul(scale)
+        product = grad.float().mul(normed)
+        weight_grad = product.flatten(0, -2).sum(dim=0)
+        shared = product.mul_(weight).mean(dim=-1, keepdim=True)
+        x_grad = grad.float().mul(weight).sub_(normed.mul_(shared)).mul_(scale)
+        return x_grad.to(x.dtype), weight_grad, None
 
 
 @dataclass(frozen=True)
@@ -61,7 +93,7 @@ class Positions:
 
     cos: Tensor  # (B or 1, 1, T, D)
     sin: Tensor
-    mask: Tensor | None = None  # bool (B, 1, T, S); None = causal over T
+    mask: Any = None  # for `attend`
 
 
 def rotate(x: Tensor, at: Positions) -> Tensor:
@@ -93,8 +125,7 @@ class Attention(nn.Module):
             cache.keys[layer, :, :, cache.length : end] = k
             cache.values[layer, :, :, cache.length : end] = v
             k, v = cache.keys[layer, :, :, :end], cache.values[layer, :, :, :end]
-        grouped = self.heads != self.kv_heads
-        y = F.scaled_dot_product_attention(q, k, v, at.mask, is_causal=at.mask is None, enable_gqa=grouped)
+        y = attend(q, k, v, at.mask)  # (B, H, T, D)
         return self.o_proj(y.transpose(1, 2).reshape(rows, length, -1))
 
 
@@ -133,6 +164,8 @@ class Trunk(nn.Module):
 class Decoder(nn.Module):
     """The whole model. `compute_dtype` is that of activations; parameters are fp32."""
 
+    recompute = False  # each block's inner activations, on the way back
+
     def __init__(self, config: ModelConfig, compute_dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.config = config
@@ -140,18 +173,27 @@ class Decoder(nn.Module):
         self.model = Trunk(config)
         if not config.tie_word_embeddings:
             self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        self.shape = Shape(softcap=config.logit_softcap)
 
     @property
     def head(self) -> Tensor:
         """(V, d): what turns hidden states into logits."""
         return self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
 
-    def hidden(self, ids: Tensor, cache: Cache | None = None) -> Tensor:
-        """(B, T, d) in `compute_dtype` for ids (B, T); with a cache they follow what it holds, and are added to it."""
-        at = self._positions(ids, cache)
+    def hidden(self, ids: Tensor, cache: Cache | None = None, documents: Tensor | None = None) -> Tensor:
+        """(B, T, d) in `compute_dtype` for ids (B, T).
+
+        With a cache they follow what it holds, and are added to it. With `documents` (B, T), numbers that change where
+        a document begins, each token sees its own document only.
+        """
+        at = self._positions(ids, cache, documents)
         x = self.model.embed_tokens(ids).to(self.compute_dtype)
         for layer, block in enumerate(self.model.layers):
-            x = block(x, at, cache, layer)
+            if self.recompute and torch.is_grad_enabled():
+                # nothing here is random, so no state of a generator has to be brought back
+                x = checkpoint(block, x, at, None, layer, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = block(x, at, cache, layer)
         if cache is not None:
             cache.length += ids.shape[1]
         return self.model.norm(x)
@@ -159,70 +201,34 @@ class Decoder(nn.Module):
     def forward(self, ids: Tensor, cache: Cache | None = None, last_only: bool = False) -> Tensor:
         """fp32 logits (B, T, V), or (B, 1, V) of the last position only."""
         hidden = self.hidden(ids, cache)
-        if last_only:
-            hidden = hidden[:, -1:]
-        return F.linear(hidden, self.head.to(hidden.dtype)).float()
+        logits = F.linear(hidden[:, -1:] if last_only else hidden, self.head.to(self.compute_dtype)).float()
+        return capped(logits, self.shape.softcap)
 
-    def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """Summed cross entropy in nats, fp32 scalar; targets (B, T) of -1 do not count."""
-        hidden, targets = self.hidden(ids).flatten(0, 1), targets.flatten()
+    def loss(self, ids: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Summed cross entropy in nats, fp32 scalar; targets (B, T) of -1 do not count; documents as above."""
+        hidden, targets = self.hidden(ids, documents=documents).flatten(0, 1), targets.flatten()
         counted = (targets != IGNORED).nonzero().squeeze(1)
         if len(counted) < len(targets):  # in chat most tokens do not count: logits are made for those that do
             hidden, targets = hidden.index_select(0, counted), targets[counted]
-        return _SummedCrossEntropy.apply(hidden, self.head, targets)
+        return SummedCrossEntropy.apply(hidden, self.head, targets, self.shape)
 
-    def _positions(self, ids: Tensor, cache: Cache | None) -> Positions:
+    def _positions(self, ids: Tensor, cache: Cache | None, documents: Tensor | None) -> Positions:
         length, past = ids.shape[1], cache.length if cache is not None else 0
         if past + length > self.config.max_position_embeddings:
             raise ValueError(f"{past + length} tokens; the model holds {self.config.max_position_embeddings}")
         index = torch.arange(past, past + length, device=ids.device)[None, :]  # (1, T)
         mask = None
-        if cache is not None:
+        if documents is not None:
+            index, mask = positions_in(documents), documents_mask(documents, flex=ids.is_cuda)
+        elif cache is not None:
             seen = torch.arange(past + length, device=ids.device)  # (S,)
             real = seen[None, None, :] >= cache.starts[:, None, None]
             causal = seen[None, None, :] <= index[:, :, None]
             itself = seen[None, None, :] == index[:, :, None]  # padding sees itself, else its softmax is empty
             mask = ((real & causal) | itself)[:, None]  # (B, 1, T, S)
             index = (index - cache.starts[:, None]).clamp(min=0)
-        half = torch.arange(0, self.config.head_dim, 2, dtype=torch.float32, device=ids.device)
-        angles = index[:, None, :, None].float() * self.config.rope_theta ** (-half / self.config.head_dim)
-        angles = torch.cat((angles, angles), dim=-1)  # (B or 1, 1, T, D)
-        return Positions(angles.cos().to(self.compute_dtype), angles.sin().to(self.compute_dtype), mask)
-
-
-class _SummedCrossEntropy(torch.autograd.Function):
-    """Linear head and cross entropy together, a slice of tokens at a time.
-
-    The gradient is made while the logits of a slice are at hand, so that they are never kept: memory is
-    LOSS_ROWS x V instead of tokens x V several times over.
-    """
-
-    @staticmethod
-    def forward(ctx, hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
-        weight = head.to(hidden.dtype)
-        total = hidden.new_zeros((), dtype=torch.float32)
-        grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        hidden_grad = torch.empty_like(hidden) if grad else None
-        head_grad = torch.zeros_like(head) if grad else None
-        for start in range(0, len(hidden), LOSS_ROWS):
-            part = slice(start, start + LOSS_ROWS)
-            index = targets[part].unsqueeze(1)  # (t, 1)
-            logits = F.linear(hidden[part], weight).float()  # (t, V)
-            norm = logits.logsumexp(dim=1, keepdim=True)
-            total += (norm - logits.gather(1, index)).sum()
-            if grad:
-                slope = logits.sub_(norm).exp_()
-                slope.scatter_add_(1, index, torch.full_like(index, -1, dtype=slope.dtype))
-                slope = slope.to(hidden.dtype)
-                hidden_grad[part] = slope @ weight
-                head_grad += slope.t() @ hidden[part]
-        ctx.save_for_backward(*((hidden_grad, head_grad) if grad else ()))
-        return total
-
-    @staticmethod
-    def backward(ctx, slope: Tensor) -> tuple[Tensor, Tensor, None]:
-        hidden_grad, head_grad = ctx.saved_tensors
-        return hidden_grad * slope, head_grad * slope, None
+        cos, sin = rotations(index, self.config, self.compute_dtype)
+        return Positions(cos, sin, mask)
 
 
 def initialise(model: Decoder, seed: int) -> None:

@@ -22,7 +22,7 @@ NEWTON_SCHULZ_STEPS = 5
 def learning_rate_scale(schedule: ScheduleConfig, step: int, steps: int) -> float:
     """The share of the peak learning rate at `step` (from 0) of `steps`."""
     warmup = min(1.0, (step + 1) / schedule.warmup_steps) if schedule.warmup_steps else 1.0
-    begin = steps * (1 - schedule.decay)
+    begin = max(steps * (1 - schedule.decay), min(schedule.warmup_steps, steps - 1))
     if step < begin or schedule.decay == 0:
         return warmup
     progress = (step - begin) / (steps - begin)
@@ -62,18 +62,19 @@ class Optimizer:
         self.config, self.dtype = config, model.compute_dtype
         self.names = {parameter: name for name, parameter in model.named_parameters()}
         self.updates = 0
-        gains, inner, rest = [], [], []
-        for parameter, name in self.names.items():
-            is_inner = config.muon_lr > 0 and ".layers." in name
-            (gains if parameter.dim() < 2 else inner if is_inner else rest).append(parameter)
-        decay = config.weight_decay
-        self.adamw = [
-            Group(some, config.lr, share, {"mean": zeros(some), "square": zeros(some)})
-            for some, share in ((rest, decay), (gains, 0.0))
-        ]
+        rates = {"model.embed_tokens.weight": config.embed_lr, "lm_head.weight": config.head_lr}
+        alike: dict[tuple[float, float], list[nn.Parameter]] = {}
         by_shape: dict[torch.Size, list[nn.Parameter]] = {}
-        for parameter in inner:
-            by_shape.setdefault(parameter.shape, []).append(parameter)
+        for parameter, name in self.names.items():
+            if config.muon_lr > 0 and parameter.dim() > 1 and ".layers." in name:
+                by_shape.setdefault(parameter.shape, []).append(parameter)
+                continue
+            rate, decay = rates.get(name), config.weight_decay if parameter.dim() > 1 else 0.0
+            alike.setdefault((config.lr if rate is None else rate, decay), []).append(parameter)
+        self.adamw = [
+            Group(some, lr, decay, {"mean": zeros(some), "square": zeros(some)}) for (lr, decay), some in alike.items()
+        ]
+        decay = config.weight_decay if config.muon_decay is None else config.muon_decay
         self.muon = [Group(some, config.muon_lr, decay, {"mean": zeros(some)}) for some in by_shape.values()]
 
     def clip(self) -> Tensor:
@@ -90,16 +91,14 @@ class Optimizer:
             self._muon(group, group.lr * scale)
 
     def _adamw(self, group: Group, lr: float) -> None:
-        (first, second), mean, square = self.config.betas, group.state["mean"], group.state["square"]
+        """PyTorch's own kernel, one pass over memory; reached below torch.optim (see above)."""
+        first, second = self.config.betas
         grads = [parameter.grad for parameter in group.parameters]
-        torch._foreach_lerp_(mean, grads, 1 - first)
-        torch._foreach_mul_(square, second)
-        torch._foreach_addcmul_(square, grads, grads, 1 - second)
-        scale = torch._foreach_sqrt(square)
-        torch._foreach_div_(scale, math.sqrt(1 - second**self.updates))
-        torch._foreach_add_(scale, self.config.eps)
-        torch._foreach_mul_(group.parameters, 1 - lr * group.decay)
-        torch._foreach_addcdiv_(group.parameters, mean, scale, -lr / (1 - first**self.updates))
+        count = torch.tensor(float(self.updates), device=group.parameters[0].device)
+        torch._fused_adamw_(
+            group.parameters, grads, group.state["mean"], group.state["square"], [], [count] * len(grads), lr=lr,
+            beta1=first, beta2=second, weight_decay=group.decay, eps=self.config.eps, amsgrad=False, maximize=False,
+        )  # fmt: skip
 
     def _muon(self, group: Group, lr: float) -> None:
         """Equal shapes are orthogonalised as one stack, in the dtype of activations: it is rough in any case."""

@@ -12,8 +12,9 @@ import hashlib
 import io
 import json
 import platform
+import re
 import tokenize
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -34,11 +35,12 @@ from data.config import (
 from infra.agent.job import Job, Limits, Step
 from infra.errors import UsageError
 from infra.records import Inventory, Plan, PlannedArtifact, Request
-from trainer import recipes
-from trainer.config import Keeping, PhaseConfig, Profile
+from trainer import memory, recipes
+from trainer.config import ImportSpec, Keeping, PhaseConfig, Profile, what_counts
 
 PHASES = ("base", "mid", "sft")
 CHECKPOINTS = {"base": "base_checkpoints", "mid": "mid_checkpoints", "sft": "chatsft_checkpoints"}
+ORDER = ("text", "tokenizer", "tokens", "base", "init", "identity", "questions", "mid", "sft")
 SILENT_S = 30 * 60.0
 NO_LIMITS = Limits()
 
@@ -63,7 +65,9 @@ class Wanted:
     seed: int | None = None
     """Of training; the data's split keeps its own."""
     steps: int | None = None
-    """Optimizer steps of every phase, instead of the profile's."""
+    """Optimizer steps of every phase, instead of the profile's; warm-ups are rescaled with them."""
+    init: ImportSpec | None = None
+    """Somebody else's model, which the first phase goes on from."""
 
 
 @dataclass(frozen=True)
@@ -107,18 +111,20 @@ def load_persona(path: Path) -> Persona:
 
 
 def profile_named(name: str) -> Profile:
-    """Raises UsageError with the nearest name."""
+    """By its name or its file. Raises UsageError with the nearest name, ConfigError for what is wrong in a file."""
+    if recipes.is_file(name):
+        return recipes.from_file(Path(name).expanduser())
     if name not in recipes.PROFILES:
         near = difflib.get_close_matches(name, recipes.PROFILES, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UsageError(f"unknown profile {name!r}; {hint}known: {', '.join(recipes.PROFILES)}")
+        raise UsageError(f"unknown profile {name!r}; {hint}known: {', '.join(recipes.PROFILES)}, or a .yaml file")
     return recipes.PROFILES[name]()
 
 
 def recipe(wanted: Wanted) -> dict[str, Node]:
     """Every step of the profile by name, in an order in which they can run."""
     profile = profile_named(wanted.profile)
-    tag, slug = wanted.tag or profile.name, source_slug(wanted.source)
+    tag, slug = wanted.tag or default_tag(wanted, profile), source_slug(wanted.source)
     text = TextSpec(
         source=wanted.source, packages=wanted.packages, source_fingerprint=source_fingerprint(wanted.source)
     )
@@ -141,7 +147,6 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
             TokensSpec(),
             {"text": "text", "tokenizer": "tokenizer"},
         ),
-        _phase(profile, "base", tag, wanted, {"text": "text", "tokenizer": "tokenizer", "tokens": "tokens"}),
         Node(
             "identity",
             "identity_conversations",
@@ -158,18 +163,43 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
             {"text": "text"},
         ),
     ]
-    chat = {"tokenizer": "tokenizer", "identity": "identity", "questions": "questions"}
-    nodes.append(_phase(profile, "mid", tag, wanted, {**chat, "base": "base"}))
-    nodes.append(_phase(profile, "sft", tag, wanted, {**chat, "mid": "mid"}))
-    return {node.name: node for node in nodes}
+    found = {node.name: node for node in nodes}
+    if wanted.init is not None:
+        own = {} if wanted.init.has_tokenizer else {"tokenizer": "tokenizer"}
+        words = ("-m", "trainer", "import")
+        artifact = f"imported/{init_slug(wanted.init)}"
+        found["init"] = Node("init", artifact, words, "trainer/adopt.py", wanted.init, own)
+        chat = {"tokenizer": "init", "identity": "identity", "questions": "questions"}
+        before = "init"
+    else:
+        found["base"] = _phase(profile, "base", tag, wanted, {name: name for name in ("text", "tokenizer", "tokens")})
+        chat = {"tokenizer": "tokenizer", "identity": "identity", "questions": "questions"}
+        before = "base"
+    if wanted.init is None or "mid" in wanted.phases:
+        found["mid"] = _phase(profile, "mid", tag, wanted, {**chat, before: before})
+        before = "mid"
+    found["sft"] = _phase(profile, "sft", tag, wanted, {**chat, before: before})
+    return {name: found[name] for name in ORDER if name in found}
+
+
+def default_tag(wanted: Wanted, profile: Profile) -> str:
+    """Under which name the checkpoints are kept when none was given."""
+    return profile.name if wanted.init is None else init_slug(wanted.init)
+
+
+def init_slug(init: ImportSpec) -> str:
+    """The name of somebody else's model: the last part of where it is."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", Path(init.source).name).strip(".-")[:100] or "model"
 
 
 def _phase(profile: Profile, phase: str, tag: str, wanted: Wanted, inputs: dict[str, str]) -> Node:
     config = profile.phases[phase]
+    if wanted.init is not None:
+        config = recipes.fine_tuned(config, wanted.init.model)
     if wanted.seed is not None:
         config = replace(config, seed=wanted.seed)
     if wanted.steps is not None:
-        config = replace(config, steps=wanted.steps)
+        config = config.in_steps(wanted.steps)
     words, entry = ("-m", "trainer", phase), f"trainer/phases/{phase}.py"
     return Node(phase, f"{CHECKPOINTS[phase]}/{tag}", words, entry, config, inputs)
 
@@ -193,10 +223,20 @@ def resolve(
     its inputs is due. `root` is the checkout whose code will run, `flops_per_s` what the machine does of useful work,
     `pod_store` the store as the pod names it, where that is not the one at home.
     """
+    if wanted.init is not None and "base" in wanted.phases:
+        raise UsageError(
+            "base begins from nothing; a model that is there already goes on with --phase mid, sft or mid+sft"
+        )
     nodes = recipe(wanted)
     needed = _closure(nodes, wanted.phases)
     prints = fingerprints(nodes, root)
     profile = profile_named(wanted.profile)
+    if wanted.init is not None and not wanted.init.has_tokenizer and profile.vocab_size > wanted.init.model.vocab_size:
+        theirs = wanted.init.model.vocab_size
+        raise UsageError(
+            f"{wanted.init.source} has {theirs} ids and no tokenizer.json; the profile {profile.name} trains one of "
+            f"{profile.vocab_size}: choose a smaller one with --profile"
+        )
     artifacts, steps, due = [], [], set[str]()
     for name, node in nodes.items():
         if name not in needed:
@@ -214,8 +254,27 @@ def resolve(
         job = Job(run, "", tuple(steps), limits, torch=torch, environments=environments, num_gpus=request.num_gpus)
     phases = [node.spec for name, node in nodes.items() if name in due and isinstance(node.spec, PhaseConfig)]
     kept = sum((profile.keeping.keep + 1) * STATE_BYTES * phase.model.num_params for phase in phases)
-    return Plan(target, inventory.store, tuple(artifacts), job, request, disk_bytes=kept,
-                gpu_memory_bytes=max((gpu_memory_bytes(phase) for phase in phases), default=0))  # fmt: skip
+    most = max((memory.estimate(phase).total for phase in phases), default=0)
+    notes = rescaled(profile, phases) + _about_init(wanted.init if "init" in due else None)
+    return Plan(target, inventory.store, tuple(artifacts), job, request, notes, disk_bytes=kept, gpu_memory_bytes=most)
+
+
+def rescaled(profile: Profile, phases: Sequence[PhaseConfig]) -> tuple[str, ...]:
+    """What `--steps` has made of the schedules, in words."""
+    changes = []
+    for phase in phases:
+        whole = profile.phases[phase.phase]
+        if phase.steps != whole.steps:
+            warmup = phase.schedule.warmup_steps
+            warm = f", warm-up {warmup} of {whole.schedule.warmup_steps}" if warmup and not phase.adopted else ""
+            changes.append(f"{phase.phase} {phase.steps} of {whole.steps} steps{warm}")
+    return (f"the schedule is rescaled: {'; '.join(changes)}",) if changes else ()
+
+
+def _about_init(init: ImportSpec | None) -> tuple[str, ...]:
+    if init is None or init.has_tokenizer:
+        return ()
+    return (f"{init.source} has no tokenizer.json, so its ids mean nothing: a new tokenizer is trained on the text",)
 
 
 def _closure(nodes: Mapping[str, Node], names: tuple[str, ...]) -> set[str]:
@@ -264,7 +323,7 @@ def fingerprints(nodes: Mapping[str, Node], root: Path) -> dict[str, str]:
     prints: dict[str, str] = {}
     for name, node in nodes.items():
         inputs = {role: prints[source] for role, source in node.inputs.items()}
-        prints[name] = "-".join((_digest(asdict(node.spec)), code_digest(root, node.entry), _digest(inputs)))
+        prints[name] = "-".join((_digest(what_counts(node.spec)), code_digest(root, node.entry), _digest(inputs)))
     return prints
 
 
@@ -337,19 +396,10 @@ def source_fingerprint(source: str) -> str:
 
 
 STATE_BYTES = 12  # of a parameter in a checkpoint: itself and AdamW's two moments, float32
-TRAIN_BYTES = 16  # of a parameter while it is trained: the same, and its gradient
-
-
-def gpu_memory_bytes(config: PhaseConfig) -> int:
-    """What training takes of each GPU, roughly: every GPU holds the whole model, and one micro-batch's activations."""
-    model = config.model
-    tokens = config.micro_rows * config.sequence_len
-    per_block = 2 * tokens * (16 * model.hidden_size + 4 * model.intermediate_size)  # bfloat16, what backward needs
-    logits = 8 * tokens * model.vocab_size  # float32, and their gradient
-    return TRAIN_BYTES * model.num_params + model.num_hidden_layers * per_block + logits
 
 
 DATA_STEP_S = {"text": 3.0, "tokenizer": 2.0, "tokens": 3.0, "identity": 1.0, "questions": 1.0}
+IMPORT_STEP_S, IMPORT_PARAMS_PER_S = 4.0, 1e8  # torch; reading and writing them, not the network
 PHASE_START_S = 4.0  # torch, the inputs, the first compiled step
 CHAT_TOKENS = 64  # of a usual row of the chat phases, padding included
 
@@ -357,7 +407,7 @@ CHAT_TOKENS = 64  # of a usual row of the chat phases, padding included
 def estimate_s(node: Node, flops_per_s: float) -> float:
     """Seconds that a step takes on a machine that does so much useful work: an estimate, and shown as one."""
     if not isinstance(node.spec, PhaseConfig):
-        return DATA_STEP_S[node.name]
+        return DATA_STEP_S.get(node.name) or IMPORT_STEP_S + node.spec.model.num_params / IMPORT_PARAMS_PER_S
     config = node.spec
     row = min(CHAT_TOKENS, config.sequence_len) if config.mixture else config.sequence_len
     return PHASE_START_S + 6.0 * config.model.num_params * config.steps * config.rows * row / flops_per_s

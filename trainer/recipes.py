@@ -1,11 +1,20 @@
-"""Whole runs as functions: what `--profile NAME` means. Light to import.
+"""Whole runs as functions: what `--profile NAME` means, and files that change one of them. Light to import.
 
-The numbers behind each choice stand in dev/LOG.md.
+In: a name, or a YAML file that names a profile and what is different. Out: a `Profile`. The numbers behind `smoke`
+stand in dev/LOG.md; shapes and sizes of the others are those of the models that they are named after.
 """
 
-from dataclasses import replace
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
+from data.config import ConfigError, load
 from trainer.config import Keeping, ModelConfig, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig
+
+TALK = {"identity": 0.25, "pydocs": 0.4, "other": 0.35}
 
 
 def smoke() -> Profile:
@@ -51,7 +60,7 @@ def smoke() -> Profile:
         rows=32,
         micro_rows=32,
         sequence_len=256,
-        mixture={"identity": 0.25, "pydocs": 0.4, "other": 0.35},
+        mixture=TALK,
     )
     phases = {"base": base, "mid": mid, "sft": sft}
     return Profile(name="smoke", vocab_size=4096, phases=phases, keeping=Keeping(save_every=40))
@@ -78,4 +87,274 @@ def tiny() -> Profile:
     return Profile(name="tiny", vocab_size=1024, phases=phases, keeping=Keeping(save_every=4))
 
 
-PROFILES = {"smoke": smoke, "tiny": tiny}
+def m3_medium() -> Profile:
+    """22M parameters in a Llama shape: an evening on a laptop, minutes on a GPU."""
+    model = llama(16_384, 384, layers=9, heads=6, inner=1024)
+    return cosine("m3_medium", model, lr=1e-3, tokens_per_param=20, rows=32, micro_rows=8, sequence_len=512)
+
+
+def runpod_1b() -> Profile:
+    """1B parameters: the default for one GPU of 80 GB."""
+    model = llama(32_768, 2048, layers=18, heads=32, inner=5632)
+    return cosine("runpod_1b", model, lr=4e-4, tokens_per_param=20, rows=256, micro_rows=8)
+
+
+def runpod_2b() -> Profile:
+    """1.97B parameters, 400,000 steps of 2 x 64 rows: months on one GPU. Shorten it with --steps."""
+    model = llama(32_768, 2560, layers=24, heads=40, inner=6816)
+    return cosine("runpod_2b", model, lr=3e-4, steps=400_000, rows=128, micro_rows=2)
+
+
+def runpod_4b() -> Profile:
+    """4B parameters, 400,000 steps of 1 x 256 rows: on one GPU of 80 GB only just, and slow."""
+    model = llama(32_768, 3072, layers=32, heads=48, inner=9216)
+    return cosine("runpod_4b", model, lr=2e-4, steps=400_000, rows=256, micro_rows=1, recompute=True)
+
+
+def smollm2_135m() -> Profile:
+    """SmolLM2-135M's shape."""
+    model = replace(
+        llama(49_152, 576, layers=30, heads=9, inner=1536),
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        rope_theta=1e5,
+    )
+    return cosine("smollm2_135m", model, lr=1e-3, tokens_per_param=20, rows=256, micro_rows=16)
+
+
+def qwen3_0_6b() -> Profile:
+    """Qwen3-0.6B's shape."""
+    model = qwen3(1024, layers=28, heads=16, inner=3072)
+    return cosine("qwen3_0_6b", model, lr=6e-4, tokens_per_param=20, rows=256, micro_rows=8)
+
+
+def qwen3_4b() -> Profile:
+    """Qwen3-4B's shape, whose heads together are wider than the model: for a GPU of more than 80 GB."""
+    model = qwen3(2560, layers=36, heads=32, inner=9728)
+    return cosine("qwen3_4b", model, lr=2e-4, tokens_per_param=20, rows=256, micro_rows=1, recompute=True)
+
+
+def d12() -> Profile:
+    """nanochat's dial at 12: the reference of its scaling rules."""
+    return dial(12)
+
+
+def d20() -> Profile:
+    """nanochat's dial at 20, its 100-dollar model: 561M parameters."""
+    return dial(20)
+
+
+def d26() -> Profile:
+    """nanochat's dial at 26: GPT-2's grade, 1.1B parameters."""
+    return dial(26)
+
+
+def d32() -> Profile:
+    """nanochat's dial at 32: 1.9B parameters."""
+    return dial(32)
+
+
+def llama(vocab_size: int, width: int, layers: int, heads: int, inner: int) -> ModelConfig:
+    """A Llama with tied embeddings and as many key/value heads as heads."""
+    return ModelConfig(
+        vocab_size=vocab_size,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=64,
+    )
+
+
+def qwen3(width: int, layers: int, heads: int, inner: int) -> ModelConfig:
+    """The small Qwen3 models: tied, eight key/value heads of 128."""
+    return ModelConfig(
+        vocab_size=151_936,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=40_960,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+        qk_norm=True,
+    )
+
+
+def cosine(
+    name: str, model: ModelConfig, *, lr: float, rows: int, micro_rows: int, steps: int = 0,
+    tokens_per_param: float = 0, sequence_len: int = 2048, recompute: bool = False,
+) -> Profile:  # fmt: skip
+    """AdamW and a cosine to a tenth, as GPT-3 and Llama were trained; then mid and sft at falling rates.
+
+    The length is given in steps, or in tokens per parameter.
+    """
+    steps = steps or math.ceil(tokens_per_param * model.num_params / (rows * sequence_len))
+    base = PhaseConfig(
+        phase="base",
+        model=model,
+        optimizer=OptimizerConfig(lr=lr),
+        schedule=ScheduleConfig(warmup_steps=min(500, steps // 20), decay=1.0, final=0.1, kind="cosine"),
+        steps=steps,
+        rows=rows,
+        micro_rows=micro_rows,
+        sequence_len=sequence_len,
+        recompute=recompute,
+    )
+    return Profile(name=name, vocab_size=model.vocab_size, phases=street(base), keeping=Keeping(save_every=250))
+
+
+def street(base: PhaseConfig) -> dict[str, PhaseConfig]:
+    """base, and the two chat phases after it: the rate where base ended, then falling to nothing."""
+    slow = after(base.optimizer, 0.3)
+    rows = math.gcd(64, base.rows)
+    mid = replace(
+        base,
+        phase="mid",
+        optimizer=slow,
+        schedule=ScheduleConfig(warmup_steps=10, decay=0.2),
+        steps=400,
+        rows=rows,
+        micro_rows=math.gcd(rows, base.micro_rows),
+        mixture={"identity": 0.3, "pydocs": 0.45, "other": 0.25},
+        document_masks=False,
+    )
+    sft = replace(mid, phase="sft", optimizer=after(base.optimizer, 0.1), schedule=ScheduleConfig(decay=1.0), steps=200,
+                  mixture=TALK)  # fmt: skip
+    return {"base": base, "mid": mid, "sft": sft}
+
+
+def fine_tuned(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
+    """A chat phase for a model that somebody else has trained: AdamW alone, at a rate that does not undo it.
+
+    About that of published recipes for instruction tuning at these sizes (1e-4 at a width of 1024).
+    """
+    return replace(
+        phase,
+        model=model,
+        optimizer=OptimizerConfig(lr=1e-4 * 1024 / max(model.hidden_size, 256), weight_decay=0.01),
+        schedule=ScheduleConfig(warmup_steps=max(1, phase.steps // 30), decay=1.0),
+        sequence_len=min(phase.sequence_len, model.max_position_embeddings),
+        adopted=True,
+    )
+
+
+def after(optimizer: OptimizerConfig, share: float) -> OptimizerConfig:
+    """The same at a share of its rates."""
+    rates = {name: getattr(optimizer, name) for name in ("lr", "embed_lr", "head_lr", "muon_lr")}
+    return replace(optimizer, **{name: rate * share for name, rate in rates.items() if rate})
+
+
+def dial(depth: int) -> Profile:
+    """One number for all: width 64 per layer, heads of 128, and nanochat's rules for length, batch, rates and decay.
+
+    Its MLP has two matrices of 4 d; ours three of 8/3 d, as vLLM serves it. nanochat's embedding begins at a spread of
+    1 and ours at 0.02, so the rate is that much smaller; its decay spares about half of the entries, so ours is half.
+    Source: nanochat, scaling rules of 2026: 12 tokens per parameter that is multiplied, batch ~ tokens^0.383, rates ~
+    batch^0.5, decay ~ batch^0.5 / tokens.
+    """
+    model, reference = dial_shape(depth), dial_shape(12)
+    length = model.num_matrix_params / reference.num_matrix_params  # of training, in that of the reference
+    batch_tokens = 2 ** round(math.log2(2**19 * length**0.383))
+    faster = (batch_tokens / 2**19) ** 0.5
+    narrow = (model.hidden_size / 768) ** -0.5
+    rows = batch_tokens // 2048
+    base = PhaseConfig(
+        phase="base",
+        model=model,
+        optimizer=OptimizerConfig(
+            lr=0.006 * faster * narrow,
+            head_lr=0.008 * faster * narrow,
+            muon_lr=0.02 * faster,
+            betas=(0.8, 0.96),
+            eps=1e-10,
+            weight_decay=0.0,
+            muon_decay=0.14 * faster / length,
+            grad_clip=0.0,
+        ),
+        schedule=ScheduleConfig(warmup_steps=40, decay=0.65, final=0.05),
+        steps=math.ceil(12 * model.num_matrix_params / batch_tokens),
+        rows=rows,
+        micro_rows=16 if depth <= 20 else 8 if depth <= 26 else 4,
+        sequence_len=2048,
+    )
+    return Profile(name=f"d{depth}", vocab_size=model.vocab_size, phases=street(base), keeping=Keeping(save_every=250))
+
+
+def dial_shape(depth: int) -> ModelConfig:
+    width = 64 * depth
+    heads = math.ceil(width / 128)
+    return ModelConfig(
+        vocab_size=65_536,
+        hidden_size=width,
+        intermediate_size=64 * round(8 * width / 3 / 64),
+        num_hidden_layers=depth,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=128,
+        qk_norm=True,
+        tie_word_embeddings=False,
+    )
+
+
+PROFILES = {
+    one.__name__: one
+    for one in (
+        *(smoke, tiny, m3_medium, runpod_1b, runpod_2b, runpod_4b),
+        *(d12, d20, d26, d32, smollm2_135m, qwen3_0_6b, qwen3_4b),
+    )
+}
+
+
+def is_file(name: str) -> bool:
+    """Whether a profile is meant as a file."""
+    return name.endswith((".yaml", ".yml"))
+
+
+def from_file(path: Path) -> Profile:
+    """The profile that a YAML file names under `profile`, changed by its `name`, `model`, `phases` and `keeping`.
+
+    `model` is the shape of all phases. Raises ConfigError for what no profile has.
+    """
+    import yaml
+
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"profile {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"profile {path}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(raw, dict) or raw.get("profile") not in PROFILES:
+        raise ConfigError(f"profile {path}: `profile:` must name one of {', '.join(PROFILES)}")
+    if unknown := sorted(map(str, raw.keys() - {"profile", "name", "model", "phases", "keeping"})):
+        raise ConfigError(f"profile {path}: unknown {', '.join(unknown)}; known: profile, name, model, phases, keeping")
+    whole = PROFILES[raw["profile"]]()
+    name = raw.get("name", path.stem)
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise ConfigError(f"profile {path}: {name!r} is no name for artifacts; letters, digits and ._- are")
+    phases = raw.get("phases") or {}
+    if not isinstance(phases, Mapping) or set(phases) - set(whole.phases):
+        raise ConfigError(f"profile {path}: phases are {', '.join(whole.phases)}, each with what is different")
+    shape = raw.get("model") or {}
+    values = asdict(whole)
+    for phase, config in values["phases"].items():
+        if "model" in (phases.get(phase) or {}):
+            raise ConfigError(f"profile {path}: the shape stands under `model`, once for all phases")
+        values["phases"][phase] = changed(changed(config, {"model": shape}), phases.get(phase) or {})
+    values |= {"name": name, "vocab_size": values["phases"]["base"]["model"]["vocab_size"]}
+    values["keeping"] = changed(values["keeping"], raw.get("keeping") or {})
+    return load(Profile, values, f"profile {path}")
+
+
+def changed(values: Mapping[str, Any], by: Any) -> dict[str, Any]:
+    """Mappings are changed key by key, anything else is replaced; a mixture too, whose keys are no fields."""
+    if not isinstance(by, Mapping):
+        raise ConfigError(f"expected a mapping, got {by!r}")
+    result = dict(values)
+    for key, value in by.items():
+        inner = result.get(key)
+        result[key] = changed(inner, value) if isinstance(inner, dict) and key != "mixture" else value
+    return result

@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from trainer.machine import Machine, prepare
 from trainer.metrics import last_loss
 from trainer.model import Decoder, initialise
 from trainer.ranks import Ranks
+from trainer.speed import equipped
 
 
 @dataclass
@@ -60,6 +61,9 @@ class PhaseRun:
         model = Decoder(self.config.model, self.machine.dtype(self.config))
         if not self.ranks.is_first:  # it hears the weights before the first step
             return model.to(self.machine.device)
+        if role == "init":
+            export.load(model, self.input(role))
+            return model.to(self.machine.device)
         before = open_final(self.input(role))
         ours = {"tokenizer_sha256": self.tokenizer.sha256, "vocab": self.tokenizer.vocab_size}
         theirs = {name: before.manifest.get(name) for name in ours}
@@ -80,7 +84,8 @@ class PhaseRun:
             "tokenizer_sha256": self.tokenizer.sha256,
             "vocab": self.tokenizer.vocab_size,
         }
-        return Training(model, self.config, batch, self.checkpoints, facts, self.metrics, self.ranks, data).run()
+        with equipped(model, self.config, self.machine):
+            return Training(model, self.config, batch, self.checkpoints, facts, self.metrics, self.ranks, data).run()
 
     def publish(self, model: Decoder, final: Checkpoint, about: dict[str, Any]) -> dict[str, Any]:
         """Put the artifact into the store, then drop this run's checkpoints; all that is known of it."""
@@ -104,16 +109,20 @@ class PhaseRun:
 
 
 @contextmanager
-def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> Iterator[PhaseRun]:
+def phase_run(
+    config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks, before: str = ""
+) -> Iterator[PhaseRun]:
     """The run folder locked, the tokenizer read and compared with the model, the data with that of the other nodes.
 
-    Raises Refused, StoreError, DataError, PeerLost.
+    before: the role of the model that this phase goes on from. Raises Refused, StoreError, DataError, PeerLost.
     """
     machine = prepare()
+    if config.adopted:
+        config = replace(config, model=export.read_config(export.folder_of_model(open_input(making, before))))
     folder = open_input(making, "tokenizer")
     tokenizer = tokenizers.load(folder)
-    if tokenizer.vocab_size != config.model.vocab_size:
-        ours, theirs = config.model.vocab_size, tokenizer.vocab_size
+    ours, theirs = config.model.vocab_size, tokenizer.vocab_size
+    if theirs > ours or theirs < ours and not config.adopted:  # many published models have rows to spare
         raise Refused(
             f"{config.phase}: the model has {ours} ids, the tokenizer {making.inputs['tokenizer'].name} {theirs}"
         )
@@ -146,7 +155,7 @@ def open_input(making: Making, role: str) -> Path:
 def data_digests(making: Making) -> dict[str, str]:
     """What every node has made for itself, by name; models of earlier phases are read by the first process alone."""
     store = Store(making.store)
-    inputs = [one.name for role, one in making.inputs.items() if role not in ("base", "mid")]
+    inputs = [one.name for role, one in making.inputs.items() if role not in ("base", "mid", "init")]
     files = {name: [(file.path, file.sha256) for file in store.manifest(name).files] for name in inputs}
     return {name: hashlib.sha256(repr(sorted(entries)).encode()).hexdigest()[:12] for name, entries in files.items()}
 

@@ -1,14 +1,15 @@
 """The decoder and what transformers says of the same weights; the loss; the KV cache."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from trainer import export, tensorfile
+from data.config import ConfigError
+from trainer import export, huggingface, tensorfile
 from trainer.config import ModelConfig
 from trainer.errors import Refused
 from trainer.generate import as_text, generate
@@ -47,7 +48,7 @@ def test_transformers_loads_what_we_export_with_equal_logits(config, inputs, tmp
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
     with torch.no_grad():
         assert (theirs(IDS).logits - model(IDS)).abs().max() < 1e-4
-    assert type(theirs).__name__ == export.ARCHITECTURES["qwen3" if config.qk_norm else "llama"]
+    assert type(theirs).__name__ == huggingface.ARCHITECTURES["qwen3" if config.qk_norm else "llama"]
     assert sum(p.numel() for p in theirs.parameters()) == config.num_params
     assert len(GenerationConfig.from_pretrained(tmp_path / "hf").eos_token_id) == 2
 
@@ -78,29 +79,75 @@ def test_we_load_what_transformers_saves_with_equal_logits(kind, tmp_path):
     assert ours.config.qk_norm == (kind == "Qwen3")
 
 
+SCALINGS = [
+    {"rope_type": "linear", "factor": 4.0},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+     "original_max_position_embeddings": 32},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32, "attention_factor": 1.3,
+     "beta_fast": 16.0, "truncate": False},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda one: one["rope_type"])
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
+def test_stretched_positions_give_the_logits_of_transformers_both_ways(kind, scaling, inputs, tmp_path):
+    import transformers
+
+    shape = {**asdict(SHAPE), "tie_word_embeddings": kind == "Qwen3"}
+    names = {name: shape[name] for name in (*huggingface.SHAPE, "head_dim")}
+    config = getattr(transformers, f"{kind}Config")(**names, rope_parameters={**scaling, "rope_theta": 5_000.0})
+    torch.manual_seed(8)
+    theirs = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = export.read(tmp_path / "theirs")
+    export.write(tmp_path / "ours", ours.config, ours.state_dict(), inputs[0] / "tokenizer")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32)
+    with torch.no_grad():
+        expected = theirs(IDS).logits
+        assert (expected - ours(IDS)).abs().max() < 1e-4
+        assert (expected - again(IDS).logits).abs().max() < 1e-4
+    assert ours.config.rope_scaling.kind == scaling["rope_type"]
+    plain = Decoder(replace(ours.config, rope_scaling=None))
+    plain.load_state_dict(ours.state_dict())
+    assert (plain(IDS) - ours(IDS)).abs().max() > 1e-3  # it is not for nothing
+
+
+def test_a_large_model_is_written_in_several_files_that_both_sides_read(inputs, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    model = random_model(LLAMA)
+    folder = tmp_path / "hf"
+    export.write(folder, LLAMA, model.state_dict(), inputs[0] / "tokenizer")
+    (folder / "model.safetensors").unlink()
+    export.write_weights(folder, model.state_dict(), torch.float32, most=100_000)
+    shards = sorted(folder.glob("model-*.safetensors"))
+    assert len(shards) > 2
+    sizes = [file.stat().st_size for file in shards]
+    assert max(sizes) < 512 * 64 * 4 + 10_000  # the embedding alone is larger than asked for
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        assert (theirs(IDS).logits - export.read(folder)(IDS)).abs().max() < 1e-4
+    shards[1].unlink()
+    with pytest.raises(Refused, match=shards[1].name):
+        export.read(folder)
+
+
+def test_weights_of_another_shape_are_refused_by_name(inputs, tmp_path):
+    model = random_model(LLAMA)
+    export.write(tmp_path / "hf", replace(LLAMA, num_hidden_layers=4), model.state_dict(), inputs[0] / "tokenizer")
+    with pytest.raises(Refused, match=r"layers\.3\.input_layernorm\.weight is missing; .* and 4 more"):
+        export.read(tmp_path / "hf")
+
+
 def test_a_model_that_our_decoder_cannot_be_is_refused(tmp_path):
-    raw = export.hugging_face_config(SHAPE, 0, [1], torch.float32)
-    assert export.model_config(raw) == SHAPE
-    for wrong in ({"model_type": "gpt2"}, {"rope_parameters": {"rope_type": "yarn"}}, {"attention_bias": True}):
-        with pytest.raises(Refused):
-            export.model_config({**raw, **wrong})
+    raw = huggingface.written(SHAPE, "float32", 0, [1])
+    assert huggingface.model_config(raw) == SHAPE
+    for wrong in ({"model_type": "gpt2"}, {"rope_parameters": {"rope_type": "longrope"}}, {"attention_bias": True}):
+        with pytest.raises(ConfigError):
+            huggingface.model_config({**raw, **wrong})
     with pytest.raises(Refused, match=r"no config\.json"):
         export.read(tmp_path)
-
-
-def test_published_sizes_have_the_published_parameter_counts():
-    smol = ModelConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        head_dim=64,
-    )
-    with torch.device("meta"):
-        model = Decoder(smol)
-    assert sum(p.numel() for p in model.parameters()) == smol.num_params == 134_515_008
 
 
 def test_loss_and_gradients_equal_plain_cross_entropy_and_masked_targets_do_not_count():

@@ -7,6 +7,7 @@ import numpy as np
 from data.anchors import anchors
 from data.config import Making
 from data.loader import LOADERS, heldout
+from data.tokenizer import BOS
 from trainer.config import Keeping, PhaseConfig
 from trainer.evaluate import bits_per_byte
 from trainer.ranks import Ranks
@@ -20,9 +21,10 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> 
         train = sorted(tokens.glob("train-*.bin"))
         loader = LOADERS[config.packing](train, config.sequence_len, config.rows, config.seed, phase.tokenizer.sha256)
 
-        def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
+        def batch(step: int) -> tuple[np.ndarray, ...]:
             rows = loader.batch(step)  # (rows, T + 1)
-            return rows[:, :-1], rows[:, 1:]
+            ids, targets = rows[:, :-1], rows[:, 1:]
+            return (ids, targets, loader.documents(ids)) if config.document_masks else (ids, targets)
 
         model = phase.new_model()
         final = phase.train(model, batch, loader)
@@ -30,6 +32,7 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> 
             return {}
         about: dict[str, Any] = {"tokens": config.steps * config.rows * config.sequence_len}
         if val := sorted(tokens.glob("val-*.bin")):
-            about |= bits_per_byte(model, heldout(val, phase.tokenizer_folder, config.sequence_len))
+            text_of = heldout(val, phase.tokenizer_folder, config.sequence_len)
+            about |= bits_per_byte(model, text_of, phase.tokenizer.special(BOS) if config.document_masks else None)
             about |= anchors(sorted((text / "val").glob("*.txt")))
         return phase.publish(model, final, about)

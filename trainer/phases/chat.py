@@ -11,8 +11,12 @@ from trainer.run import phase_run
 
 
 def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks, before: str) -> dict[str, Any]:
-    """Train from the final checkpoint of `before`, publish; all that the first process knows of the result."""
-    with phase_run(config, making, keeping, ranks) as phase:
+    """Train from the final checkpoint of `before`, publish; all that the first process knows of the result.
+
+    Where there is an input `init`, that model of somebody else's stands in for `before`.
+    """
+    before = "init" if "init" in making.inputs else before
+    with phase_run(config, making, keeping, ranks, before) as phase:
         questions = phase.input("questions")
         files = {
             "identity": [phase.input("identity") / "identity_conversations.jsonl"],

@@ -1,0 +1,57 @@
+"""inv fit and inv config --profile, as they are typed."""
+
+import json
+
+import pytest
+
+from infra.errors import UsageError
+from scripts import profiles
+
+
+@pytest.fixture(autouse=True)
+def nobody_to_ask(monkeypatch, tmp_path):
+    for name in ("RUNPOD_API_KEY", "LIUM_API_KEY", "SHADEFORM_API_KEY", "SLIPWAY_REHEARSAL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLIPWAY_POOLS", str(tmp_path / "none.yaml"))
+
+
+def test_the_size_of_a_recipe_is_one_line(capsys):
+    profiles.show("runpod_2b", params=True, json=False)
+    assert capsys.readouterr().out == "runpod_2b: 1.97B parameters (1,969,482,240)\n"
+    profiles.show("qwen3_0_6b", params=True, json=True)
+    assert json.loads(capsys.readouterr().out)["params"] == {
+        "total": 596_049_920, "embedding": 155_582_464, "multiplied": 595_984_384
+    }  # fmt: skip
+
+
+def test_a_recipe_is_shown_whole(capsys):
+    profiles.show("runpod_1b", params=False, json=False)
+    lines = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
+    assert lines["model.hidden_size"].strip() == "2048"
+    assert lines["base.optimizer.lr"].strip() == "0.0004"
+    assert lines["keeping.keep"].strip() == "5"
+
+
+def test_fit_shows_each_gpu_and_one_by_its_parts(capsys):
+    profiles.fit(profile="runpod_1b", phase="base", gpu="", json=False)
+    shown = capsys.readouterr()
+    rows = {line.split()[0]: line.split() for line in shown.out.splitlines()[2:]}
+    assert rows["H100-SXM"][5:8] == ["16", "16", "no"] and rows["RTX4090"][7] == "yes"
+    assert "no offers were seen" in shown.err
+    profiles.fit(profile="runpod_4b", phase="base", gpu="L40S", json=False)
+    shown = capsys.readouterr()
+    assert {"weights", "gradients", "optimizer", "activations", "logits", "framework", "together"} <= {
+        line.split()[0] for line in shown.out.splitlines()
+    }
+    assert "fits on none of these" in shown.err
+    profiles.fit(profile="runpod_2b", phase="base", gpu="H100", json=True)
+    one = json.loads(capsys.readouterr().out)["gpus"][0]
+    assert one["micro_rows"] * one["accumulation"] == 128 and one["fits"]
+    assert one["takes"]["total"] == sum(size for part, size in one["takes"].items() if part != "total")
+
+
+def test_what_is_not_known_is_refused_with_what_is():
+    with pytest.raises(UsageError, match="--gpu XX: not known; known: A100"):
+        profiles.fit(profile="smoke", phase="base", gpu="XX", json=False)
+    with pytest.raises(UsageError, match="--phase rl: known: base, mid, sft"):
+        profiles.fit(profile="smoke", phase="rl", gpu="", json=False)

@@ -1,0 +1,62 @@
+"""Matrices multiplied in 8 bits: forward in e4m3, gradients in e5m2, each tensor with one scale of its own.
+
+In: bf16 activations (N, K), a weight (M, K). Out: bf16 (N, M). Called by `Linear` where the phase asks for it.
+Source: Micikevicius et al., arXiv 2209.05433; dynamic tensorwise scaling as in torchao and nanochat.
+"""
+
+import torch
+from torch import Tensor
+
+SINCE = (8, 9)  # compute capability that has the units
+DIVISOR = 16  # of every side of a matrix
+
+
+def problem(device: torch.device) -> str:
+    """Why a device cannot do it; "" when it can."""
+    if device.type != "cuda":
+        return "dtype float8 needs an NVIDIA GPU of the Ada or Hopper kind or later; this machine computes on its CPU"
+    found = torch.cuda.get_device_capability(device)
+    if found < SINCE:
+        return f"dtype float8 needs compute capability {SINCE[0]}.{SINCE[1]}; this GPU has {found[0]}.{found[1]}"
+    return ""
+
+
+def fits(*sides: int) -> bool:
+    return all(side % DIVISOR == 0 for side in sides)
+
+
+def quantised(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x in `dtype`, and the fp32 scale that gives it back."""
+    most = x.abs().amax().float().clamp(min=1e-12)
+    scale = torch.finfo(dtype).max / most
+    return (x.float() * scale).to(dtype), scale.reciprocal()
+
+
+def product(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], fast: bool) -> Tensor:
+    """a (N, K) times the transpose of b (M, K), both quantised: bf16 (N, M)."""
+    return torch._scaled_mm(
+        a[0].contiguous(), b[0].contiguous().t(), scale_a=a[1], scale_b=b[1], out_dtype=torch.bfloat16,
+        use_fast_accum=fast,
+    )  # fmt: skip
+
+
+class Float8Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return product(quantised(x, torch.float8_e4m3fn), quantised(weight, torch.float8_e4m3fn), fast=True)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        g, g_scale = quantised(grad, torch.float8_e5m2)
+        w, w_scale = quantised(weight, torch.float8_e4m3fn)
+        a, a_scale = quantised(x, torch.float8_e4m3fn)
+        x_grad = product((g, g_scale), (w.t(), w_scale), fast=False)
+        weight_grad = product((g.t(), g_scale), (a.t(), a_scale), fast=False)
+        return x_grad, weight_grad.to(weight.dtype)
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """(..., M) for x (..., K); the rows of x all together must be a multiple of 16."""
+    return Float8Linear.apply(x.flatten(0, -2), weight).view(*x.shape[:-1], weight.shape[0])

@@ -1,0 +1,82 @@
+"""Linear head and cross entropy in one, so that the logits of a batch never exist whole.
+
+In: hidden states, the head's matrix, targets. Out: summed nats; on the way back the gradients of both, made while the
+logits of a slice were at hand: memory is one slice x V instead of tokens x V several times over.
+Source of the z-loss: Chowdhery et al., arXiv 2204.02311, section 5; of the soft-cap: Gemma 2, arXiv 2408.00118.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ROWS_CPU = 1024  # tokens of a slice: with a small vocabulary they fit in the cache of a core
+ROWS_GPU = 4096
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is made of the logits before and beside the cross entropy."""
+
+    softcap: float = 0.0  # logits become c * tanh(logits / c); 0 = they stay
+    z_loss: float = 0.0
+    compiled: bool = False
+
+
+def capped(logits: Tensor, softcap: float) -> Tensor:
+    return softcap * torch.tanh(logits / softcap) if softcap else logits
+
+
+def of_slice(raw: Tensor, index: Tensor, softcap: float, z_loss: float) -> tuple[Tensor, Tensor]:
+    """Summed nats (fp32), and their gradient, the z-loss's included, to raw logits (t, V), in their dtype.
+
+    index: (t, 1) int64. `raw` is used up.
+    """
+    logits = capped(raw.float(), softcap)
+    norm = logits.logsumexp(dim=1, keepdim=True)
+    nats = (norm - logits.gather(1, index)).sum()
+    slope = (logits - norm if softcap else logits.sub_(norm)).exp_()
+    if z_loss:
+        slope.mul_(1 + 2 * z_loss * norm)
+    slope.scatter_add_(1, index, torch.full_like(index, -1, dtype=slope.dtype))
+    if softcap:
+        slope.mul_(1 - (logits / softcap).square())
+    return nats, slope.to(raw.dtype)
+
+
+@cache
+def of_slice_compiled() -> Callable[..., tuple[Tensor, Tensor]]:
+    return torch.compile(of_slice, dynamic=True)
+
+
+class SummedCrossEntropy(torch.autograd.Function):
+    """The value is cross entropy alone; the gradient is that of cross entropy plus z-loss."""
+
+    @staticmethod
+    def forward(ctx, hidden: Tensor, head: Tensor, targets: Tensor, shape: Shape) -> Tensor:
+        """hidden (N, d), head (V, d), targets (N,), all of which count. fp32 scalar."""
+        weight = head.to(hidden.dtype)
+        total = hidden.new_zeros((), dtype=torch.float32)
+        grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        hidden_grad = torch.empty_like(hidden) if grad else None
+        head_grad = torch.zeros_like(head) if grad else None
+        part_of, rows = (of_slice_compiled() if shape.compiled else of_slice), ROWS_GPU if hidden.is_cuda else ROWS_CPU
+        for start in range(0, len(hidden), rows):
+            part = slice(start, start + rows)
+            nats, slope = part_of(
+                F.linear(hidden[part], weight), targets[part].unsqueeze(1), shape.softcap, shape.z_loss
+            )
+            total += nats
+            if grad:
+                hidden_grad[part] = slope @ weight
+                head_grad += slope.t() @ hidden[part]
+        ctx.save_for_backward(*((hidden_grad, head_grad) if grad else ()))
+        return total
+
+    @staticmethod
+    def backward(ctx, slope: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        hidden_grad, head_grad = ctx.saved_tensors
+        return hidden_grad * slope, head_grad.mul_(slope), None, None

@@ -1,0 +1,79 @@
+"""How a phase uses the machine it runs on: which dtype, what is compiled, what is computed twice.
+
+In: a decoder, a `PhaseConfig`, the `Machine`. Out: the same decoder, faster or smaller while it trains. Nothing here
+changes results by more than rounding, except float8, which a phase must name. Called by `PhaseRun.train`.
+"""
+
+import os
+import shutil
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from data.report import emit
+from trainer import float8
+from trainer.config import PhaseConfig
+from trainer.errors import Refused
+from trainer.machine import Machine
+from trainer.model import Decoder, Linear
+
+# Compiling takes half a minute on a CPU and more on a GPU, and saves a sixth and more than a third of each step.
+PAYS_AFTER_S = {"cpu": 600.0, "cuda": 240.0}
+FLOPS_PER_S = {"cpu": 5e10, "cuda": 2e14}  # useful work of a thread, or of a GPU: the decision must not hang on a clock
+
+
+@contextmanager
+def equipped(model: Decoder, config: PhaseConfig, machine: Machine) -> Iterator[None]:
+    """The model set up for training while inside. Raises Refused for what this machine cannot do."""
+    if config.dtype == "float8" and (problem := float8.problem(machine.device)):
+        raise Refused(f"{config.phase}: {problem}")
+    compiled = is_compiled(config, machine)
+    before = model.shape
+    model.shape = replace(model.shape, z_loss=config.optimizer.z_loss, compiled=compiled)
+    model.recompute = config.recompute
+    matrices = [one for one in model.model.layers.modules() if isinstance(one, Linear)]
+    for one in matrices:
+        one.in_float8 = config.dtype == "float8" and float8.fits(*one.weight.shape)
+    if compiled:
+        for block in model.model.layers:  # all blocks are one piece of code: compiled once
+            block.compile(dynamic=config.mixture is not None)  # else a resumed run would meet lengths in another order
+    try:
+        yield
+    finally:
+        model.shape, model.recompute = before, False
+        for one in matrices:
+            one.in_float8 = False
+        for block in model.model.layers:
+            block._compiled_call_impl = None
+
+
+def is_compiled(config: PhaseConfig, machine: Machine) -> bool:
+    """Whether the blocks are compiled, the same at every start of a run. Raises Refused when told to and unable."""
+    kind = machine.device.type
+    pays = config.flops / (FLOPS_PER_S[kind] * (machine.threads if kind == "cpu" else 1)) > PAYS_AFTER_S[kind]
+    if config.compile == "never" or config.compile == "auto" and not pays:
+        return False
+    problem = compiler_problem(kind)
+    if not problem:
+        return True
+    if config.compile == "always":
+        raise Refused(f"{config.phase}: told to compile, but {problem}")
+    emit("note", text=f"{config.phase}: not compiled, some 15 % slower: {problem}")
+    return False
+
+
+def compiler_problem(kind: str) -> str:
+    """What torch.compile lacks on this machine; "" when it lacks nothing."""
+    if kind == "cuda":
+        try:
+            import triton  # noqa: F401
+        except ImportError:
+            return "triton is not installed"
+    compiler = os.environ.get("CXX") or "g++"
+    if not shutil.which(compiler):
+        return f"there is no C++ compiler here ({compiler}; CXX names another)"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        return "Python's headers are not installed (Python.h)"
+    return ""
