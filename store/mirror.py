@@ -1,0 +1,89 @@
+"""Copies on this disk of artifacts that lie elsewhere: what steps read, brought once and verified each time.
+
+In: a manifest and the place that holds its files. Out: a folder with them. On a pod the copies lie in its work folder
+and end with it; elsewhere in the user's cache. All of it may be removed at any time. A copy that was cut off goes on
+where it ended.
+"""
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from store.folder_store import FolderStore
+from store.manifest import FileEntry, Manifest, StoreError
+from store.seam import Entry, Place
+
+
+class Mirror:
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        work = os.environ.get("SLIPWAY_WORK")
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slipway"
+        root = (Path(work) / ".stores" if work else cache / "stores") / hashlib.sha256(uri.encode()).hexdigest()[:16]
+        self.store = FolderStore(str(root.absolute()))
+        self.root = Path(os.path.realpath(root))
+
+    def bring(self, manifest: Manifest, place: Place, at: str, there: Mapping[str, Entry]) -> Path:
+        """The folder with the artifact's files, each verified. Raises StoreError."""
+        if self._holds(manifest):
+            return self.store.path(manifest.name, manifest.fingerprint)
+        draft = self._draft(manifest)
+        try:
+            for entry in manifest.files:
+                self._bring(entry, manifest.place(entry.path), draft / entry.path, place, at, there)
+            for path in [path for path in draft.rglob("*") if path.is_file()]:  # of another try for the same name
+                if path.relative_to(draft).as_posix() not in {entry.path for entry in manifest.files}:
+                    path.unlink()
+            self.store.adopt(draft, manifest)
+        except OSError as error:
+            raise StoreError(f"bringing {manifest.name} from {self.uri} to {self.root}: {error}") from error
+        return self.store.path(manifest.name, manifest.fingerprint)
+
+    def seed(self, folder: Path, manifest: Manifest) -> None:
+        """Keep what was just published, by links where the disk is the same: steps that follow need not fetch it."""
+        draft = self._draft(manifest)
+        shutil.rmtree(draft, ignore_errors=True)
+        for entry in manifest.files:
+            target = draft / entry.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(folder / entry.path, target)
+            except OSError:
+                shutil.copyfile(folder / entry.path, target)
+        self.store.adopt(draft, manifest)
+
+    def _holds(self, manifest: Manifest) -> bool:
+        if self.store.check(manifest.name).problem:
+            return False
+        here = {(entry.path, entry.sha256) for entry in self.store.manifest(manifest.name).files}
+        return here == {(entry.path, entry.sha256) for entry in manifest.files} and (
+            self.store.manifest(manifest.name).fingerprint == manifest.fingerprint
+        )
+
+    def _draft(self, manifest: Manifest) -> Path:
+        draft = self.root / f".draft-{hashlib.sha256(manifest.name.encode()).hexdigest()[:16]}"
+        draft.mkdir(parents=True, exist_ok=True)
+        return draft
+
+    def _bring(self, file: FileEntry, name: str, path: Path, place: Place, at: str, there: Mapping[str, Entry]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for _ in range(2):  # what an earlier try has left may be of another file: then all of it is brought
+            digest = hashlib.sha256()
+            with path.open("a+b") as copy:
+                copy.seek(0)
+                while chunk := copy.read(1 << 20):
+                    digest.update(chunk)
+                start = copy.tell()
+                with contextlib.suppress(FileNotFoundError):
+                    for piece in place.pieces(name, at, start, "" if at else there[name].version):
+                        copy.write(piece)
+                        digest.update(piece)
+            if digest.hexdigest() == file.sha256:
+                return
+            path.unlink()
+            if start == 0:
+                break
+        raise StoreError(f"{name} in {self.uri}: what was brought is not what was published (its sha256 differs)")
