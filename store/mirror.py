@@ -6,10 +6,11 @@ where it ended.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from store.folder_store import FolderStore
@@ -28,31 +29,33 @@ class Mirror:
 
     def bring(self, manifest: Manifest, place: Place, at: str, there: Mapping[str, Entry]) -> Path:
         """The folder with the artifact's files, each verified. Raises StoreError."""
-        if self._holds(manifest):
-            return self.store.path(manifest.name, manifest.fingerprint)
-        draft = self._draft(manifest)
         try:
-            for entry in manifest.files:
-                self._bring(entry, manifest.place(entry.path), draft / entry.path, place, at, there)
-            for path in [path for path in draft.rglob("*") if path.is_file()]:  # of another try for the same name
-                if path.relative_to(draft).as_posix() not in {entry.path for entry in manifest.files}:
-                    path.unlink()
-            self.store.adopt(draft, manifest)
+            with self._alone(manifest) as draft:  # of several processes of one training the first brings it
+                if not self._holds(manifest):
+                    self._bring_all(manifest, draft, place, at, there)
         except OSError as error:
             raise StoreError(f"bringing {manifest.name} from {self.uri} to {self.root}: {error}") from error
         return self.store.path(manifest.name, manifest.fingerprint)
 
     def seed(self, folder: Path, manifest: Manifest) -> None:
         """Keep what was just published, by links where the disk is the same: steps that follow need not fetch it."""
-        draft = self._draft(manifest)
-        shutil.rmtree(draft, ignore_errors=True)
+        with self._alone(manifest) as draft:
+            shutil.rmtree(draft, ignore_errors=True)
+            for entry in manifest.files:
+                target = draft / entry.path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    os.link(folder / entry.path, target)
+                except OSError:
+                    shutil.copyfile(folder / entry.path, target)
+            self.store.adopt(draft, manifest)
+
+    def _bring_all(self, manifest: Manifest, draft: Path, place: Place, at: str, there: Mapping[str, Entry]) -> None:
+        wanted = {draft / entry.path for entry in manifest.files}
+        for path in [path for path in draft.rglob("*") if path.is_file() and path not in wanted]:
+            path.unlink()  # of another try for the same name
         for entry in manifest.files:
-            target = draft / entry.path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                os.link(folder / entry.path, target)
-            except OSError:
-                shutil.copyfile(folder / entry.path, target)
+            self._bring(entry, manifest.place(entry.path), draft / entry.path, place, at, there)
         self.store.adopt(draft, manifest)
 
     def _holds(self, manifest: Manifest) -> bool:
@@ -63,10 +66,14 @@ class Mirror:
             self.store.manifest(manifest.name).fingerprint == manifest.fingerprint
         )
 
-    def _draft(self, manifest: Manifest) -> Path:
+    @contextlib.contextmanager
+    def _alone(self, manifest: Manifest) -> Iterator[Path]:
+        """The folder in which that artifact comes about, while nobody else works in it."""
+        self.root.mkdir(parents=True, exist_ok=True)
         draft = self.root / f".draft-{hashlib.sha256(manifest.name.encode()).hexdigest()[:16]}"
-        draft.mkdir(parents=True, exist_ok=True)
-        return draft
+        with open(f"{draft}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield draft
 
     def _bring(self, file: FileEntry, name: str, path: Path, place: Place, at: str, there: Mapping[str, Entry]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
