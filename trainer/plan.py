@@ -45,7 +45,7 @@ NO_LIMITS = Limits()
 # Modules whose text does not change what a step makes, only how it is told or kept.
 NEUTRAL = {
     *("store", "data.report", "data.config", "data.errors", "data.anchors"),
-    *("trainer.config", "trainer.errors", "trainer.metrics", "trainer.checkpoint", "trainer.tensorfile"),
+    *("trainer.config", "trainer.errors", "trainer.metrics", "trainer.checkpoint", "trainer.saving", "trainer.tensorfile"),
 }
 
 

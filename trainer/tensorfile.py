@@ -61,9 +61,12 @@ def read(path: Path) -> dict[str, Tensor]:
     return load_file(path)
 
 
-def sha256(path: Path) -> str:
+def sha256(path: Path, from_disk: bool = False) -> str:
+    """from_disk: of what the disk has rather than of what memory remembers of it (for files that were synced)."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
+        if from_disk and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while block := file.read(BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()

@@ -213,7 +213,7 @@ def test_a_full_disk_costs_saves_but_no_checkpoint_and_ends_in_good_order(tmp_pa
         one.run()
     saved = sorted(path.name for path in (small_disk / "saved").iterdir() if path.is_dir())
     assert saved == ["step-000000005", "step-000000010"]  # whole, and no draft beside them
-    assert one.step == 25  # training went on over two failed saves
+    assert 25 <= one.step <= 30  # training went on over two failed saves, and while the third was failing
     assert sum("was not saved" in record.message for record in caplog.records) == 3
     assert one.checkpoints.newest().step == 10
     subprocess.run(["mount", "-o", "remount,size=8m", small_disk], check=True)

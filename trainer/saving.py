@@ -1,0 +1,70 @@
+"""Saving beside the training: a copy of everything is taken between two steps, and written while the next ones run.
+
+In: live tensors, the run's `Checkpoints`. Out: the same checkpoints as `Checkpoints.save` makes; training pays for the
+copy. Called by the loop, on the one process that writes. At most one save is under way. Its thread gives way to the
+training (the lowest priority there is), so that it takes time rather than processors.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.checkpoint import Checkpoints
+
+LOWEST_PRIORITY = 19
+
+
+class Saver:
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        self.checkpoints = checkpoints
+        self._copies: dict[tuple[str, str], Tensor] = {}  # made once: new memory costs more than what is copied into it
+        self._thread: threading.Thread | None = None
+        self._failed: list[BaseException] = []
+
+    def begin(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> None:
+        """Copy, and write on. The save before must have been collected."""
+        assert self._thread is None, "one save at a time"
+        copies = {
+            kind: {name: self._copy(kind, name, one) for name, one in named.items()} for kind, named in tensors.items()
+        }
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # the copies were only begun
+        self._thread = threading.Thread(target=self._write, args=(step, copies, facts), name=f"save {step}")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until nothing is under way."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def collect(self) -> bool:
+        """Whether a save has ended well since the last time; raises what it failed with. Waits for nothing."""
+        if self._thread is None or self._thread.is_alive():
+            return False
+        self._thread.join()
+        self._thread = None
+        if self._failed:
+            raise self._failed.pop()
+        return True
+
+    def _write(self, step: int, copies: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # of this thread alone, which only Linux knows
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+        try:
+            self.checkpoints.write(step, copies, facts)
+        except BaseException as error:
+            self._failed.append(error)
+
+    def _copy(self, kind: str, name: str, tensor: Tensor) -> Tensor:
+        """On the CPU; from a GPU through memory that it writes to by itself."""
+        is_cuda = tensor.device.type == "cuda"
+        held = self._copies.get((kind, name))
+        if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
+            held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_cuda)
+            self._copies[kind, name] = held
+        return held.copy_(tensor.detach(), non_blocking=is_cuda)
