@@ -21,10 +21,12 @@ ROOT = Path(__file__).resolve().parents[1]
 def plan_for(
     settings: Settings, request: Request, vendor: Provider, limits: Limits, *, phase: str, packages: str = "",
     persona: str = "", seed: int | None = None, steps: int | None = None, tag: str = "",
+    save_every: int | None = None, keep: int | None = None, ckpt_prefix: str = "",
     flops_per_s: float | None = None,
 ) -> Plan:  # fmt: skip
     """`flops_per_s`: of the machine that will do the work, else this one's. Raises UsageError for senseless words."""
     torch, environments = environments_of(settings, request, vendor)
+    keeping = {"save_every": save_every, "keep": keep, "prefix": ckpt_prefix or None}
     wanted = planning.Wanted(
         phases=planning.parse_phases(phase),
         profile=settings.profile,
@@ -34,6 +36,7 @@ def plan_for(
         persona=planning.load_persona(Path(persona) if persona else ROOT / "data" / "persona.yaml"),
         seed=seed,
         steps=steps,
+        keeping={name: value for name, value in keeping.items() if value is not None},
     )
     plan = planning.resolve(
         wanted, inventory(settings.store), ROOT, run=request.run, request=request,

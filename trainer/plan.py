@@ -45,7 +45,8 @@ NO_LIMITS = Limits()
 # Modules whose text does not change what a step makes, only how it is told or kept.
 NEUTRAL = {
     *("store", "data.report", "data.config", "data.errors", "data.anchors"),
-    *("trainer.config", "trainer.errors", "trainer.metrics", "trainer.checkpoint", "trainer.saving", "trainer.tensorfile"),
+    *("trainer.config", "trainer.errors", "trainer.metrics"),
+    *("trainer.checkpoint", "trainer.saving", "trainer.tensorfile"),
 }
 
 
@@ -64,6 +65,8 @@ class Wanted:
     """Of training; the data's split keeps its own."""
     steps: int | None = None
     """Optimizer steps of every phase, instead of the profile's."""
+    keeping: Mapping[str, Any] = field(default_factory=dict)
+    """What is to be kept otherwise than the profile says: fields of `Keeping`."""
 
 
 @dataclass(frozen=True)
@@ -206,14 +209,15 @@ def resolve(
         artifacts.append(PlannedArtifact(node.artifact, state, name if state != "here" else "", reason, estimate))
         if state != "here":
             due.add(name)
-            keeping = replace(profile.keeping, reserve_bytes=limits.reserve_bytes)
+            keeping = replace(profile.keeping, reserve_bytes=limits.reserve_bytes, **wanted.keeping)
             steps.append(_step(node, nodes, prints, pod_store or inventory.store, keeping))
     target = _digest([[nodes[phase].artifact, prints[phase]] for phase in wanted.phases])
     job = None
     if steps:
         job = Job(run, "", tuple(steps), limits, torch=torch, environments=environments, num_gpus=request.num_gpus)
     phases = [node.spec for name, node in nodes.items() if name in due and isinstance(node.spec, PhaseConfig)]
-    kept = sum((profile.keeping.keep + 1) * STATE_BYTES * phase.model.num_params for phase in phases)
+    copies = wanted.keeping.get("keep", profile.keeping.keep) + 1
+    kept = sum(copies * STATE_BYTES * phase.model.num_params for phase in phases)
     return Plan(target, inventory.store, tuple(artifacts), job, request, disk_bytes=kept,
                 gpu_memory_bytes=max((gpu_memory_bytes(phase) for phase in phases), default=0))  # fmt: skip
 
