@@ -149,12 +149,17 @@ class Repository(Place):
         """The file as part of a commit to be; a large one is on the hub when this returns."""
         from huggingface_hub import CommitOperationAdd
 
-        content: Any = open_files.enter_context(io.BytesIO(source) if isinstance(source, bytes) else source.open("rb"))
         size = len(source) if isinstance(source, bytes) else source.stat().st_size
-        one = CommitOperationAdd(path_in_repo=self.prefix + name, path_or_fileobj=content)
-        what = {**self._where, "revision": self.revision, "additions": [one], "free_memory": False}
-        self._ask(f"writing {name}", lambda: self._api.preupload_lfs_files(**what), size)
-        return one
+
+        def bring() -> Any:
+            """With a stream of its own each time: one that was given up may still be read by who was left behind."""
+            stream: Any = io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
+            one = CommitOperationAdd(path_in_repo=self.prefix + name, path_or_fileobj=open_files.enter_context(stream))
+            what = {**self._where, "revision": self.revision, "additions": [one], "free_memory": False}
+            self._api.preupload_lfs_files(**what)
+            return one
+
+        return self._ask(f"writing {name}", bring, size)
 
     def _commit(self, message: str, operations: list[Any], parent: str) -> None:
         for one in operations:

@@ -134,8 +134,7 @@ class RunFolder:
             if not self.problem(name):
                 return
             self._place.put({}, [manifest])  # first of all: what does not verify must not be seen
-        for file in checkpoint.files:
-            _check(folder / file.path, file)
+        check_files(folder)
         files = {self._at(f"{name}/{file.path}"): folder / file.path for file in checkpoint.files}
         if self._place.is_atomic:
             self._place.put({**files, manifest: checkpoint.raw})
@@ -252,6 +251,14 @@ def _spool(pieces: Iterable[bytes], path: Path) -> tuple[Source, str]:
     with path.open("ab") as file:
         file.writelines(held)
     return path, digest.hexdigest()
+
+
+def check_files(folder: Path) -> Checkpoint:
+    """A checkpoint of this machine, every byte read. Raises Damaged, FileNotFoundError."""
+    checkpoint = Checkpoint.of(folder)
+    for file in checkpoint.files:
+        _check(folder / file.path, file)
+    return checkpoint
 
 
 def _check(path: Path, file: FileEntry) -> None:

@@ -7,6 +7,7 @@ large object goes in parts; those that an upload before had brought are compared
 import functools
 import hashlib
 import math
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ AGAIN = {"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "R
 CHANGED = {"PreconditionFailed", "ConditionalRequestConflict"}
 MISSING = {"NoSuchKey", "404", "NotFound"}
 DENIED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "403"}
+WRITES = {"put_object", "upload_part", "complete_multipart_upload"}  # what they made is named in their answer
 HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_ENDPOINT_URL for another service than AWS)"
 
 
@@ -35,29 +37,16 @@ class Bucket(Place):
             raise NoStore(f"store {clean(uri)}: expected s3://bucket/folder; {HINT}")
         self.prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self.patience, self.part_bytes = patience or Patience(), part_bytes
-        self._lock = threading.Lock()
 
-    @functools.cached_property
+    @property
     def _client(self) -> Any:
+        keys = tuple(credentials.of(name) for name in credentials.S3)
+        asked = tuple(os.environ.get(name, "") for name in (*credentials.PLACES["s3"], "AWS_PROFILE"))
         try:
-            from botocore.config import Config
-            from botocore.session import get_session
+            with _making:
+                return _client(keys, asked, self.patience.answer_s)
         except ImportError as error:
             raise NoStore(f"store {self.uri}: {error}") from None
-
-        config = Config(
-            retries={"total_max_attempts": 1},  # we wait ourselves, as long as we are asked to
-            connect_timeout=10,
-            read_timeout=self.patience.answer_s,
-            request_checksum_calculation="when_required",  # other services than AWS know no more
-            response_checksum_validation="when_required",
-            max_pool_connections=16,
-        )
-        names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
-        keys = {name: value for name in names if (value := credentials.of(name.upper()))}
-        session = get_session()
-        region = session.get_config_variable("region") or "us-east-1"
-        return session.create_client("s3", config=config, region_name=region, **keys)
 
     def listing(self, under: str = "", at: str = "") -> dict[str, Entry]:
         prefix = f"{self.prefix}{under}/" if under else self.prefix
@@ -158,11 +147,16 @@ class Bucket(Place):
         return f"aws s3 mb s3://{self.bucket}"
 
     def _ask(self, what: str, verb: str, num_bytes: int = 0, **words: Any) -> Any:
-        return self._patiently(what, lambda: getattr(self._client, verb)(Bucket=self.bucket, **words), num_bytes)
+        def ask() -> Any:
+            answer = getattr(self._client, verb)(Bucket=self.bucket, **words)
+            if verb in WRITES and not answer.get("ETag"):  # botocore takes an answer that was cut for a good one
+                raise Again("its answer was cut short")
+            return answer
+
+        return self._patiently(what, ask, num_bytes)
 
     def _patiently(self, what: str, action: Callable[[], Any], num_bytes: int) -> Any:
-        with self._lock:
-            _ = self._client  # is made once, whoever comes first
+        self._client  # noqa: B018 not within the time of an attempt: to make one takes a while
         return self.patience.ask(f"{self.uri}: {what}", lambda: self._told(what, action), num_bytes)
 
     def _told(self, what: str, action: Callable[[], Any]) -> Any:
@@ -202,6 +196,30 @@ class Bucket(Place):
         if code in DENIED or status in (401, 403):
             return NoStore(f"{words}; {HINT}")
         return StoreError(words)
+
+
+_making = threading.Lock()
+
+
+@functools.lru_cache(maxsize=8)
+def _client(keys: tuple[str, ...], asked: tuple[str, ...], answer_s: float) -> Any:
+    """One for all buckets of an account: it is slow to make. `asked`: what the environment says, which it reads."""
+    from botocore.config import Config
+    from botocore.session import get_session
+
+    config = Config(
+        retries={"total_max_attempts": 1},  # we wait ourselves, as long as we are asked to
+        connect_timeout=10,
+        read_timeout=answer_s,
+        request_checksum_calculation="when_required",  # other services than AWS know no more
+        response_checksum_validation="when_required",
+        max_pool_connections=16,
+    )
+    names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+    session = get_session()
+    region = session.get_config_variable("region") or "us-east-1"
+    given = {name: value for name, value in zip(names, keys, strict=True) if value}
+    return session.create_client("s3", config=config, region_name=region, **given)
 
 
 class _Beyond(Exception):
