@@ -2,7 +2,7 @@
 
 In: live tensors, the run's `Checkpoints`. Out: the same checkpoints as `Checkpoints.save` makes; training pays for the
 copy. Called by the loop, on the one process that writes. At most one save is under way. Its thread gives way to the
-training (the lowest priority there is), so that it takes time rather than processors.
+training (a thirtieth of a processor, where all are busy), so that it takes time rather than processors.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trainer.checkpoint import Checkpoints
 
-LOWEST_PRIORITY = 19
+NICE = 15
 
 
 class Saver:
@@ -54,7 +54,7 @@ class Saver:
 
     def _write(self, step: int, copies: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError, AttributeError):  # of this thread alone, which only Linux knows
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         try:
             self.checkpoints.write(step, copies, facts)
         except BaseException as error:
