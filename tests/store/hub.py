@@ -71,7 +71,8 @@ class Fault:
 
     kind: a status; "cut": close after `amount` bytes of the answer's body; "deaf": close after `amount` bytes of the
     request's body were read; "lost": do it, then close without a word; "drip": a byte of the answer now and then;
-    "hole": say nothing until the hub ends; "stale": bytes that were kept before, flipped.
+    "hole": say nothing until the hub ends; "stale": bytes that are not those that were kept; "race": somebody else
+    commits first.
     """
 
     where: str
@@ -161,6 +162,9 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
                 after = {"Retry-After": str(self.found.amount)} if self.found.amount >= 0 else {}
                 return self.say(kind, {"error": "?"}, after)
             with hub.lock:
+                if kind == "race":
+                    for repo in hub.repos.values():
+                        repo.commit({**repo.files, "somebody": Blob(b"%d" % len(repo.commits), False)})
                 reply = self.route(path, query, body, said)
             if kind == "lost":
                 self.connection.shutdown(socket.SHUT_RDWR)

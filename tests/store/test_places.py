@@ -13,6 +13,7 @@ from store.patience import Conflict, Patience, StoreAway
 from store.run_folder import MANIFEST, RunFolder
 from store.s3 import Bucket
 from store.seam import PART_BYTES, open_place
+from tests.faults.trial import rounds
 from tests.store.conftest import QUICK, TOKEN, digest, quick
 from tests.store.hub import Fault
 from tests.store.proxy import wire
@@ -306,6 +307,54 @@ def test_a_bucket_that_gives_no_answer_is_given_up_in_time(monkeypatch, s3):
         with pytest.raises(StoreAway, match="s3://nowhere: listing it: .*given up after"):
             place.listing()
         assert cable.connections <= 4
+
+
+FAULTS = ("race", "lost", "cut", "deaf", "stale", 500, 429, 403, 401)
+WHERE = (
+    "/commit/",
+    "PUT /store",
+    "batch",
+    "preupload",
+    "verify",
+    "GET /store",
+    "/tree/",
+    "/revision/",
+    "/resolve/",
+    "",
+)
+
+
+@rounds(12, 300)
+def test_whatever_befalls_an_upload_what_is_acknowledged_is_there_and_the_next_look_completes_it(
+    hub, pods, monkeypatch, rounds
+):
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    chance, uri, hit = random.Random(seed), "hf://us/things", 0
+    monkeypatch.setattr("store.hub.Patience", lambda: Patience(answer_s=5.0, total_s=5.0, tries=3, first_wait_s=0.01))
+    open_place(uri).create()
+    pod = pods("one", uri)
+    for step in range(1, rounds + 1):
+        name, one = pod.save(step, size=300), courier(pod)
+        pod.write("logs/base.log", f"step {step}\n")
+        kind = chance.choice(FAULTS)
+        fault = Fault(
+            chance.choice(WHERE), kind, 0 if kind == 429 else chance.randrange(1, 200), chance.randrange(1, 5)
+        )
+        hub.faults = [fault]
+        times = fault.times
+        try:
+            one.carry()
+        except (StoreError, OSError) as error:
+            print(f"{fault}: {error}")
+        hit += fault.times < times
+        hub.faults = []
+        assert name not in pod.acknowledged() or pod.shown()[0] == name, fault
+        again = courier(pod)
+        again.carry()
+        assert pod.shown()[0] == name and name in pod.acknowledged(), fault
+        assert pod.folder.read("logs/base.log") == f"step {step}\n".encode()
+    assert hit >= rounds / 2
 
 
 # Keys.
