@@ -11,6 +11,7 @@ import contextlib
 import functools
 import hashlib
 import io
+import logging
 import os
 import re
 import threading
@@ -48,12 +49,13 @@ class Repository(Place):
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         try:
             from huggingface_hub import HfApi, constants, set_client_factory
-            from huggingface_hub.utils import logging
+            from huggingface_hub.utils import logging as told
         except ImportError as error:
             raise NoStore(f"store {self.uri}: {error}") from None
 
         set_client_factory(lambda: _client(self.patience.answer_s))
-        logging.set_verbosity_error()  # our tries end in words, or not at all
+        told.set_verbosity_error()  # our tries end in words, or not at all
+        logging.getLogger("httpx2").setLevel("WARNING")  # it would tell whole addresses, signed ones too
         token = next((value for name in credentials.HUB if (value := credentials.of(name))), None)
         endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or constants.ENDPOINT
         return HfApi(endpoint=endpoint, token=token)

@@ -6,6 +6,7 @@ large object goes in parts; those that an upload before had brought are compared
 
 import functools
 import hashlib
+import logging
 import math
 import os
 import threading
@@ -215,6 +216,7 @@ def _client(keys: tuple[str, ...], asked: tuple[str, ...], answer_s: float) -> A
         response_checksum_validation="when_required",
         max_pool_connections=16,
     )
+    logging.getLogger("botocore").setLevel("WARNING")  # where it found credentials is told on every start
     names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
     session = get_session()
     region = session.get_config_variable("region") or "us-east-1"
