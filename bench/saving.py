@@ -11,10 +11,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from data.ahead import Ahead
 from trainer.checkpoint import Checkpoints
 from trainer.config import Keeping, ModelConfig, OptimizerConfig, PhaseConfig, ScheduleConfig
 from trainer.loop import Training
@@ -38,11 +40,11 @@ CONFIG = PhaseConfig(
     optimizer=OptimizerConfig(lr=1e-3),
     schedule=ScheduleConfig(),
     steps=100_000,
-    rows=8,
-    micro_rows=4,
+    rows=2,
+    micro_rows=2,
     sequence_len=256,
 )
-STEPS = 4  # without a save, before each save
+STEPS = 8  # without a save, before each save
 
 
 def training(folder: Path) -> Training:
@@ -60,30 +62,30 @@ def training(folder: Path) -> Training:
     return one
 
 
-def step_s(one: Training) -> float:
+def step_s(one: Training, batches: Ahead[Any]) -> float:
     began = time.perf_counter()
-    one._advance(None, lambda: False)
+    one._advance(batches, None, lambda: False)
     return time.perf_counter() - began
 
 
-def measure(one: Training, rounds: int) -> Iterator[tuple[float, float, float, float]]:
+def measure(one: Training, batches: Ahead[Any], rounds: int) -> Iterator[tuple[float, float, float, float]]:
     """Of each round: a step without a save, a step with one, the copy, a step when the save is waited for."""
     for _ in range(rounds):
-        alone = statistics.mean(step_s(one) for _ in range(STEPS))
+        alone = statistics.mean(step_s(one, batches) for _ in range(STEPS))
         began, steps = time.perf_counter(), 0
         one._begin_save()
         copy = time.perf_counter() - began
         while not one.saver.collect():
-            step_s(one)
+            step_s(one, batches)
             steps += 1
         beside = (time.perf_counter() - began) / max(1, steps)
-        after = statistics.mean(step_s(one) for _ in range(STEPS))
+        after = statistics.mean(step_s(one, batches) for _ in range(STEPS))
         began = time.perf_counter()
         one._begin_save()
         one._collect(wait=True)
         waited = time.perf_counter() - began
         for _ in range(steps):
-            step_s(one)
+            step_s(one, batches)
         waited = (time.perf_counter() - began) / max(1, steps)
         yield (alone + after) / 2, beside, copy, waited
 
@@ -95,11 +97,12 @@ def main() -> None:
     given = flags.parse_args()
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         one = training(Path(folder))
-        for _ in range(3):
-            step_s(one)
-        one._begin_save()
-        one._collect(wait=True)
-        found = list(measure(one, given.rounds))
+        with Ahead(one.batch, 0, CONFIG.steps) as batches:
+            for _ in range(3):
+                step_s(one, batches)
+            one._begin_save()
+            one._collect(wait=True)
+            found = list(measure(one, batches, given.rounds))
         (saved,) = {path.stat().st_size for path in one.checkpoints.steps()[-1].glob("optimizer*")}
     size = f"{MODEL.num_params / 1e6:.1f}M parameters, {saved / 1e6:.0f} MB of optimizer state"
     print(f"{torch.get_num_threads()} threads, {size}")
