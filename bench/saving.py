@@ -83,10 +83,9 @@ def measure(one: Training, batches: Ahead[Any], rounds: int) -> Iterator[tuple[f
         began = time.perf_counter()
         one._begin_save()
         one._collect(wait=True)
-        waited = time.perf_counter() - began
-        for _ in range(steps):
+        for _ in range(STEPS):
             step_s(one, batches)
-        waited = (time.perf_counter() - began) / max(1, steps)
+        waited = (time.perf_counter() - began) / STEPS
         yield (alone + after) / 2, beside, copy, waited
 
 
@@ -110,7 +109,7 @@ def main() -> None:
     for name, ratios in (
         ("a step while a save is under way, copy included", [beside / alone for alone, beside, _, _ in found]),
         ("the copy alone, in steps", [copy / alone for alone, _, copy, _ in found]),
-        ("a step when the save is waited for", [waited / alone for alone, _, _, waited in found]),
+        (f"a step of {STEPS} when their save is waited for", [waited / alone for alone, _, _, waited in found]),
     ):
         print(f"{name}: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
 

@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -96,10 +96,16 @@ class Checkpoints:
         require_finite(step, tensors["model"])
         return self.write(step, tensors, facts)
 
-    def write(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> Checkpoint:
-        """As `save`, of tensors on the CPU that are known to be finite; computes nothing, so it may run beside others.
+    def write(
+        self,
+        step: int,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        facts: Mapping[str, Any],
+        rest: Callable[[], None] = lambda: None,
+    ) -> Checkpoint:
+        """As `save`, of tensors on the CPU that are known to be finite; so it may run beside others.
 
-        What fails for another reason than a full disk is written afresh, once.
+        rest: called after every block. What fails for another reason than a full disk is written afresh, once.
         """
         target = self.folder / f"step-{step:09d}"
         if target.exists():
@@ -108,28 +114,32 @@ class Checkpoints:
             self._set_aside(target)
         self._require_space(sum(t.nbytes for kind in tensors.values() for t in kind.values()))
         try:
-            manifest = self._write_once(target, tensors, facts)
+            manifest = self._write_once(target, tensors, facts, rest)
         except OSError as error:
             if error.errno in FULL:
                 raise
             log.warning("step %d: %s; written once more", step, error)
-            manifest = self._write_once(target, tensors, facts)
+            manifest = self._write_once(target, tensors, facts, rest)
         _sync_folder(self.folder)
         self._point_at(target)
         self._tidy()
         return Checkpoint(target, manifest)
 
     def _write_once(
-        self, target: Path, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]
+        self,
+        target: Path,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        facts: Mapping[str, Any],
+        rest: Callable[[], None],
     ) -> dict[str, Any]:
         """Files, each synced and read back from the disk; the manifest; the folder; the rename. The manifest."""
         step = step_of(target)
         draft = self.folder / f".tmp-{step:09d}-{uuid.uuid4().hex[:8]}"
         draft.mkdir()
         try:
-            files = [tensorfile.write(draft / FILES[kind], named) for kind, named in tensors.items()]
+            files = [tensorfile.write(draft / FILES[kind], named, rest) for kind, named in tensors.items()]
             for file in files:
-                if tensorfile.sha256(draft / file.path, from_disk=True) != file.sha256:
+                if tensorfile.sha256(draft / file.path, True, rest) != file.sha256:
                     raise OSError(errno.EIO, f"{draft / file.path} reads back otherwise than it was written")
             about = {"schema": SCHEMA, "step": step, "world": 1, "finite": True, "timestamp": _now()}
             manifest = {**facts, **about, "files": [asdict(file) for file in files]}

@@ -1,13 +1,13 @@
 """Saving beside the training: a copy of everything is taken between two steps, and written while the next ones run.
 
 In: live tensors, the run's `Checkpoints`. Out: the same checkpoints as `Checkpoints.save` makes; training pays for the
-copy. Called by the loop, on the one process that writes. At most one save is under way. Its thread gives way to the
-training (a thirtieth of a processor, where all are busy), so that it takes time rather than processors.
+copy. Called by the loop, on the one process that writes. At most one save is under way. Where training computes on the
+CPU, the writer rests twenty times as long as it computes, so that a step grows by a twentieth at most; when somebody
+waits for it, it hurries. (A low priority would starve it on a busy machine, and nobody could raise it again.)
 """
 
-import contextlib
-import os
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trainer.checkpoint import Checkpoints
 
-NICE = 15
+RESTS = 20.0  # of what it computes
 
 
 class Saver:
@@ -25,6 +25,7 @@ class Saver:
         self._copies: dict[tuple[str, str], Tensor] = {}  # made once: new memory costs more than what is copied into it
         self._thread: threading.Thread | None = None
         self._failed: list[BaseException] = []
+        self._hurry = threading.Event()
 
     def begin(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> None:
         """Copy, and write on. The save before must have been collected."""
@@ -34,12 +35,14 @@ class Saver:
         }
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # the copies were only begun
+        self._hurry.clear()
         self._thread = threading.Thread(target=self._write, args=(step, copies, facts), name=f"save {step}")
         self._thread.start()
 
     def wait(self) -> None:
         """Until nothing is under way."""
         if self._thread is not None:
+            self._hurry.set()
             self._thread.join()
 
     def collect(self) -> bool:
@@ -53,10 +56,16 @@ class Saver:
         return True
 
     def _write(self, step: int, copies: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> None:
-        with contextlib.suppress(OSError, AttributeError):  # of this thread alone, which only Linux knows
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        computed_s = time.thread_time()
+
+        def rest() -> None:
+            nonlocal computed_s
+            self._hurry.wait(RESTS * (time.thread_time() - computed_s))
+            computed_s = time.thread_time()
+
+        is_cpu = not torch.cuda.is_available()  # else processors have little to do
         try:
-            self.checkpoints.write(step, copies, facts)
+            self.checkpoints.write(step, copies, facts, rest if is_cpu else _go_on)
         except BaseException as error:
             self._failed.append(error)
 
@@ -68,3 +77,7 @@ class Saver:
             held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_cuda)
             self._copies[kind, name] = held
         return held.copy_(tensor.detach(), non_blocking=is_cuda)
+
+
+def _go_on() -> None:
+    pass
