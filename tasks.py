@@ -23,6 +23,9 @@ namespace = Collection(
     ),
     data.shard,
     *(train.train, train.fit, train.eval, train.chat, train.export),
+    Collection(
+        "ckpt", train.ckpt_list, train.ckpt_show, train.ckpt_push, train.ckpt_pull, train.ckpt_verify, train.ckpt_init
+    ),
     *(pod.ssh, pod.forward, pod.pull),
     *(pool.hosts, market.offers, market.audit, market.reap, market.cost, market.apply),
     Collection("pod", pod.create, pod.sync, pod.setup, pod.run, pod.down, pod.list_),

@@ -6,7 +6,7 @@ from infra.agent.job import Job, Step
 
 ENVIRONMENT = "train"
 FETCH, CARRY = "fetch", "carry"
-EVERY_S = {"hf": 600.0}  # every file is a commit there, and a repository takes only so many of them
+EVERY_S = {"hf": 600.0}  # every look is a commit there, and a repository takes only so many of them
 
 
 def with_courier(job: Job, store: str, run: str) -> Job:

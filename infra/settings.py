@@ -26,6 +26,8 @@ VENDORS = {"runpod": "runpod_api_key", "lium": "lium_api_key", "shadeform": "sha
 
 SHELL_ONLY = {  # what others read straight from their environment
     "HF_ENDPOINT": "Hugging Face: another hub",
+    "AWS_ENDPOINT_URL": "S3: another service than AWS",
+    "AWS_REGION": "S3: where the bucket is",
     "SLIPWAY_GRACE_S": "from a step's SIGTERM to its SIGKILL; 60",
     "SLIPWAY_NODE_SILENT_S": "a node that is silent for so long ends a round of training; 10",
     "SLIPWAY_NODE_RETURN_S": "a node that is silent for so long is lost, and the run begins anew without it; 60",
@@ -82,6 +84,9 @@ class Settings:
     clock_scale: float = row("SLIPWAY_CLOCK_SCALE", "how many times faster a rehearsal's clock runs", "1")
     huggingfacehub_api_token: str = row("HUGGINGFACEHUB_API_TOKEN", "Hugging Face: preferred token", secret=True)
     hf_token: str = row("HF_TOKEN", "Hugging Face: token used when the one above is not set", secret=True)
+    aws_access_key_id: str = row("AWS_ACCESS_KEY_ID", "S3: key of a store s3://; else AWS's own files", secret=True)
+    aws_secret_access_key: str = row("AWS_SECRET_ACCESS_KEY", "S3: the secret that goes with it", secret=True)
+    aws_session_token: str = row("AWS_SESSION_TOKEN", "S3: the token of a key that lasts for hours", secret=True)
     sources: Mapping[str, str] = field(repr=False)
 
     @staticmethod

@@ -20,6 +20,9 @@ from scripts.program import command
         "seed": "of the training",
         "steps": "optimizer steps per phase instead of the profile's; the schedule is scaled to them",
         "tag": "name of the checkpoints in the store (default: the profile)",
+        "save-every": "optimizer steps between checkpoints instead of the profile's",
+        "keep": "newest checkpoints kept while training (5)",
+        "ckpt-prefix": "in front of the name of the folder that holds the run's checkpoints",
         "store": "where artifacts go (default var/artifacts)",
         "pool": "ssh: only machines of this pool",
         "host": "ssh: only this machine",
@@ -45,7 +48,7 @@ def launch(
     memory="", disk_size="", country="", city="", cloud="", region="", instance_type="", min_upload_mbps=0,
     min_download_mbps=0, use_spot=False, max_price="", network="", volume="", nodes=1, ttl="", spend_limit="",
     idle_stop="", wait=False, on_failure="end", with_missing=False, run_name="", detach=False, no_accept=False,
-    dry_run=False, yes=False, json=False,
+    dry_run=False, yes=False, json=False, save_every: int | None = None, keep: int | None = None, ckpt_prefix="",
 ):  # fmt: skip
     """Train one or more phases, from nothing if need be, and follow them to the end."""
 

@@ -1,5 +1,6 @@
 """Flags and the store as they are now -> a plan. Shared by `launch` and `train`."""
 
+import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from infra.names import check_name
 from infra.providers import Provider
 from infra.records import Artifact, Inventory, Plan, Request
 from infra.settings import Settings
-from store import Store
+from store import Store, credentials
 from trainer import plan as planning
 from trainer.config import ImportSpec
 
@@ -21,10 +22,12 @@ ROOT = Path(__file__).resolve().parents[1]
 def plan_for(
     settings: Settings, request: Request, vendor: Provider, limits: Limits, *, phase: str, packages: str = "",
     persona: str = "", seed: int | None = None, steps: int | None = None, tag: str = "",
+    save_every: int | None = None, keep: int | None = None, ckpt_prefix: str = "",
     flops_per_s: float | None = None, init: ImportSpec | None = None,
 ) -> Plan:  # fmt: skip
     """`flops_per_s`: of the machine that will do the work, else this one's. Raises UsageError for senseless words."""
     torch, environments = environments_of(settings, request, vendor)
+    keeping = {"save_every": save_every, "keep": keep, "prefix": ckpt_prefix or None}
     wanted = planning.Wanted(
         phases=planning.parse_phases(phase),
         profile=settings.profile,
@@ -35,6 +38,7 @@ def plan_for(
         seed=seed,
         steps=steps,
         init=init,
+        keeping={name: value for name, value in keeping.items() if value is not None},
     )
     plan = planning.resolve(
         wanted, inventory(settings.store), ROOT, run=request.run, request=request,
@@ -45,6 +49,11 @@ def plan_for(
         Store(settings.store).check_writable()  # what is made must go somewhere: known now, not after the training
     if plan.job and settings.rehearsal:  # its GPUs are make-believe
         plan = replace(plan, job=replace(plan.job, num_gpus=0, clock_scale=settings.clock_scale))
+    if plan.job:
+        places = {name: os.environ[name] for name in credentials.PLACES.get(credentials.kind(settings.store), ())
+                  if os.environ.get(name)}  # fmt: skip
+        job = replace(plan.job, secrets=tuple(secrets(settings)), environ={**plan.job.environ, **places})
+        plan = replace(plan, job=job)
     if vendor.pod_store:
         kept = "artifacts stay on the machine until somebody who follows (or inv status, or inv pull) brings them home"
         return replace(plan, notes=(*plan.notes, kept)) if plan.job else plan
@@ -65,6 +74,14 @@ def text_steps(settings: Settings) -> tuple[str, tuple[Step, ...]]:
     there = Inventory(settings.store, {})
     plan = planning.resolve(wanted, there, ROOT, run="foreground", request=Request(run="foreground"), flops_per_s=1.0)
     return name, plan.job.steps if plan.job else ()
+
+
+def secrets(settings: Settings) -> dict[str, str]:
+    """Those that a step may need, by variable; account-wide vendor keys never go to a pod."""
+    found = {"HUGGINGFACEHUB_API_TOKEN": settings.huggingfacehub_api_token, "HF_TOKEN": settings.hf_token}
+    if credentials.kind(settings.store) == "s3":
+        found |= {name: getattr(settings, name.lower()) for name in credentials.S3}
+    return {name: value for name, value in found.items() if value}
 
 
 def environments_of(settings: Settings, request: Request, vendor: Provider) -> tuple[str, str]:

@@ -42,7 +42,8 @@ THEN = {"failed": "mend that, then launch again or ", NODE_LOST: "when its machi
 
 def launch(
     *, provider, profile, source, store, pool, host, nodes, ttl, spend_limit, idle_stop, run_name, detach, no_accept,
-    wait, on_failure, with_missing, dry_run, json, yes, phase, packages, persona, seed, steps, tag, **machine,
+    wait, on_failure, with_missing, dry_run, json, yes, phase, packages, persona, seed, steps, tag,
+    save_every, keep, ckpt_prefix, **machine,
 ):  # fmt: skip
     settings = words.settings(provider=provider, profile=profile, source=source, store=store)
     name = check_name(run_name) if run_name else ""
@@ -50,7 +51,8 @@ def launch(
         raise UsageError(f"--nodes is {nodes}; it must be at least 1")
     if on_failure not in ("keep", "end"):
         raise UsageError(f"--on-failure {on_failure}: known: end, keep")
-    work = {"phase": phase, "packages": packages, "persona": persona, "seed": seed, "steps": steps, "tag": tag}
+    work = {"phase": phase, "packages": packages, "persona": persona, "seed": seed, "steps": steps, "tag": tag,
+            "save_every": save_every, "keep": keep, "ckpt_prefix": ckpt_prefix}  # fmt: skip
     candidates = words.providers(settings)
     vendor = candidates[0]
     limits = choosing.limits_for(settings, vendor.is_rented, ttl, spend_limit, idle_stop)

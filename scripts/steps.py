@@ -11,7 +11,7 @@ from infra import inside
 from infra.errors import UsageError
 from infra.settings import Settings
 from scripts import render
-from scripts.planning import ROOT
+from scripts.planning import ROOT, secrets
 from store import Store
 
 
@@ -38,8 +38,6 @@ def run(name: str, step: Sequence[str], config: Mapping[str, Any], settings: Set
 
 def words_environ(settings: Settings) -> dict[str, str]:
     """What a step may need of our settings."""
-    from scripts.words import secrets
-
     return {**secrets(settings), "SLIPWAY_WORK": str(ROOT / "var" / "work")}
 
 

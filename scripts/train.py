@@ -15,6 +15,9 @@ from scripts.program import command
         "seed": "of the training",
         "steps": "optimizer steps per phase instead of the profile's; the schedule is rescaled to them",
         "tag": "name of the checkpoints in the store (default: the profile)",
+        "save-every": "optimizer steps between checkpoints instead of the profile's",
+        "keep": "newest checkpoints kept while training (5)",
+        "ckpt-prefix": "in front of the name of the folder that holds the run's checkpoints",
         "out": "store for the artifacts (default var/artifacts)",
         "json": "one JSON document on stdout",
     },
@@ -29,6 +32,9 @@ def train(
     seed: int | None = None,
     steps: int | None = None,
     tag="",
+    save_every: int | None = None,
+    keep: int | None = None,
+    ckpt_prefix="",
     out="",
     json=False,
 ):
@@ -97,3 +103,83 @@ def eval(c, model="", tag="", source="", persona="", json=False):
 )
 def export(c, model="", tag="", out="", dtype="float32"):
     """Write a Hugging Face folder that transformers and vLLM load."""
+
+
+FROM = "hf://, s3://, gs:// or a folder (default: the store of the settings, and this machine)"
+NAME = "as inv ckpt.list shows it, or the beginning or the end of that"
+
+
+@command(
+    "scripts.checkpoints",
+    world="",
+    name="list",
+    help={"from": FROM, "job": "only where this stands in the name", "json": "one JSON document on stdout"},
+)
+def ckpt_list(c, from_="", job="", json=False):
+    """Every checkpoint there is: what runs at work have saved, and what was published."""
+
+
+@command(
+    "scripts.checkpoints",
+    world="",
+    name="show",
+    word="model",
+    help={"model": NAME, "from": FROM, "json": "one JSON document on stdout"},
+)
+def ckpt_show(c, model="", from_="", json=False):
+    """What a checkpoint says of itself: step, time, model, configuration, data position, figures, files."""
+
+
+@command(
+    "scripts.checkpoints",
+    world="",
+    name="verify",
+    word="model",
+    help={"model": f"{NAME} (default: all)", "from": FROM, "json": "one JSON document on stdout"},
+)
+def ckpt_verify(c, model="", from_="", json=False):
+    """Read every byte of checkpoints where they lie, and compare; exit 5 when one is damaged."""
+
+
+@command(
+    "scripts.checkpoints",
+    world="",
+    name="pull",
+    word="model",
+    help={
+        "model": NAME,
+        "from": FROM,
+        "to": "folder in which it is put",
+        "latest": "the one that was saved last",
+        "json": "one JSON document on stdout",
+    },
+)
+def ckpt_pull(c, model="", from_="", to="", latest=False, json=False):
+    """Bring a checkpoint here from a store, verified."""
+
+
+@command(
+    "scripts.checkpoints",
+    world="",
+    name="push",
+    word="models",
+    iterable=["models"],
+    help={
+        "models": "names of artifacts (default: all that are whole)",
+        "to": "hf://user/repo, s3://bucket/folder, gs://bucket/folder or a folder",
+        "from": "the store that has them (default: that of the settings)",
+        "json": "one JSON document on stdout",
+    },
+)
+def ckpt_push(c, models=None, to="", from_="", json=False):
+    """Copy artifacts (checkpoints, tokenizer, conversations) into another store, each read back there."""
+
+
+@command(
+    "scripts.checkpoints",
+    world="",
+    name="init",
+    help={"to": "the store to make", "dry-run": "show the vendor's own command", "json": "one JSON document on stdout"},
+)
+def ckpt_init(c, to="", dry_run=False, json=False):
+    """Make the bucket, repository or folder of a store."""

@@ -18,20 +18,17 @@ from infra.providers import Provider, Vendors
 from infra.records import Offer, Request
 from infra.settings import MARKET, VENDORS, Settings
 from infra.transport import Transport
-from scripts.planning import ROOT
+from scripts.planning import ROOT, secrets
+from store import credentials
 
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def settings(**flags: str) -> Settings:
-    """From flags (those that were given), environment, .env and slipway.yaml."""
-    return Settings.load(ROOT, flags)
-
-
-def secrets(settings: Settings) -> dict[str, str]:
-    """Those that a step may need, by variable; account-wide vendor keys never go to a pod."""
-    found = {"HUGGINGFACEHUB_API_TOKEN": settings.huggingfacehub_api_token, "HF_TOKEN": settings.hf_token}
-    return {name: value for name, value in found.items() if value}
+    """From flags (those that were given), environment, .env and slipway.yaml; stores are asked in their name."""
+    found = Settings.load(ROOT, flags)
+    credentials.lend(secrets(found))
+    return found
 
 
 @functools.lru_cache(maxsize=8)

@@ -25,7 +25,6 @@ from typing import Any
 
 from store import local
 from store.fetching import Fetch, acknowledged_here, earlier_of
-from store.files import CHUNK_BYTES
 from store.manifest import StoreError
 from store.masking import Mask
 from store.run_folder import ACKNOWLEDGED, CHECKPOINT, ENDING, MANIFEST, Damaged, RunFolder, by_folder, step_of
@@ -36,6 +35,7 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 LAST_WAIT_S = 5.0  # between two tries when the run is over
 LEAVE_S = 0.5  # what it takes to say what was left behind
 POLL_S = 0.1
+PIECE_BYTES = 1 << 20
 KEPT = 2  # checkpoints of each folder
 SHARE = 10  # at most one part in so many of the time goes into logs and figures
 WORDS = (
@@ -120,16 +120,20 @@ class Courier:
         return names
 
     def _carry_files(self, names: list[str]) -> None:
+        stamps, files = {}, {}
         for name in names:
             path, before = self.root / name, earlier_of(self.root, name)
             stamp = _stamp(path)
             if stamp is None:
                 continue  # tidied away meanwhile
             earlier = _pieces(before, before.stat().st_size) if before else ()
-            self.folder.put(name, self.mask(itertools.chain(earlier, _pieces(path, stamp[0]))))
-            self.carried[name] = stamp
-            self._acknowledge({**self.known, name: time.time()})
-            self._wait_for([one for one in self.waiting if one != name])
+            stamps[name], files[name] = stamp, self.mask(itertools.chain(earlier, _pieces(path, stamp[0])))
+        if not files:
+            return
+        self.folder.put(files)
+        self.carried |= stamps
+        self._acknowledge({**self.known, **dict.fromkeys(files, time.time())})
+        self._wait_for([one for one in self.waiting if one not in files])
 
     def _carry_newest(self, names: list[str]) -> None:
         """The newest of these checkpoints of a folder that is not damaged, unless the store has it."""
@@ -153,7 +157,7 @@ class Courier:
         dropped = _newest_first(known, above)[KEPT:]
         known = {one: at for one, at in known.items() if one not in dropped}
         checkpoints = {one: at for one, at in known.items() if CHECKPOINT.fullmatch(one)}
-        self.folder.put(ACKNOWLEDGED, [json.dumps(checkpoints, indent=1).encode()])
+        self.folder.put({ACKNOWLEDGED: [json.dumps(checkpoints, indent=1).encode()]})
         self._acknowledge(known)
         self.say(f"{name} is in the store")
         self._wait_for([one for one in self.waiting if one != name])
@@ -273,7 +277,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 def _pieces(path: Path, size: int) -> Iterator[bytes]:
     """The bytes of a file that it had when one looked: it may grow."""
     with path.open("rb") as file:
-        while size > 0 and (piece := file.read(min(size, CHUNK_BYTES))):
+        while size > 0 and (piece := file.read(min(size, PIECE_BYTES))):
             size -= len(piece)
             yield piece
 

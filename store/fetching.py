@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from store import local
 from store.artifacts import Store
 from store.manifest import StoreError
+from store.patience import StoreAway
 from store.run_folder import ACKNOWLEDGED, LOG, Checkpoint, Damaged, RunFolder, by_folder, step_of
 
 TRIES, FIRST_WAIT_S = 6, 1.0
@@ -145,9 +146,7 @@ class Fetch:
         for tries in range(1, TRIES + 1):
             try:
                 return action()
-            except StoreError:
-                raise
-            except Exception as error:  # whatever a store's client raises
+            except (StoreAway, OSError) as error:
                 if tries == TRIES:
                     raise StoreError(f"{self.folder.uri}: {type(error).__name__}: {error}") from error
                 self._tell(f"{self.folder.uri}: {type(error).__name__}: {error}; again in {wait_s:g} s")

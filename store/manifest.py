@@ -1,9 +1,11 @@
 """What the store writes down about an artifact, and what it may be called."""
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
@@ -40,6 +42,7 @@ class FileEntry:
     path: str  # under the artifact's folder, with "/"
     size: int
     sha256: str
+    version: str = ""  # what the store itself calls this content, where it calls it something
 
 
 @dataclass(frozen=True)
@@ -94,3 +97,41 @@ def check_name(name: str) -> str:
 def is_harmless(path: str) -> bool:
     """Whether a path that somebody wrote down stays inside of the folder that it is taken from."""
     return "\0" not in path and "\\" not in path and all(part not in ("", ".", "..") for part in path.split("/"))
+
+
+def is_manifest(path: str) -> bool:
+    """Whether an artifact's manifest lies at that path under the store's root."""
+    return path.endswith(f"/{MANIFEST}") or ("/" not in path and path.endswith(FLAT_MANIFEST))
+
+
+def is_hidden(path: str) -> bool:
+    return any(part.startswith(".") for part in path.split("/"))
+
+
+def name_at(manifest: str) -> str:
+    """Of the artifact whose manifest lies there."""
+    return manifest.removesuffix(FLAT_MANIFEST).removesuffix(f"/{MANIFEST}")
+
+
+def sources_of(folder: Path, name: str, flat: bool) -> list[str]:
+    """The files of a folder that is to be published, relative to it. Raises StoreError."""
+    if flat and "/" in name:
+        raise StoreError(f"{name} cannot be flat: its name has folders")
+    found = []
+    for here, folders, files in os.walk(folder, onerror=_raise):
+        for one in (*folders, *files):
+            path = Path(here, one)
+            relative = path.relative_to(folder).as_posix()
+            if path.is_symlink() or not (path.is_dir() or path.is_file()):
+                raise StoreError(f"{path} is neither a file nor a folder; {name} was not published")
+            if flat and (path.is_dir() or one.startswith(".") or one.endswith(FLAT_MANIFEST)):
+                raise StoreError(f"{path} cannot lie at the store's root; {name} was not published")
+            if path.is_file() and relative != MANIFEST:  # an artifact published on: it gets a manifest of its own
+                found.append(relative)
+    if not found:
+        raise StoreError(f"{folder} holds no file; {name} was not published")
+    return sorted(found)
+
+
+def _raise(error: OSError) -> None:
+    raise StoreError(str(error)) from error

@@ -13,25 +13,23 @@ One pod writes here at a time. Nothing that is read is believed: names, manifest
 import contextlib
 import hashlib
 import json
-import os
 import re
 import shutil
+import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from store import local
-from store.files import Files, chunks
 from store.manifest import FileEntry, StoreError, check_name, is_harmless
+from store.seam import PART_BYTES, Entry, Source, open_place
 
 MANIFEST = "MANIFEST.json"
 ACKNOWLEDGED = "state/acknowledged.json"
 ENDING = "state/ending.json"
 CHECKPOINT = re.compile(r"(work/checkpoints/(?!\.)[A-Za-z0-9._-]{1,128})/step-([0-9]{1,18})")
 LOG = re.compile(r"logs/(?!\.)[A-Za-z0-9._-]{1,128}\.(log|times)")
-SMALL_BYTES = 16 << 20  # no manifest, mark or list of ours is larger
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -87,50 +85,43 @@ def by_folder(names: Iterable[str]) -> dict[str, list[str]]:
     return {folder: sorted(one, key=step_of, reverse=True) for folder, one in sorted(found.items())}
 
 
-class RunFolder(Files):
-    """The folder of one run in a store. Every method may raise StoreError, and whatever the store's client raises."""
+class RunFolder:
+    """The folder of one run in a store. Every method may raise StoreError, and OSError where the store is a folder."""
 
     def __init__(self, store: str, run: str) -> None:
-        super().__init__(store)
-        self._root = f"{self._root}/runs/{check_name(run)}"
+        self.uri, self._root = str(store), f"runs/{check_name(run)}"
+        self._place = open_place(self.uri)
 
     def names(self) -> dict[str, int]:
         """Size in bytes of every file, by name; {} where the run has left nothing."""
-        self._fs.invalidate_cache()
-        found = self._fs.find(self._root, detail=True)
-        sizes = {path.removeprefix(f"{self._root}/"): int(info["size"]) for path, info in found.items()}
-        return {name: size for name, size in sizes.items() if is_harmless(name) and not _is_draft(name)}
+        found = {path.removeprefix(f"{self._root}/"): one.size for path, one in self._listing().items()}
+        return {name: size for name, size in found.items() if is_harmless(name) and not _is_draft(name)}
 
     def read(self, name: str) -> bytes:
         """Of a small file. Raises FileNotFoundError, StoreError when it is not small."""
-        self._fs.invalidate_cache()
-        size = self._fs.info(self._at(name))["size"]
-        if size > SMALL_BYTES:
-            raise StoreError(f"{self._at(name)} has {size} bytes, which is more than it can have")
-        return bytes(self._fs.cat_file(self._at(name)))
+        content = self._place.get(self._at(name), 0, PART_BYTES)
+        if len(content) == PART_BYTES:
+            raise StoreError(f"{self._at(name)} has at least {PART_BYTES} bytes, which is more than it can have")
+        return content
 
     def pieces(self, name: str) -> Iterator[bytes]:
-        with self._fs.open(self._at(name), "rb") as file:
-            yield from chunks(file, hashlib.sha256())
+        """Of a file that may be large, as it is now."""
+        yield from self._place.pieces(self._at(name), self._place.pin())
 
-    def put(self, name: str, pieces: Iterable[bytes]) -> None:
-        """Replace a file, whole, by these bytes. Raises StoreError when it reads back otherwise."""
-        target = self._at(name)
-        folder, _, last = target.rpartition("/")
-        self._make(folder)
-        draft = f"{folder}/.{last}.draft" if self._is_local else target
-        digest = hashlib.sha256()
-        try:
-            self._write(draft, _seen(pieces, digest))
-            if self._sha256(draft) != digest.hexdigest():
-                raise StoreError(f"{target} reads back otherwise than it was written")
-            if self._is_local:
-                os.replace(draft, target)
-                local.sync(folder)
-        except BaseException:
-            if self._is_local:  # the first error is the one to report; an object that is not whole is written again
-                self._discard(draft)
-            raise
+    def put(self, files: Mapping[str, Iterable[bytes]]) -> None:
+        """Replace each of these files, whole, by these bytes; where it can, the store changes all of them at once.
+
+        Raises StoreError when one reads back otherwise.
+        """
+        with tempfile.TemporaryDirectory(prefix="slipway-") as folder:
+            new, digests = {}, {}
+            for number, (name, pieces) in enumerate(files.items()):
+                new[self._at(name)], digests[name] = _spool(pieces, Path(folder, str(number)))
+            self._place.put(new)
+        at = self._place.pin()
+        for name, digest in digests.items():
+            if self._place.sha256(self._at(name), at) != digest:
+                raise StoreError(f"{self.uri}: {self._at(name)} reads back otherwise than it was written")
 
     def put_checkpoint(self, folder: Path, name: str) -> None:
         """Bring a checkpoint of this machine there: seen when all of it was read back, or not at all.
@@ -138,25 +129,37 @@ class RunFolder(Files):
         One that is there and whole stays as it is. Raises Damaged when the one here is, FileNotFoundError when it has
         been tidied away meanwhile.
         """
-        checkpoint = Checkpoint.of(folder)
+        checkpoint, manifest = Checkpoint.of(folder), self._at(f"{name}/{MANIFEST}")
         if f"{name}/{MANIFEST}" in self.names():
             if not self.problem(name):
                 return
-            self._fs.rm(self._at(f"{name}/{MANIFEST}"))  # first of all: what does not verify must not be seen
-        for file in checkpoint.files:
-            self._put_file(folder / file.path, f"{name}/{file.path}", file)
-        if self._is_local:
-            local.sync(self._at(name))
-        self.put(f"{name}/{MANIFEST}", [checkpoint.raw])
+            self._place.put({}, [manifest])  # first of all: what does not verify must not be seen
+        check_files(folder)
+        files = {self._at(f"{name}/{file.path}"): folder / file.path for file in checkpoint.files}
+        if self._place.is_atomic:
+            self._place.put({**files, manifest: checkpoint.raw})
+            if problem := self.problem(name):
+                self._place.put({}, [manifest])
+                raise StoreError(f"{self.uri}: {name}: {problem}: it reads back otherwise than it was written")
+            return
+        for file, (target, source) in zip(checkpoint.files, files.items(), strict=True):
+            if self._is_there(target, file):
+                continue  # of an upload that was cut off
+            self._place.put({target: source})
+            if not self._is_there(target, file):
+                self._place.put({}, [target])
+                raise StoreError(f"{self.uri}: {target} reads back otherwise than it was written")
+        self.put({f"{name}/{MANIFEST}": [checkpoint.raw]})
         sizes = self.names()
         for file in checkpoint.files:
             if sizes.get(f"{name}/{file.path}") != file.size:
-                self._fs.rm(self._at(f"{name}/{MANIFEST}"))
-                raise StoreError(f"{self._at(name)}: {file.path} is not listed with its {file.size} bytes")
+                self._place.put({}, [manifest])
+                raise StoreError(f"{self.uri}: {name}: {file.path} is not listed with its {file.size} bytes")
 
     def get_checkpoint(self, name: str, folder: Path, told: Callable[[int, int], object]) -> Checkpoint:
         """Bring a checkpoint here, whole or not at all. Raises Damaged. `told`: bytes so far, and in all."""
-        checkpoint = self._manifest(name)
+        at = self._place.pin()
+        checkpoint = self._manifest(name, at)
         total, done = sum(file.size for file in checkpoint.files), 0
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = folder.parent / f".tmp-{folder.name}-{uuid.uuid4().hex[:8]}"  # a trainer sweeps it, should we die here
@@ -164,12 +167,13 @@ class RunFolder(Files):
             for file in checkpoint.files:
                 path = draft / file.path
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with contextlib.suppress(FileNotFoundError):
-                    self._fs.get_file(self._at(f"{name}/{file.path}"), str(path))
+                with contextlib.suppress(FileNotFoundError), path.open("wb") as copy:
+                    for piece in self._place.pieces(self._at(f"{name}/{file.path}"), at):
+                        copy.write(piece)
+                        told(done + copy.tell(), total)
                 _check(path, file)
                 local.sync(str(path))
                 done += file.size
-                told(done, total)
             draft.mkdir(exist_ok=True)
             local.replace(draft / MANIFEST, checkpoint.raw)
             draft.rename(folder)
@@ -181,21 +185,24 @@ class RunFolder(Files):
 
     def problem(self, name: str) -> str:
         """What is wrong with a checkpoint there, in words; "" when every byte is as its manifest says."""
+        at = self._place.pin()
         try:
-            for file in self._manifest(name).files:
-                if not self._is_there(f"{name}/{file.path}", file):
+            for file in self._manifest(name, at).files:
+                if not self._is_there(self._at(f"{name}/{file.path}"), file, at):
                     return f"{file.path} is not what its manifest says"
         except Damaged as error:
             return str(error)
         return ""
 
+    def manifest(self, name: str) -> Checkpoint:
+        """What a checkpoint's manifest says; nothing is verified. Raises Damaged."""
+        return self._manifest(name, "")
+
     def remove_checkpoint(self, name: str) -> None:
         """The manifest first, so that what is left of one that is cut off is not seen."""
-        place = self._at(name)
-        if self._fs.exists(f"{place}/{MANIFEST}"):
-            self._fs.rm(f"{place}/{MANIFEST}")
-        if self._fs.exists(place):
-            self._fs.rm(place, recursive=True)
+        files = [path for path in self._listing() if path.startswith(f"{self._at(name)}/")]
+        manifest = self._at(f"{name}/{MANIFEST}")
+        self._place.put({}, sorted(files, key=lambda path: path != manifest))
 
     def acknowledged(self) -> dict[str, float]:
         """Checkpoints that were read back, and when. Raises StoreError when the list is damaged."""
@@ -207,43 +214,51 @@ class RunFolder(Files):
         except (ValueError, TypeError, AttributeError) as error:
             raise StoreError(f"{self._at(ACKNOWLEDGED)} cannot be read ({error}); remove it to do without") from None
 
-    def _manifest(self, name: str) -> Checkpoint:
+    def _at(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _listing(self) -> dict[str, Entry]:
+        return self._place.listing(self._root)
+
+    def _manifest(self, name: str, at: str) -> Checkpoint:
         try:
-            return Checkpoint.parse(self.read(f"{name}/{MANIFEST}"), name.rpartition("/")[2])
+            raw = self._place.get(self._at(f"{name}/{MANIFEST}"), 0, PART_BYTES, at)
         except FileNotFoundError:
             raise Damaged("it has no manifest") from None
+        return Checkpoint.parse(raw, name.rpartition("/")[2])
 
-    def _put_file(self, source: Path, name: str, file: FileEntry) -> None:
-        """Copy, and read back. What cannot be finished is taken away again: it may be what fills the disk."""
-        if self._is_there(name, file):
-            return  # of an upload that was cut off
-        _check(source, file)
-        target = self._at(name)
-        self._make(target.rpartition("/")[0])
+    def _is_there(self, path: str, file: FileEntry, at: str = "") -> bool:
+        """Whether the store has that very content, every byte of it read."""
         try:
-            self._fs.put_file(str(source), target)
-            if self._is_local:
-                local.sync(target)
-            if not self._is_there(name, file):
-                raise StoreError(f"{target} reads back otherwise than it was written")
-        except BaseException:
-            self._discard(target)
-            raise
-
-    def _is_there(self, name: str, file: FileEntry) -> bool:
-        self._fs.invalidate_cache()
-        try:
-            return self._fs.info(self._at(name))["size"] == file.size and self._sha256(self._at(name)) == file.sha256
+            return self._place.sha256(path, at) == file.sha256
         except FileNotFoundError:
             return False
 
-    def _make(self, folder: str) -> None:
-        self._fs.makedirs(folder, exist_ok=True)
-        self._refuse_links(folder)
 
-    def _discard(self, path: str) -> None:
-        with contextlib.suppress(Exception):  # the store may be away; the first error is the one to report
-            self._fs.rm(path)
+def _spool(pieces: Iterable[bytes], path: Path) -> tuple[Source, str]:
+    """Bytes as they come, kept in memory or, when there are many, in a file; and their sha256."""
+    digest, held, size = hashlib.sha256(), [], 0
+    for piece in pieces:
+        digest.update(piece)
+        held.append(piece)
+        size += len(piece)
+        if size > PART_BYTES:
+            with path.open("ab") as file:
+                file.writelines(held)
+            held, size = [], PART_BYTES
+    if not path.exists():
+        return b"".join(held), digest.hexdigest()
+    with path.open("ab") as file:
+        file.writelines(held)
+    return path, digest.hexdigest()
+
+
+def check_files(folder: Path) -> Checkpoint:
+    """A checkpoint of this machine, every byte read. Raises Damaged, FileNotFoundError."""
+    checkpoint = Checkpoint.of(folder)
+    for file in checkpoint.files:
+        _check(folder / file.path, file)
+    return checkpoint
 
 
 def _check(path: Path, file: FileEntry) -> None:
@@ -252,18 +267,12 @@ def _check(path: Path, file: FileEntry) -> None:
         raise Damaged(f"{file.path} is missing")
     digest = hashlib.sha256()
     with path.open("rb") as content:
-        for _ in chunks(content, digest):
-            pass
+        while piece := content.read(1 << 20):
+            digest.update(piece)
     if path.stat().st_size != file.size:
         raise Damaged(f"{file.path} has {path.stat().st_size} bytes instead of {file.size}")
     if digest.hexdigest() != file.sha256:
         raise Damaged(f"{file.path} has other content than was written")
-
-
-def _seen(pieces: Iterable[bytes], digest: Any) -> Iterator[bytes]:
-    for piece in pieces:
-        digest.update(piece)
-        yield piece
 
 
 def _is_draft(name: str) -> bool:

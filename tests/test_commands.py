@@ -37,7 +37,8 @@ def test_whatever_deals_with_pods_can_be_rehearsed():
         "check",
         "hosts",
     }
-    assert cannot == {"rehearse"} | without_pods | {name for name in COMMANDS if name.startswith("pool.")}
+    of_none = {name for name in COMMANDS if name.startswith(("pool.", "ckpt."))}
+    assert cannot == {"rehearse"} | without_pods | of_none
 
 
 def test_a_rehearsal_takes_whatever_a_launch_does():

@@ -11,7 +11,18 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FLOORS = ("infra", "data", "trainer", "serve", "store", "scripts", "tests", "bench", "tasks")
-HEAVY = {"torch", "fabric", "httpx", "rich", "msgspec", "tokenizers", "pyarrow", "dotenv"}
+HEAVY = {
+    "torch",
+    "fabric",
+    "httpx",
+    "rich",
+    "msgspec",
+    "tokenizers",
+    "pyarrow",
+    "dotenv",
+    "botocore",
+    "huggingface_hub",
+}
 PLAN = ("trainer.config", "trainer.memory", "trainer.recipes", "trainer.sweeps")
 PLAN += ("data.config", "infra.records", "infra.errors", "infra.agent.job")
 # From the most special to the most general: whose files, what they may import of the house.

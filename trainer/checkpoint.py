@@ -3,10 +3,11 @@
 In: named tensors and facts of a step. Out: `step-<9 digits>/`, immutable, with `MANIFEST.json` (size and sha256 of
 each file) written last; or the newest of them that verifies. Called by the loop and by phases for their input.
 
-A save is built in `.tmp-<step>-<uuid>`, synced, renamed in. What does not verify becomes `.bad-*`; what is removed
-is `.trash-*` first. Only one process writes a folder at a time: `locked()`.
+A save is built in `.tmp-<step>-<uuid>`, synced, read back, renamed in. What does not verify becomes `.bad-*`; what is
+removed is `.trash-*` first. Only one process writes a folder at a time: `locked()`.
 """
 
+import errno
 import fcntl
 import json
 import logging
@@ -14,9 +15,10 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ MANIFEST = "MANIFEST.json"
 RANK = 0  # one process for now; every rank has files of its own
 FILES = {kind: f"{kind}-rank{RANK:05d}.safetensors" for kind in ("model", "optimizer", "rng")}
 STEP = re.compile(r"step-\d{9}")
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, None}  # to try again at once would not help
 
 
 class NonFinite(CheckpointError):
@@ -63,9 +66,9 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of one run, in one folder."""
 
-    def __init__(self, folder: Path, keeping: Keeping) -> None:
-        self.folder = folder
-        self.keeping = keeping
+    def __init__(self, folder: Path, keeping: Keeping, acknowledged: Path | None = None) -> None:
+        """acknowledged: the file in which a pod's courier lists what is in the store."""
+        self.folder, self.keeping, self.acknowledged = folder, keeping, acknowledged
         folder.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
@@ -90,34 +93,82 @@ class Checkpoints:
         tensors: by kind, those of FILES. A whole checkpoint of that step is returned as it is.
         Raises OSError (disk full: DiskFull or ENOSPC) with nothing left behind, NonFinite.
         """
-        for name, tensor in tensors["model"].items():
-            if not bool(torch.isfinite(tensor).all()):
-                raise NonFinite(f"step {step}: {name} is not finite; this checkpoint is not written")
+        require_finite(step, tensors["model"])
+        return self.write(step, tensors, facts)
+
+    def write(
+        self,
+        step: int,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        facts: Mapping[str, Any],
+        rest: Callable[[], None] = lambda: None,
+    ) -> Checkpoint:
+        """As `save`, of tensors on the CPU that are known to be finite; so it may run beside others.
+
+        rest: called after every block. What fails for another reason than a full disk is written afresh, once.
+        """
         target = self.folder / f"step-{step:09d}"
         if target.exists():
             if not problem_of(target):
                 return Checkpoint(target, _read_manifest(target))
             self._set_aside(target)
         self._require_space(sum(t.nbytes for kind in tensors.values() for t in kind.values()))
+        try:
+            manifest = self._write_once(target, tensors, facts, rest)
+        except OSError as error:
+            if error.errno in FULL:
+                raise
+            log.warning("step %d: %s; written once more", step, error)
+            manifest = self._write_once(target, tensors, facts, rest)
+        _sync_folder(self.folder)
+        self._point_at(target)
+        self._tidy()
+        return Checkpoint(target, manifest)
+
+    def _write_once(
+        self,
+        target: Path,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        facts: Mapping[str, Any],
+        rest: Callable[[], None],
+    ) -> dict[str, Any]:
+        """Files, each synced and read back from the disk; the manifest; the folder; the rename. The manifest."""
+        step = step_of(target)
         draft = self.folder / f".tmp-{step:09d}-{uuid.uuid4().hex[:8]}"
         draft.mkdir()
         try:
-            files = [asdict(tensorfile.write(draft / FILES[kind], named)) for kind, named in tensors.items()]
-            manifest = {**facts, "schema": SCHEMA, "step": step, "world": 1, "finite": True, "files": files}
-            with open(draft / MANIFEST, "x", encoding="utf-8") as file:
-                json.dump(manifest, file, indent=1, sort_keys=True)
-                file.flush()
-                os.fsync(file.fileno())
+            files = [tensorfile.write(draft / FILES[kind], named, rest) for kind, named in tensors.items()]
+            for file in files:
+                if tensorfile.sha256(draft / file.path, True, rest) != file.sha256:
+                    raise OSError(errno.EIO, f"{draft / file.path} reads back otherwise than it was written")
+            about = {"schema": SCHEMA, "step": step, "world": 1, "finite": True, "timestamp": _now()}
+            manifest = {**facts, **about, "files": [asdict(file) for file in files]}
+            with open(draft / MANIFEST, "x", encoding="utf-8") as words:
+                json.dump(manifest, words, indent=1, sort_keys=True)
+                words.flush()
+                os.fsync(words.fileno())
             _sync_folder(draft)
             draft.rename(target)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)  # the first error is the one to report
             raise
-        _sync_folder(self.folder)
-        self._point_at(target)
-        for old in self.steps()[: -max(2, self.keeping.keep)]:
-            remove(old)
-        return Checkpoint(target, manifest)
+        return manifest
+
+    def _tidy(self) -> None:
+        """Keep the newest few, and of those that are known to be elsewhere the newest two: the way back, if need be."""
+        steps = self.steps()
+        kept = {*steps[-max(2, self.keeping.keep) :], *[one for one in steps if one.name in self._elsewhere()][-2:]}
+        for old in steps:
+            if old not in kept:
+                remove(old)
+
+    def _elsewhere(self) -> set[str]:
+        """Names of our checkpoints that whoever carries them to a store has read back there."""
+        try:
+            known = json.loads(self.acknowledged.read_bytes()) if self.acknowledged else {}
+        except (OSError, ValueError):  # it is written by somebody else, and only ever asks for more to be kept
+            return set()
+        return {Path(name).name for name in known if Path(name).parent.name == self.folder.name}
 
     def newest(self) -> Checkpoint | None:
         """The newest that verifies; bad ones met on the way are set aside. None: nothing was ever saved.
@@ -129,6 +180,7 @@ class Checkpoints:
             problem = problem_of(folder)
             if not problem:
                 return Checkpoint(folder, _read_manifest(folder))
+            log.warning("checkpoint of step %d unreadable (%s), trying the one before it", step_of(folder), problem)
             problems.append(f"{self._set_aside(folder).name} ({problem})")
         if not problems:  # met by an earlier start, which set them aside
             problems = sorted((path.name for path in self.folder.glob(".bad-*")), reverse=True)
@@ -192,6 +244,17 @@ def open_final(folder: Path) -> Checkpoint:
     return Checkpoint(found[0], _read_manifest(found[0]))
 
 
+def require_finite(step: int, parameters: Mapping[str, Tensor]) -> None:
+    """Raises NonFinite. Looks at the smallest and the largest of each: one pass, and no copy."""
+    for name, tensor in parameters.items():
+        if tensor.numel() and not all(bool(torch.isfinite(one)) for one in torch.aminmax(tensor)):
+            raise NonFinite(f"step {step}: {name} is not finite; this checkpoint is not written")
+
+
+def step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
+
+
 def remove(folder: Path) -> None:
     """Out of sight first, so that a kill half-way never leaves half a checkpoint under its name."""
     trash = folder.rename(folder.with_name(f".trash-{uuid.uuid4().hex}"))
@@ -200,6 +263,10 @@ def remove(folder: Path) -> None:
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def _sync_folder(folder: Path) -> None:

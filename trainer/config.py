@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -227,6 +228,14 @@ class Keeping:
     """Newest checkpoints kept while training."""
     reserve_bytes: int = 1 << 30
     """Free space that a save must leave on the disk."""
+    prefix: str = ""
+    """In front of the name of the folder that holds a run's checkpoints."""
+
+    def __post_init__(self) -> None:
+        if self.save_every < 1 or self.keep < 1:
+            raise ConfigError(f"save_every is {self.save_every}, keep {self.keep}; each must be at least 1")
+        if self.prefix and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", self.prefix):
+            raise ConfigError(f"prefix is {self.prefix!r}; letters, digits, '.', '_' and '-', at most 64")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import math
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,13 +19,14 @@ import torch
 
 from data.ahead import Ahead
 from data.report import emit
-from trainer.checkpoint import FILES, Checkpoint, Checkpoints, NonFinite
+from trainer.checkpoint import FILES, Checkpoint, Checkpoints, NonFinite, require_finite
 from trainer.config import PhaseConfig
 from trainer.errors import CheckpointError, Diverged, Preempted, TrainerError
 from trainer.metrics import Metrics
 from trainer.model import IGNORED, Decoder
 from trainer.optim import Optimizer, learning_rate_scale
 from trainer.ranks import Ranks
+from trainer.saving import Saver
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class Training:
     skipped: int = 0  # non-finite steps in a row
     failed_saves: int = 0  # in a row
     rolled_back: bool = False
+    figures: dict[str, float] = field(default_factory=dict)  # of the last step
 
     def run(self) -> Checkpoint | None:
         """Train to the end, from the newest checkpoint when there is one; the last step's checkpoint, read back.
@@ -79,6 +81,7 @@ class Training:
 
     def _run_from_newest(self) -> Checkpoint | None:
         steps, every = self.config.steps, self.checkpoints.keeping.save_every
+        self.saver = Saver(self.checkpoints)
         self._resume()
         metrics = Metrics(self.folder, self.step, steps, self._tokens_per_step()) if self.ranks.is_first else None
         try:
@@ -87,9 +90,11 @@ class Training:
                     stop = self._advance(batches, metrics, asked_to_stop)
                     if self.step == steps or self.step % every == 0 or stop:
                         self._save()
+                    self._collect(wait=stop or self.step == steps)
                     if stop and self.step < steps:
                         raise Preempted(f"stopped at step {self.step} of {steps}; start it again to go on")
         finally:
+            self.saver.wait()
             if metrics is not None:
                 metrics.close()
         if not self.ranks.is_first:
@@ -106,6 +111,7 @@ class Training:
         newest = self.checkpoints.newest() if self.ranks.is_first else None
         found = self.ranks.tell(newest.manifest["data_cursor"] if newest else None)
         if found is None:
+            log.info("No checkpoints found in %s: starting at step 0", self.checkpoints.folder)
             if self.rolled_back:
                 raise Diverged("the loss is not finite and nothing was saved before; lower the learning rate")
             torch.manual_seed(self.config.seed)
@@ -128,6 +134,7 @@ class Training:
         self.model.load_state_dict(newest.tensors("model"))
         self.optimizer.load(newest.tensors("optimizer"))
         torch.set_rng_state(newest.tensors("rng")["torch"])
+        log.info("Successfully loaded checkpoint from step %d: %s", newest.step, newest.folder)
 
     def _hear(self) -> None:
         """Have what the first process has taken over."""
@@ -151,9 +158,9 @@ class Training:
         if math.isfinite(loss) and math.isfinite(norm):
             self.optimizer.step(scale)
             self.skipped = 0
+            self.figures = {"loss": loss, "grad_norm": norm, "lr": self.config.optimizer.lr * scale}
             if metrics is not None:
-                lr = self.config.optimizer.lr * scale
-                metrics.step(self.step, ids.size, loss=loss, grad_norm=norm, lr=lr, data_wait_s=round(waited_s, 6))
+                metrics.step(self.step, ids.size, **self.figures, data_wait_s=round(waited_s, 6))
             return stop > 0
         self.skipped += 1
         words = f"step {self.step}: loss {loss}, gradient norm {norm}"
@@ -163,34 +170,49 @@ class Training:
         return stop > 0
 
     def _save(self) -> None:
-        """The first process saves, the others wait. Raises NonFinite on all, TrainerError, PeerLost."""
-        problem = self.ranks.tell(self._write() if self.ranks.is_first else None)
+        """The first process copies what is to be saved, and writes it while all go on. Raises NonFinite on all,
+        TrainerError, PeerLost."""
+        problem = self.ranks.tell(self._begin_save() if self.ranks.is_first else None)
         if problem:
             raise NonFinite(problem)
 
-    def _write(self) -> str:
-        """What is not finite, so that nothing was saved. A full disk costs this save, unless others failed before."""
-        tensors = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.tensors(),
-            "rng": {"torch": torch.get_rng_state()},
-        }
+    def _begin_save(self) -> str:
+        """What is not finite, so that nothing is saved."""
+        self._collect(wait=True)
+        model = self.model.state_dict()
         try:
-            self.checkpoints.save(self.step, tensors, self._facts())
-            self.failed_saves = 0
+            require_finite(self.step, model)
         except NonFinite as error:
             return str(error)
+        tensors = {"model": model, "optimizer": self.optimizer.tensors(), "rng": {"torch": torch.get_rng_state()}}
+        self.saver.begin(self.step, tensors, self._facts())
+        return ""
+
+    def _collect(self, wait: bool) -> None:
+        """How the save under way has ended, if it has. A full disk costs this save, unless others failed before."""
+        if wait:
+            self.saver.wait()
+        try:
+            if self.saver.collect():
+                self.failed_saves = 0
         except OSError as error:
             self.failed_saves += 1
-            alarm(f"step {self.step} was not saved: {error}")
+            alarm(f"a checkpoint was not saved: {error}")
             if self.failed_saves >= MAX_FAILED_SAVES:
                 words = f"{self.failed_saves} saves in a row failed ({error}); free some disk, then start again"
                 raise TrainerError(f"{self.checkpoints.folder}: {words}") from error
-        return ""
 
     def _facts(self) -> dict[str, Any]:
         cursor = {"step": self.step, **(self.data.cursor(self.step) if self.data else {})}
-        return {**self.facts, "config_hash": self.config.digest(), "data_cursor": cursor, "rng": FILES["rng"]}
+        return {
+            **self.facts,
+            "config": asdict(self.config),
+            "config_hash": self.config.digest(),
+            "data_cursor": cursor,
+            "metrics": self.figures,
+            "model_type": type(self.model).__name__,
+            "rng": FILES["rng"],
+        }
 
     def _tokens_per_step(self) -> int | None:
         """None for chat phases, whose rows have different lengths."""

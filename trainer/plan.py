@@ -47,7 +47,8 @@ NO_LIMITS = Limits()
 # Modules whose text does not change what a step makes, only how it is told or kept.
 NEUTRAL = {
     *("store", "data.report", "data.config", "data.errors", "data.anchors"),
-    *("trainer.config", "trainer.errors", "trainer.metrics", "trainer.checkpoint", "trainer.tensorfile"),
+    *("trainer.config", "trainer.errors", "trainer.metrics"),
+    *("trainer.checkpoint", "trainer.saving", "trainer.tensorfile"),
 }
 
 
@@ -68,6 +69,8 @@ class Wanted:
     """Optimizer steps of every phase, instead of the profile's; warm-ups are rescaled with them."""
     init: ImportSpec | None = None
     """Somebody else's model, which the first phase goes on from."""
+    keeping: Mapping[str, Any] = field(default_factory=dict)
+    """What is to be kept otherwise than the profile says: fields of `Keeping`."""
 
 
 @dataclass(frozen=True)
@@ -246,14 +249,15 @@ def resolve(
         artifacts.append(PlannedArtifact(node.artifact, state, name if state != "here" else "", reason, estimate))
         if state != "here":
             due.add(name)
-            keeping = replace(profile.keeping, reserve_bytes=limits.reserve_bytes)
+            keeping = replace(profile.keeping, reserve_bytes=limits.reserve_bytes, **wanted.keeping)
             steps.append(_step(node, nodes, prints, pod_store or inventory.store, keeping))
     target = _digest([[nodes[phase].artifact, prints[phase]] for phase in wanted.phases])
     job = None
     if steps:
         job = Job(run, "", tuple(steps), limits, torch=torch, environments=environments, num_gpus=request.num_gpus)
     phases = [node.spec for name, node in nodes.items() if name in due and isinstance(node.spec, PhaseConfig)]
-    kept = sum((profile.keeping.keep + 1) * STATE_BYTES * phase.model.num_params for phase in phases)
+    copies = wanted.keeping.get("keep", profile.keeping.keep) + 1
+    kept = sum(copies * STATE_BYTES * phase.model.num_params for phase in phases)
     most = max((memory.estimate(phase).total for phase in phases), default=0)
     notes = rescaled(profile, phases) + _about_init(wanted.init if "init" in due else None)
     return Plan(target, inventory.store, tuple(artifacts), job, request, notes, disk_bytes=kept, gpu_memory_bytes=most)

@@ -127,8 +127,9 @@ def phase_run(
             f"{config.phase}: the model has {ours} ids, the tokenizer {making.inputs['tokenizer'].name} {theirs}"
         )
     ranks.compare({"PyTorch": torch.__version__, "activations": str(machine.dtype(config)), **data_digests(making)})
-    name = f"{config.phase}-{making.fingerprint[:12]}"
-    checkpoints = Checkpoints(work_folder() / "checkpoints" / name, keeping)
+    name = "-".join(filter(None, (keeping.prefix, config.phase, making.fingerprint[:12])))
+    acknowledged = work_folder().parent / "state" / "acknowledged.json"  # of a pod; else there is none
+    checkpoints = Checkpoints(work_folder() / "checkpoints" / name, keeping, acknowledged)
     with checkpoints.locked() if ranks.is_first else nullcontext():
         for leftover in checkpoints.folder.parent.glob(".trash-*"):
             shutil.rmtree(leftover, ignore_errors=True)  # a finished run of another phase may be removing it just now

@@ -7,7 +7,7 @@ second copy of the tensors in memory. Source: the safetensors format description
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,8 +33,8 @@ class Written:
     sha256: str
 
 
-def write(path: Path, tensors: Mapping[str, Tensor]) -> Written:
-    """Make `path`, which must not exist, and sync it. Raises OSError."""
+def write(path: Path, tensors: Mapping[str, Tensor], rest: Callable[[], None] = lambda: None) -> Written:
+    """Make `path`, which must not exist, and sync it. `rest` is called after every block. Raises OSError."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     ordered = sorted(tensors.items(), key=lambda one: (-one[1].element_size(), one[0]))  # aligned, and always the same
@@ -50,7 +50,7 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> Written:
     digest = hashlib.sha256()
     with open(path, "xb", buffering=0) as file:
         for part in (len(words).to_bytes(8, "little") + words, *(one for _, one in ordered)):
-            _write_all(file.fileno(), digest, memoryview(part) if isinstance(part, bytes) else _bytes_of(part))
+            _write_all(file.fileno(), digest, memoryview(part) if isinstance(part, bytes) else _bytes_of(part), rest)
         os.fsync(file.fileno())
     return Written(path.name, 8 + len(words) + offset, digest.hexdigest())
 
@@ -61,11 +61,15 @@ def read(path: Path) -> dict[str, Tensor]:
     return load_file(path)
 
 
-def sha256(path: Path) -> str:
+def sha256(path: Path, from_disk: bool = False, rest: Callable[[], None] = lambda: None) -> str:
+    """from_disk: of what the disk has rather than of what memory remembers of it (for files that were synced)."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
+        if from_disk and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while block := file.read(BLOCK_BYTES):
             digest.update(block)
+            rest()
     return digest.hexdigest()
 
 
@@ -73,9 +77,10 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
-def _write_all(descriptor: int, digest: "hashlib._Hash", data: memoryview) -> None:
+def _write_all(descriptor: int, digest: "hashlib._Hash", data: memoryview, rest: Callable[[], None]) -> None:
     for start in range(0, len(data), BLOCK_BYTES):
         block = data[start : start + BLOCK_BYTES]
         digest.update(block)
         while block:
             block = block[os.write(descriptor, block) :]
+        rest()

@@ -171,7 +171,7 @@ def comes_back(running: Running, folder: Path, one: Rented) -> None:
         (op,) = journal.ops(run=one.run)
         # As the courier of its job leaves it there, which this small one has not.
         said = json.dumps({"token": op.token, "state": state, "reason": ""}).encode()
-        RunFolder(op.store, op.run).put(ENDING, [said])
+        RunFolder(op.store, op.run).put({ENDING: [said]})
         keeper = Keeper(journal, lambda _: vendor, vendor.offers, folder / one.vendor / one.run, {}, lambda _: None)
         with keeper.keeping(one.run):
             assert [verdict for _, verdict in keeper.keep(op)][-1]["state"] == state

@@ -311,15 +311,18 @@ def test_the_draft_of_a_living_writer_is_left_alone(store, made, root):
     assert not draft.exists()
 
 
-def test_a_store_that_is_no_local_folder_works_the_same(made, tmp_path):
+def test_a_store_that_is_no_local_folder_works_the_same(made, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLIPWAY_WORK", str(tmp_path / "work"))
     store = Store(f"memory://{uuid.uuid4().hex}")
     store.publish(made, "datasets/text", "f1", {"n": 1})
     store.publish(folder_of(tmp_path / "new", {"train/a.txt": b"new"}), "datasets/text", "f2", {})
     store.publish(folder_of(tmp_path / "flat", {"flat.jsonl": b"[]"}), "flat", "f3", {}, flat=True)
     assert store.artifacts() == [Artifact("datasets/text", "f2"), Artifact("flat", "f3")]
     assert store.check("datasets/text").problem == ""
-    with pytest.raises(StoreError, match="not in a folder of this machine"):
-        store.path("datasets/text", "f2")
+    for work in ("work", "other"):  # what was published here, and what has to be brought
+        monkeypatch.setenv("SLIPWAY_WORK", str(tmp_path / work))
+        assert (store.path("datasets/text", "f2") / "train" / "a.txt").read_bytes() == b"new"
+        assert (store.path("flat", "f3") / "flat.jsonl").read_bytes() == b"[]"
 
 
 def test_a_uri_that_nothing_speaks_is_refused_in_words():

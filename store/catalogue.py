@@ -1,0 +1,120 @@
+"""Every checkpoint that a store, or a folder of runs, holds: of runs at work, and inside of published artifacts.
+
+In: a store's address, or folders of this machine. Out: `Found` records, told from listings and manifests; `problem`
+reads every byte of one. Called by `inv ckpt.*`. Nothing is changed.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from store.artifacts import Store
+from store.manifest import StoreError
+from store.run_folder import CHECKPOINT, MANIFEST, Checkpoint, Damaged, RunFolder, check_files, step_of
+from store.seam import PART_BYTES, Entry, Place, open_place
+
+_OF_A_RUN = re.compile(rf"runs/([A-Za-z0-9._-]+)/({CHECKPOINT.pattern})")
+_FINAL = re.compile(r"([A-Za-z0-9._-]+_checkpoints/[A-Za-z0-9._-]+)/step-[0-9]{1,18}")
+
+
+@dataclass(frozen=True)
+class Found:
+    """One checkpoint."""
+
+    name: str
+    """What it is called on the command line: `<run>/<folder>/step-<digits>`, or the name of its artifact."""
+    kind: str
+    """`final` (published), `run` (what a run has left in the store), `here` (of this machine)."""
+    uri: str
+    path: str
+    """Of its folder, under `uri`."""
+    num_bytes: int
+    manifest: dict[str, Any] = field(default_factory=dict)
+    trouble: str = ""
+    """Why its manifest cannot be used."""
+
+    @property
+    def step(self) -> int:
+        return step_of(self.path)
+
+    @property
+    def saved_at(self) -> str:
+        """ISO time, UTC; "" where nobody wrote it down."""
+        return str(self.manifest.get("timestamp", ""))
+
+
+def in_store(uri: str) -> list[Found]:
+    """By name. Raises StoreError."""
+    place = open_place(uri)
+    at = place.pin()
+    there = place.listing(at=at)
+    return sorted(_found(place, uri, at, there), key=lambda one: (one.name, one.step))
+
+
+def _found(place: Place, uri: str, at: str, there: dict[str, Entry]) -> Iterator[Found]:
+    for path in there:
+        folder, _, last = path.rpartition("/")
+        if last != MANIFEST:
+            continue
+        if of_a_run := _OF_A_RUN.fullmatch(folder):
+            name, kind = f"{of_a_run[1]}/{of_a_run[2].removeprefix('work/checkpoints/')}", "run"
+        elif final := _FINAL.fullmatch(folder):
+            name, kind = final[1], "final"
+        else:
+            continue
+        size = sum(entry.size for one, entry in there.items() if one.startswith(f"{folder}/"))
+        yield _read(name, kind, uri, folder, size, place.get(path, 0, PART_BYTES, at))
+
+
+def here(folders: dict[str, Path]) -> list[Found]:
+    """Of this machine: `folders` by the name that stands for each, such as a run's."""
+    found = []
+    for name, folder in folders.items():
+        for manifest in sorted(folder.glob(f"*/step-*/{MANIFEST}")):
+            path = manifest.parent
+            if not path.parent.name.startswith("."):
+                size = sum(one.stat().st_size for one in path.rglob("*") if one.is_file())
+                relative = f"{path.parent.name}/{path.name}"
+                found.append(_read(f"{name}/{relative}", "here", str(folder), relative, size, manifest.read_bytes()))
+    return found
+
+
+def _read(name: str, kind: str, uri: str, path: str, num_bytes: int, raw: bytes) -> Found:
+    try:
+        Checkpoint.parse(raw, path.rpartition("/")[2])
+        return Found(name, kind, uri, path, num_bytes, json.loads(raw))
+    except Damaged as error:
+        return Found(name, kind, uri, path, num_bytes, {}, str(error))
+
+
+def problem(one: Found) -> str:
+    """What is wrong with it, in words; "" when every byte, read now from where it lies, is as its manifest says."""
+    if one.kind == "final":
+        return Store(one.uri).check(one.name, deep=True).problem
+    if one.kind == "run":
+        run, name = _of_run(one)
+        return RunFolder(one.uri, run).problem(name)
+    try:
+        check_files(Path(one.uri, one.path))
+    except (Damaged, FileNotFoundError) as error:
+        return str(error)
+    return ""
+
+
+def bring(one: Found, folder: Path) -> None:
+    """Its files, verified, as the new folder `folder`. Raises StoreError."""
+    if one.kind == "run":
+        run, name = _of_run(one)
+        RunFolder(one.uri, run).get_checkpoint(name, folder, lambda done, total: None)
+        return
+    raise StoreError(f"{one.name} is on this machine already: {Path(one.uri, one.path)}")
+
+
+def _of_run(one: Found) -> tuple[str, str]:
+    """The run, and the name within its folder."""
+    match = _OF_A_RUN.fullmatch(one.path)
+    assert match is not None, one
+    return match[1], match[2]

@@ -1,0 +1,38 @@
+"""By what right a store is spoken to: values that the settings hold, else what the environment says.
+
+Whoever has settings lends them (`lend`); the stores ask (`of`). Nothing here is written down or handed on.
+"""
+
+import os
+from collections.abc import Mapping
+
+from store.masking import Mask
+
+HUB = ("HUGGINGFACEHUB_API_TOKEN", "HF_TOKEN")
+S3 = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+PLACES = {  # no secrets: where a store is asked for, by the kind of its address; a pod must ask at the same place
+    "hf": ("HF_ENDPOINT",),
+    "s3": ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION"),
+}
+KEYS = {"hf": HUB, "s3": S3}
+_lent: dict[str, str] = {}
+
+
+def lend(values: Mapping[str, str]) -> None:
+    """What is set here outweighs the environment, for this process."""
+    _lent.update({name: value for name, value in values.items() if value})
+
+
+def of(name: str) -> str:
+    return _lent.get(name) or os.environ.get(name, "")
+
+
+def kind(uri: str) -> str:
+    """`hf`, `s3`, ..., or "" for a folder."""
+    return uri.partition("://")[0] if "://" in uri else ""
+
+
+def struck_out(text: str) -> str:
+    """`text` with every value of a credential as stars."""
+    mask = Mask(of(name) for name in (*HUB, *S3))
+    return b"".join(mask([text.encode()])).decode()

@@ -1,0 +1,96 @@
+"""How long another machine is waited for: every attempt has a deadline as a whole, and so have all of them together.
+
+In: something to do with a store, and what its client raises. Out: its result, or one StoreError in words without
+secrets. Called by the stores that lie elsewhere. A limit per read is no limit: an answer that drips keeps it, so each
+attempt runs in a thread of its own, which is left behind when its time is over (its own timeouts end it).
+"""
+
+import random
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from store import credentials
+from store.manifest import StoreError
+
+LONGEST_WAIT_S = 60.0  # that another side may ask for before it is asked again
+SLOWEST_BYTES_PER_S = 100_000  # below that a transfer counts as stuck
+_SIGNED = re.compile(r"(?i)((?:x-amz-[a-z-]+|signature|awsaccesskeyid|token|expires)=)[^&\s'\"]+")
+_BEARER = re.compile(r"(?i)(bearer )\S+")
+
+T = TypeVar("T")
+
+
+class StoreAway(StoreError):
+    """The store could not be asked for as long as there was patience; it may go better later."""
+
+
+class Conflict(StoreError):
+    """Somebody else has changed what was to be replaced."""
+
+
+class Again(Exception):
+    """What may go better the next time; after `wait_s` where the other side said so."""
+
+    def __init__(self, seen: str, wait_s: float | None = None) -> None:
+        super().__init__(seen)
+        self.wait_s = wait_s
+
+
+@dataclass(frozen=True)
+class Patience:
+    answer_s: float = 30.0
+    """For one attempt, without the bytes that it moves."""
+    total_s: float = 120.0
+    """For all attempts, without the bytes that one moves."""
+    tries: int = 6
+    first_wait_s: float = 0.5
+
+    def ask(self, what: str, action: Callable[[], T], num_bytes: int = 0) -> T:
+        """The result of `action`, tried until it comes; it raises Again for what may go better.
+
+        num_bytes: how many it moves. Raises StoreAway when patience ends, and whatever else `action` raises.
+        """
+        moving_s = num_bytes / SLOWEST_BYTES_PER_S
+        ends_at = time.monotonic() + self.total_s + moving_s
+        wait_s = self.first_wait_s
+        for tries in range(1, self.tries + 1):
+            try:
+                return within(min(self.answer_s + moving_s, ends_at - time.monotonic()), action)
+            except Again as error:
+                pause_s = wait_s * random.uniform(0.5, 1.0) if error.wait_s is None else error.wait_s
+                pause_s, wait_s, seen = min(pause_s, LONGEST_WAIT_S), 2 * wait_s, str(error)
+            if tries == self.tries or time.monotonic() + pause_s >= ends_at:
+                break
+            time.sleep(pause_s)
+        raise StoreAway(f"{what}: {clean(seen)}; given up after {tries} tries")
+
+
+def within(limit_s: float, action: Callable[[], T]) -> T:
+    """The result of `action`, or Again when it takes longer."""
+    done: list[Any] = []
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            done.append(action())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(max(0.0, limit_s))
+    if failed:
+        raise failed[0]
+    if not done:
+        raise Again(f"no answer in {limit_s:.0f} s")
+    return done[0]
+
+
+def clean(text: object) -> str:
+    """One line, without what signs an address and without the values of credentials."""
+    line = " ".join(str(text).split())
+    return credentials.struck_out(_BEARER.sub(r"\1***", _SIGNED.sub(r"\1***", line)))

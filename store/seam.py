@@ -1,0 +1,107 @@
+"""The seam between what the store keeps and where: names, bytes, and what a place can promise about them.
+
+`Place` is one folder, bucket or repository; under it there are files by relative name. Everything above works through
+these verbs. What differs is said by three flags, not by exceptions: whether many files change at once (`is_atomic`),
+whether a write can be made to depend on what it replaces (`compares_and_sets`), and whether it is of this machine.
+"""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PART_BYTES = 8 << 20  # of one range that is read, and of one part that is sent
+
+Source = Path | bytes  # a file of this machine, or the bytes themselves
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file as its place lists it."""
+
+    size: int
+    version: str = ""
+    """Another one whenever the content is another; "" where the place has no such thing."""
+    sha256: str = ""
+    """Where the place itself tells it."""
+
+
+class Place(ABC):
+    is_atomic = False
+    """All that one `put` changes is seen at once, or not at all."""
+    compares_and_sets = False
+    """`put(..., guard=(name, version))` is refused when that file is not at that version any more."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+
+    def pin(self) -> str:
+        """A revision under which the files stay as they are now, for `at`; "" where there is none."""
+        return ""
+
+    @abstractmethod
+    def listing(self, under: str = "", at: str = "") -> dict[str, Entry]:
+        """Every file at or below the folder `under`, by name; {} where there is none. Raises StoreError."""
+
+    @abstractmethod
+    def get(self, name: str, start: int, stop: int, at: str = "", version: str = "") -> bytes:
+        """Bytes [start, stop) of a file, at most PART_BYTES of them, fewer at its end.
+
+        version: raises Conflict when it has another one meanwhile. Raises FileNotFoundError, StoreError.
+        """
+
+    @abstractmethod
+    def put(self, new: Mapping[str, Source], gone: Iterable[str] = (), guard: tuple[str, str] | None = None) -> None:
+        """Write files, in this order, each of them whole or not at all; then remove others, where they are there.
+
+        What of a cut-off call arrived is not sent again. guard: (one of `new`, its version before or "" for absent).
+        Raises Conflict, StoreError.
+        """
+
+    @abstractmethod
+    def create(self) -> bool:
+        """Make the bucket, repository or folder. False when it was there already. Raises StoreError."""
+
+    @abstractmethod
+    def creation(self) -> str:
+        """The command of the vendor's own tool that does the same."""
+
+    def version_of(self, source: Path) -> str:
+        """The version that a file will have; "" where only the place knows."""
+        return ""
+
+    def pieces(self, name: str, at: str = "", start: int = 0, version: str = "") -> Iterator[bytes]:
+        """The bytes of a file from `start`, range by range."""
+        while piece := self.get(name, start, start + PART_BYTES, at, version):
+            yield piece
+            start += len(piece)
+            if len(piece) < PART_BYTES:
+                return
+
+    def sha256(self, name: str, at: str = "") -> str:
+        """Of what is there now, every byte of it read. Raises FileNotFoundError, StoreError."""
+        digest = hashlib.sha256()
+        for piece in self.pieces(name, at):
+            digest.update(piece)
+        return digest.hexdigest()
+
+
+def open_place(uri: str) -> Place:
+    """By its kind. Raises NoStore when nothing here can speak to it. Touches nothing."""
+    from store import credentials
+    from store.folder import Folder
+    from store.other import Other
+
+    kind = credentials.kind(uri)
+    if kind in ("", "file"):
+        return Folder(uri)
+    if kind == "s3":
+        from store.s3 import Bucket
+
+        return Bucket(uri)
+    if kind == "hf":
+        from store.hub import Repository
+
+        return Repository(uri)
+    return Other(uri)

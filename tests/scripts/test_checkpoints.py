@@ -1,0 +1,171 @@
+"""inv ckpt.*: what there is, what it says, whether it is whole, and from one store into another."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from invoke import Exit
+
+from infra.errors import UsageError
+from scripts import checkpoints
+from store import Store
+from store.run_folder import RunFolder
+from store.seam import open_place
+from tests.store import conftest as stores
+from tests.world import World
+
+s3_server, s3, hub, no_keys = stores.s3_server, stores.s3, stores.hub, stores.no_keys
+RUN = "brave-otter-3"
+
+
+def save(folder: Path, step: int, phase: str = "base") -> Path:
+    """As the trainer does."""
+    target = folder / f"step-{step:09d}"
+    target.mkdir(parents=True)
+    content = f"weights of {step}".encode() * 50
+    (target / "model.safetensors").write_bytes(content)
+    entry = {"path": "model.safetensors", "size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    said = {"phase": phase, "step": step, "files": [entry], "timestamp": f"2026-11-21T10:00:{step:02d}+00:00"}
+    said |= {"model_type": "Decoder", "metrics": {"loss": 2.5}, "config": {"steps": 40}, "tokenizer_sha256": "ab"}
+    (target / "MANIFEST.json").write_text(json.dumps(said))
+    return target
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A store with a published checkpoint, a tokenizer, flat conversations, and what a run has left there."""
+    store = tmp_path / "artifacts"
+    monkeypatch.setenv("SLIPWAY_STORE", str(store))
+    monkeypatch.setenv("SLIPWAY_PODS", str(tmp_path / "pods"))
+    monkeypatch.setattr(checkpoints, "ROOT", tmp_path / "checkout")
+    save(tmp_path / "made", 40)
+    (tmp_path / "made" / "hf").mkdir()
+    (tmp_path / "made" / "hf" / "config.json").write_text("{}")
+    Store(store).publish(tmp_path / "made", "base_checkpoints/smoke", "f1", {"loss": 2.5})
+    (tmp_path / "flat").mkdir()
+    (tmp_path / "flat" / "identity_conversations.jsonl").write_text("[]\n")
+    Store(store).publish(tmp_path / "flat", "identity_conversations", "f2", {}, flat=True)
+    for step in (10, 20):
+        folder = RunFolder(str(store), RUN)
+        folder.put_checkpoint(save(tmp_path / "run", step), f"work/checkpoints/base-f00d/step-{step:09d}")
+    save(tmp_path / "pods" / "calm-fox-1" / "work" / "checkpoints" / "base-beef", 30)
+    yield tmp_path
+
+
+def told(capsys: pytest.CaptureFixture[str], name: str, **flags: Any) -> Any:
+    usual = {"ckpt_list": {"from_": "", "job": ""}, "ckpt_show": {"from_": ""}, "ckpt_init": {"dry_run": False},
+             "ckpt_pull": {"model": "", "from_": "", "latest": False}, "ckpt_push": {"models": [], "from_": ""},
+             "ckpt_verify": {"model": "", "from_": ""}}[name]  # fmt: skip
+    capsys.readouterr()
+    getattr(checkpoints, name)(**{**usual, "json": True, **flags})
+    return json.loads(capsys.readouterr().out)
+
+
+def test_what_there_is_is_listed_with_its_kind_step_size_and_time(home, capsys):
+    rows = told(capsys, "ckpt_list")
+    assert [(row["name"], row["kind"], row["phase"], row["step"]) for row in rows] == [
+        ("base_checkpoints/smoke", "final", "base", 40),
+        (f"{RUN}/base-f00d/step-000000010", "run", "base", 10),
+        (f"{RUN}/base-f00d/step-000000020", "run", "base", 20),
+        ("calm-fox-1/base-beef/step-000000030", "here", "base", 30),
+    ]
+    assert all(row["bytes"] > 600 and row["saved_at"].startswith("2026-11-21T10:00") for row in rows)
+    assert len(told(capsys, "ckpt_list", job="otter")) == 2
+    checkpoints.ckpt_list(from_="", job="", json=False)
+    out = capsys.readouterr().out
+    assert "base_checkpoints/smoke" in out and "2.5000" in out and "2026-11-21T10:00:40" in out
+
+
+def test_a_checkpoint_is_shown_by_the_beginning_or_the_end_of_its_name(home, capsys):
+    shown = told(capsys, "ckpt_show", model="step-000000020")
+    assert (shown["step"], shown["manifest"]["model_type"], shown["manifest"]["metrics"]) == (
+        20,
+        "Decoder",
+        {"loss": 2.5},
+    )
+    checkpoints.ckpt_show(model="base_ch", from_="", json=False)
+    out = capsys.readouterr().out
+    assert "tokenizer_sha256" in out and "steps 40" in out and "file model.safetensors" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "words"),
+    [
+        ("ckpt_show", {"model": ""}, "which checkpoint.*inv ckpt.list"),
+        ("ckpt_show", {"model": "base_checkpoints/smok3"}, "did you mean base_checkpoints/smoke"),
+        ("ckpt_show", {"model": RUN}, "could be any of: .*step-000000010, .*step-000000020"),
+        ("ckpt_verify", {"model": "zzz"}, "no checkpoint 'zzz'"),
+        ("ckpt_pull", {"model": "base_checkpoints/smoke"}, "where to. --to DIR"),
+        ("ckpt_pull", {"to": "x"}, "which one.*--latest"),
+        ("ckpt_pull", {"to": "x", "model": "a", "latest": True}, "which one"),
+        ("ckpt_push", {}, "where to"),
+        ("ckpt_push", {"to": "elsewhere", "models": ["tokeniser"]}, "no artifact 'tokeniser'"),
+        ("ckpt_init", {"to": ""}, "what is to be made"),
+    ],
+)
+def test_wrong_words_are_answered_in_one_line_that_says_what_to_type(home, capsys, name, flags, words):
+    usual = {"to": ""} if name in ("ckpt_pull", "ckpt_push") else {}
+    with pytest.raises(UsageError, match=words) as seen:
+        told(capsys, name, **{**usual, **flags})
+    assert "\n" not in str(seen.value)
+
+
+def test_damage_is_found_wherever_it_lies_and_leaves_with_5(home, capsys):
+    assert [row["problem"] for row in told(capsys, "ckpt_verify")] == ["", "", "", ""]
+    there = home / "artifacts" / "runs" / RUN / "work/checkpoints/base-f00d/step-000000020/model.safetensors"
+    here = home / "pods/calm-fox-1/work/checkpoints/base-beef/step-000000030/model.safetensors"
+    final = home / "artifacts" / "base_checkpoints/smoke/step-000000040/model.safetensors"
+    for number, path in enumerate((there, here, final), 1):
+        path.write_bytes(b"x" + path.read_bytes()[1:])
+        with pytest.raises(Exit, match="damaged: .*a run passes over them") as seen:
+            checkpoints.ckpt_verify(model="", from_="", json=True)
+        rows = json.loads(capsys.readouterr().out)
+        assert seen.value.code == 5 and len(rows) == 4
+        assert sum(bool(row["problem"]) for row in rows) == number
+
+
+@pytest.mark.parametrize("kind", ["folder", "s3", "hf"])
+def test_artifacts_go_to_another_store_and_come_back_from_it(home, capsys, kind, request, monkeypatch):
+    if kind == "folder":
+        uri = str(home / "elsewhere")
+    elif kind == "s3":
+        uri = request.getfixturevalue("s3").bucket()
+    else:
+        request.getfixturevalue("hub")
+        uri = "hf://us/kept/in/here"
+    commands = {"folder": "mkdir -p", "s3": "aws s3 mb s3://bucket", "hf": "hf repo create us/kept"}
+    assert told(capsys, "ckpt_init", to=uri, dry_run=True)["command"].startswith(commands[kind])
+    assert told(capsys, "ckpt_init", to=uri)["made"] is True and told(capsys, "ckpt_init", to=uri)["made"] is False
+    names = ["base_checkpoints/smoke", "identity_conversations"]
+    assert told(capsys, "ckpt_push", to=uri)["pushed"] == names
+    assert told(capsys, "ckpt_push", to=uri)["pushed"] == []
+    place = open_place(uri)
+    assert {"base_checkpoints/smoke/hf/config.json", "identity_conversations.jsonl"} <= place.listing().keys()
+    assert [row["name"] for row in told(capsys, "ckpt_list", from_=uri)] == ["base_checkpoints/smoke"]
+    assert told(capsys, "ckpt_verify", from_=uri)[0]["problem"] == ""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "another"))
+    pulled = told(capsys, "ckpt_pull", from_=uri, latest=True, to=str(home / "here"))
+    folder = Path(pulled["folder"])
+    assert folder == home / "here" / "base_checkpoints" / "smoke"
+    made = home / "made" / "step-000000040" / "model.safetensors"
+    assert (folder / "step-000000040" / "model.safetensors").read_bytes() == made.read_bytes()
+    with pytest.raises(UsageError, match="is there already"):
+        checkpoints.ckpt_pull(model="", from_=uri, latest=True, to=str(home / "here"), json=True)
+
+
+def test_what_a_run_has_left_is_pulled_as_its_folder(home, capsys):
+    pulled = told(capsys, "ckpt_pull", model="step-000000020", to=str(home / "here"))
+    folder = home / "here" / "step-000000020"
+    assert Path(pulled["folder"]) == folder
+    assert sorted(path.name for path in folder.iterdir()) == ["MANIFEST.json", "model.safetensors"]
+
+
+def test_as_commands_they_leave_in_words_and_with_the_right_code(home, tmp_path):
+    world = World(tmp_path, {"SLIPWAY_STORE": str(home / "artifacts"), "SLIPWAY_PODS": str(home / "pods")})
+    shown = world.json("ckpt.show", "step-000000020", "--from", str(home / "artifacts"))
+    assert shown["step"] == 20
+    failed = world.json("ckpt.list", "--from", "hf://us", code=2)
+    assert "expected hf://user/repo" in failed["error"] and failed["exit_code"] == 2

@@ -1,0 +1,110 @@
+"""Stores on loopback: a bucket of moto's server, and a repository of our hub, spoken to by their real clients."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from store import credentials
+from store.patience import Patience
+from store.seam import Place
+from tests.store import hub as hubs
+
+QUICK = Patience(answer_s=5.0, total_s=15.0, first_wait_s=0.01)
+KEY = {"AWS_ACCESS_KEY_ID": "canary-key-91", "AWS_SECRET_ACCESS_KEY": "canary-secret-92", "AWS_REGION": "eu-west-1"}
+TOKEN = "hf_canary-write-93"
+
+
+class S3:
+    """moto's server, and what came to it."""
+
+    def __init__(self) -> None:
+        import logging
+
+        from moto.server import ThreadedMotoServer
+
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
+        self.server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        self.server.start()
+        host, port = self.server.get_host_and_port()
+        self.url = f"http://{host}:{port}"
+        self.number = 0
+
+    def bucket(self) -> str:
+        """A new one that is not made yet."""
+        self.number += 1
+        return f"s3://bucket-{os.getpid()}-{self.number}/some/folder"
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3]:
+    server = S3()
+    yield server
+    server.server.stop()
+
+
+@pytest.fixture(autouse=True)
+def no_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Tests have no keys but their own, and leave nothing in the user's cache."""
+    for name in (*credentials.HUB, *credentials.S3, "AWS_PROFILE", "AWS_ENDPOINT_URL", "HF_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(credentials, "_lent", {})
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "aws"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
+
+
+@pytest.fixture
+def s3(s3_server: S3, monkeypatch: pytest.MonkeyPatch) -> S3:
+    for name, value in {**KEY, "AWS_ENDPOINT_URL": s3_server.url}.items():
+        monkeypatch.setenv(name, value)
+    return s3_server
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[hubs.FakeHub]:
+    with hubs.serving(write_token=TOKEN, read_token="hf_canary-read-94") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield hub
+
+
+@pytest.fixture(params=["folder", "s3", "hf"])
+def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of a store of each kind, empty and ready."""
+    if request.param == "folder":
+        return str(tmp_path / "the store")
+    return away(request.param, request)
+
+
+@pytest.fixture(params=["s3", "hf"])
+def away_uri(request: pytest.FixtureRequest) -> str:
+    return away(request.param, request)
+
+
+def away(kind: str, request: pytest.FixtureRequest) -> str:
+    from store.seam import open_place
+
+    if kind == "s3":
+        found: str = request.getfixturevalue("s3").bucket()
+    else:
+        request.getfixturevalue("hub")
+        found = "hf://us/things/some/folder"
+    open_place(found).create()
+    return found
+
+
+def quick(uri: str, **words: Any) -> Place:
+    """The place, with little patience."""
+    from store.hub import Repository
+    from store.s3 import Bucket
+
+    return Bucket(uri, QUICK, **words) if uri.startswith("s3://") else Repository(uri, QUICK)
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

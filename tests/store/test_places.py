@@ -1,0 +1,429 @@
+"""What a folder, a bucket and a repository promise alike, and how they are asked when the network is bad."""
+
+import os
+import random
+import time
+
+import pytest
+
+from store import Artifact, Store
+from store.hub import Repository
+from store.manifest import NoStore, StoreError
+from store.patience import Conflict, Patience, StoreAway
+from store.run_folder import MANIFEST, RunFolder
+from store.s3 import Bucket
+from store.seam import PART_BYTES, open_place
+from tests.faults.trial import rounds
+from tests.store.conftest import QUICK, TOKEN, digest, quick
+from tests.store.hub import Fault
+from tests.store.proxy import wire
+from tests.store.test_courier import FOLDER, RUN, courier, fetch, pods
+from tests.store.test_store import folder_of
+
+pods = pods
+LARGE = random.Random(7).randbytes(700_000)
+
+
+def test_what_is_put_is_listed_read_by_ranges_and_removed(uri, tmp_path):
+    place = open_place(uri)
+    assert place.listing() == {} and place.create() is (uri == str(tmp_path / "the store"))
+    (tmp_path / "large").write_bytes(LARGE)
+    place.put({"a": b"hello", "deep/down/large": tmp_path / "large"})
+    assert {name: one.size for name, one in place.listing().items()} == {"a": 5, "deep/down/large": 700_000}
+    assert list(place.listing("deep")) == ["deep/down/large"] and place.listing("nowhere") == {}
+    assert [place.get("a", start, stop) for start, stop in ((0, 5), (1, 3), (3, 99), (5, 9), (7, 9))] == [
+        b"hello", b"el", b"lo", b"", b"",
+    ]  # fmt: skip
+    assert place.get("deep/down/large", 600_000, 700_000) == LARGE[600_000:]
+    assert place.sha256("deep/down/large") == digest(LARGE)
+    with pytest.raises(FileNotFoundError):
+        place.get("b", 0, 1)
+    place.put({"a": b"new"}, gone=["deep/down/large", "never/there"])
+    assert list(place.listing()) == ["a"] and place.get("a", 0, 9) == b"new"
+
+
+def test_what_somebody_else_has_changed_is_not_replaced_unseen(away_uri):
+    place = open_place(away_uri)
+    place.put({"m": b"one"}, guard=("m", ""))
+    first = place.listing()["m"].version
+    with pytest.raises(Conflict):
+        place.put({"m": b"two"}, guard=("m", ""))
+    place.put({"other": b"x"})  # which is no change of m
+    place.put({"m": b"two"}, guard=("m", first))
+    with pytest.raises(Conflict):
+        place.put({"m": b"three"}, guard=("m", first))
+    assert place.get("m", 0, 9) == b"two"
+
+
+def test_a_pinned_revision_is_read_whatever_comes_after_it(hub):
+    place = open_place("hf://us/things")
+    place.create()
+    place.put({"a": b"old", "large": LARGE})
+    pin = place.pin()
+    place.put({"a": b"new"}, gone=["large"])
+    assert (place.get("a", 0, 9, at=pin), place.get("a", 0, 9)) == (b"old", b"new")
+    assert place.sha256("large", at=pin) == digest(LARGE) and sorted(place.listing(at=pin)) == ["a", "large"]
+    named = open_place(f"hf://us/things@{pin}")
+    assert named.get("a", 0, 9) == b"old"
+
+
+def test_a_bucket_says_when_an_object_changes_while_it_is_read(s3):
+    place = open_place(s3.bucket())
+    place.create()
+    place.put({"a": b"old"})
+    seen = place.listing()["a"].version
+    place.put({"a": b"new"})
+    with pytest.raises(Conflict):
+        place.get("a", 0, 3, version=seen)
+
+
+# Artifacts.
+
+
+def test_artifacts_are_published_replaced_verified_and_brought_here_from_any_store(uri, tmp_path, monkeypatch):
+    store = Store(uri)
+    made = folder_of(tmp_path / "made", {"train/a.txt": b"alpha", "b.bin": LARGE})
+    store.publish(made, "datasets/text", "f1", {"n": 1})
+    store.publish(folder_of(tmp_path / "flat", {"who.jsonl": b"[]\n"}), "who", "f3", {}, flat=True)
+    store.publish(folder_of(tmp_path / "new", {"b.bin": LARGE, "c.txt": b"c"}), "datasets/text", "f2", {"n": 2})
+    assert store.artifacts() == [Artifact("datasets/text", "f2", "", {"n": 2}), Artifact("who", "f3")]
+    assert store.check("datasets/text", deep=True).problem == "" and store.check("nothing").problem == "it is missing"
+    for cache in ("cache", "another"):  # where it was published, and where it has to be brought
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache))
+        place = store.path("datasets/text", "f2")
+        assert {one.name for one in place.rglob("*") if one.is_file()} == {"b.bin", "c.txt", "ARTIFACT.json"}
+        assert (place / "b.bin").read_bytes() == LARGE
+        assert (store.path("who", "f3") / "who.jsonl").read_bytes() == b"[]\n"
+    with pytest.raises(StoreError, match="its fingerprint is f2, wanted is f1"):
+        store.path("datasets/text", "f1")
+    with pytest.raises(StoreError, match="one would hold the other"):
+        store.publish(made, "datasets", "f1", {})
+
+
+@pytest.mark.parametrize("damage", ["flipped", "shorter", "missing", "more", "garbled"])
+def test_damage_in_a_store_elsewhere_is_named_and_never_brought_here(away_uri, tmp_path, monkeypatch, damage):
+    store, place = Store(away_uri), open_place(away_uri)
+    store.publish(folder_of(tmp_path / "made", {"a.bin": LARGE, "b": b"b"}), "text", "f1", {})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    if damage == "flipped":
+        place.put({"text/a.bin": LARGE[:-1] + bytes([LARGE[-1] ^ 1])})
+    elif damage == "shorter":
+        place.put({"text/a.bin": LARGE[:-1]})
+    elif damage == "missing":
+        place.put({}, ["text/a.bin"])
+    elif damage == "more":
+        place.put({"text/c": b"?"})
+    else:
+        place.put({"text/ARTIFACT.json": b"{"})
+    words = {"flipped": "sha256 differs", "shorter": "has 699999 bytes", "missing": "is missing",
+             "more": "not in its manifest", "garbled": "cannot be used"}[damage]  # fmt: skip
+    assert words in store.artifacts()[0].problem and words in store.check("text").problem
+    with pytest.raises(StoreError, match=words):
+        store.path("text", "f1")
+
+
+def test_what_arrives_otherwise_than_it_was_published_is_not_used(hub, tmp_path, monkeypatch):
+    """The store lists what it should, and sends something else."""
+    place = open_place("hf://us/things")
+    place.create()
+    store = Store("hf://us/things")
+    store.publish(folder_of(tmp_path / "made", {"a.bin": LARGE}), "text", "f1", {})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    hub.faults = [Fault(f"GET /store/us/things/{digest(LARGE)}", "stale")]
+    with pytest.raises(StoreError, match="what was brought is not what was published"):
+        store.path("text", "f1")
+    assert (store.path("text", "f1") / "a.bin").read_bytes() == LARGE  # the next time it is
+
+
+def test_what_reads_back_otherwise_is_not_published(hub, tmp_path):
+    store = Store("hf://us/things")
+    open_place("hf://us/things").create()
+    hub.faults = [Fault("GET /store", "stale")]
+    with pytest.raises(StoreError, match="reads back otherwise"):
+        store.publish(folder_of(tmp_path / "made", {"a.bin": LARGE}), "text", "f1", {})
+    assert store.artifacts() == []
+    store.publish(tmp_path / "made", "text", "f1", {})
+    assert store.artifacts() == [Artifact("text", "f1")]
+
+
+def test_an_artifact_on_a_hub_is_replaced_in_one_commit(hub, tmp_path):
+    open_place("hf://us/things").create()
+    store, repo = Store("hf://us/things"), hub.repos["us/things"]
+    store.publish(folder_of(tmp_path / "one", {"a": b"1", "b": b"1"}), "text", "f1", {})
+    before = len(repo.commits)
+    store.publish(folder_of(tmp_path / "two", {"a": b"2", "c": b"2"}), "text", "f2", {})
+    assert len(repo.commits) == before + 1
+    assert {name for name in repo.files if name.startswith("text/")} == {"text/a", "text/c", "text/ARTIFACT.json"}
+
+
+# Runs at work.
+
+
+def test_a_run_goes_on_on_another_pod_from_any_store(uri, pods):
+    first, second = pods("one", uri), pods("two", uri)
+    one = courier(first)
+    first.write("logs/base.log", "hello\n")
+    first.write("work/runs/base/metrics.jsonl", '{"step": 15}\n')
+    for step in (5, 10, 15):
+        first.save(step, size=3000)
+        one.carry()
+    one.carry(last=True)
+    assert first.shown() == [f"{FOLDER}/step-{step:09d}" for step in (15, 10)]
+    assert first.folder.read("logs/base.log") == b"hello\n"
+    assert fetch(second)["checkpoints"] == [f"{FOLDER}/step-000000015"]
+    assert (second.root / FOLDER / "step-000000015" / "model.safetensors").read_bytes() == (
+        first.root / FOLDER / "step-000000015" / "model.safetensors"
+    ).read_bytes()
+    assert (second.root / "logs" / "base.log").read_text() == "hello\n"
+
+
+def test_a_damaged_checkpoint_elsewhere_is_named_and_the_one_before_it_comes(away_uri, pods):
+    first, second = pods("one", away_uri), pods("two", away_uri)
+    for step in (5, 10):
+        first.save(step, size=3000)
+        courier(first).carry()
+    place, name = open_place(away_uri), f"runs/{RUN}/{FOLDER}/step-000000010/model.safetensors"
+    content = bytearray(place.get(name, 0, 3000))
+    content[1500] ^= 1
+    place.put({name: bytes(content)})
+    brought = fetch(second)
+    assert brought["checkpoints"] == [f"{FOLDER}/step-000000005"]
+    assert "step-000000010" in brought["damaged"][0] and "other content" in brought["damaged"][0]
+
+
+def test_on_a_hub_a_checkpoint_is_one_commit_and_so_are_the_figures_of_one_look(hub, pods):
+    open_place("hf://us/things").create()
+    pod = pods("one", "hf://us/things")
+    repo, one = hub.repos["us/things"], courier(pod)
+    pod.write("logs/base.log", "a\n")
+    pod.write("logs/agent.log", "b\n")
+    pod.write("work/runs/base/metrics.jsonl", "{}\n")
+    before = len(repo.commits)
+    one.carry()
+    assert len(repo.commits) == before + 1
+    pod.save(5, size=3000)
+    one.carry()
+    assert len(repo.commits) == before + 3  # the checkpoint, and what is acknowledged
+
+
+# A bad network.
+
+
+def test_what_arrived_of_a_cut_upload_is_not_sent_again_to_a_bucket(s3, tmp_path, monkeypatch):
+    part, size = 5 << 20, 21 << 20
+    (tmp_path / "large").write_bytes(random.Random(3).randbytes(size))
+    address = s3.bucket()
+    open_place(address).create()
+    with wire(s3.url) as cable:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", cable.url)
+        bad = Bucket(address, Patience(answer_s=5, total_s=5, tries=1), part_bytes=part)
+        bad._client.meta.events.register("before-send.s3.UploadPart", lambda request, **_: _cut_third(request, cable))
+        with pytest.raises(StoreAway):
+            bad.put({"large": tmp_path / "large"})
+        assert open_place(address).listing() == {}
+        sent, cable.cuts = cable.sent_bytes, []
+        good = Bucket(address, QUICK, part_bytes=part)
+        good.put({"large": tmp_path / "large"})
+        assert cable.sent_bytes - sent < size - 2 * part + (1 << 20)  # two of the five were there
+        assert good.sha256("large") == digest((tmp_path / "large").read_bytes())
+        assert good._begun("some/folder/large") == []
+
+
+def _cut_third(request, cable):
+    if "partNumber=3" in request.url:
+        raise ConnectionResetError("the cable is cut")
+
+
+def test_what_arrived_of_a_cut_upload_is_not_sent_again_to_a_hub(hub, tmp_path):
+    uri = "hf://us/things"
+    open_place(uri).create()
+    files = {f"{number}.bin": random.Random(number).randbytes(150_000) for number in range(4)}
+    folder_of(tmp_path, files)
+    hub.faults = [Fault(f"PUT /store/us/things/{digest(files['2.bin'])}", "deaf", 70_000, times=99)]
+    with pytest.raises(StoreAway):
+        Repository(uri, Patience(answer_s=5, total_s=5, tries=2, first_wait_s=0.01)).put(
+            {name: tmp_path / name for name in files}
+        )
+    assert open_place(uri).listing() == {}
+    hub.faults, before = [], hub.sent("/store")
+    Repository(uri, QUICK).put({name: tmp_path / name for name in files})
+    assert hub.sent("/store") - before == 300_000  # the third and the fourth
+    assert {name: one.sha256 for name, one in open_place(uri).listing().items()} == {
+        name: digest(content) for name, content in files.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [Fault("GET /api", 429, 0), Fault("commit", 503), Fault("PUT", 500, times=2)],
+        [Fault("commit", "lost")],
+        [Fault("batch", "lost"), Fault("PUT", "lost"), Fault("verify", "lost")],
+        [Fault("GET /store", "cut", 1000, times=2), Fault("tree", "cut", 10)],
+    ],
+    ids=["busy", "commit unheard", "uploads unheard", "cut"],
+)
+def test_a_hub_that_stumbles_is_asked_again_and_the_result_is_the_same(hub, tmp_path, faults):
+    place = quick("hf://us/things")
+    place.create()
+    hub.faults = faults
+    place.put({"a": b"small", "large": LARGE}, guard=("a", ""))
+    assert place.sha256("large") == digest(LARGE) and place.get("a", 0, 9) == b"small"
+    assert all(not fault.times for fault in hub.faults)
+    assert len(hub.repos["us/things"].commits) == 2  # the first, and ours once
+
+
+def test_a_bucket_that_stumbles_is_asked_again(s3, monkeypatch):
+    address = s3.bucket()
+    open_place(address).create()
+    busy = b"HTTP/1.1 503 Slow Down\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    with wire(s3.url) as cable:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", cable.url)
+        place = quick(address)
+        cable.answers = [busy, b"HTTP/1.1 200 OK\r\nContent-"]
+        began = time.monotonic()
+        place.put({"a": b"hello"})
+        assert time.monotonic() - began >= 1.0  # as it was asked to wait
+        assert place.get("a", 0, 9) == b"hello" and cable.connections >= 3
+
+
+@pytest.mark.parametrize("kind", ["drip", "hole", 429])
+def test_a_store_that_gives_no_answer_is_given_up_in_time(hub, kind):
+    place = Repository("hf://us/things", Patience(answer_s=0.5, total_s=1.5, first_wait_s=0.1))
+    open_place("hf://us/things").create()
+    hub.faults = [Fault("GET /api", kind, 1 if kind == 429 else -1, times=99)]
+    began = time.monotonic()
+    with pytest.raises(StoreAway, match="given up after"):
+        place.listing()
+    assert time.monotonic() - began < 1.5 + 1.0 + 10.0  # a second of grace; the rest is for a busy machine
+    assert len(hub.asked) < 12
+
+
+def test_a_bucket_that_gives_no_answer_is_given_up_in_time(monkeypatch, s3):
+    with wire(s3.url) as cable:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", cable.url)
+        cable.cuts = [0] * 99
+        place = Bucket("s3://nowhere", Patience(answer_s=0.5, total_s=1.5, first_wait_s=0.1, tries=4))
+        with pytest.raises(StoreAway, match="s3://nowhere: listing it: .*given up after"):
+            place.listing()
+        assert cable.connections <= 4
+
+
+FAULTS = ("race", "lost", "cut", "deaf", "stale", 500, 429, 403, 401)
+WHERE = (
+    "/commit/",
+    "PUT /store",
+    "batch",
+    "preupload",
+    "verify",
+    "GET /store",
+    "/tree/",
+    "/revision/",
+    "/resolve/",
+    "",
+)
+
+
+@rounds(12, 300)
+def test_whatever_befalls_an_upload_what_is_acknowledged_is_there_and_the_next_look_completes_it(
+    hub, pods, monkeypatch, rounds
+):
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    chance, uri, hit = random.Random(seed), "hf://us/things", 0
+    monkeypatch.setattr("store.hub.Patience", lambda: Patience(answer_s=5.0, total_s=5.0, tries=3, first_wait_s=0.01))
+    open_place(uri).create()
+    pod = pods("one", uri)
+    for step in range(1, rounds + 1):
+        name, one = pod.save(step, size=300), courier(pod)
+        pod.write("logs/base.log", f"step {step}\n")
+        kind = chance.choice(FAULTS)
+        fault = Fault(
+            chance.choice(WHERE), kind, 0 if kind == 429 else chance.randrange(1, 200), chance.randrange(1, 5)
+        )
+        hub.faults = [fault]
+        times = fault.times
+        try:
+            one.carry()
+        except (StoreError, OSError) as error:
+            print(f"{fault}: {error}")
+        hit += fault.times < times
+        hub.faults = []
+        assert name not in pod.acknowledged() or pod.shown()[0] == name, fault
+        again = courier(pod)
+        again.carry()
+        assert pod.shown()[0] == name and name in pod.acknowledged(), fault
+        assert pod.folder.read("logs/base.log") == f"step {step}\n".encode()
+    assert hit >= rounds / 2
+
+
+# Keys.
+
+
+@pytest.mark.parametrize(
+    ("uri", "words"),
+    [
+        ("s3://nowhere-at-all/x", "there is no such bucket; make it: inv ckpt.init --to s3://nowhere-at-all"),
+        ("s3:///x", "expected s3://bucket/folder"),
+        ("hf://us/nothing", "no such repository.*inv ckpt.init --to hf://us/nothing"),
+        ("hf://us", "expected hf://user/repo"),
+    ],
+)
+def test_a_store_that_is_not_there_says_how_to_make_it(s3, hub, uri, words):
+    with pytest.raises(NoStore, match=words) as seen:
+        open_place(uri).listing()
+    assert seen.value.exit_code == 2 and "\n" not in str(seen.value)
+
+
+def test_a_token_that_may_not_write_is_told_so_and_never_shown(hub, monkeypatch):
+    open_place("hf://us/things").create()
+    for token, words in (("hf_canary-read-94", "may only read"), ("hf_canary-gone-95", "Invalid username")):
+        monkeypatch.setenv("HF_TOKEN", token)
+        place = quick("hf://us/things")
+        with pytest.raises(NoStore, match=words) as seen:
+            place.put({"a": b"x"})
+        assert "HF_TOKEN" in str(seen.value) and "canary" not in str(seen.value)
+
+
+def test_a_token_goes_to_the_hub_and_not_to_where_the_hub_leads(hub):
+    place = open_place("hf://us/things")
+    place.create()
+    place.put({"large": LARGE})
+    place.sha256("large")
+    assert {one.authorization for one in hub.asked if one.path.startswith("/store/")} == {""}
+    assert {one.authorization for one in hub.asked if one.path.startswith("/api/")} == {f"Bearer {TOKEN}"}
+
+
+def test_a_signed_address_is_not_told(hub):
+    place = Repository("hf://us/things", Patience(answer_s=1, total_s=1, tries=1))
+    place.create()
+    hub.faults = [Fault("PUT /store", 400)]
+    with pytest.raises(StoreError) as seen:
+        place.put({"large": LARGE})
+    assert "signed-canary" not in str(seen.value)
+
+
+def test_without_keys_a_bucket_says_which(monkeypatch, s3):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    with pytest.raises(NoStore, match="no credentials for it; set AWS_ACCESS_KEY_ID"):
+        open_place(s3.bucket()).listing()
+
+
+def test_the_parts_of_a_range_make_the_whole(s3):
+    place = open_place(s3.bucket())
+    place.create()
+    content = os.urandom(2 * PART_BYTES + 1)
+    place.put({"a": content})
+    assert b"".join(place.pieces("a")) == content
+
+
+def test_a_checkpoint_that_was_half_brought_is_not_seen(away_uri, pods, request):
+    pod = pods("one", away_uri)
+    name = pod.save(5, size=150_000)
+    folder = RunFolder(away_uri, RUN)
+    place = open_place(away_uri)
+    place.put({f"runs/{RUN}/{name}/model.safetensors": pod.root / name / "model.safetensors"})
+    assert pod.shown() == [] and fetch(pods("two", away_uri))["checkpoints"] == []
+    folder.put_checkpoint(pod.root / name, name)
+    assert pod.shown() == [name] and f"{name}/{MANIFEST}" in folder.names()
