@@ -224,7 +224,7 @@ def settle(provider: Provider, op: Op, journal: Journal, transport: Transport | 
         return end(provider, op, journal, said if isinstance(said, str) else GONE)
     if op.state in (PLANNED, CREATING, UNKNOWN, BOOTING):
         try:
-            journal.take(_lease(op.token))
+            journal.take(lease(op.token))
         except Held:
             return op
         return end(provider, op, journal, "its launch was cut off")
@@ -256,20 +256,24 @@ def verdict_of(op: Op, transport: Transport) -> dict[str, Any]:
 def _look_for(provider: Provider, pod: str) -> Pod | None:
     """What a lost answer may have left: a vendor lists it within a minute, as a rule."""
     deadline = time.monotonic() + (LOOK_S / clock_scale(provider) if provider.is_rented else 0.0)
-    while (found := provider.find(pod)) is None and time.monotonic() < deadline:
+    while True:
+        with contextlib.suppress(SlipwayError):  # no word: as if it were not shown yet
+            if (found := provider.find(pod)) is not None:
+                return found
+        if time.monotonic() >= deadline:
+            return None
         time.sleep(min(LOOK_EVERY_S, LOOK_S / clock_scale(provider) / 10))
-    return found
 
 
 @contextlib.contextmanager
 def _looked_after(journal: Journal, token: str) -> Iterator[None]:
     """By this process; by sweeps, too, when nothing came of it or nobody knows what."""
-    lease = journal.take(_lease(token))
+    held = journal.take(lease(token))
     try:
         yield
     except BaseException:
         with contextlib.suppress(JournalError):  # it may be what has failed
-            journal.release(lease)
+            journal.release(held)
         raise
 
 
@@ -316,5 +320,6 @@ def _provable_at(provider: Provider, op: Op) -> float:
     return op.sent_at + (min(LAG_S, provider.settle_s) if op.remote_id else provider.settle_s)
 
 
-def _lease(token: str) -> str:
+def lease(token: str) -> str:
+    """Held by whoever rents that pod, until it dies."""
     return f"rent:{token}"

@@ -232,7 +232,7 @@ def hang_up() -> Iterator[list[int]]:
         raise KeyboardInterrupt
 
     before = signal.getsignal(signal.SIGHUP)
-    if before == signal.SIG_DFL:
+    if before != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, note)
     try:
         yield heard
