@@ -23,6 +23,7 @@ from typing import Any
 
 from infra import home, keepsake, launch, pods, spend, watch
 from infra.agent.job import Job, Limits
+from infra.agent.limits import read_clocks
 from infra.agent.process import myself, send
 from infra.agent.state import NODE_LOST
 from infra.course import Course, Do, Sight, decide
@@ -349,7 +350,7 @@ class Keeper:
         """The job with what is left of its time and money. Raises LimitHit."""
         job, provider = Job.from_json(op.job), self.vendors(op.vendor)
         if provider.is_rented:
-            now, scale = time.time(), clock_scale(provider)
+            now, scale = read_clocks(), clock_scale(provider)
             used_s, used_micro_usd = spend.age_s(op, now, scale), spend.spent(op, now, scale)
         else:  # as its guard last said
             guard = home.words_at_home(op, self.folder).get("guard", {})

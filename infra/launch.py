@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from infra import home, pods, spend, tools, watch
 from infra.agent.job import Job, Limits, Step
+from infra.agent.limits import read_clocks
 from infra.boot import Unbooted, boot
 from infra.courier import with_courier
 from infra.errors import Ambiguous, NoOffer, SlipwayError, UsageError
@@ -338,7 +338,7 @@ def hand_over(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str
     """Put job and secrets in place and arm the guard; the row is READY then. May be repeated."""
     if op.state == BOOTING and op.rate:  # its guard is to count what was billed before it was there
         job = Job.from_json(op.job)
-        billed_s = spend.age_s(op, time.time(), clock_scale(provider))
+        billed_s = spend.age_s(op, read_clocks(), clock_scale(provider))
         op = journal.note(op, job=replace(job, limits=replace(job.limits, billed_s=billed_s)).to_json())
     twice(lambda: _arm(op, provider.reach(pods.pod_of(op)), secrets))
     if op.state == READY:

@@ -19,6 +19,7 @@ from typing import Any
 
 from infra import spend
 from infra.agent.job import STAYS, Group, Job, PodFolder
+from infra.agent.limits import read_clocks
 from infra.agent.state import NODE_LOST
 from infra.errors import Ambiguous, LimitHit, SlipwayError
 from infra.journal import Admit, Fenced, Held, Journal, Op
@@ -218,7 +219,7 @@ def settle(provider: Provider, op: Op, journal: Journal, transport: Transport | 
     if op.state == TERMINATING:
         return end(provider, op, journal)
     rented = market(provider)
-    if rented and (why := spend.due(op, time.time(), rented.clock_scale)):  # its vendor may have seen that, too
+    if rented and (why := spend.due(op, read_clocks(), rented.clock_scale)):  # its vendor may have seen that, too
         return end(provider, op, journal, f"{HAS}limit: {why}")
     if op.state in (READY, LOST, BOOTING) and (said := fate(rented, op) if rented else is_absent(provider, op)):
         return end(provider, op, journal, said if isinstance(said, str) else GONE)

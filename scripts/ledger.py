@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from infra import home, pods, spend
+from infra.agent.limits import read_clocks
 from infra.agent.process import myself
 from infra.agent.state import NODE_LOST
 from infra.errors import LimitHit, SlipwayError, UsageError
@@ -112,7 +113,7 @@ def keep_last_words(op: Op, settings: Settings) -> dict[str, Any]:
 
 def tell(settings: Settings, op: Op, state: str) -> None:
     """Whoever wants to know how runs end."""
-    cost = spend.spent(op, time.time(), settings.clock_scale if op.vendor in VENDORS else 1.0)
+    cost = spend.spent(op, read_clocks(), settings.clock_scale if op.vendor in VENDORS else 1.0)
     problem = notify(settings.notify, run=op.run, state=state, cost_micro_usd=cost, note=op.reason)
     if problem:
         render.say(render.clean(problem))
