@@ -39,6 +39,10 @@ STOP_S = 300.0  # for a step to save, and for its courier to bring that to the s
 LOOK_S, LOOK_EVERY_S = 60.0, 3.0  # on the vendor's clock; for a pod whose creation was not answered
 
 
+class _Overtaken(SlipwayError):
+    """Somebody else ended the row before anything was asked for."""
+
+
 class StillBills(LimitHit):
     """It was asked to end, and is not proven gone."""
 
@@ -66,7 +70,11 @@ def rent(
                           remote_id=f"{token}@{offer.place}" if offer.place else None)  # fmt: skip
         op = journal.advance(op, "sending")
         try:
+            if journal.op(token).epoch != op.epoch:  # this machine may have slept here for hours
+                raise _Overtaken(f"{op.run}: it was ended before its machine was asked for; nothing was rented")
             pod = provider.create(request, offer, token, limits)
+        except _Overtaken:
+            raise
         except BaseException as error:  # also Ctrl-C: the request may have arrived
             if isinstance(error, SlipwayError) and not isinstance(error, Ambiguous):
                 journal.advance(op, "refused", reason=str(error))
@@ -77,8 +85,8 @@ def rent(
             found = _look_for(provider, op.remote_id or token) if isinstance(error, Ambiguous) else None
             if found is None:
                 raise
-            return _came(journal, op, "found", found)
-        return _came(journal, op, "created", pod)
+            return _came(provider, journal, op, "found", found)
+        return _came(provider, journal, op, "created", pod)
 
 
 def name_of(run: str, rank: int) -> str:
@@ -282,9 +290,17 @@ def _group_of(op: Op) -> Group:
     return Job.from_json(op.job).group if op.job else Group()
 
 
-def _came(journal: Journal, op: Op, event: str, pod: Pod) -> Op:
+def _came(provider: Provider, journal: Journal, op: Op, event: str, pod: Pod) -> Op:
     rate = max(op.rate, pod.micro_usd_per_hour)
-    return journal.advance(op, event, remote_id=pod.pod_id, address=pod.address, rate=rate)
+    try:
+        return journal.advance(op, event, remote_id=pod.pod_id, address=pod.address, rate=rate)
+    except Fenced:  # whoever ended the row meanwhile, perhaps hours ago, could not end a pod that was not there yet
+        now = journal.op(op.token)
+        if not now.is_live:
+            now = journal.advance(now, "resurfaced", remote_id=pod.pod_id, reason="it came after its end")
+        if now.state == TERMINATING:
+            end(provider, journal.note(now, remote_id=pod.pod_id, last_seen_at=int(time.time()), rate=rate), journal)
+        raise
 
 
 def _prove_absence(provider: Provider, op: Op) -> None:
