@@ -276,6 +276,10 @@ class Journal:
         """The living process that has this lease."""
         return self._lease(name)[1]
 
+    def is_ours(self, lease: Lease) -> bool:
+        """Whether nobody has taken it over since."""
+        return self._lease(lease.name)[0] == lease.epoch
+
     def renew(self, lease: Lease) -> Lease:
         """The same lease, held by this process from now on; what `lease` named before is void. Raises Fenced."""
         me = myself()

@@ -77,7 +77,7 @@ class Unfenced(WatchedJournal):
 
 
 class Timed(WatchedJournal):
-    """Known to be bad: a lease is free when its holder has not been heard of for an hour."""
+    """Known to be bad: whoever had a lease once has it."""
 
     @staticmethod
     def at(path: Path, environ: Any, points: Points) -> WatchedJournal:
@@ -87,6 +87,9 @@ class Timed(WatchedJournal):
 
     def renew(self, lease: Lease) -> Lease:
         return Lease(lease.name, self._lease(lease.name)[0])
+
+    def is_ours(self, lease: Lease) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,8 @@ class Trial:
     vendor_name: str
     chance: random.Random
     wire: Wire
-    asleep_s: float = 0.0
+    was_told: bool = False  # to leave, while it slept
+    known: set[str] | None = None  # tokens that there were when its lease was taken over
 
     @property
     def path(self) -> Path:
@@ -189,7 +193,7 @@ class Trial:
             sleeper.end(0, -signal.SIGTERM)
             lines = [line.split("\t") for line in said.decode().splitlines()]
             where = next((about for what, about in lines if what == "asleep"), "")
-            self._judge(journal, judge, ended, meanwhile)
+            self._judge(journal, judge, ended)
             return where
 
     def _lose_pod(self, journal: Journal) -> None:
@@ -251,6 +255,7 @@ class Trial:
         vendor, ended = self.vendor(), set[str]()
         self.here.move(self.chance.choice(HOURS_S))
         if what.startswith("ended"):
+            self.was_told = journal.holder(lease_name(RUN)) is not None
             keep.end_keeper(RUN, journal, patience_s=-1.0)
             for op in journal.ops(live=True):
                 ended.add(op.token)
@@ -259,6 +264,7 @@ class Trial:
         if what == "taken over":
             for name in journal.held():
                 if name == lease_name(RUN):
+                    self.known = {op.token for op in journal.ops()}
                     journal.renew(Lease(name, journal._lease(name)[0]))
                 else:  # whoever is only stopped lives
                     with contextlib.suppress(Held):
@@ -271,7 +277,7 @@ class Trial:
                 self.here.move(self.chance.choice([61, 700]))
         return ended
 
-    def _judge(self, journal: Any, judge: Judge, ended: set[str], meanwhile: str) -> None:
+    def _judge(self, journal: Any, judge: Judge, ended: set[str]) -> None:
         rows = {op.token: op for op in journal.ops()}
         judge.at_any_time(list(rows.values()))
         if back := [token for token in ended if rows[token].state in ("BOOTING", "READY", "LOST")]:
@@ -280,8 +286,10 @@ class Trial:
         late = [one for one in there if one.token in ended]
         if late:
             raise Wrong(f"stale act: {late} though its run was ended; rows: {[rows[one.token] for one in late]}")
-        if meanwhile.startswith("ended") and there:
+        if there and (ended or self.was_told):
             raise Wrong(f"stale act: {there} of a run that was ended")
+        if self.known is not None and (new := rows.keys() - self.known):
+            raise Wrong(f"stale write: {new} for a run that another process keeps")
         for number in range(40):
             try:
                 done = reconcile(self.vendor(), journal, self.here.now)
