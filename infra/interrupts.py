@@ -59,9 +59,14 @@ def finishing(what: str, say: Callable[[str], None]) -> Iterator[None]:
         before.update(replaced)
         try:
             yield
-        finally:
-            if len(noted) == 1:
+        except (KeyboardInterrupt, Told):
+            raise
+        except BaseException:
+            if noted:
                 before[noted[0]](noted[0], None)
+            raise
+        if noted:  # also after a second one: what it raised is lost where Python ignores exceptions, as in callbacks
+            before[noted[0]](noted[0], None)
 
 
 @contextlib.contextmanager
