@@ -215,7 +215,7 @@ def test_a_machine_that_cannot_be_ended_is_named_with_its_price(rehearsal):
     for words in (("status",), ("cost", "--offline")):
         code, err = rehearsal.fails(*words)
         assert code == 5 and "ALARM: asked to end more than 15 minutes ago" in err and "0.79 USD/h" in err, words
-        assert f"inv down {row.run}" in err
+        assert f"inv down --rehearse {row.run}" in err
     rehearsal.world.tell("/faults", {})
     assert rehearsal.json("reap")["due"] == [] and not rehearsal.running()
 
