@@ -7,8 +7,10 @@ never can: whoever waits has a limit, on the vendor's clock.
 import json
 import time
 from dataclasses import replace
+from typing import Any
 
 from infra import pods
+from infra.agent.limits import read_clocks
 from infra.errors import NoOffer, SlipwayError
 from infra.journal import Journal, Op
 from infra.names import check_name
@@ -48,8 +50,24 @@ def boot(op: Op, provider: Market, journal: Journal, limit_s: float) -> Op:
         raise Unbooted(problem)
     folder = _mark(replace(pod, run=op.run), provider, op, deadline, scale)
     address = replace(Address.parse(pod.address), folder=folder)
-    billed_at = pod.billed_at and time.time() - max(0.0, provider.now() - pod.billed_at) / scale  # by our own clock
-    return journal.note(op, address=str(address), rate=max(op.rate, pod.micro_usd_per_hour), billed_at=billed_at)
+    return journal.note(op, address=str(address), **price(op, pod, provider))
+
+
+def price(op: Op, pod: Pod, provider: Market) -> dict[str, Any]:
+    """What the vendor tells of a running pod's price, as facts of its row: how much, and since when.
+
+    The time is of the wall's clock as it was when the request was sent; rather too early than too late.
+    """
+    rate = max(op.rate, pod.micro_usd_per_hour)
+    if not pod.billed_at:
+        return {"rate": rate}
+    ago_s = max(0.0, provider.now() - pod.billed_at) / provider.clock_scale
+    sent_at = float(op.intent_at if op.sent_at is None else op.sent_at)
+    now = read_clocks()
+    since_s = now.wall_s - sent_at
+    if op.boot_s is not None and op.boot_id == now.boot_id:
+        since_s = min(since_s, now.boot_s - op.boot_s)
+    return {"rate": rate, "billed_at": max(sent_at, sent_at + since_s - ago_s)}
 
 
 def _address(op: Op, provider: Market, deadline: float, scale: float) -> Pod:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from infra import gpus, spend
+from infra.agent.limits import Clocks
 from infra.errors import UsageError
 from infra.journal import Op
 from infra.records import Offer
@@ -46,7 +47,12 @@ class PodCost:
 
 
 def ledger(
-    rows: Iterable[Op], told: Mapping[str, tuple[int, int]], now: int, *, clock_scale: float = 1.0, month: str = ""
+    rows: Iterable[Op],
+    told: Mapping[str, tuple[int, int]],
+    now: spend.Now,
+    *,
+    clock_scale: float = 1.0,
+    month: str = "",
 ) -> list[PodCost]:
     """One line for each row that something was asked for, oldest first.
 
@@ -54,6 +60,7 @@ def ledger(
     `clock_scale` times as fast as ours.
     """
     lines = []
+    wall_s = int(now.wall_s) if isinstance(now, Clocks) else int(now)
     since, until = span(month) if month else (0, math.inf)
     for row in rows:
         if row.state in (PLANNED, FAILED):
@@ -62,13 +69,15 @@ def ledger(
         ended_at = spend.ended_at(row, clock_scale)
         if ended_at is None and not row.is_live:  # an older Slipway wrote down no more than this
             ended_at = row.del_requested_at or row.last_seen_at or began_at
-        last = 1 + (now if ended_at is None else ended_at)
+        last = 1 + (wall_s if ended_at is None else ended_at)
         inside_s = min(last, until) - max(began_at, since)
         if month and (inside_s < 0 or began_at >= until):
             continue
         elapsed_s = max(0.0, inside_s) * clock_scale
-        at, billed = told.get(row.token, (None, None))
         is_whole = began_at >= since and last <= until
+        if is_whole:
+            elapsed_s = max(elapsed_s, spend.age_s(row, now, clock_scale))
+        at, billed = told.get(row.token, (None, None))
         lines.append(
             PodCost(
                 token=row.token,

@@ -19,6 +19,7 @@ from typing import Any
 
 from infra import journal_file
 from infra.agent.job import Job
+from infra.agent.limits import Clocks, gap_s, read_clocks
 from infra.agent.process import Identity, boot_id, is_alive, myself
 from infra.errors import NoOffer, UsageError
 from infra.journal_file import JournalError
@@ -65,7 +66,17 @@ class Op:
     del_requested_at: int | None = None
     ended_at: int | None = None  # when it was proven gone
     billed_at: float | None = None  # when its vendor began to bill it, where that is later than the request and told
+    boot_id: str = ""  # the boot, and its own clock, when it was sent, or before that intended
+    boot_s: float | None = None
+    lived_s: float | None = None  # from then until it was proven gone, by the clock that counted more
     reason: str = ""
+
+    def since_sent_s(self, now: Clocks) -> float:
+        """How long ago it was sent, or else intended, by the clock that says more; never negative."""
+        at = float(self.intent_at if self.sent_at is None else self.sent_at)
+        if self.boot_s is None:  # a row of an older Slipway
+            return max(0.0, now.wall_s - at)
+        return gap_s(Clocks(self.boot_id, self.boot_s, at), now)
 
     @property
     def is_live(self) -> bool:
@@ -156,7 +167,9 @@ class Journal:
         Raises Taken when its (run, slot), or its target in its store, is live; Leased when its place is; what `admit`
         raises for all rows, as they are in that very transaction, and the new one.
         """
-        op = Op(token=token, run=run, vendor=vendor, intent_at=int(time.time()), **facts)
+        clocks = read_clocks()
+        op = Op(token=token, run=run, vendor=vendor, intent_at=int(clocks.wall_s), boot_id=clocks.boot_id,
+                boot_s=clocks.boot_s, **facts)  # fmt: skip
         with self._writing():
             same_target = "target = ? AND store = ? AND target != '' AND slot >= 0"
             rivals = f"{_LIVE} AND ((run = ? AND slot = ?) OR ({same_target}))"
@@ -173,7 +186,9 @@ class Journal:
 
     def claim(self, pod: Pod, reason: str, state: str = TERMINATING) -> Op:
         """A row for a pod that bears our mark and has none: it is to be ended, or (LOST) may be at work."""
-        now = int(time.time())
+        clocks = read_clocks()
+        now = int(clocks.wall_s)
+        sent_at = min(pod.created_at, now) or None
         if state == TERMINATING:
             run, job = f"orphan-{pod.token[-8:]}", ""
         else:
@@ -181,7 +196,8 @@ class Journal:
             job = Job(run=run, token=pod.token, steps=()).to_json()  # what it does is known on the pod only
         op = Op(token=pod.token, run=run, vendor=pod.provider, state=state, job=job, reason=reason,
                 remote_id=pod.pod_id, address=pod.address, rate=pod.micro_usd_per_hour, intent_at=now,
-                sent_at=min(pod.created_at, now) or None, last_seen_at=now, cap=pod.spend_limit_micro_usd,
+                sent_at=sent_at, boot_id=clocks.boot_id, boot_s=clocks.boot_s - (now - (sent_at or now)),
+                last_seen_at=now, cap=pod.spend_limit_micro_usd,
                 ttl_s=pod.ends_at - pod.created_at if pod.ends_at and pod.created_at else None,
                 del_requested_at=now if state == TERMINATING else None)  # fmt: skip
         with self._writing():  # at once: a row that is only PLANNED would say that nothing was sent
@@ -197,6 +213,13 @@ class Journal:
             facts |= {"target": "", "place": "", "ended_at": None}
         if event in _STAMPS:
             facts.setdefault(_STAMPS[event], int(time.time()))
+        if event == "sending":
+            clocks = read_clocks()
+            facts |= {"boot_id": clocks.boot_id, "boot_s": clocks.boot_s}
+        if event == "resurfaced":
+            facts |= {"lived_s": None}
+        elif state in ENDED:
+            facts |= {"lived_s": op.since_sent_s(read_clocks())}
         return self._change(op, event, {"state": state, **facts})
 
     def note(self, op: Op, **facts: Any) -> Op:
@@ -252,6 +275,10 @@ class Journal:
     def holder(self, name: str) -> Identity | None:
         """The living process that has this lease."""
         return self._lease(name)[1]
+
+    def is_ours(self, lease: Lease) -> bool:
+        """Whether nobody has taken it over since."""
+        return self._lease(lease.name)[0] == lease.epoch
 
     def renew(self, lease: Lease) -> Lease:
         """The same lease, held by this process from now on; what `lease` named before is void. Raises Fenced."""

@@ -98,6 +98,11 @@ MIGRATIONS = (
         """CREATE UNIQUE INDEX one_live_per_target ON ops (target, store)
             WHERE target != '' AND slot >= 0 AND state NOT IN ('TERMINATED', 'FAILED')""",
     ),
+    (  # a wall clock may be set back; that of the boot is not
+        "ALTER TABLE ops ADD COLUMN boot_id TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE ops ADD COLUMN boot_s REAL",
+        "ALTER TABLE ops ADD COLUMN lived_s REAL",
+    ),
 )
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from infra import home, keepsake, launch, pods, spend, watch
 from infra.agent.job import Job, Limits
+from infra.agent.limits import read_clocks
 from infra.agent.process import myself, send
 from infra.agent.state import NODE_LOST
 from infra.course import Course, Do, Sight, decide
@@ -341,15 +342,22 @@ class Keeper:
 
         is_kept_here = bool(self.vendors(op.vendor).pod_store)  # a rented pod fetches it from the store
         terms = replace(self.terms, prepare=prepare if is_kept_here else None, recoveries=recoveries, role=op.role,
-                        spec_hash=op.spec_hash)  # fmt: skip
+                        spec_hash=op.spec_hash, admit=self._admit)  # fmt: skip
         offers = self.find(request)
         return launch.start(plan, offers, self.vendors, self.journal, code, self.secrets, self.say, terms)
+
+    def _admit(self, rows: list[Op], new: Op) -> None:
+        """In the transaction that writes down a new pod: another keeper's run is not ours to bring back."""
+        if self.lease is not None and not self.journal.is_ours(self.lease):
+            raise Fenced(f"{new.run}: another process keeps it by now; nothing was rented; run: inv status")
+        if self.terms.admit:
+            self.terms.admit(rows, new)
 
     def _rest_of(self, op: Op) -> Job:
         """The job with what is left of its time and money. Raises LimitHit."""
         job, provider = Job.from_json(op.job), self.vendors(op.vendor)
         if provider.is_rented:
-            now, scale = time.time(), clock_scale(provider)
+            now, scale = read_clocks(), clock_scale(provider)
             used_s, used_micro_usd = spend.age_s(op, now, scale), spend.spent(op, now, scale)
         else:  # as its guard last said
             guard = home.words_at_home(op, self.folder).get("guard", {})

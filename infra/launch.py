@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -20,9 +19,11 @@ from pathlib import Path
 
 from infra import home, pods, spend, tools, watch
 from infra.agent.job import Job, Limits, Step
+from infra.agent.limits import read_clocks
 from infra.boot import Unbooted, boot
 from infra.courier import with_courier
-from infra.errors import NoOffer, SlipwayError, UsageError
+from infra.errors import Ambiguous, NoOffer, SlipwayError, UsageError
+from infra.interrupts import finishing
 from infra.journal import Admit, Journal, Op, Taken
 from infra.providers import Provider, Vendors, clock_scale, farewell, market
 from infra.reach import meet
@@ -142,7 +143,8 @@ def _whole(ops: list[Op], vendors: Vendors, journal: Journal, say: Say) -> Itera
         if ops:
             with contextlib.suppress(OSError):  # nobody listens any more: it is to end all the same
                 say(f"{ops[0].run} did not start: {error or type(error).__name__}; ending what there is of it")
-            _end_all(ops, vendors, journal, f"hand-over failed: {error}")
+            with finishing(f"{ops[0].run} is being ended" if ops else "", say):
+                _end_all(ops, vendors, journal, f"hand-over failed: {error}")
         if ops and isinstance(error, (Lost, TimedOut, Unreachable)):  # what had become of it was not known: now it is
             words = f"{ops[0].run}: {error}; it was ended, nothing of it runs: launch again"
             raise SlipwayError(words) from error
@@ -164,13 +166,19 @@ def _rent_all(
     for offer in offers:
         while len(ops) < plan.request.nodes:
             try:
-                with stage("rent", say):
+                with stage("rent", say), finishing(f"{offer.provider} was asked for a machine", say):
                     ops.append(_rent(plan, offer, vendors(offer.provider), journal, len(ops), terms))
             except NoOffer as error:
                 passed.append(str(error))
                 say(passed[-1])
                 if terms.blame:
                     terms.blame(offer, str(error))
+                break
+            except Ambiguous as error:  # it may be there: it is to be ended when it turns up, and the next one may do
+                unclear = journal.ops(run=pods.name_of(plan.request.run, len(ops)))[-1]
+                pods.stand_aside(unclear, journal, f"its creation was not answered: {error}")
+                passed.append(f"{error}; whether it is there is not known, and it is ended when it turns up: inv reap")
+                say(passed[-1])
                 break
             request = replace(plan.request, run=ops[-1].run)
             failure = _try(ops, vendors(offer.provider), journal, offer, request, say, terms)
@@ -179,7 +187,8 @@ def _rent_all(
                 say(passed[-1])
                 if terms.blame:
                     terms.blame(offer, failure)
-                pods.end(vendors(offer.provider), journal.op(ops.pop().token), journal, failure)
+                with finishing(f"{ops[-1].run} is being given back", say):
+                    pods.end(vendors(offer.provider), journal.op(ops.pop().token), journal, failure)
                 break
             if offer.place:
                 break
@@ -329,7 +338,7 @@ def hand_over(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str
     """Put job and secrets in place and arm the guard; the row is READY then. May be repeated."""
     if op.state == BOOTING and op.rate:  # its guard is to count what was billed before it was there
         job = Job.from_json(op.job)
-        billed_s = spend.age_s(op, time.time(), clock_scale(provider))
+        billed_s = spend.age_s(op, read_clocks(), clock_scale(provider))
         op = journal.note(op, job=replace(job, limits=replace(job.limits, billed_s=billed_s)).to_json())
     twice(lambda: _arm(op, provider.reach(pods.pod_of(op)), secrets))
     if op.state == READY:

@@ -19,6 +19,7 @@ from typing import Any
 
 from infra import spend
 from infra.agent.job import STAYS, Group, Job, PodFolder
+from infra.agent.limits import read_clocks
 from infra.agent.state import NODE_LOST
 from infra.errors import Ambiguous, LimitHit, SlipwayError
 from infra.journal import Admit, Fenced, Held, Journal, Op
@@ -36,6 +37,10 @@ PATIENCE_S = 120.0  # while a vendor deletes
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 10.0
 STOP_S = 300.0  # for a step to save, and for its courier to bring that to the store
 LOOK_S, LOOK_EVERY_S = 60.0, 3.0  # on the vendor's clock; for a pod whose creation was not answered
+
+
+class _Overtaken(SlipwayError):
+    """Somebody else ended the row before anything was asked for."""
 
 
 class StillBills(LimitHit):
@@ -65,7 +70,11 @@ def rent(
                           remote_id=f"{token}@{offer.place}" if offer.place else None)  # fmt: skip
         op = journal.advance(op, "sending")
         try:
+            if journal.op(token).epoch != op.epoch:  # this machine may have slept here for hours
+                raise _Overtaken(f"{op.run}: it was ended before its machine was asked for; nothing was rented")
             pod = provider.create(request, offer, token, limits)
+        except _Overtaken:
+            raise
         except BaseException as error:  # also Ctrl-C: the request may have arrived
             if isinstance(error, SlipwayError) and not isinstance(error, Ambiguous):
                 journal.advance(op, "refused", reason=str(error))
@@ -76,8 +85,8 @@ def rent(
             found = _look_for(provider, op.remote_id or token) if isinstance(error, Ambiguous) else None
             if found is None:
                 raise
-            return _came(journal, op, "found", found)
-        return _came(journal, op, "created", pod)
+            return _came(provider, journal, op, "found", found)
+        return _came(provider, journal, op, "created", pod)
 
 
 def name_of(run: str, rank: int) -> str:
@@ -218,13 +227,13 @@ def settle(provider: Provider, op: Op, journal: Journal, transport: Transport | 
     if op.state == TERMINATING:
         return end(provider, op, journal)
     rented = market(provider)
-    if rented and (why := spend.due(op, time.time(), rented.clock_scale)):  # its vendor may have seen that, too
+    if rented and (why := spend.due(op, read_clocks(), rented.clock_scale)):  # its vendor may have seen that, too
         return end(provider, op, journal, f"{HAS}limit: {why}")
     if op.state in (READY, LOST, BOOTING) and (said := fate(rented, op) if rented else is_absent(provider, op)):
         return end(provider, op, journal, said if isinstance(said, str) else GONE)
     if op.state in (PLANNED, CREATING, UNKNOWN, BOOTING):
         try:
-            journal.take(_lease(op.token))
+            journal.take(lease(op.token))
         except Held:
             return op
         return end(provider, op, journal, "its launch was cut off")
@@ -256,20 +265,24 @@ def verdict_of(op: Op, transport: Transport) -> dict[str, Any]:
 def _look_for(provider: Provider, pod: str) -> Pod | None:
     """What a lost answer may have left: a vendor lists it within a minute, as a rule."""
     deadline = time.monotonic() + (LOOK_S / clock_scale(provider) if provider.is_rented else 0.0)
-    while (found := provider.find(pod)) is None and time.monotonic() < deadline:
+    while True:
+        with contextlib.suppress(SlipwayError):  # no word: as if it were not shown yet
+            if (found := provider.find(pod)) is not None:
+                return found
+        if time.monotonic() >= deadline:
+            return None
         time.sleep(min(LOOK_EVERY_S, LOOK_S / clock_scale(provider) / 10))
-    return found
 
 
 @contextlib.contextmanager
 def _looked_after(journal: Journal, token: str) -> Iterator[None]:
     """By this process; by sweeps, too, when nothing came of it or nobody knows what."""
-    lease = journal.take(_lease(token))
+    held = journal.take(lease(token))
     try:
         yield
     except BaseException:
         with contextlib.suppress(JournalError):  # it may be what has failed
-            journal.release(lease)
+            journal.release(held)
         raise
 
 
@@ -277,9 +290,17 @@ def _group_of(op: Op) -> Group:
     return Job.from_json(op.job).group if op.job else Group()
 
 
-def _came(journal: Journal, op: Op, event: str, pod: Pod) -> Op:
+def _came(provider: Provider, journal: Journal, op: Op, event: str, pod: Pod) -> Op:
     rate = max(op.rate, pod.micro_usd_per_hour)
-    return journal.advance(op, event, remote_id=pod.pod_id, address=pod.address, rate=rate)
+    try:
+        return journal.advance(op, event, remote_id=pod.pod_id, address=pod.address, rate=rate)
+    except Fenced:  # whoever ended the row meanwhile, perhaps hours ago, could not end a pod that was not there yet
+        now = journal.op(op.token)
+        if not now.is_live:
+            now = journal.advance(now, "resurfaced", remote_id=pod.pod_id, reason="it came after its end")
+        if now.state == TERMINATING:
+            end(provider, journal.note(now, remote_id=pod.pod_id, last_seen_at=int(time.time()), rate=rate), journal)
+        raise
 
 
 def _prove_absence(provider: Provider, op: Op) -> None:
@@ -316,5 +337,6 @@ def _provable_at(provider: Provider, op: Op) -> float:
     return op.sent_at + (min(LAG_S, provider.settle_s) if op.remote_id else provider.settle_s)
 
 
-def _lease(token: str) -> str:
+def lease(token: str) -> str:
+    """Held by whoever rents that pod, until it dies."""
     return f"rent:{token}"

@@ -5,9 +5,10 @@ A limit is kept by the pod's guard and by the vendor's timer; this is the third 
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from infra import audit, pods, reconcile, spend
+from infra.agent.limits import read_clocks
 from infra.journal import Fenced, Held, Journal, Op
 from infra.providers import Market
 from infra.reconcile import Action, Look, Move
@@ -30,7 +31,7 @@ class Reaped:
     problems: tuple[str, ...]  # of the last look
 
 
-def due(row: Op, busy: frozenset[str], now: float, clock_scale: float = 1.0) -> str:
+def due(row: Op, busy: frozenset[str], now: spend.Now, clock_scale: float = 1.0) -> str:
     """Why this pod is to end now, "" while it may live. Its clock runs `clock_scale` times as fast as `now`."""
     if not row.is_live or row.state == TERMINATING or row.remote_id is None:
         return ""
@@ -75,7 +76,8 @@ def reap(
         except Held as error:
             problems.append(f"{market.name}: {error}")
         found, seen = inspect(market, journal)
-        new = [] if orphans_only else _end_due(seen, journal, clock(), market.clock_scale)
+        clocks = replace(read_clocks(), wall_s=clock())
+        new = [] if orphans_only else _end_due(seen, journal, clocks, market.clock_scale)
         asked += new
         is_over = not new and not any(map(is_due, seen.rows.values())) and not any(one.is_due for one in found)
         if is_over or clock() >= deadline:
@@ -84,7 +86,7 @@ def reap(
         sleep(max(LEAST_POLL_S, POLL_S / market.clock_scale))
 
 
-def _end_due(seen: Look, journal: Journal, now: float, clock_scale: float) -> list[tuple[Op, str]]:
+def _end_due(seen: Look, journal: Journal, now: spend.Now, clock_scale: float) -> list[tuple[Op, str]]:
     ended = []
     for row in seen.rows.values():
         reason = due(row, seen.busy, now, clock_scale)

@@ -10,15 +10,20 @@ orphan. Nothing is ended on silence: absence takes the vendor's word, more than 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
+from infra import spend
+from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError
 from infra.journal import Fenced, Journal, Op
 from infra.journal_file import JournalError
-from infra.providers import LAG_S, Provider, market
+from infra.pods import HAS
+from infra.providers import LAG_S, Provider, clock_scale, market
 from infra.records import Pod
 from infra.states import BOOTING, CREATING, ENDED, LOST, PLANNED, READY, TERMINATING, UNKNOWN
 
+EARLY_S = 60.0  # of the vendor's clock: it looks by the minute, bills what is begun, and knows its clock better
 APART_S = 60  # between listings that are to prove an absence
 RENTING = (PLANNED, CREATING, UNKNOWN, BOOTING)  # a row at work is its renter's no longer, though that may live on
 FOUND = "its row was lost with its journal; it was found in a listing"
@@ -63,13 +68,14 @@ Action = Move | Claim | Delete
 
 def decide(
     rows: Iterable[Op], listing: Listing, *, prefix: str, settle_s: float, busy: Collection[str] = (),
-    replaced_at: int | None = None,
+    replaced_at: int | None = None, at_limit: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Action]:  # fmt: skip
     """What is to be done, in this order; a token's actions follow each other.
 
     `rows`: all of the vendor's, ended ones too. `prefix`: of our tokens; other pods are nobody's business. `busy`:
     tokens that a living process is renting. `replaced_at`: when the journal took the place of one that was lost, with
-    the rows of all pods from before; whoever had opened that one may have rented for a while after it.
+    the rows of all pods from before; whoever had opened that one may have rented for a while after it. `at_limit`: why
+    a pod was to end by now, by token: a vendor that has it no more has kept that limit.
     """
     found: dict[str, list[Pod]] = {}
     for pod in sorted(listing.pods, key=lambda pod: (pod.created_at, pod.pod_id)):
@@ -82,7 +88,7 @@ def decide(
     for row in rows:
         here = found.pop(row.token, [])
         if row.token not in busy or row.state not in RENTING:
-            actions += _of_row(row, here, listing, settle_s, needed)
+            actions += _of_row(row, here, listing, settle_s, needed, at_limit.get(row.token, ""))
     if listing.is_complete:
         for pods in found.values():
             if replaced_at is not None and pods[0].created_at <= replaced_at + settle_s:
@@ -92,7 +98,7 @@ def decide(
     return actions
 
 
-def _of_row(row: Op, here: list[Pod], listing: Listing, settle_s: float, needed: int) -> list[Action]:
+def _of_row(row: Op, here: list[Pod], listing: Listing, settle_s: float, needed: int, limit: str) -> list[Action]:
     ours = next((pod for pod in here if pod.pod_id == row.remote_id), here[0] if here else None)
     surplus = [pod for pod in here if pod is not ours and listing.is_complete]
     extras: list[Action] = [Delete(row.token, pod.pod_id) for pod in surplus]
@@ -127,7 +133,8 @@ def _of_row(row: Op, here: list[Pod], listing: Listing, settle_s: float, needed:
     assert row.state in (BOOTING, READY, LOST, TERMINATING), row.state
     is_old = row.last_seen_at is not None or listing.began_at > (row.sent_at or 0) + min(LAG_S, settle_s)
     if listing.is_complete and row.remote_id in listing.denied and is_old:
-        why = {} if row.state == TERMINATING else {"reason": f"{row.vendor} ended it"}
+        ended = f"{HAS}limit: {limit}; {row.vendor} ended it" if limit else f"{row.vendor} ended it"
+        why = {} if row.state == TERMINATING else {"reason": ended}
         return [Move(row.token, "gone", why)]
     return [Delete(row.token, row.remote_id)] if row.state == TERMINATING else []
 
@@ -192,13 +199,38 @@ def reconcile(provider: Provider, journal: Journal, clock: Callable[[], float] =
         seen = look(provider, journal, clock)
         rows, problems = dict(seen.rows), [*seen.problems]
         settle_s, ours = provider.settle_s, prefix(journal)
-        actions = decide(rows.values(), seen.listing, prefix=ours, settle_s=settle_s, busy=seen.busy,
-                         replaced_at=journal.replaced_at)  # fmt: skip
+        listing, at_limit = _by_our_clock(seen.listing, provider, clock()), _at_limit(rows.values(), provider, clock())
+        actions = decide(rows.values(), listing, prefix=ours, settle_s=settle_s, busy=seen.busy,
+                         replaced_at=journal.replaced_at, at_limit=at_limit)  # fmt: skip
         lost: set[str] = set()  # tokens that somebody else moved meanwhile: theirs to look after now
         done = [action for action in actions if _carry_out(action, provider, journal, rows, lost, problems)]
         return Done(tuple(done), tuple(problems))
     finally:
         journal.release(lease)
+
+
+def _by_our_clock(listing: Listing, provider: Provider, now: float) -> Listing:
+    """The same, with times as our clock would tell them: the vendor's may be another one, and ours may be wrong."""
+    rented = market(provider)
+    if rented is None:
+        return listing
+
+    def ours(pod: Pod) -> Pod:
+        if not pod.created_at:
+            return pod
+        created_at = int(now - max(0.0, rented.now() - pod.created_at) / rented.clock_scale)
+        ends_at = pod.ends_at and created_at + pod.ends_at - pod.created_at
+        return replace(pod, created_at=created_at, ends_at=ends_at)
+
+    return replace(listing, pods=tuple(map(ours, listing.pods)))
+
+
+def _at_limit(rows: Iterable[Op], provider: Provider, now: float) -> dict[str, str]:
+    """Why each of these was to end by now, or within the vendor's own last look at it, by our arithmetic."""
+    scale = clock_scale(provider)
+    clocks = replace(read_clocks(), wall_s=now)
+    soon = replace(clocks, boot_s=clocks.boot_s + EARLY_S / scale, wall_s=now + EARLY_S / scale)
+    return {row.token: why for row in rows if row.is_live and (why := spend.due(row, soon, scale))}
 
 
 def _denied(provider: Provider, rows: Iterable[Op], listing: Listing, problems: list[str]) -> frozenset[str]:

@@ -2,14 +2,15 @@
 
 In: rows of the journal. Out: micro-dollars. An hour is one of the vendor's, which in a rehearsal passes faster: `scale`
 times. A pod costs from the moment its request was about to be sent, or from when its vendor says that billing began
-if that is later, until it was proven gone.
+if that is later, until it was proven gone. Of two clocks, the wall's and the boot's, the one that says more counts:
+whoever sets a clock back gets no time for nothing.
 """
 
 import math
 from collections.abc import Iterable
 
 from infra.agent.job import Limits
-from infra.agent.limits import hard_limit_s
+from infra.agent.limits import Clocks, hard_limit_s
 from infra.errors import OutOfMoney
 from infra.journal import Op
 from infra.money import dollars
@@ -17,41 +18,58 @@ from infra.states import FAILED
 
 TIMER_GRAIN_S = {"lium": 3600.0}  # its timer takes whole hours
 VENDOR_LATE_S = 300.0  # vendors look at their timers now and then
+GRAIN_S = {"shadeform": 60}  # what is begun is billed; elsewhere a second
+Now = float | Clocks  # a float: by the wall's clock alone
 
 
-def age_s(op: Op, now: float, scale: float = 1.0) -> float:
+def age_s(op: Op, now: Now, scale: float = 1.0) -> float:
     """How long it has been billed at most, by the vendor's clock."""
     if op.state == FAILED:  # nothing was rented
         return 0.0
-    began_at = billed_from(op)
-    until = now if op.is_live else ended_at(op, scale) or op.del_requested_at or began_at
-    return max(0.0, until - began_at) * scale
+    sent_at = op.intent_at if op.sent_at is None else op.sent_at
+    free_s = billed_from(op) - sent_at
+    if op.is_live:
+        since_s = op.since_sent_s(now) if isinstance(now, Clocks) else now - sent_at
+        return max(0.0, since_s - free_s) * scale
+    until = op.ended_at or op.del_requested_at or sent_at
+    billed_s = ((until - sent_at if op.lived_s is None else op.lived_s) - free_s) * scale
+    most_s = _most_s(op)
+    return max(0.0, billed_s if most_s is None else min(billed_s, most_s))
 
 
-def ended_at(op: Op, scale: float = 1.0) -> int | None:
-    """When it was gone at the latest; None when that is not proven.
+def _most_s(op: Op) -> float | None:
+    """How long a pod was billed at most, by its vendor's clock, which has ended it without being asked.
 
-    One that its vendor has ended without being asked may be missed long after: it was not billed beyond its own timer.
+    It may be missed long after, and was not billed beyond its own timer. None: it was asked to end, or has no timer.
     """
     hard_s = limit_s(op)
     if op.ended_at is None or op.del_requested_at is not None or hard_s is None:
-        return op.ended_at
+        return None
     grain_s = TIMER_GRAIN_S.get(op.vendor, 1.0)
-    by_vendor_s = math.ceil(hard_s / grain_s) * grain_s + VENDOR_LATE_S  # on its clock
-    return min(op.ended_at, math.ceil(billed_from(op) + by_vendor_s / scale))
+    return math.ceil(hard_s / grain_s) * grain_s + VENDOR_LATE_S
+
+
+def ended_at(op: Op, scale: float = 1.0) -> int | None:
+    """When it was gone at the latest; None when that is not proven."""
+    most_s = _most_s(op)
+    if op.ended_at is None or most_s is None:
+        return op.ended_at
+    return min(op.ended_at, math.ceil(billed_from(op) + most_s / scale))
 
 
 def billed_from(op: Op) -> float:
+    """By the wall's clock as it was when the request was sent."""
     if op.billed_at is not None:
         return op.billed_at
     return op.intent_at if op.sent_at is None else op.sent_at
 
 
-def spent(op: Op, now: float, scale: float = 1.0) -> int:
-    return math.ceil(age_s(op, now, scale) * op.rate / 3600)
+def spent(op: Op, now: Now, scale: float = 1.0) -> int:
+    grain_s = GRAIN_S.get(op.vendor, 1)
+    return math.ceil(math.ceil(age_s(op, now, scale) / grain_s) * grain_s * op.rate / 3600)
 
 
-def worst(op: Op, now: float, scale: float = 1.0) -> int | None:
+def worst(op: Op, now: Now, scale: float = 1.0) -> int | None:
     """What it will have cost when its hardest limit has ended it; None when it has none."""
     cost = spent(op, now, scale)
     if not op.is_live or not op.rate:
@@ -61,7 +79,7 @@ def worst(op: Op, now: float, scale: float = 1.0) -> int | None:
     return max(cost, min(ends)) if ends else None
 
 
-def due(op: Op, now: float, scale: float = 1.0) -> str:
+def due(op: Op, now: Now, scale: float = 1.0) -> str:
     """Why a live pod must end by now, in words; "" while it need not. Its own guard ends it at the same limits."""
     if op.ttl_s is not None and age_s(op, now, scale) >= op.ttl_s:
         return f"its time limit of {op.ttl_s:.0f} s is reached"
@@ -70,7 +88,7 @@ def due(op: Op, now: float, scale: float = 1.0) -> str:
     return ""
 
 
-def left_s(op: Op, now: float, scale: float = 1.0) -> float | None:
+def left_s(op: Op, now: Now, scale: float = 1.0) -> float | None:
     """Until its time or its money is used up, by the vendor's clock; None when neither is limited."""
     hard_s = limit_s(op)
     return None if hard_s is None else max(0.0, hard_s - age_s(op, now, scale))
@@ -81,7 +99,7 @@ def limit_s(op: Op) -> float | None:
     return hard_limit_s(Limits(time_s=op.ttl_s, spend_micro_usd=op.cap, micro_usd_per_hour=op.rate))
 
 
-def admit(rows: Iterable[Op], new: Op, *, of_all: int | None, now: float, scale: float = 1.0) -> None:
+def admit(rows: Iterable[Op], new: Op, *, of_all: int | None, now: Now, scale: float = 1.0) -> None:
     """Whether all pods that live or may live, and this one, stay below `of_all` in the worst case.
 
     Raises OutOfMoney; nothing was rented then.

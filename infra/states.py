@@ -31,8 +31,8 @@ TRANSITIONS = {
     (TERMINATED, "resurfaced"): TERMINATING,
     # Asked for, a deadline, a cap, a failure.
     **{(state, "end"): TERMINATING for state in (PLANNED, CREATING, UNKNOWN, BOOTING, READY, LOST)},
-    # Its machine is silent and its work goes on elsewhere: to be ended when it is heard again.
-    **{(state, "aside"): TERMINATING for state in (BOOTING, READY, LOST, TERMINATING)},
+    # It is silent, or was never seen, and its work goes on elsewhere: to be ended when it is heard of again.
+    **{(state, "aside"): TERMINATING for state in (UNKNOWN, BOOTING, READY, LOST, TERMINATING)},
 }
 EVENTS = tuple(sorted({event for _, event in TRANSITIONS}))
 

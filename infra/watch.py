@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from infra import spend
-from infra.agent.limits import leads_s
+from infra.agent.limits import Clocks, leads_s, read_clocks
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError
 from infra.home import words_at_home, words_there
@@ -70,13 +70,13 @@ def snapshot(
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     late = f"no answer in {deadline_s:g} s"
-    rows, now = journal.ops(), time.time()
+    rows, now = journal.ops(), read_clocks()
     found = {op.token: readings.get(op.token) or _from_home(op, homes, late) for op in ops}
     of = {op.token: [row for row in rows if row.run == op.run] if op.slot >= 0 else [op] for op in ops}
     return [view(op, found[op.token], now, of[op.token]) for op in ops]
 
 
-def view(op: Op, reading: Reading, now: float, rows: Sequence[Op] = ()) -> PodView:
+def view(op: Op, reading: Reading, now: Clocks, rows: Sequence[Op] = ()) -> PodView:
     """The row that a journal's row and a reading make; `rows`: all of the run, whose earlier pods have cost, too."""
     progress, verdict = reading.progress, reading.verdict
     billed, before = (
@@ -91,12 +91,12 @@ def view(op: Op, reading: Reading, now: float, rows: Sequence[Op] = ()) -> PodVi
         state=_state(op, reading),
         step=verdict.get("step") or progress.get("step") or "",
         progress=progress,
-        age_s=max(0.0, now - progress["updated_at"]) if "updated_at" in progress else None,
+        age_s=max(0.0, now.wall_s - progress["updated_at"]) if "updated_at" in progress else None,
         micro_usd_per_hour=op.rate,
         spent_micro_usd=spent,
         limit_micro_usd=op.cap,
         limit_in_s=spend.left_s(op, now, reading.clock_scale) if op.is_live else None,
-        ends=_ends(op, reading, now) if op.is_live else (),
+        ends=_ends(op, reading, now.wall_s) if op.is_live else (),
         ssh=_ssh(op) if op.is_live and reading.pod and reading.pod.state not in ("", *DEAD) else "",
         started_at=float(op.intent_at),
         note=_note(op, reading),

@@ -1,9 +1,9 @@
 """What the commands of one line share: the pods that they have made or used."""
 
 import contextlib
-import time
 
 from infra import spend
+from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError
 from infra.journal import Journal, Op
 from scripts import render, words
@@ -40,6 +40,6 @@ def cost_of(op: Op, scale: float) -> str:
     """What a live pod costs, and until when at most, in words."""
     if not op.rate:
         return "it costs nothing"
-    left_s = spend.left_s(op, time.time(), scale)
+    left_s = spend.left_s(op, read_clocks(), scale)
     until = "" if left_s is None else f" until its limit, in {render.duration(left_s)}"
     return f"it bills {render.usd(op.rate)} USD/h{until}"

@@ -7,6 +7,7 @@ from typing import Any
 
 from infra import cost as costs
 from infra import gpus, offers
+from infra.agent.limits import read_clocks
 from infra.cost import Estimate, Measured, PodCost
 from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.filters import satisfying
@@ -47,12 +48,12 @@ def cost(run, month, offline, estimate, json, **wanted):
         name = match(run, journal.runs()) if run else ""
         rows = [op for op in journal.ops() if op.run == name] if name else journal.ops()
         problems = [] if offline else ask_bills(rows, journal, settings)
-        now, told = int(time.time()), journal.told("vendor")
+        now, told = read_clocks(), journal.told("vendor")
         scale = settings.clock_scale
         lines = costs.ledger(rows, told, now, clock_scale=scale, month=month)
         in_months = {}
         if lines and not month:
-            for one in costs.months(min(line.began_at for line in lines), now):
+            for one in costs.months(min(line.began_at for line in lines), int(now.wall_s)):
                 of_it = costs.ledger(rows, told, now, clock_scale=scale, month=one)
                 if of_it:
                     in_months[one] = sum(line.micro_usd for line in of_it)

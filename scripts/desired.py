@@ -1,7 +1,6 @@
 """What `inv apply` does: a file of pods -> the plan with its prices -> pods."""
 
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -136,7 +135,7 @@ def line_of(step: Step, specs: Mapping[str, PodSpec], journal: Journal, settings
 
 
 def about(op: Op, settings: Settings) -> str:
-    age = render.duration(stages.about(op, settings, time.time())["age_s"])
+    age = render.duration(stages.about(op, settings)["age_s"])
     return f"{age} old, makes {stages.purpose(op)}"
 
 

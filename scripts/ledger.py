@@ -1,13 +1,15 @@
 """Rows of the journal and their upkeep: the one that is meant, what it leads to, what has ended."""
 
+import contextlib
 import time
 from collections.abc import Collection
 from typing import Any
 
 from infra import home, pods, spend
+from infra.agent.limits import read_clocks
 from infra.agent.process import myself
 from infra.agent.state import NODE_LOST
-from infra.errors import SlipwayError, UsageError
+from infra.errors import LimitHit, SlipwayError, UsageError
 from infra.journal import Journal, Op
 from infra.keep import lease_name
 from infra.names import match
@@ -15,11 +17,14 @@ from infra.notice import notify
 from infra.providers import Provider
 from infra.reconcile import Action, Claim, Delete, Move, reconcile
 from infra.settings import VENDORS, Settings
+from infra.states import LOST, READY, TERMINATING
 from infra.transport import Lost, TimedOut, Transport, Unreachable
 from scripts import render, words
+from scripts.chain import cost_of
 from store import Store, StoreError
 
 OTHERS_S = 20.0
+ALARM_S = 900.0  # on the vendor's clock: whoever is asked to delete a pod has done it by then
 
 
 def way(settings: Settings, op: Op) -> Transport:
@@ -108,10 +113,54 @@ def keep_last_words(op: Op, settings: Settings) -> dict[str, Any]:
 
 def tell(settings: Settings, op: Op, state: str) -> None:
     """Whoever wants to know how runs end."""
-    cost = spend.spent(op, time.time(), settings.clock_scale if op.vendor in VENDORS else 1.0)
+    cost = spend.spent(op, read_clocks(), settings.clock_scale if op.vendor in VENDORS else 1.0)
     problem = notify(settings.notify, run=op.run, state=state, cost_micro_usd=cost, note=op.reason)
     if problem:
         render.say(render.clean(problem))
+
+
+def tell_what_is_left() -> None:
+    """Of a command that was cut short: which pods may cost money and are looked after by nobody, and how they end."""
+    with contextlib.suppress(SlipwayError, OSError):  # what cut it short may have closed the terminal as well
+        settings, me = words.settings(), myself()
+        with Journal.open(settings.state_file) as journal:
+            for op in journal.ops(live=True):
+                renter = journal.holder(pods.lease(op.token))
+                is_at_work = op.state in (READY, LOST)
+                if op.vendor not in VENDORS or (renter != me if is_at_work else renter not in (None, me)):
+                    continue
+                how = "is at work" if is_at_work else f"is left as it is ({op.state})"
+                after = f"inv keep {op.run}, or " if is_at_work else ""
+                may = "" if op.remote_id or not op.sent_at else "whether it is there is not known: "
+                render.say(
+                    f"{op.run} {how}: {may}{cost_of(op, settings.clock_scale)}; {after}end it: inv down {op.run}"
+                )
+
+
+def raise_alarm() -> None:
+    """Raises LimitHit when a pod was asked to end a quarter of an hour ago and its vendor still has it."""
+    late: list[Op] = []
+    with contextlib.suppress(SlipwayError, OSError):  # whoever cannot read the journal has said so
+        settings = words.settings()
+        if settings.state_file.exists():
+            with Journal.open(settings.state_file) as journal:
+                late = [op for op in journal.ops(live=True) if is_overdue(op, time.time(), settings.clock_scale)]
+    if late:
+        asked = [
+            f"{op.run} ({op.vendor}, {render.usd(op.rate)} USD/h, since {render.iso(op.del_requested_at)})"
+            for op in late
+        ]
+        raise LimitHit(
+            f"ALARM: asked to end more than 15 minutes ago and not proven gone: {', '.join(asked)}; what exists bills. "
+            f"Run: inv down {late[0].run}; when that does not help, end it on the vendor's own page"
+        )
+
+
+def is_overdue(op: Op, now: float, scale: float) -> bool:
+    """Whether a rented pod should have been gone for long."""
+    asked_at = op.del_requested_at
+    is_ending = op.state == TERMINATING and op.vendor in VENDORS and asked_at is not None
+    return is_ending and (now - (asked_at or 0)) * scale > ALARM_S
 
 
 def told(action: Action) -> str:

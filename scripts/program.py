@@ -29,6 +29,7 @@ from invoke.parser.parser import ParseResult
 
 from data.config import ConfigError
 from infra.errors import SlipwayError
+from infra.interrupts import Told, heed
 from scripts import hints
 from store import StoreError
 
@@ -170,20 +171,29 @@ class Polite(Program):
         hints.teach({name: one.flags for name, one in self.parser.contexts.items()})
         for one in self.tasks:
             as_json = "json" in one.args and one.args["json"].value
-            with manners(self.logs, one.name or "", as_json), last_words():
+            with manners(self.logs, one.name or "", as_json), heed(), last_words():
                 Executor(self.collection, self.config, self.core).execute(one)
 
 
 @contextlib.contextmanager
 def last_words() -> Iterator[None]:
-    """When a command fails, the rest of its line is not done: say which pods of that line are left."""
+    """When a command fails, the rest of its line is not done: say which pods of that line are left.
+
+    When it was cut short, also which pods nobody looks after. Raises LimitHit when one should have been gone long ago.
+    """
     try:
         yield
     except BaseException as error:
         chain = sys.modules.get("scripts.chain")  # else no command of this line has dealt with a pod
         if chain and not (isinstance(error, Exit) and error.code == 0):
             chain.tell()
+        ledger = sys.modules.get("scripts.ledger")
+        if ledger and (isinstance(error, (KeyboardInterrupt, Told, OSError))):
+            ledger.tell_what_is_left()
         raise
+    ledger = sys.modules.get("scripts.ledger")
+    if ledger:
+        ledger.raise_alarm()
 
 
 @contextlib.contextmanager
@@ -207,6 +217,8 @@ def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]
         raise
     except KeyboardInterrupt:
         raise Exit(code=130) from None
+    except Told as told:
+        raise Exit(code=told.exit_code) from None
     except (SlipwayError, ConfigError, StoreError) as error:
         raise leave(str(error), getattr(error, "exit_code", 2)) from None
     except Exception as error:

@@ -18,6 +18,7 @@ from invoke import Exit
 from infra import keep, keepsake, pods, spend, watch
 from infra import launch as street
 from infra.agent.job import Job, Limits
+from infra.agent.limits import read_clocks
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError, UsageError
 from infra.journal import Fenced, Journal, Op, Taken
@@ -232,7 +233,7 @@ def hang_up() -> Iterator[list[int]]:
         raise KeyboardInterrupt
 
     before = signal.getsignal(signal.SIGHUP)
-    if before == signal.SIG_DFL:
+    if before != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, note)
     try:
         yield heard
@@ -389,7 +390,7 @@ def more_for(op: Op, journal: Journal, settings: Settings, spend_limit: str, ttl
     limits = choosing.limits_for(settings, True, ttl, spend_limit)
     if limits.spend_micro_usd is None:
         return limits
-    spent = sum(spend.spent(row, time.time(), settings.clock_scale) for row in journal.ops(run=op.run))
+    spent = sum(spend.spent(row, read_clocks(), settings.clock_scale) for row in journal.ops(run=op.run))
     if spent >= limits.spend_micro_usd:
         raise UsageError(f"{op.run} has cost {render.cents(spent)} USD already; give a --spend-limit above that")
     return replace(limits, spend_micro_usd=limits.spend_micro_usd - spent)

@@ -4,7 +4,6 @@ Each deals with the pod that is named, else with the one of its line, else with 
 """
 
 import json as json_text
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from infra import keepsake, spend
 from infra import launch as street
 from infra.agent.job import Job, Limits
+from infra.agent.limits import read_clocks
 from infra.errors import UsageError
 from infra.journal import Journal, Op
 from infra.names import check_name, run_name
@@ -55,7 +55,7 @@ def create(
                 return
         op = make(request, limits, offers, candidates[0], journal, settings, no_accept)
     if json:
-        print_json(about(op, settings, time.time()))
+        print_json(about(op, settings))
     render.say(f"{op.run} is there: {chain.cost_of(op, scale_of(op, settings))}. "
                f"Next: inv pod.run {op.run} --phase sft; end it: inv pod.down {op.run}")  # fmt: skip
 
@@ -127,11 +127,11 @@ def down(*, run, json):
 
 
 def list_(*, json):
-    settings, now = words.settings(), time.time()
+    settings = words.settings()
     with open_journal(settings) as journal:
         settle(journal, settings)
         ops = journal.ops(live=True)
-    rows = [about(op, settings, now) for op in ops]
+    rows = [about(op, settings) for op in ops]
     if json:
         print_json(rows)
     elif rows:
@@ -146,7 +146,7 @@ def list_(*, json):
         render.say("there is no pod; make one: inv pod.create")
 
 
-def about(op: Op, settings: Settings, now: float) -> dict[str, Any]:
+def about(op: Op, settings: Settings) -> dict[str, Any]:
     """A live pod as the journal knows it."""
     return {
         "run": op.run,
@@ -154,7 +154,7 @@ def about(op: Op, settings: Settings, now: float) -> dict[str, Any]:
         "id": op.remote_id,
         "state": op.state.lower(),
         "usd_per_hour": render.usd(op.rate),
-        "age_s": round(spend.age_s(op, now, scale_of(op, settings)), 1),
+        "age_s": round(spend.age_s(op, read_clocks(), scale_of(op, settings)), 1),
         "ttl_s": op.ttl_s,
         "limit_usd": None if op.cap is None else render.usd(op.cap),
         "stays": op.stays,

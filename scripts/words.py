@@ -3,12 +3,12 @@
 import difflib
 import functools
 import re
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from infra import gpus, spend
+from infra.agent.limits import read_clocks
 from infra.errors import UsageError
 from infra.hosts import HostMemory
 from infra.journal import Op
@@ -85,7 +85,7 @@ def terms(settings: Settings, vendor: Provider, unchecked: bool = False) -> Term
     of_all = micro_usd(str(settings.spend_cap_usd)) or None
 
     def admit(rows: list[Op], new: Op) -> None:
-        spend.admit(rows, new, of_all=of_all, now=time.time(), scale=settings.clock_scale)
+        spend.admit(rows, new, of_all=of_all, now=read_clocks(), scale=settings.clock_scale)
 
     def blame(offer: Offer, failure: str) -> None:
         HostMemory.beside(settings.state_file).blame(known_as(offer), failure)

@@ -26,6 +26,7 @@ class JsonJournal:
 
     def __init__(self, path: Path, points: Points) -> None:
         self.path, self.points = path, points
+        self._known: dict[str, Op] = {}  # rows as this process wrote them
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = path.with_name("installation")
         if not kept.exists():
@@ -77,7 +78,7 @@ class JsonJournal:
         return rows[op.token]
 
     def op(self, token: str) -> Op:
-        return self._read()[token]
+        return self._read().get(token) or self._known[token]
 
     def ops(self, live: bool | None = None, run: str | None = None) -> list[Op]:
         rows = self._read().values()
@@ -103,6 +104,7 @@ class JsonJournal:
         with self.points.around(event):
             rows = self._read()
             yield rows
+            self._known.update(rows)
             with open(self.path, "w") as file:  # empty from here on
                 self.points.reach(f"commit {event}")
                 json.dump({token: asdict(op) for token, op in rows.items()}, file)

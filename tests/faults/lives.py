@@ -46,6 +46,14 @@ class Child:
         self.end(0)
         return words_of(said)
 
+    def leave(self, deadline_s: float) -> tuple[list[list[str]], int]:
+        """What it said until it ended, and its exit code, whatever that is. After `deadline_s` it is killed."""
+        said, deadline = b"", true_monotonic() + deadline_s
+        while chunk := self.hear(deadline):
+            said += chunk
+        os.close(self.ear)
+        return words_of(said), os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
     def hear(self, deadline: float | None) -> bytes:
         """What it says next, b"" when it has ended; it is killed at `deadline`."""
         wait_s = None if deadline is None else max(0.0, deadline - true_monotonic())

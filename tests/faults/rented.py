@@ -73,6 +73,7 @@ class Stage:
 
     running: Running
     folder: Path
+    machines_always: tuple[dict[str, Any], ...] = (IDLE,)
     _moved: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, 8))
 
     def now(self) -> float:
@@ -110,7 +111,7 @@ class Stage:
 
     def fault(self, *requests: dict[str, Any], machines: tuple[dict[str, Any], ...] = (), **plan: Any) -> None:
         """What goes wrong from now on."""
-        self.running.fault(requests=list(requests), machines=[*machines, IDLE], **plan)
+        self.running.fault(requests=list(requests), machines=[*machines, *self.machines_always], **plan)
 
     def machines(self, prefix: str = "") -> list[Machine]:
         """All that were ever made, those whose token begins so."""
@@ -123,11 +124,14 @@ class Stage:
         calls: list[dict[str, Any]] = self.running.client.get(self.running.about["truth"] + "/calls").json()
         return [one for one in calls if one["vendor"]]
 
-    def vendor(self, name: str, journal: Path, attempt_s: float = 20.0, per_minute: int = 1 << 30) -> Market:
+    def vendor(
+        self, name: str, journal: Path, attempt_s: float = 20.0, per_minute: int = 1 << 30, clock_scale: float = 1.0
+    ) -> Market:
         """A client of it."""
         about = self.running.about[name]
         header = {"Authorization": f"Bearer {about['key']}"} if name == "runpod" else {"X-API-KEY": about["key"]}
-        api = JsonApi(name, about["url"], header, attempt_s=attempt_s, sleep=self.sleep, per_minute=per_minute)
+        api = JsonApi(name, about["url"], header, attempt_s=attempt_s, sleep=self.sleep, per_minute=per_minute,
+                      clock_scale=clock_scale)  # fmt: skip
         return {"shadeform": Shadeform, "runpod": RunPod, "lium": Lium}[name](api, PodKeys.beside(journal))
 
     @property
@@ -136,11 +140,12 @@ class Stage:
 
 
 @contextmanager
-def stage(folder: Path, seed: int = 0, speed: float = 1.0) -> Iterator[Stage]:
-    """A market without faults, whose machines never boot. At another `speed` it does not keep our time."""
+def stage(folder: Path, seed: int = 0, speed: float = 1.0, boots: bool = False) -> Iterator[Stage]:
+    """A market without faults, whose machines never boot, unless they are to. At another `speed` it does not keep our
+    time."""
     words = ["--offers", str(offers_file(folder)), "--seed", str(seed)]
     with world(folder, *words, speed=speed) as running:
-        made = Stage(running, folder)
+        made = Stage(running, folder, () if boots else (IDLE,))
         made.fault()
         yield made
         assert running.truth()["problems"] == []

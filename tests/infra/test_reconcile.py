@@ -109,6 +109,17 @@ def test_what_was_created_just_now_may_be_denied_until_its_vendor_has_shown_it()
     assert events(decided([seen], began_at=9_920, denied=denied)) == ["gone"]
 
 
+def test_what_its_vendor_ended_when_its_limit_was_due_has_ended_at_its_limit():
+    known = row(READY, remote_id="id-1", sent_at=1_000, last_seen_at=2_000)
+    said = Listing(began_at=10_000, denied=frozenset({"id-1"}))
+    for at_limit, why in (
+        ({}, "m ended it"),
+        ({known.token: "its time is up"}, "it has limit: its time is up; m ended it"),
+    ):
+        (move,) = decide([known], said, prefix=PREFIX, settle_s=SETTLE_S, at_limit=at_limit)
+        assert (move.event, move.facts) == ("gone", {"reason": why})
+
+
 def test_a_pod_that_was_to_end_before_its_id_was_known_gets_it_from_the_listing():
     actions = decided([row(TERMINATING)], pod())
     assert events(actions) == ["note", "Delete"] and actions[0].facts["remote_id"] == "id-1"
@@ -179,6 +190,7 @@ class Market:
 
     settle_s: float
     name = "market"
+    is_rented = False  # its clock is ours
     pod_store = ""
     is_rented = False  # it keeps no keys
     now: int = 1_000_000

@@ -11,6 +11,7 @@ import pytest
 
 from infra import pods, watch
 from infra.agent.job import Job, Limits, PodFolder, Step
+from infra.agent.limits import Clocks
 from infra.agent.process import Identity, send
 from infra.journal import Journal, Op
 from infra.providers.local import Local
@@ -186,7 +187,9 @@ def test_what_was_spent_comes_from_the_guard():
     op = Op(token="t", run="a-1", vendor="local", state="READY", rate=2_000_000, intent_at=100)
     guard = {"alive": True, "limit_s": None, "spent_micro_usd": 1234, "elapsed_s": 2.0}
     view = watch.view(
-        op, watch.Reading(True, is_alive=True, guard=guard, progress={"updated_at": 150.0, "step": "work"}), now=160.0
+        op,
+        watch.Reading(True, is_alive=True, guard=guard, progress={"updated_at": 150.0, "step": "work"}),
+        Clocks("", 0.0, 160.0),
     )
     assert (view.spent_micro_usd, view.micro_usd_per_hour, view.age_s, view.started_at) == (1234, 2_000_000, 10.0, 100)
     assert view.ends == ("guard alive, no limit",)

@@ -209,6 +209,13 @@ def test_a_machine_that_cannot_be_ended_is_named_with_its_price(rehearsal):
         assert any("it may still cost 0.79 USD/h" in problem for problem in left.problems)
     code, err = rehearsal.fails("audit")
     assert code == 5 and f"runpod {pod_id} (ending)" in err and "at 0.79 USD/h" in err
+    with rehearsal.journal() as journal:
+        (row,) = journal.ops(live=True)
+        journal.note(row, del_requested_at=int(time.time()) - 16)  # sixteen minutes of the vendor's
+    for words in (("status",), ("cost", "--offline")):
+        code, err = rehearsal.fails(*words)
+        assert code == 5 and "ALARM: asked to end more than 15 minutes ago" in err and "0.79 USD/h" in err, words
+        assert f"inv down --rehearse {row.run}" in err
     rehearsal.world.tell("/faults", {})
     assert rehearsal.json("reap")["due"] == [] and not rehearsal.running()
 

@@ -14,6 +14,7 @@ from infra.journal import Journal
 from infra.launch import Terms
 from infra.offers import open_market
 from infra.providers import market
+from infra.reconcile import reconcile
 from infra.records import Plan, Request
 from infra.settings import VENDORS, Settings
 from tests.faults.trial import rounds
@@ -91,3 +92,30 @@ def test_when_nothing_is_left_that_is_said_with_every_reason(tmp_path):
             launch._rent_all(plan, vendor.offers(request), lambda _: vendor, journal, print, Terms(), [])
         assert running.truth()["pods"] == [] and journal.ops(live=True) == []
         assert json.dumps([op.state for op in journal.ops()]).count("FAILED") >= 1
+
+
+def test_a_create_without_an_answer_is_set_aside_and_the_next_offer_taken(tmp_path):
+    """Somebody else took the machine, and the answer that said so was lost: nobody knows whether it is there."""
+    with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
+        vendor = open_market("runpod", settings_of(running, tmp_path))
+        request = Request(run="otter-1", provider="runpod", gpu="H100", num_gpus=1)
+        offer = min(vendor.offers(request), key=lambda one: one.micro_usd_per_hour)
+        running.fault(requests=[{"call": "create", "kind": "dropped"}])
+        said = []
+        op = launch.hold(request, Limits(time_s=86400.0), [offer, offer], lambda _: vendor, journal, said.append)
+        aside, row = journal.ops(run="otter-1")
+        assert (row, row.state) == (op, "READY")
+        assert (aside.slot, aside.state, aside.remote_id) == (-1, "TERMINATING", None)
+        assert any("it is ended when it turns up: inv reap" in one for one in said)
+        running.fault(requests=[{"call": "create", "kind": "lost"}, {"call": "list", "kind": "error", "count": 40}])
+        request = Request(run="otter-2", provider="runpod", gpu="H100", num_gpus=1)
+        hidden = launch.hold(request, Limits(time_s=86400.0), [offer, offer], lambda _: vendor, journal, said.append)
+        running.fault()
+        assert len(running.truth()["pods"]) == 3 and hidden.state == "READY"
+        for _ in range(2):
+            reconcile(vendor, journal)
+        live = {op.token for op in journal.ops(live=True)}
+        for pod in running.truth()["pods"]:
+            assert (pod["state"] in ("deleting", "gone")) is (pod["name"] not in (op.token, hidden.token)), (pod, live)
+        for one in (op, hidden):
+            pods.end(vendor, journal.op(one.token), journal)

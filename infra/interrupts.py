@@ -1,0 +1,89 @@
+"""Signals that ask a command to leave, and what they must not tear in two.
+
+In: SIGINT, SIGTERM, SIGHUP. Out: exceptions, in the main thread. Called by: the program, around every command (`heed`),
+and whoever rents or ends (`finishing`): between a request that costs money and its record nobody is to be torn off.
+"""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+Handler = Callable[[int, FrameType | None], object]
+
+LEAVE = (signal.SIGTERM, signal.SIGHUP)
+NUMBERS = (signal.SIGINT, *LEAVE)
+MEANWHILE = "one moment: {what}. Once more leaves at once, and whatever there is may go on billing"
+
+
+class Told(BaseException):
+    """This process was told to leave, by signal `number`: by another one, or by the end of its terminal."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__(f"told to leave ({signal.Signals(number).name})")
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.number
+
+
+@contextlib.contextmanager
+def heed() -> Iterator[None]:
+    """Meanwhile SIGTERM and SIGHUP raise Told, as SIGINT raises KeyboardInterrupt; one that is ignored stays so."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        raise Told(number)
+
+    with _handling(dict.fromkeys(LEAVE, leave), lambda now: now == signal.SIG_DFL):
+        yield
+
+
+@contextlib.contextmanager
+def finishing(what: str, say: Callable[[str], None]) -> Iterator[None]:
+    """The first signal waits for the end of this block, and is raised there; a second one is raised where it comes."""
+    noted: list[int] = []
+    before: dict[int, Handler] = {}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        if len(noted) > 1:
+            before[number](number, frame)
+        else:
+            with contextlib.suppress(OSError, RuntimeError):  # nobody reads, or it came in the midst of a print
+                say(MEANWHILE.format(what=what))
+
+    with _handling(dict.fromkeys(NUMBERS, note), callable) as replaced:
+        before.update(replaced)
+        try:
+            yield
+        except (KeyboardInterrupt, Told):
+            raise
+        except BaseException:
+            if noted:
+                before[noted[0]](noted[0], None)
+            raise
+        if noted:  # also after a second one: what it raised is lost where Python ignores exceptions, as in callbacks
+            before[noted[0]](noted[0], None)
+
+
+@contextlib.contextmanager
+def _handling(handlers: Mapping[int, Handler], which: Callable[[object], bool]) -> Iterator[dict[int, Any]]:
+    """Meanwhile these handle their signals, where `which` is true of what does so now; that, by number.
+
+    Signals reach the main thread only: in another one nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield {}
+        return
+    now = {number: signal.getsignal(number) for number in handlers}
+    replaced = {number: one for number, one in now.items() if which(one)}
+    try:
+        for number in replaced:
+            signal.signal(number, handlers[number])
+        yield replaced
+    finally:
+        for number, one in replaced.items():
+            signal.signal(number, one)

@@ -1,0 +1,90 @@
+"""One laptop whose wall clock somebody sets: it rents a pod, says what that has cost, and ends it when it is due.
+
+    LD_PRELOAD=libfaketime.so.1 ... python -m tests.faults.laptop < orders
+
+A process of its own, because the clock is faked below it (libfaketime). In: a line of JSON about the world, then
+orders, one a line. Out: a line of JSON for each.
+"""
+
+import json
+import select
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# Python's own sleeps until a time of the monotonic clock, which libfaketime takes for one of the clock that it fakes.
+time.sleep = lambda seconds: select.select([], [], [], seconds) and None  # type: ignore[assignment]
+
+from infra import boot, pods, reap, spend  # noqa: E402
+from infra.agent.job import Job, Limits  # noqa: E402
+from infra.agent.limits import read_clocks  # noqa: E402
+from infra.journal import Journal, Op  # noqa: E402
+from infra.json_api import JsonApi  # noqa: E402
+from infra.pod_keys import PodKeys  # noqa: E402
+from infra.providers.lium import Lium  # noqa: E402
+from infra.providers.runpod import RunPod  # noqa: E402
+from infra.providers.shadeform import Shadeform  # noqa: E402
+from tests.faults.rented import environ, order  # noqa: E402
+
+RUN = "brave-otter-1"
+
+
+def by_both(op: Op, scale: float) -> int:
+    return spend.spent(op, read_clocks(), scale)
+
+
+def by_the_wall(op: Op, scale: float) -> int:
+    """Known to be bad: a clock that is set back gives time for nothing."""
+    return spend.spent(op, time.time(), scale)
+
+
+def by_a_ratchet_of_the_wall(op: Op, scale: float) -> int:
+    """Known to be bad: likewise, though it never says less than before."""
+    _most[0] = max(_most[0], by_the_wall(op, scale))
+    return _most[0]
+
+
+_most = [0]
+COUNTS: dict[str, Callable[[Op, float], int]] = {
+    one.__name__: one for one in (by_both, by_the_wall, by_a_ratchet_of_the_wall)
+}
+
+
+def main() -> None:
+    about = json.loads(sys.stdin.readline())
+    folder, name, scale = Path(about["folder"]), about["vendor"], about["scale"]
+    there = about["world"]
+    header = {"Authorization": f"Bearer {there['key']}"} if name == "runpod" else {"X-API-KEY": there["key"]}
+    api = JsonApi(name, there["url"], header, clock_scale=scale)
+    keys = PodKeys.beside(folder / "journal.db")
+    vendor = {"shadeform": Shadeform, "runpod": RunPod, "lium": Lium}[name](api, keys)
+    count = COUNTS[about["count"]]
+    with Journal.open(folder / "journal.db", environ(folder)) as journal:
+
+        def do(what: str) -> Any:
+            if what == "rent":
+                request, _ = order(name, RUN)
+                job = Job(run="", token="", steps=(), limits=Limits(**about["limits"]))
+                offer, began = vendor.offers(request)[0], time.monotonic()
+                op = pods.rent(vendor, request, offer, job, journal)
+                rent_s = time.monotonic() - began
+                deadline = time.monotonic() + 60
+                while not (pod := vendor.find(op.remote_id or op.token)) or not pod.address:
+                    assert time.monotonic() < deadline, pod
+                    time.sleep(0.02)
+                op = journal.note(op, **boot.price(op, pod, vendor))
+                return {"token": journal.advance(op, "armed").token, "rent_s": rent_s}
+            (op,) = journal.ops(run=RUN)
+            if what == "look":
+                return {"spent": count(op, scale), "wall": time.time(), "state": op.state}
+            assert what == "reap", what
+            return {"due": [why for _, why in reap.reap(vendor, journal).due], "state": journal.op(op.token).state}
+
+        for line in sys.stdin:
+            print(json.dumps(do(line.strip())), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,380 @@
+"""A laptop that sleeps while it rents or keeps a run: the world goes on for hours, and others act meanwhile.
+
+    python -m tests.faults.sleeps --trials 200 --seed 7
+
+Each trial forks a process with a group of its own, that launches, or brings a run back whose pod is gone. At a point it
+is stopped (SIGSTOP), its connections are reset, and the wall clock goes on by hours, the monotonic one does not: so it
+is with a machine that was suspended. Meanwhile somebody ends the run, or sweeps, or another keeper takes its lease.
+When it wakes it must not act on what it knew: nothing that was ended is there again, nothing is made twice, and no pod
+is taken from whoever has it.
+"""
+
+import argparse
+import contextlib
+import importlib
+import os
+import random
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from infra import keep, pods
+from infra.errors import SlipwayError
+from infra.journal import Held, Journal, Lease, Op
+from infra.keep import Keeper, lease_name
+from infra.launch import Terms
+from infra.providers import Market
+from infra.reconcile import reconcile
+from tests.faults.crash import Renting
+from tests.faults.lives import Tell, fork
+from tests.faults.points import Points, WatchedJournal, watch_requests
+from tests.faults.rented import (
+    VENDORS,
+    Judge,
+    Stage,
+    Wrong,
+    end_all,
+    environ,
+    hold_still,
+    order,
+    stage,
+    true_monotonic,
+)
+
+RUN = "brave-otter-1"
+PER_WORLD = 100
+PATIENCE_S = 60.0
+MEANWHILE = ("nothing", "sweeps", "ended", "ended and swept", "taken over")
+HOURS_S = (60, 700, 3 * 3600, 11 * 3600)
+
+
+class Unfenced(WatchedJournal):
+    """Known to be bad: whoever writes last is right, whatever the row was when it was read."""
+
+    def advance(self, op: Op, event: str, **facts: Any) -> Op:
+        now = self.op(op.token)
+        return super().advance(replace(op, epoch=now.epoch), event, **facts)
+
+    def _change(self, op: Op, event: str, facts: dict[str, Any]) -> Op:
+        now = self.op(op.token)
+        return super()._change(replace(op, epoch=now.epoch, state=now.state), event, facts)
+
+    @staticmethod
+    def at(path: Path, environ: Any, points: Points) -> WatchedJournal:
+        made = WatchedJournal.at(path, environ, points)
+        made.__class__ = Unfenced
+        return made
+
+
+class Timed(WatchedJournal):
+    """Known to be bad: whoever had a lease once has it."""
+
+    @staticmethod
+    def at(path: Path, environ: Any, points: Points) -> WatchedJournal:
+        made = WatchedJournal.at(path, environ, points)
+        made.__class__ = Timed
+        return made
+
+    def renew(self, lease: Lease) -> Lease:
+        return Lease(lease.name, self._lease(lease.name)[0])
+
+    def is_ours(self, lease: Lease) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Forgiving(Renting):
+    watched: Callable[..., Any] = Unfenced.at
+
+
+@dataclass(frozen=True)
+class Believing(Renting):
+    watched: Callable[..., Any] = Timed.at
+
+
+class Wire:
+    """What is between the laptop and a vendor; it can be cut."""
+
+    def __init__(self, url: str) -> None:
+        there = urlsplit(url)
+        self.to, self.is_cut = (there.hostname or "", there.port or 80), False
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.url = there._replace(netloc=f"127.0.0.1:{self.server.getsockname()[1]}").geturl()
+        self.open: set[socket.socket] = set()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """Both ends hear a reset, and nobody gets through until it is mended."""
+        self.is_cut = True
+        for one in list(self.open):
+            with contextlib.suppress(OSError):
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                one.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.cut()
+        self.server.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near = self.server.accept()[0]
+            except OSError:
+                return  # closed
+            if self.is_cut:
+                near.close()
+                continue
+            far = socket.create_connection(self.to)
+            for source, sink in ((near, far), (far, near)):
+                self.open.add(source)
+                threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while piece := source.recv(1 << 16):
+                sink.sendall(piece)
+        self.open.discard(source)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+
+@dataclass
+class Trial:
+    """One installation, one vendor, one sleeper."""
+
+    here: Stage
+    renting: Renting
+    folder: Path
+    vendor_name: str
+    chance: random.Random
+    wire: Wire
+    was_told: bool = False  # to leave, while it slept
+    known: set[str] | None = None  # tokens that there were when its lease was taken over
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "state" / "slipway" / "journal.sqlite"
+
+    def vendor(self, url: str = "") -> Market:
+        about = self.here.running.about[self.vendor_name]
+        before = about["url"]
+        about["url"] = url or before
+        try:
+            return self.here.vendor(self.vendor_name, self.path, 2.0)
+        finally:
+            about["url"] = before
+
+    def run(self, is_keeper: bool, nth: int, meanwhile: str) -> str:
+        """The point at which it slept, "" when it was through before. Raises Wrong."""
+        with self.renting.open(self.path, environ(self.folder)) as journal:
+            judge = Judge(self.here, f"sw1-{journal.installation}-")
+            if is_keeper:
+                self._lose_pod(journal)
+            sleeper = fork(lambda tell: self._live(is_keeper, nth, tell))
+            said, ended = b"", set[str]()
+            while chunk := sleeper.hear(true_monotonic() + PATIENCE_S):
+                said += chunk
+                if b"asleep\t" in chunk:
+                    os.waitpid(sleeper.pid, os.WUNTRACED)
+                    ended = self._meanwhile(journal, meanwhile, sleeper.pid)
+                    judge.at_any_time(journal.ops())
+                    self.wire.is_cut = False
+                    os.killpg(sleeper.pid, signal.SIGCONT)
+            sleeper.end(0, -signal.SIGTERM)
+            lines = [line.split("\t") for line in said.decode().splitlines()]
+            where = next((about for what, about in lines if what == "asleep"), "")
+            self._judge(journal, judge, ended)
+            return where
+
+    def _lose_pod(self, journal: Journal) -> None:
+        """A run at work whose pod its vendor has taken away."""
+        vendor = self.vendor()
+        request, job = order(self.vendor_name, RUN)
+        op = pods.rent(vendor, request, vendor.offers(request)[0], job, journal, store=str(self.folder / "store"))
+        op = journal.note(journal.advance(op, "armed"), address="ssh://root@127.0.0.1:1/nowhere", last_seen_at=1)
+        vendor.delete(op.remote_id or "")
+        self.here.move(200)
+
+    def _live(self, is_keeper: bool, nth: int, tell: Tell) -> None:
+        """The sleeper. What it slept through is in no clock but the wall's."""
+        os.setpgid(0, 0)
+        awake_s = [0.0]
+        time.monotonic = lambda: true_monotonic() + awake_s[0]
+
+        def sleep(seconds: float) -> None:
+            awake_s[0] += seconds
+            self.here.sleep(seconds)
+
+        time.sleep = sleep
+        passed = 0
+
+        def nap(label: str, _: int) -> None:
+            nonlocal passed
+            is_open = not label.startswith("commit")  # there it has the journal's lock, and nobody else could write
+            passed += is_open
+            if passed == nth and is_open:
+                tell("asleep", label)
+                os.killpg(0, signal.SIGSTOP)
+
+        points = Points(nap)
+        with self.renting.watched(self.path, environ(self.folder), points) as journal:
+            vendor = self.vendor(self.wire.url)
+            watch_requests(points)
+            with contextlib.suppress(SlipwayError):  # what it was is in the journal
+                (self._keep if is_keeper else self._launch)(vendor, journal)
+
+    def _launch(self, vendor: Market, journal: Any) -> None:
+        request, job = order(self.vendor_name, RUN)
+        for offer in vendor.offers(request)[:2]:
+            with contextlib.suppress(pods.StillBills):
+                self.renting.reconcile(vendor, journal, self.here.now)
+                self.renting.rent(vendor, request, offer, job, journal)
+                return
+
+    def _keep(self, vendor: Market, journal: Any) -> None:
+        (self.folder / "home" / "code").mkdir(parents=True)
+        keeper = Keeper(journal, lambda _: vendor, lambda request: vendor.offers(request)[:2], self.folder / "home", {},
+                        lambda _: None, Terms(boot_s=20.0))  # fmt: skip
+        with keeper.keeping(RUN):
+            for _ in keeper.keep(journal.ops(run=RUN)[-1]):
+                pass
+
+    def _meanwhile(self, journal: Any, what: str, pid: int) -> set[str]:
+        """What happens while it sleeps; the tokens of the pods that were ended."""
+        self.wire.cut()
+        vendor, ended = self.vendor(), set[str]()
+        self.here.move(self.chance.choice(HOURS_S))
+        if what.startswith("ended"):
+            self.was_told = journal.holder(lease_name(RUN)) is not None
+            keep.end_keeper(RUN, journal, patience_s=-1.0)
+            for op in journal.ops(live=True):
+                ended.add(op.token)
+                with contextlib.suppress(SlipwayError):  # the sweeps go on with it
+                    pods.end(vendor, op, journal, patience_s=0.0)
+        if what == "taken over":
+            for name in journal.held():
+                if name == lease_name(RUN):
+                    self.known = {op.token for op in journal.ops()}
+                    journal.renew(Lease(name, journal._lease(name)[0]))
+                else:  # whoever is only stopped lives
+                    with contextlib.suppress(Held):
+                        journal.take(name)
+                        raise Wrong(f"{name} was taken from a process that lives")
+        if what.endswith(("sweeps", "swept")):
+            for _ in range(4):
+                with contextlib.suppress(Held):
+                    reconcile(vendor, journal, self.here.now)
+                self.here.move(self.chance.choice([61, 700]))
+        return ended
+
+    def _judge(self, journal: Any, judge: Judge, ended: set[str]) -> None:
+        rows = {op.token: op for op in journal.ops()}
+        judge.at_any_time(list(rows.values()))
+        if back := [token for token in ended if rows[token].state in ("BOOTING", "READY", "LOST")]:
+            raise Wrong(f"stale write: {[(rows[token].state, rows[token].reason) for token in back]} was ended")
+        there = [one for one in self.here.machines(judge.prefix) if one.exists]
+        late = [one for one in there if one.token in ended]
+        if late:
+            raise Wrong(f"stale act: {late} though its run was ended; rows: {[rows[one.token] for one in late]}")
+        if there and (ended or self.was_told):
+            raise Wrong(f"stale act: {there} of a run that was ended")
+        if self.known is not None and (new := rows.keys() - self.known):
+            raise Wrong(f"stale write: {new} for a run that another process keeps")
+        for number in range(40):
+            try:
+                done = reconcile(self.vendor(), journal, self.here.now)
+            except Held:
+                raise Wrong("a lease of one that is gone") from None
+            if hold_still(journal.ops(), done):
+                break
+            self.here.move(700 if not number else 61)
+        judge.at_rest(journal.ops())
+        end_all(self.here, self.vendor(), journal, pods.end)
+
+
+@dataclass
+class Rig:
+    renting: Renting
+    seed: int
+    slept: Counter[str] = field(default_factory=Counter)
+
+    def run(self, trials: int, say: Callable[[str], None], only: str = "") -> None:
+        """Raises Wrong."""
+        begun, chance = 0, random.Random(self.seed)
+        while sum(self.slept.values()) < trials:
+            with (
+                tempfile.TemporaryDirectory(prefix="sleeps-") as text,
+                stage(Path(text), self.seed) as here,
+                wires(here) as to,
+            ):
+                here.keep_time()
+                for _ in range(PER_WORLD):
+                    begun += 1
+                    if begun > 4 * trials + 20:
+                        raise Wrong(f"{begun} trials came to too few sleeps: {dict(self.slept)}")
+                    seed, is_keeper = chance.getrandbits(32), begun % 2 == 0
+                    name = VENDORS[begun // 2 % len(VENDORS)]
+                    folder = Path(text) / str(begun)
+                    folder.mkdir()
+                    one = Trial(here, self.renting, folder, name, random.Random(seed), to[name])
+                    what = only or one.chance.choice(MEANWHILE)
+                    nth = one.chance.randint(1, 60 if is_keeper else 32)
+                    about = (
+                        f"{'keeper' if is_keeper else 'launcher'} at {name}, asleep at point {nth}, {what}, seed {seed}"
+                    )
+                    try:
+                        where = one.run(is_keeper, nth, what)
+                    except Wrong as wrong:
+                        raise Wrong(f"{about}: {wrong}") from None
+                    here.fault()
+                    if where:
+                        self.slept[where] += 1
+                        say(f"{about}: {where}")
+                    if sum(self.slept.values()) >= trials:
+                        break
+        say("slept at each point:")
+        for label in sorted(self.slept, key=lambda label: label.split()[::-1]):
+            say(f"{self.slept[label]:6d}  {label}")
+        say(f"{sum(self.slept.values())} sleeps, 0 stale writes; seed {self.seed}")
+
+
+@contextlib.contextmanager
+def wires(here: Stage) -> Iterator[dict[str, Wire]]:
+    made = {name: Wire(here.running.about[name]["url"]) for name in VENDORS}
+    try:
+        yield made
+    finally:
+        for one in made.values():
+            one.close()
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.sleeps", description=__doc__.split("\n")[0])
+    parser.add_argument("--trials", type=int, default=200, metavar="N", help="sleeps (%(default)s)")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
+    parser.add_argument("--meanwhile", choices=MEANWHILE, default="", help="only this")
+    parser.add_argument("--renting", default="tests.faults.crash:Renting", help="what is on trial, MODULE:NAME")
+    flags = parser.parse_args(words)
+    print(f"seed {flags.seed}", flush=True)
+    module, _, name = flags.renting.partition(":")
+    rig = Rig(getattr(importlib.import_module(module), name)(), flags.seed)
+    try:
+        rig.run(flags.trials, lambda line: print(line, flush=True), flags.meanwhile)
+    except Wrong as wrong:
+        print(f"FAILED (seed {flags.seed}): {wrong}", flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,22 @@
+"""Row 10: a laptop that sleeps while it rents or keeps a run. The rig fails what is known to be bad."""
+
+import pytest
+
+from tests.faults.test_crash import rig, seed  # noqa: F401 (a fixture)
+from tests.faults.trial import rounds
+
+
+@rounds(20, 200)
+def test_whoever_slept_does_not_act_on_what_it_knew(rounds, seed):  # noqa: F811
+    done = rig("sleeps", "--trials", str(rounds), *seed)
+    assert done.returncode == 0 and f"{rounds} sleeps, 0 stale writes" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("bad", "meanwhile", "why"),
+    [("Forgiving", "ended and swept", "stale"), ("Believing", "taken over", "that another process keeps")],
+)
+def test_that_rig_catches(bad, meanwhile, why):
+    words = ("--trials", "60", "--seed", "3", "--meanwhile", meanwhile, "--renting", f"tests.faults.sleeps:{bad}")
+    done = rig("sleeps", *words)
+    assert done.returncode == 1 and why in done.stdout

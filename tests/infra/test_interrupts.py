@@ -1,0 +1,84 @@
+"""Signals that wait for the end of a block, and those that do not."""
+
+import contextlib
+import os
+import signal
+import threading
+
+import pytest
+
+from infra.errors import NoOffer
+from infra.interrupts import Told, finishing, heed
+
+
+def strike(number=signal.SIGINT):
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize(
+    ("number", "what"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Told), (signal.SIGHUP, Told)]
+)
+def test_the_first_signal_waits_for_the_end_of_the_block(number, what):
+    done, said = [], []
+    with heed(), pytest.raises(what) as caught, finishing("asked", said.append):
+        strike(number)
+        done.append("the rest")
+    assert done == ["the rest"] and len(said) == 1 and "asked" in said[0]
+    if what is Told:
+        assert caught.value.exit_code == 128 + number
+
+
+def test_the_second_signal_does_not_wait():
+    with pytest.raises(KeyboardInterrupt), finishing("asked", lambda _: None):
+        strike()
+        strike()
+        pytest.fail("it waited")
+
+
+def test_a_failure_of_the_block_is_no_reason_to_go_on():
+    with pytest.raises(KeyboardInterrupt), finishing("asked", lambda _: None):
+        strike()
+        raise NoOffer("the next one may do")
+
+
+def test_a_second_signal_whose_exception_is_lost_is_heard_at_the_end():
+    with pytest.raises(KeyboardInterrupt), finishing("asked", lambda _: None):
+        strike()
+        with contextlib.suppress(KeyboardInterrupt):  # as a callback of SQLite does
+            strike()
+
+
+def test_what_is_ignored_stays_ignored_and_handlers_come_back():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with heed(), finishing("asked", lambda _: None):
+            strike(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_in_another_thread_nothing_changes():
+    done = []
+
+    def work():
+        with heed(), finishing("asked", lambda _: None):
+            done.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert done == [signal.default_int_handler]
+
+
+def test_nobody_to_tell_is_no_reason_to_leave_early():
+    done = []
+
+    def closed(_):
+        raise BrokenPipeError
+
+    with pytest.raises(KeyboardInterrupt), finishing("asked", closed):
+        strike()
+        done.append("the rest")
+    assert done
