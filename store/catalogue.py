@@ -14,7 +14,7 @@ from typing import Any
 from store.artifacts import Store
 from store.manifest import StoreError
 from store.run_folder import CHECKPOINT, MANIFEST, Checkpoint, Damaged, RunFolder, check_files, step_of
-from store.seam import PART_BYTES, Entry, Place, open_place
+from store.seam import Entry, Place, open_place
 
 _OF_A_RUN = re.compile(rf"runs/([A-Za-z0-9._-]+)/({CHECKPOINT.pattern})")
 _FINAL = re.compile(r"([A-Za-z0-9._-]+_checkpoints/[A-Za-z0-9._-]+)/step-[0-9]{1,18}")
@@ -66,7 +66,7 @@ def _found(place: Place, uri: str, at: str, there: dict[str, Entry]) -> Iterator
         else:
             continue
         size = sum(entry.size for one, entry in there.items() if one.startswith(f"{folder}/"))
-        yield _read(name, kind, uri, folder, size, place.get(path, 0, PART_BYTES, at))
+        yield _read(name, kind, uri, folder, size, place.small(path, at))
 
 
 def here(folders: dict[str, Path]) -> list[Found]:

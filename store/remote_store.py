@@ -28,7 +28,7 @@ from store.manifest import (
     sources_of,
 )
 from store.mirror import Mirror
-from store.seam import PART_BYTES, Entry, Place
+from store.seam import Entry, Place
 
 THREADS = 8
 RUNS = "runs/"  # what runs at work leave there is no artifact
@@ -190,7 +190,7 @@ class RemoteStore:
 
     def _read(self, where: str, at: str) -> Manifest:
         """Raises FileNotFoundError, ValueError."""
-        return Manifest.from_json(self.place.get(where, 0, PART_BYTES, at))
+        return Manifest.from_json(self.place.small(where, at))
 
 
 def _refuse_overlap(uri: str, name: str, flat: bool, other: str, there: Mapping[str, Entry]) -> None:

@@ -99,10 +99,7 @@ class RunFolder:
 
     def read(self, name: str) -> bytes:
         """Of a small file. Raises FileNotFoundError, StoreError when it is not small."""
-        content = self._place.get(self._at(name), 0, PART_BYTES)
-        if len(content) == PART_BYTES:
-            raise StoreError(f"{self._at(name)} has at least {PART_BYTES} bytes, which is more than it can have")
-        return content
+        return self._place.small(self._at(name))
 
     def pieces(self, name: str) -> Iterator[bytes]:
         """Of a file that may be large, as it is now."""
@@ -222,7 +219,7 @@ class RunFolder:
 
     def _manifest(self, name: str, at: str) -> Checkpoint:
         try:
-            raw = self._place.get(self._at(f"{name}/{MANIFEST}"), 0, PART_BYTES, at)
+            raw = self._place.small(self._at(f"{name}/{MANIFEST}"), at)
         except FileNotFoundError:
             raise Damaged("it has no manifest") from None
         return Checkpoint.parse(raw, name.rpartition("/")[2])

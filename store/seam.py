@@ -11,7 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from store.manifest import StoreError
+
 PART_BYTES = 8 << 20  # of one range that is read, and of one part that is sent
+FIRST_BYTES = 1 << 20
+SMALL_BYTES = 16 << 20  # no manifest, mark or list of ours is larger
 
 Source = Path | bytes  # a file of this machine, or the bytes themselves
 
@@ -72,12 +76,23 @@ class Place(ABC):
         return ""
 
     def pieces(self, name: str, at: str = "", start: int = 0, version: str = "") -> Iterator[bytes]:
-        """The bytes of a file from `start`, range by range."""
-        while piece := self.get(name, start, start + PART_BYTES, at, version):
+        """The bytes of a file from `start`, range by range: small ones first, as the time for a range grows with it."""
+        wanted = FIRST_BYTES
+        while piece := self.get(name, start, start + wanted, at, version):
             yield piece
             start += len(piece)
-            if len(piece) < PART_BYTES:
+            if len(piece) < wanted:
                 return
+            wanted = PART_BYTES
+
+    def small(self, name: str, at: str = "") -> bytes:
+        """A manifest, a mark, a list. Raises FileNotFoundError, StoreError also when it is not small."""
+        content = b""
+        for piece in self.pieces(name, at):
+            content += piece
+            if len(content) > SMALL_BYTES:
+                raise StoreError(f"{self.uri}: {name} has more than {SMALL_BYTES} bytes, which it cannot have")
+        return content
 
     def sha256(self, name: str, at: str = "") -> str:
         """Of what is there now, every byte of it read. Raises FileNotFoundError, StoreError."""

@@ -1,7 +1,7 @@
 """Stores on loopback: a bucket of moto's server, and a repository of our hub, spoken to by their real clients."""
 
 import hashlib
-import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,10 @@ class S3:
         self.server.start()
         host, port = self.server.get_host_and_port()
         self.url = f"http://{host}:{port}"
-        self.number = 0
 
     def bucket(self) -> str:
         """A new one that is not made yet."""
-        self.number += 1
-        return f"s3://bucket-{os.getpid()}-{self.number}/some/folder"
+        return f"s3://bucket-{uuid.uuid4().hex[:12]}/some/folder"
 
 
 @pytest.fixture(scope="session")

@@ -136,6 +136,7 @@ def serving(**words: Any) -> Iterator[FakeHub]:
 def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # heads and bodies go apart, and the second would wait for a late ACK
         found: Fault | None
 
         def log_message(self, format: str, *args: Any) -> None:
@@ -159,6 +160,7 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             with hub.lock:
                 hub.asked.append(Asked(self.command, path, said, len(body)))
             if isinstance(kind, int):
+                assert self.found is not None
                 after = {"Retry-After": str(self.found.amount)} if self.found.amount >= 0 else {}
                 return self.say(kind, {"error": "?"}, after)
             with hub.lock:
@@ -338,40 +340,36 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
 
         def send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
             found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-            if found and status == 200:
+            if found and status == 200 and content:
                 start, stop = int(found[1]), min(int(found[2]) + 1, len(content))
                 if start >= len(content):
                     return self.say(416, {}, {"Content-Range": f"bytes */{len(content)}"})
                 headers = {**headers, "Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"}
                 status, content = 206, content[start:stop]
-            kind, amount = (self.found.kind, self.found.amount) if self.found else (None, 0)
-            if kind == "stale":
+            if self.found and self.found.kind == "stale":
                 content = bytes([content[0] ^ 1]) + content[1:]
+            self.write(status, content, headers)
+
+        def say(self, status: int, document: Any, headers: dict[str, str] | None = None) -> None:
+            self.write(status, json.dumps(document).encode(), headers or {})
+
+        def write(self, status: int, content: bytes, headers: dict[str, str]) -> None:
+            kind, amount = (self.found.kind, self.found.amount) if self.found else (None, 0)
             self.send_response(status)
             for name, value in {**headers, "Content-Length": str(len(content))}.items():
                 self.send_header(name, value)
             self.end_headers()
             if kind == "cut":
-                self.wfile.write(content[:amount])
-                self.wfile.flush()
+                self.wfile.write(content[: min(amount, len(content) - 1)])
                 self.connection.shutdown(socket.SHUT_RDWR)
                 raise Hung
             if kind == "drip":
                 for place in range(len(content)):
                     self.wfile.write(content[place : place + 1])
-                    if hub.ended.wait(0.05):
+                    if hub.ended.wait(0.4):
                         raise Hung
-                return None
+                return
             self.wfile.write(content)
-            return None
-
-        def say(self, status: int, document: Any, headers: dict[str, str] | None = None) -> None:
-            body = json.dumps(document).encode()
-            self.send_response(status)
-            for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
 
     return Handler
 

@@ -217,11 +217,11 @@ def test_what_arrived_of_a_cut_upload_is_not_sent_again_to_a_bucket(s3, tmp_path
     with wire(s3.url) as cable:
         monkeypatch.setenv("AWS_ENDPOINT_URL", cable.url)
         bad = Bucket(address, Patience(answer_s=5, total_s=5, tries=1), part_bytes=part)
-        events = bad._client.meta.events  # of a client that buckets share
-        events.register("before-send.s3.UploadPart", _cut_third)
+        cut = ("before-send.s3.UploadPart", _cut_third)
+        bad._client.meta.events.register(*cut)
         with pytest.raises(StoreAway):
             bad.put({"large": tmp_path / "large"})
-        events.unregister("before-send.s3.UploadPart", _cut_third)
+        bad._client.meta.events.unregister(*cut)
         assert open_place(address).listing() == {}
         sent, cable.cuts = cable.sent_bytes, []
         good = Bucket(address, QUICK, part_bytes=part)
@@ -231,7 +231,7 @@ def test_what_arrived_of_a_cut_upload_is_not_sent_again_to_a_bucket(s3, tmp_path
         assert good._begun("some/folder/large") == []
 
 
-def _cut_third(request, **about):
+def _cut_third(request, **_):
     if "partNumber=3" in request.url:
         raise ConnectionResetError("the cable is cut")
 
@@ -344,12 +344,13 @@ def test_whatever_befalls_an_upload_what_is_acknowledged_is_there_and_the_next_l
             chance.choice(WHERE), kind, 0 if kind == 429 else chance.randrange(1, 200), chance.randrange(1, 5)
         )
         hub.faults = [fault]
-        times = fault.times
+        times, began = fault.times, time.monotonic()
         try:
             one.carry()
         except (StoreError, OSError) as error:
             print(f"{fault}: {error}")
         hit += fault.times < times
+        print(f"{time.monotonic() - began:.2f} s {fault}")
         hub.faults = []
         assert name not in pod.acknowledged() or pod.shown()[0] == name, fault
         again = courier(pod)
