@@ -208,13 +208,13 @@ inputs = trainer.inputs
 HOLD = """
 
 import signal
-_save = Checkpoints.save
+_write = Checkpoints.write
 def _held(self, step, *rest):
-    saved = _save(self, step, *rest)
+    saved = _write(self, step, *rest)
     if step == 20:
         os.kill(os.getpid(), signal.SIGSTOP)
     return saved
-Checkpoints.save = _held
+Checkpoints.write = _held
 """
 
 

@@ -54,8 +54,9 @@ def weights(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
     return next((folder / "hf").glob("*.safetensors")).read_bytes()
 
 
+@pytest.mark.nightly  # a minute each; the courier and the fetch run over both stores for every change
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("kind", ["s3", pytest.param("hf", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("kind", ["s3", "hf"])
 def test_a_run_whose_pod_is_taken_away_goes_on_from_a_store_elsewhere(kind, request, tmp_path, monkeypatch):
     uri, reached = environ(kind, request)
     with rehearsing(tmp_path, reached) as user:

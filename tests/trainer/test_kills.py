@@ -118,7 +118,7 @@ def blow_at(unhit: set[str], chance: random.Random) -> Blow:
     return Blow(chance.choice(LABELS), chance.randrange(1, 6), chance.choice((0.0, chance.uniform(0, 0.005))))
 
 
-@rounds(60, 500)
+@rounds(50, 500)
 def test_killed_at_every_point_of_a_save_the_run_ends_with_the_bits_of_one_left_alone(tmp_path, rounds):
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
