@@ -6,6 +6,7 @@ Every process of a run makes the same batch and takes its share of the rows, so 
 processes there are.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -25,7 +26,7 @@ GROUP = 4096  # documents that are packed together: few rows of theirs are cut, 
 PLACES = 64  # places of the last steps that are remembered
 
 
-class Loader:
+class Loader(ABC):
     """What both ways to cut tokens into rows share."""
 
     def __init__(
@@ -37,9 +38,9 @@ class Loader:
         if self.stream.num_tokens < self.row_len:
             raise InputError(f"{self.stream.num_tokens} tokens are too few for one row of {self.row_len}")
 
+    @abstractmethod
     def batch(self, step: int) -> np.ndarray:
         """The ids of one step, int64 (rows, sequence_len + 1): inputs and targets overlap by all but one."""
-        raise NotImplementedError
 
     def cursor(self, step: int) -> dict[str, Any]:
         """Where `step` begins, and in which data."""
