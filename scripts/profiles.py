@@ -149,7 +149,7 @@ def show(name: str, params: bool, json: bool) -> None:
     rows = [(f"model.{key}", str(value)) for key, value in shapes.items() if value is not None]
     for phase, config in recipe.phases.items():
         rows += [(f"{phase}.{key}", str(value)) for key, value in plain(asdict(config)) if not key.startswith("model.")]
-    rows += [(f"keeping.{key}", str(value)) for key, value in asdict(recipe.keeping).items()]
+    rows += [(f"keeping.{key}", str(value) or "-") for key, value in asdict(recipe.keeping).items()]
     print(f"{recipe.name}: {short(model.num_params)} parameters ({model.num_params:,})")
     print(columns(rows))
 
