@@ -23,7 +23,7 @@ from infra.money import micro_usd
 from infra.rehearsal import attach
 from infra.rehearsal.attach import Running
 from infra.settings import MARKET, VENDORS
-from scripts import choosing, render, runs, words, worlds
+from scripts import choosing, render, runs, steps, words, worlds
 from scripts.ledger import open_journal
 from scripts.program import print_json
 
@@ -50,6 +50,8 @@ def rehearse(*, stop, preempt, bad_host, faults, offers, speed, json, **flags):
         if number < 0:
             raise UsageError(f"--{name} is {number}; it cannot be negative")
     plan = plan_of(faults, preempt, bad_host)
+    if not flags["dry_run"]:  # made before the clock runs, or the first pod would spend its money on it
+        steps.python(words.settings())
     world = the_world(plan, faults, offers, speed, fitting_speed(offers, flags))
     worlds.step_into(world)
     world.tell("/faults", plan)
