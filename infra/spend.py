@@ -22,19 +22,25 @@ GRAIN_S = {"shadeform": 60}  # what is begun is billed; elsewhere a second
 Now = float | Clocks  # a float: by the wall's clock alone
 
 
-def age_s(op: Op, now: Now, scale: float = 1.0) -> float:
-    """How long it has been billed at most, by the vendor's clock."""
+def since_request_s(op: Op, now: Now, scale: float = 1.0) -> float:
+    """How long ago its request was sent, or was when it ended, by the vendor's clock: time limits count from there."""
     if op.state == FAILED:  # nothing was rented
         return 0.0
-    sent_at = op.intent_at if op.sent_at is None else op.sent_at
-    free_s = billed_from(op) - sent_at
+    sent_at = _sent_at(op)
     if op.is_live:
         since_s = op.since_sent_s(now) if isinstance(now, Clocks) else now - sent_at
-        return max(0.0, since_s - free_s) * scale
-    until = op.ended_at or op.del_requested_at or sent_at
-    billed_s = ((until - sent_at if op.lived_s is None else op.lived_s) - free_s) * scale
-    most_s = _most_s(op)
-    return max(0.0, billed_s if most_s is None else min(billed_s, most_s))
+    elif op.lived_s is not None:
+        since_s = op.lived_s
+    else:
+        since_s = (op.ended_at or op.del_requested_at or sent_at) - sent_at
+    return max(0.0, since_s) * scale
+
+
+def age_s(op: Op, now: Now, scale: float = 1.0) -> float:
+    """How long it has been billed at most, by the vendor's clock."""
+    billed_s = max(0.0, since_request_s(op, now, scale) - (billed_from(op) - _sent_at(op)) * scale)
+    most_s = None if op.is_live else _most_s(op)
+    return billed_s if most_s is None else min(billed_s, most_s)
 
 
 def _most_s(op: Op) -> float | None:
@@ -61,6 +67,10 @@ def billed_from(op: Op) -> float:
     """By the wall's clock as it was when the request was sent."""
     if op.billed_at is not None:
         return op.billed_at
+    return _sent_at(op)
+
+
+def _sent_at(op: Op) -> float:
     return op.intent_at if op.sent_at is None else op.sent_at
 
 
@@ -81,7 +91,7 @@ def worst(op: Op, now: Now, scale: float = 1.0) -> int | None:
 
 def due(op: Op, now: Now, scale: float = 1.0) -> str:
     """Why a live pod must end by now, in words; "" while it need not. Its own guard ends it at the same limits."""
-    if op.ttl_s is not None and age_s(op, now, scale) >= op.ttl_s:
+    if op.ttl_s is not None and since_request_s(op, now, scale) >= op.ttl_s:
         return f"its time limit of {op.ttl_s:.0f} s is reached"
     if op.cap is not None and op.rate and spent(op, now, scale) >= op.cap:
         return f"its spend limit of {dollars(op.cap)} USD is reached"
@@ -90,8 +100,10 @@ def due(op: Op, now: Now, scale: float = 1.0) -> str:
 
 def left_s(op: Op, now: Now, scale: float = 1.0) -> float | None:
     """Until its time or its money is used up, by the vendor's clock; None when neither is limited."""
-    hard_s = limit_s(op)
-    return None if hard_s is None else max(0.0, hard_s - age_s(op, now, scale))
+    money_s = hard_limit_s(Limits(spend_micro_usd=op.cap, micro_usd_per_hour=op.rate))
+    left = [] if op.ttl_s is None else [op.ttl_s - since_request_s(op, now, scale)]
+    left += [] if money_s is None else [money_s - age_s(op, now, scale)]
+    return max(0.0, min(left)) if left else None
 
 
 def limit_s(op: Op) -> float | None:

@@ -123,7 +123,8 @@ def _is_gone_at_its_limit(op: Op, reading: Reading) -> bool:
         return False
     if not op.ended_at or not op.rate or limit_s is None:
         return False
-    return spend.age_s(op, op.ended_at, reading.clock_scale) >= limit_s - leads_s(limit_s)[0]
+    left_s = spend.left_s(op, op.ended_at, reading.clock_scale)
+    return left_s is not None and left_s <= leads_s(limit_s)[0]
 
 
 def state_of(state: str, verdict: str, is_alive: bool | None) -> str:

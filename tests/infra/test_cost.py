@@ -1,12 +1,14 @@
 """What was spent, from rows, and what work would cost, from offers."""
 
+from dataclasses import replace
+
 import pytest
 
 from infra.cost import Estimate, Measured, hours_of, ledger, months, prices_of, span
 from infra.errors import UsageError
 from infra.journal import Op
 from infra.records import Offer
-from infra.spend import spent
+from infra.spend import due, left_s, spent
 
 HOUR = 3600
 NOVEMBER, DECEMBER = span("2026-11")
@@ -96,3 +98,12 @@ def test_an_estimate_takes_the_cheapest_price_first_and_the_median_at_worst():
     found = Estimate(gpu="H100", num_gpus=8, hours=(1.0, 2.0, 3.0), prices=prices_of(offers), offers=3)
     assert found.micro_usd == (16_000_000, 32_000_000, 72_000_000)
     assert Estimate(gpu="X", num_gpus=1, hours=(1.0,) * 3, prices=None, offers=0).micro_usd is None
+
+
+def test_time_is_limited_from_the_request_and_money_from_when_billing_began():
+    pod = row(vendor="shadeform", intent_at=1000, sent_at=1000, billed_at=1400.0, ttl_s=2700.0, cap=None)
+    assert (left_s(pod, 3700.0), due(pod, 3699.0)) == (0.0, "")
+    assert due(pod, 3700.0) == "its time limit of 2700 s is reached"
+    dollar = replace(pod, ttl_s=None, cap=2_000_000)  # an hour of it
+    assert (left_s(dollar, 3700.0), due(dollar, 4900.0)) == (1300.0, "")
+    assert due(dollar, 5000.0) == "its spend limit of 2.00 USD is reached"
