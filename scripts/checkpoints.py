@@ -142,7 +142,7 @@ def everything(settings: Settings, uri: str, job: str = "") -> list[Found]:
     lend_for(uri, settings)
     found = catalogue.in_store(uri or settings.store)
     if not uri:
-        pods = sorted(settings.pods.glob("*/work/checkpoints")) if settings.pods.is_dir() else []
+        pods = sorted(settings.pods.glob("/".join(("*", "work", "checkpoints")))) if settings.pods.is_dir() else []
         folders = {path.parents[1].name: path for path in pods} | {"work": ROOT / "var" / "work" / "checkpoints"}
         found += catalogue.here(folders)
     return [one for one in found if job in one.name]

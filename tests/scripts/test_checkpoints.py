@@ -116,7 +116,7 @@ def test_wrong_words_are_answered_in_one_line_that_says_what_to_type(home, capsy
 def test_damage_is_found_wherever_it_lies_and_leaves_with_5(home, capsys):
     assert [row["problem"] for row in told(capsys, "ckpt_verify")] == ["", "", "", ""]
     there = home / "artifacts" / "runs" / RUN / "work/checkpoints/base-f00d/step-000000020/model.safetensors"
-    here = home / "pods/calm-fox-1/work/checkpoints/base-beef/step-000000030/model.safetensors"
+    here = home / "pods" / "calm-fox-1" / "work" / "checkpoints/base-beef/step-000000030/model.safetensors"
     final = home / "artifacts" / "base_checkpoints/smoke/step-000000040/model.safetensors"
     for number, path in enumerate((there, here, final), 1):
         path.write_bytes(b"x" + path.read_bytes()[1:])
