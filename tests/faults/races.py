@@ -98,6 +98,8 @@ class Office:
                     tell("won", f"{one} {op.token}")
                 except Taken as taken:
                     tell("taken", f"{one} {taken.op.token}")
+                except SlipwayError as error:  # told, not raised: the others wait for this process at the next round
+                    tell("failed", f"{one} {error}")
 
         self.use(f"rival {number}", work)
 
@@ -139,8 +141,9 @@ def winners(office: Office, rounds: int) -> str:
     for one in range(rounds):
         won = [about.split()[1] for what, about in said if what == "won" and about.split()[0] == str(one)]
         taken = {about.split()[1] for what, about in said if what == "taken" and about.split()[0] == str(one)}
-        if len(won) != 1 or taken != set(won):
-            raise Wrong(f"round {one}: {len(won)} winners, and the others saw {sorted(taken)}")
+        failed = [about for what, about in said if what == "failed" and about.split()[0] == str(one)]
+        if len(won) != 1 or taken != set(won) or failed:
+            raise Wrong(f"round {one}: {len(won)} winners, the others saw {sorted(taken)}, failed: {failed}")
     made = len(office.stage.machines("sw1-"))
     if made != rounds:
         raise Wrong(f"{made} machines in {rounds} rounds")

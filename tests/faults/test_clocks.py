@@ -29,6 +29,9 @@ OVER = 1.05
 GRACE_S = SPEED + 60  # a request is written down to our second, which is ten minutes here; a vendor bills by the minute
 CAP = 1_000_000  # micro-USD, at 1.00 USD/h: an hour
 SHIFTS_H = (-11, -3, 3, 11)
+# Seeds of trials that begin at the latest hour and only go back, for those that are to be caught; several, because a
+# vendor may end a pod at its own limit an instant before it is looked at.
+SET_BACK = [seed for seed in range(60) if random.Random(seed).choice(SHIFTS_H) == max(SHIFTS_H)][:9]
 
 needs_faketime = pytest.mark.skipif(FAKETIME is None, reason="libfaketime is not installed (Debian: faketime)")
 
@@ -161,7 +164,7 @@ def test_whoever_sets_the_clock_neither_counts_less_nor_lives_longer(market, tmp
 @pytest.mark.parametrize("count", ["by_the_wall", "by_a_ratchet_of_the_wall"])
 def test_that_rig_catches_one_that_trusts_the_wall(market, tmp_path, count):
     with pytest.raises(Wrong, match="it says"):
-        for number in range(3):
+        for number in SET_BACK:
             trial(market, tmp_path, random.Random(number), number, count)
 
 
