@@ -1,5 +1,6 @@
 """Flags and the store as they are now -> a plan. Shared by `launch` and `train`."""
 
+import functools
 import os
 import shlex
 from dataclasses import replace
@@ -46,7 +47,7 @@ def plan_for(
         torch=torch, environments=environments,
     )  # fmt: skip
     if plan.job:
-        Store(settings.store).check_writable()  # what is made must go somewhere: known now, not after the training
+        _check_writable(settings.store)
     if plan.job and settings.rehearsal:  # its GPUs are make-believe
         plan = replace(plan, job=replace(plan.job, num_gpus=0, clock_scale=settings.clock_scale))
     if plan.job:
@@ -61,6 +62,12 @@ def plan_for(
         built = "the train environment is built first: a minute or so, depending on the network"
         return replace(plan, notes=(*plan.notes, built))
     return plan
+
+
+@functools.cache
+def _check_writable(store: str) -> None:
+    """What is made must go somewhere: known now, and not after the training. Asked once; raises StoreError."""
+    Store(store).check_writable()
 
 
 def text_steps(settings: Settings) -> tuple[str, tuple[Step, ...]]:

@@ -37,9 +37,9 @@ class Store:
         self._kind.publish(Path(folder), name, fingerprint, about, flat)
 
     def check_writable(self) -> None:
-        """Raises NoStore when no file can be written where the store is, or will be. Leaves nothing behind.
+        """Raises NoStore when no file can be written where the store is, or will be; StoreError when it does not say.
 
-        A store on another machine is not asked.
+        Leaves nothing behind.
         """
         self._kind.check_writable()
 

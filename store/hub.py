@@ -163,6 +163,13 @@ class Repository(Place):
 
         return self._ask(f"writing {name}", bring, size)
 
+    def _announce(self, name: str) -> None:
+        from huggingface_hub import CommitOperationAdd
+
+        one = CommitOperationAdd(path_in_repo=self.prefix + name, path_or_fileobj=b"x")
+        what = {**self._where, "revision": self.revision, "additions": [one]}
+        self._ask("asking whether it may be written", lambda: self._api.preupload_lfs_files(**what))
+
     def _commit(self, message: str, operations: list[Any], parent: str) -> None:
         for one in operations:
             if hasattr(one, "_is_committed"):
@@ -178,6 +185,11 @@ class Repository(Place):
 
     def version_of(self, source: Path) -> str:
         return _versions(source)[1]
+
+    def check_writable(self) -> None:
+        """By announcing a file to the hub, which asks for the right to write it; no commit follows, and nothing stays."""
+        self.pin()
+        self._announce(".probe")
 
     def create(self) -> bool:
         try:

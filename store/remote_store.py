@@ -19,6 +19,7 @@ from store.manifest import (
     Artifact,
     FileEntry,
     Manifest,
+    NoStore,
     StoreError,
     check_name,
     is_hidden,
@@ -28,6 +29,7 @@ from store.manifest import (
     sources_of,
 )
 from store.mirror import Mirror
+from store.patience import clean
 from store.seam import Entry, Place
 
 THREADS = 8
@@ -60,7 +62,15 @@ class RemoteStore:
             raise StoreError(f"publishing {name} to {self.uri}: {error}") from error
 
     def check_writable(self) -> None:
-        pass
+        """Raises NoStore when files may not be written there, StoreError when it does not say."""
+        try:
+            self.place.check_writable()
+        except FileNotFoundError as error:  # a branch that is not there, as the hub says it
+            raise NoStore(f"nothing can be written to the store {self.uri}: {error}") from None
+        except StoreError:
+            raise
+        except Exception as error:  # what else fsspec speaks raises whatever its drivers do
+            raise NoStore(f"nothing can be written to the store {self.uri}: {clean(error)}") from None
 
     def artifacts(self) -> list[Artifact]:
         at = self.place.pin()

@@ -6,6 +6,7 @@ whether a write can be made to depend on what it replaces (`compares_and_sets`),
 """
 
 import hashlib
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -70,6 +71,12 @@ class Place(ABC):
     @abstractmethod
     def creation(self) -> str:
         """The command of the vendor's own tool that does the same."""
+
+    def check_writable(self) -> None:
+        """That files may be written here, and removed: by doing it, under a hidden name. Raises StoreError."""
+        name = f".probe-{uuid.uuid4().hex}"
+        self.put({name: b"x"})
+        self.put({}, [name])
 
     def version_of(self, source: Path) -> str:
         """The version that a file will have; "" where only the place knows."""

@@ -42,6 +42,37 @@ def test_what_is_put_is_listed_read_by_ranges_and_removed(uri, tmp_path):
     assert list(place.listing()) == ["a"] and place.get("a", 0, 9) == b"new"
 
 
+def test_a_store_that_may_be_written_says_so_and_nothing_of_the_question_stays(uri, request):
+    place = open_place(uri)
+    place.create()
+    before = place.pin()
+    place.put({"a": b"hello"})
+    commits = place.pin()
+    assert (commits != before) is uri.startswith("hf://")
+    Store(uri).check_writable()
+    assert list(place.listing()) == ["a"] and place.pin() == commits
+
+
+@pytest.mark.parametrize("uri", ["s3://nowhere-91/some/folder", "hf://us/nowhere", "hf://us/there@no-branch"])
+def test_a_store_that_cannot_be_written_is_known_before_anything_is_made(s3, hub, uri):
+    open_place("hf://us/there").create()
+    with pytest.raises(NoStore) as seen:
+        Store(uri).check_writable()
+    assert seen.value.exit_code == 2 and "\n" not in str(seen.value)
+
+
+def test_a_bucket_that_only_lets_itself_be_read_is_known_before_anything_is_made(s3, monkeypatch):
+    uri = s3.bucket()
+    open_place(uri).create()
+    denied = b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
+    head = b"HTTP/1.1 403 Forbidden\r\nContent-Type: application/xml\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    with wire(s3.url) as cut:
+        cut.answers.append(head % len(denied) + denied)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", cut.url)
+        with pytest.raises(NoStore, match="AccessDenied.*AWS_ACCESS_KEY_ID"):
+            Store(uri).check_writable()
+
+
 def test_what_somebody_else_has_changed_is_not_replaced_unseen(away_uri):
     place = open_place(away_uri)
     place.put({"m": b"one"}, guard=("m", ""))
@@ -383,9 +414,10 @@ def test_a_token_that_may_not_write_is_told_so_and_never_shown(hub, monkeypatch)
     for token, words in (("hf_canary-read-94", "may only read"), ("hf_canary-gone-95", "Invalid username")):
         monkeypatch.setenv("HF_TOKEN", token)
         place = quick("hf://us/things")
-        with pytest.raises(NoStore, match=words) as seen:
-            place.put({"a": b"x"})
-        assert "HF_TOKEN" in str(seen.value) and "canary" not in str(seen.value)
+        for ask in (lambda place=place: place.put({"a": b"x"}), Store("hf://us/things").check_writable):
+            with pytest.raises(NoStore, match=words) as seen:
+                ask()
+            assert "HF_TOKEN" in str(seen.value) and "canary" not in str(seen.value)
 
 
 def test_a_token_goes_to_the_hub_and_not_to_where_the_hub_leads(hub):
