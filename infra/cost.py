@@ -1,7 +1,8 @@
 """What pods have cost, by the journal and by the vendors' word; and what work would cost, by offers.
 
-In: rows, offers. Out: records; nothing is asked for here. The ledger counts from the request until the pod is proven
-gone, at the rate of the row, so that it is never below what is owed. Money is micro-dollars, times UTC epoch seconds.
+In: rows, offers. Out: records; nothing is asked for here. The ledger counts as `infra.spend` does, from the request
+until the pod is proven gone, so that it is never below what is owed; whoever tells what something has cost asks it.
+Money is micro-dollars, times UTC epoch seconds.
 """
 
 import math
@@ -34,7 +35,7 @@ class PodCost:
     began_at: int
     ended_at: int | None  # None = it is not proven gone
     elapsed_s: float  # by its own clock
-    quoted_micro_usd: int  # rate x time, seconds that were begun counted whole
+    quoted_micro_usd: int  # rate x time, what its vendor bills whole once it is begun counted whole
     billed_micro_usd: int | None  # as the vendor said; None = it did not, or cannot say it of that month alone
     billed_at: int | None  # when it said so
 
@@ -73,10 +74,9 @@ def ledger(
         inside_s = min(last, until) - max(began_at, since)
         if month and (inside_s < 0 or began_at >= until):
             continue
-        elapsed_s = max(0.0, inside_s) * clock_scale
         is_whole = began_at >= since and last <= until
-        if is_whole:
-            elapsed_s = max(elapsed_s, spend.age_s(row, now, clock_scale))
+        elapsed_s = spend.age_s(row, now, clock_scale) if is_whole else max(0.0, inside_s) * clock_scale
+        quoted = spend.spent(row, now, clock_scale) if is_whole else math.ceil(elapsed_s * row.rate / 3600)
         at, billed = told.get(row.token, (None, None))
         lines.append(
             PodCost(
@@ -88,12 +88,19 @@ def ledger(
                 began_at=began_at,
                 ended_at=ended_at,
                 elapsed_s=elapsed_s,
-                quoted_micro_usd=math.ceil(elapsed_s * row.rate / 3600),
+                quoted_micro_usd=quoted,
                 billed_micro_usd=billed if is_whole else None,
                 billed_at=at if is_whole else None,
             )
         )
     return lines
+
+
+def total(
+    rows: Iterable[Op], told: Mapping[str, tuple[int, int]], now: spend.Now, *, clock_scale: float = 1.0
+) -> int:  # fmt: skip
+    """What these have cost together: of a run, the rows of all its pods."""
+    return sum(line.micro_usd for line in ledger(rows, told, now, clock_scale=clock_scale))
 
 
 def span(month: str) -> tuple[int, int]:

@@ -69,7 +69,8 @@ class Op:
     boot_id: str = ""  # the boot, and its own clock, when it was sent, or before that intended
     boot_s: float | None = None
     lived_s: float | None = None  # from then until it was proven gone, by the clock that counted more
-    reason: str = ""
+    reason: str = ""  # of its end, or of what is unclear, for people
+    outcome: str = ""  # how its run ended with it: ASKED, or the state of a verdict; "" = another pod may go on with it
 
     def since_sent_s(self, now: Clocks) -> float:
         """How long ago it was sent, or else intended, by the clock that says more; never negative."""
@@ -77,6 +78,13 @@ class Op:
         if self.boot_s is None:  # a row of an older Slipway
             return max(0.0, now.wall_s - at)
         return gap_s(Clocks(self.boot_id, self.boot_s, at), now)
+
+    def settling_s(self, now: Clocks) -> float:
+        """How long ago it was sent, or else intended, at least: by the boot's own clock, which nobody sets."""
+        at = float(self.intent_at if self.sent_at is None else self.sent_at)
+        if self.boot_s is None:  # a row of an older Slipway
+            return max(0.0, now.wall_s - at)
+        return max(0.0, now.boot_s - self.boot_s if now.boot_id == self.boot_id else now.boot_s)
 
     @property
     def is_live(self) -> bool:
@@ -139,8 +147,8 @@ class Journal:
 
     def __init__(self, path: Path, opened: journal_file.Opened) -> None:
         self.path, self._db = path, opened.db
-        self.installation, self.problem, self.is_replacement, self.replaced_at = (
-            opened.installation, opened.problem, opened.is_replacement, opened.replaced_at)  # fmt: skip
+        self.installation, self.problem, self.is_replacement, self.replaced = (
+            opened.installation, opened.problem, opened.is_replacement, opened.replaced)  # fmt: skip
         self._file, self._last_event = _identity(path), 0  # the file; the event that this transaction has written
         self.close = weakref.finalize(self, _close, opened.db, path, bool(opened.problem))
 
@@ -215,7 +223,7 @@ class Journal:
             facts.setdefault(_STAMPS[event], int(time.time()))
         if event == "sending":
             clocks = read_clocks()
-            facts |= {"boot_id": clocks.boot_id, "boot_s": clocks.boot_s}
+            facts = {"boot_id": clocks.boot_id, "boot_s": clocks.boot_s, **facts}
         if event == "resurfaced":
             facts |= {"lived_s": None}
         elif state in ENDED:
@@ -237,6 +245,14 @@ class Journal:
         """Rows, oldest first; all, or only the live or the ended ones, or only those of a run."""
         found = self._ops("WHERE run = ? ORDER BY rowid", run) if run else self._ops("ORDER BY rowid")
         return [op for op in found if live is None or op.is_live is live]
+
+    def replaced_ago_s(self, now: Clocks) -> float | None:
+        """For how long, at least, it has stood in for one that was lost; None when it does not."""
+        if self.replaced is None:
+            return None
+        if not self.replaced.boot_id:  # by an older Slipway, which knew the wall's clock only
+            return max(0.0, now.wall_s - self.replaced.wall_s)
+        return now.boot_s - self.replaced.boot_s if now.boot_id == self.replaced.boot_id else now.boot_s
 
     def runs(self) -> list[str]:
         """Names of runs, the one that was rented for last at the end."""

@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 from infra import names
 from infra.agent.job import write_durably
+from infra.agent.limits import Clocks, read_clocks
 from infra.errors import SlipwayError
 
 PRAGMAS = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 10_000, "wal_autocheckpoint": 0}
@@ -103,6 +104,13 @@ MIGRATIONS = (
         "ALTER TABLE ops ADD COLUMN boot_s REAL",
         "ALTER TABLE ops ADD COLUMN lived_s REAL",
     ),
+    (  # until here it was read out of the reason, which is for people
+        "ALTER TABLE ops ADD COLUMN outcome TEXT NOT NULL DEFAULT ''",
+        "UPDATE ops SET outcome = 'asked' WHERE reason = 'asked for'",
+        "UPDATE ops SET outcome = 'limit' WHERE reason LIKE 'it has limit%'",
+        """UPDATE ops SET outcome = substr(reason, 8)
+            WHERE reason IN ('it has succeeded', 'it has failed', 'it has stopped', 'it has lost')""",
+    ),
 )
 
 
@@ -120,7 +128,7 @@ class Opened:
     installation: str  # eight letters and digits; "" when nobody knows it any more
     problem: str = ""  # why it is read-only, in words; "" = it is whole
     is_replacement: bool = False  # new, though this installation had a journal before
-    replaced_at: int | None = None  # UTC epoch seconds; when this one took the place of one that was lost
+    replaced: Clocks | None = None  # when this one took the place of one that was lost
 
 
 def default_path(environ: Mapping[str, str]) -> Path:
@@ -198,7 +206,7 @@ def _open_locked(path: Path, kept: Path, lock: int) -> Opened:
         meta = dict(db.execute("SELECT key, value FROM meta").fetchall())
         if "installation" not in meta:
             raise _Damaged("it does not say whose it is")
-        installation, replaced_at = meta["installation"], int(meta["replaced_at"]) if "replaced_at" in meta else None
+        installation, replaced = meta["installation"], _replaced(meta)
     except sqlite3.OperationalError:
         db.close()
         raise
@@ -221,7 +229,15 @@ def _open_locked(path: Path, kept: Path, lock: int) -> Opened:
         raise JournalError(
             f"journal {path} is that of installation {installation}, {kept} says {remembered}; move one of them away"
         )
-    return Opened(db, installation, is_replacement=is_new and bool(remembered), replaced_at=replaced_at)
+    return Opened(db, installation, is_replacement=is_new and bool(remembered), replaced=replaced)
+
+
+def _replaced(meta: Mapping[str, str]) -> Clocks | None:
+    """Raises ValueError for what is no time."""
+    if "replaced_at" not in meta:
+        return None
+    boot_s = float(meta.get("replaced_boot_s", "0"))
+    return Clocks(meta.get("replaced_boot_id", ""), boot_s, float(meta["replaced_at"]))
 
 
 def _check_rows(db: sqlite3.Connection) -> int:
@@ -271,7 +287,9 @@ def _migrate(db: sqlite3.Connection, path: Path, remembered: str) -> bool:
         installation = remembered if re.fullmatch("[a-z0-9]{8}", remembered) else names.random_word(8)
         db.execute("INSERT INTO meta VALUES ('installation', ?)", (installation,))
         if installation == remembered:
-            db.execute("INSERT INTO meta VALUES ('replaced_at', ?)", (str(int(time.time())),))
+            now = read_clocks()
+            stamps = {"replaced_at": int(now.wall_s), "replaced_boot_id": now.boot_id, "replaced_boot_s": now.boot_s}
+            db.executemany("INSERT INTO meta VALUES (?, ?)", [(key, str(value)) for key, value in stamps.items()])
     db.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
     db.execute("COMMIT")
     return version == 0

@@ -162,7 +162,7 @@ class Keeper:
         if verdict.get("state") in ("", None, NODE_LOST):
             return {}
         if op.is_live:
-            pods.end(provider, op, self.journal, f"{pods.HAS}{verdict['state']}")
+            pods.end(provider, op, self.journal, pods.said_by(verdict), verdict["state"])
         return verdict
 
     def _bring_back(self, op: Op, failure: SlipwayError, before: int) -> Op:

@@ -12,7 +12,7 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,10 @@ from infra.journal_file import JournalError
 from infra.names import new_token
 from infra.providers import LAG_S, Market, Provider, clock_scale, market
 from infra.records import Address, Offer, Pod, Request
-from infra.states import BOOTING, CREATING, LOST, PLANNED, READY, TERMINATING, UNKNOWN
+from infra.states import ASKED, BOOTING, CREATING, LOST, PLANNED, READY, TERMINATING, UNKNOWN
 from infra.transport import Transport
 
-ASKED, HAS = "asked for", "it has "  # reasons that end a run with its pod: somebody's wish, and its verdict
+ASKED_FOR = {"reason": "asked for", "outcome": ASKED}  # what a row says that somebody wanted to end
 GONE = "it was gone"
 DEAD = ("stopped", "failed", "ending")  # states of a vendor's pod in which nothing of it runs, though it may bill
 PATIENCE_S = 120.0  # while a vendor deletes
@@ -156,20 +156,24 @@ def where(op: Op) -> str:
     return f"{to.folder} at {to.user}@{to.host}{'' if to.port == 22 else f':{to.port}'} ({op.vendor})"
 
 
-def end(provider: Provider, op: Op, journal: Journal, reason: str = ASKED, patience_s: float = PATIENCE_S) -> Op:
+def end(
+    provider: Provider, op: Op, journal: Journal, reason: str = "", outcome: str = "", patience_s: float = PATIENCE_S
+) -> Op:  # fmt: skip
     """The row once the pod is proven gone; calling twice is safe.
 
+    `reason`: for people, none: somebody asked for it. `outcome`: with a reason, how its run ended with it, "" while
+    another pod may go on with it.
     SlipwayError (StillBills for what is rented): it is not proven, the row stays TERMINATING, and the message says
     what it may cost.
     """
     if not op.is_live:
         return op
     if op.state != TERMINATING:
-        op = journal.advance(op, "end", reason=reason)
+        op = journal.advance(op, "end", **({"reason": reason, "outcome": outcome} if reason else ASKED_FOR))
     deadline, wait_s, is_asked = time.monotonic() + patience_s, FIRST_WAIT_S, False
     while True:
         try:
-            found, is_fresh = None, time.time() < _provable_at(provider, op)
+            found, is_fresh = None, _unproven_s(provider, op) > 0
             if is_fresh or not op.remote_id:
                 found = provider.find(op.remote_id or op.token)
             if found and is_fresh:  # once it was shown, its absence proves something
@@ -178,11 +182,11 @@ def end(provider: Provider, op: Op, journal: Journal, reason: str = ASKED, patie
             if pod_id and not is_asked:
                 provider.delete(pod_id)
                 # It takes the vendor a while; one that does not show it yet may not have heard either.
-                is_asked = provider.is_rented and time.time() >= _provable_at(provider, op)
+                is_asked = provider.is_rented and _unproven_s(provider, op) <= 0
             _prove_absence(provider, op)
             break
         except Fenced:  # somebody else moved it: perhaps to its end
-            return end(provider, journal.op(op.token), journal, reason, patience_s)
+            return end(provider, journal.op(op.token), journal, reason, outcome, patience_s)
         except SlipwayError as error:
             left_s = deadline - time.monotonic() if provider.is_rented and (op.remote_id or not op.sent_at) else 0.0
             if left_s <= 0:
@@ -228,7 +232,7 @@ def settle(provider: Provider, op: Op, journal: Journal, transport: Transport | 
         return end(provider, op, journal)
     rented = market(provider)
     if rented and (why := spend.due(op, read_clocks(), rented.clock_scale)):  # its vendor may have seen that, too
-        return end(provider, op, journal, f"{HAS}limit: {why}")
+        return end(provider, op, journal, why, "limit")
     if op.state in (READY, LOST, BOOTING) and (said := fate(rented, op) if rented else is_absent(provider, op)):
         return end(provider, op, journal, said if isinstance(said, str) else GONE)
     if op.state in (PLANNED, CREATING, UNKNOWN, BOOTING):
@@ -244,13 +248,17 @@ def settle(provider: Provider, op: Op, journal: Journal, transport: Transport | 
         with contextlib.suppress(Fenced):  # other work has come meanwhile
             return journal.note(op, target="") if op.target else op
         return op
-    return end(provider, op, journal, f"{HAS}{verdict['state']}") if verdict else op
+    return end(provider, op, journal, said_by(verdict), verdict["state"]) if verdict else op
+
+
+def said_by(verdict: Mapping[str, Any]) -> str:
+    """Why a pod is ended whose work has ended so."""
+    return f"its work has ended: {verdict['state']}"
 
 
 def is_over(op: Op) -> bool:
     """Whether the run of its newest row is to stay ended; another pod may go on with any other."""
-    has_verdict = op.reason.startswith(HAS) and op.reason != f"{HAS}{NODE_LOST}"
-    return (not op.is_live or op.state == TERMINATING) and (op.reason == ASKED or has_verdict)
+    return (not op.is_live or op.state == TERMINATING) and op.outcome not in ("", NODE_LOST)
 
 
 def verdict_of(op: Op, transport: Transport) -> dict[str, Any]:
@@ -305,7 +313,7 @@ def _came(provider: Provider, journal: Journal, op: Op, event: str, pod: Pod) ->
 
 def _prove_absence(provider: Provider, op: Op) -> None:
     """Raises SlipwayError unless a look-up and a complete listing, late enough, both say that it is gone."""
-    wait_s = _provable_at(provider, op) - time.time()
+    wait_s = _unproven_s(provider, op)
     if wait_s > 0:
         what = "it was rented just now" if op.remote_id else "its id is not known"
         raise SlipwayError(f"{what}, and it may still turn up for {wait_s:.0f} s")
@@ -315,7 +323,7 @@ def _prove_absence(provider: Provider, op: Op) -> None:
 
 def is_absent(provider: Provider, op: Op) -> bool:
     """Whether the pod is proven gone. Raises SlipwayError when its provider does not say."""
-    if time.time() < _provable_at(provider, op) or provider.find(op.remote_id or op.token) is not None:
+    if _unproven_s(provider, op) > 0 or provider.find(op.remote_id or op.token) is not None:
         return False
     if op.place:  # the pod can be nowhere else, and other machines may well be switched off
         return True
@@ -330,11 +338,12 @@ def fate(provider: Market, op: Op) -> str:
     return f"{provider.name} says it is {pod.state}{f' ({pod.note})' if pod.note else ''}" if pod.state in DEAD else ""
 
 
-def _provable_at(provider: Provider, op: Op) -> float:
-    """From when on its absence proves anything: a vendor may not show yet what it has just created."""
+def _unproven_s(provider: Provider, op: Op) -> float:
+    """For how long yet its absence proves nothing: a vendor may not show yet what it has just created."""
     if op.sent_at is None or (op.remote_id and op.last_seen_at):
         return 0.0
-    return op.sent_at + (min(LAG_S, provider.settle_s) if op.remote_id else provider.settle_s)
+    lag_s = min(LAG_S, provider.settle_s) if op.remote_id else provider.settle_s
+    return max(0.0, lag_s - op.settling_s(read_clocks()))
 
 
 def lease(token: str) -> str:

@@ -5,13 +5,13 @@ A limit is kept by the pod's guard and by the vendor's timer; this is the third 
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from infra import audit, pods, reconcile, spend
+from infra import audit, reconcile, spend
 from infra.agent.limits import read_clocks
 from infra.journal import Fenced, Held, Journal, Op
 from infra.providers import Market
-from infra.reconcile import Action, Look, Move
+from infra.reconcile import Action, Clock, Look, Move
 from infra.states import BOOTING, TERMINATING
 
 PATIENCE_S = 180.0  # of the vendor's clock, for it to let go of a machine
@@ -31,14 +31,17 @@ class Reaped:
     problems: tuple[str, ...]  # of the last look
 
 
-def due(row: Op, busy: frozenset[str], now: spend.Now, clock_scale: float = 1.0) -> str:
-    """Why this pod is to end now, "" while it may live. Its clock runs `clock_scale` times as fast as `now`."""
+def due(row: Op, busy: frozenset[str], now: spend.Now, clock_scale: float = 1.0) -> tuple[str, str]:
+    """Why this pod is to end now, and how its run ends with it; ("", "") while it may live.
+
+    Its clock runs `clock_scale` times as fast as `now`.
+    """
     if not row.is_live or row.state == TERMINATING or row.remote_id is None:
-        return ""
+        return "", ""
     if row.state == BOOTING and row.token not in busy:
-        return CUT_OFF
+        return CUT_OFF, ""
     why = spend.due(row, now, clock_scale)
-    return f"{pods.HAS}limit: {why}" if why else ""
+    return why, "limit" if why else ""
 
 
 def inspect(market: Market, journal: Journal) -> tuple[list[audit.Finding], Look]:
@@ -50,7 +53,7 @@ def inspect(market: Market, journal: Journal) -> tuple[list[audit.Finding], Look
 
 def reap(
     market: Market, journal: Journal, *, orphans_only: bool = False,
-    clock: Callable[[], float] = time.time, sleep: Callable[[float], None] = time.sleep,
+    clock: Clock = read_clocks, sleep: Callable[[float], None] = time.sleep,
 ) -> Reaped:  # fmt: skip
     """Reconcile, end what is due, and wait until the vendor has let go of it; what it keeps is in `findings`.
 
@@ -61,7 +64,7 @@ def reap(
         """Its end was asked for, and can be proven at once."""
         return row.state == TERMINATING and row.remote_id is not None
 
-    deadline = clock() + max(LEAST_PATIENCE_S, PATIENCE_S / market.clock_scale)
+    deadline = clock().boot_s + max(LEAST_PATIENCE_S, PATIENCE_S / market.clock_scale)
     done: list[Action] = []
     asked: list[tuple[Op, str]] = []
     while True:
@@ -76,11 +79,11 @@ def reap(
         except Held as error:
             problems.append(f"{market.name}: {error}")
         found, seen = inspect(market, journal)
-        clocks = replace(read_clocks(), wall_s=clock())
-        new = [] if orphans_only else _end_due(seen, journal, clocks, market.clock_scale)
+        now = clock()
+        new = [] if orphans_only else _end_due(seen, journal, now, market.clock_scale)
         asked += new
         is_over = not new and not any(map(is_due, seen.rows.values())) and not any(one.is_due for one in found)
-        if is_over or clock() >= deadline:
+        if is_over or now.boot_s >= deadline:
             problems += [one for one in seen.problems if one not in problems]
             return Reaped(tuple(done), tuple(asked), tuple(found), tuple(problems))
         sleep(max(LEAST_POLL_S, POLL_S / market.clock_scale))
@@ -89,10 +92,10 @@ def reap(
 def _end_due(seen: Look, journal: Journal, now: spend.Now, clock_scale: float) -> list[tuple[Op, str]]:
     ended = []
     for row in seen.rows.values():
-        reason = due(row, seen.busy, now, clock_scale)
+        reason, outcome = due(row, seen.busy, now, clock_scale)
         if reason:
             try:
-                ended.append((journal.advance(row, "end", reason=reason), reason))
+                ended.append((journal.advance(row, "end", reason=reason, outcome=outcome), reason))
             except Fenced:
                 continue  # somebody else has moved it meanwhile: the next look shows where it is
     return ended

@@ -7,18 +7,16 @@ read: an intent precedes its request, so a pod in the listing has a row by the t
 orphan. Nothing is ended on silence: absence takes the vendor's word, more than once where no id is known.
 """
 
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from infra import spend
-from infra.agent.limits import read_clocks
+from infra.agent.limits import Clocks, read_clocks
 from infra.errors import SlipwayError
 from infra.journal import Fenced, Journal, Op
 from infra.journal_file import JournalError
-from infra.pods import HAS
 from infra.providers import LAG_S, Provider, clock_scale, market
 from infra.records import Pod
 from infra.states import BOOTING, CREATING, ENDED, LOST, PLANNED, READY, TERMINATING, UNKNOWN
@@ -28,13 +26,14 @@ APART_S = 60  # between listings that are to prove an absence
 RENTING = (PLANNED, CREATING, UNKNOWN, BOOTING)  # a row at work is its renter's no longer, though that may live on
 FOUND = "its row was lost with its journal; it was found in a listing"
 OVERPRICED = 1.05  # times the rate that was agreed to
+Clock = Callable[[], Clocks]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """What a vendor said there is. `began_at`: UTC epoch seconds, before the first page was asked for."""
+    """What a vendor said there is. `began`: before the first page was asked for."""
 
-    began_at: int
+    began: Clocks
     pods: tuple[Pod, ...] = ()
     is_complete: bool = True
     denied: frozenset[str] = frozenset()  # ids of which the vendor, asked one by one, knows nothing
@@ -68,14 +67,14 @@ Action = Move | Claim | Delete
 
 def decide(
     rows: Iterable[Op], listing: Listing, *, prefix: str, settle_s: float, busy: Collection[str] = (),
-    replaced_at: int | None = None, at_limit: Mapping[str, str] = MappingProxyType({}),
+    replaced_ago_s: float | None = None, at_limit: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Action]:  # fmt: skip
     """What is to be done, in this order; a token's actions follow each other.
 
     `rows`: all of the vendor's, ended ones too. `prefix`: of our tokens; other pods are nobody's business. `busy`:
-    tokens that a living process is renting. `replaced_at`: when the journal took the place of one that was lost, with
-    the rows of all pods from before; whoever had opened that one may have rented for a while after it. `at_limit`: why
-    a pod was to end by now, by token: a vendor that has it no more has kept that limit.
+    tokens that a living process is renting. `replaced_ago_s`: how long, at least, the journal has stood in for one
+    that was lost, with the rows of all pods from before; whoever had opened that one may have rented for a while after
+    it. `at_limit`: why a pod was to end by now, by token: a vendor that has it no more has kept that limit.
     """
     found: dict[str, list[Pod]] = {}
     for pod in sorted(listing.pods, key=lambda pod: (pod.created_at, pod.pod_id)):
@@ -91,7 +90,8 @@ def decide(
             actions += _of_row(row, here, listing, settle_s, needed, at_limit.get(row.token, ""))
     if listing.is_complete:
         for pods in found.values():
-            if replaced_at is not None and pods[0].created_at <= replaced_at + settle_s:
+            age_s = listing.began.wall_s - pods[0].created_at
+            if replaced_ago_s is not None and age_s >= replaced_ago_s - settle_s:
                 actions.append(Claim(pods[0], is_kept=True))
             else:
                 actions += [Claim(pods[0]), *(Delete(pod.token, pod.pod_id) for pod in pods)]
@@ -121,7 +121,7 @@ def _of_row(row: Op, here: list[Pod], listing: Listing, settle_s: float, needed:
             return [*adopted, Move(row.token, "end", {"reason": reason}), Delete(row.token, ours.pod_id), *extras]
         return [*adopted, *extras]
     if ours is not None:
-        facts = {"last_seen_at": listing.began_at, "remote_id": row.remote_id or ours.pod_id}
+        facts = {"last_seen_at": int(listing.began.wall_s), "remote_id": row.remote_id or ours.pod_id}
         is_news = row.last_seen_at is None or row.remote_id is None
         shown = [Move(row.token, "note", facts)] if is_news else []
         ending = [Delete(row.token, ours.pod_id)] if row.state == TERMINATING else []
@@ -131,27 +131,30 @@ def _of_row(row: Op, here: list[Pod], listing: Listing, settle_s: float, needed:
     if row.remote_id is None:
         return _absence(row, listing, settle_s, needed, "gone")
     assert row.state in (BOOTING, READY, LOST, TERMINATING), row.state
-    is_old = row.last_seen_at is not None or listing.began_at > (row.sent_at or 0) + min(LAG_S, settle_s)
+    is_old = row.last_seen_at is not None or row.settling_s(listing.began) > min(LAG_S, settle_s)
     if listing.is_complete and row.remote_id in listing.denied and is_old:
-        ended = f"{HAS}limit: {limit}; {row.vendor} ended it" if limit else f"{row.vendor} ended it"
-        why = {} if row.state == TERMINATING else {"reason": ended}
+        ended = f"{limit}; {row.vendor} ended it" if limit else f"{row.vendor} ended it"
+        why = {} if row.state == TERMINATING else {"reason": ended, "outcome": "limit" if limit else ""}
         return [Move(row.token, "gone", why)]
     return [Delete(row.token, row.remote_id)] if row.state == TERMINATING else []
 
 
 def _absence(row: Op, listing: Listing, settle_s: float, needed: int, event: str) -> list[Action]:
-    """One more listing without it, or the last one that was needed. Only those count that could have shown it."""
-    if (
-        not listing.is_complete
-        or listing.began_at <= (row.intent_at if row.sent_at is None else row.sent_at) + settle_s
-    ):
+    """One more listing without it, or the last one that was needed. Only those count that could have shown it.
+
+    When it was missed first is counted from its request by the boot's own clock; after another boot that begins anew.
+    """
+    since_s = row.settling_s(listing.began)
+    if not listing.is_complete or since_s <= settle_s:
         return []
-    first = listing.began_at if row.first_absent_at is None else row.first_absent_at
-    if row.absent_n and listing.began_at < first + APART_S * row.absent_n:
+    at = int(since_s) + (row.intent_at if row.sent_at is None else row.sent_at)
+    if row.first_absent_at is None or at < row.first_absent_at:
+        return [Move(row.token, "note", {"absent_n": 1, "first_absent_at": at})]
+    if at < row.first_absent_at + APART_S * row.absent_n:
         return []
     if row.absent_n + 1 >= needed:
         return [Move(row.token, event)]
-    return [Move(row.token, "note", {"absent_n": row.absent_n + 1, "first_absent_at": first})]
+    return [Move(row.token, "note", {"absent_n": row.absent_n + 1})]
 
 
 @dataclass(frozen=True)
@@ -164,14 +167,14 @@ class Look:
     problems: tuple[str, ...]
 
 
-def look(provider: Provider, journal: Journal, clock: Callable[[], float] = time.time) -> Look:
+def look(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Look:
     """Changes nothing. A vendor that does not answer is a listing that is not complete, and a problem in words."""
-    began_at, problems = int(clock()), []
+    began, problems = clock(), []
     try:
-        listing = Listing(began_at=began_at, pods=tuple(provider.list()))
+        listing = Listing(began=began, pods=tuple(provider.list()))
     except SlipwayError as error:
         problems.append(f"{provider.name}: {error}")
-        listing = Listing(began_at=began_at, is_complete=False)
+        listing = Listing(began=began, is_complete=False)
     rows = {op.token: op for op in journal.ops() if op.vendor == provider.name}
     # After the rows: a renter takes its lease before its row, so that of a row that was seen it is seen as well.
     busy = frozenset(name.removeprefix("rent:") for name in journal.held())
@@ -192,16 +195,17 @@ class Done:
     problems: tuple[str, ...]  # an incomplete listing, a pod that could not be ended
 
 
-def reconcile(provider: Provider, journal: Journal, clock: Callable[[], float] = time.time) -> Done:
+def reconcile(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Done:
     """One sweep over a vendor. Raises Held while another process is at one; JournalError."""
     lease = journal.take(f"reconcile:{provider.name}")
     try:
         seen = look(provider, journal, clock)
         rows, problems = dict(seen.rows), [*seen.problems]
         settle_s, ours = provider.settle_s, prefix(journal)
-        listing, at_limit = _by_our_clock(seen.listing, provider, clock()), _at_limit(rows.values(), provider, clock())
+        now = clock()
+        listing, at_limit = _by_our_clock(seen.listing, provider, now), _at_limit(rows.values(), provider, now)
         actions = decide(rows.values(), listing, prefix=ours, settle_s=settle_s, busy=seen.busy,
-                         replaced_at=journal.replaced_at, at_limit=at_limit)  # fmt: skip
+                         replaced_ago_s=journal.replaced_ago_s(now), at_limit=at_limit)  # fmt: skip
         lost: set[str] = set()  # tokens that somebody else moved meanwhile: theirs to look after now
         done = [action for action in actions if _carry_out(action, provider, journal, rows, lost, problems)]
         return Done(tuple(done), tuple(problems))
@@ -209,7 +213,7 @@ def reconcile(provider: Provider, journal: Journal, clock: Callable[[], float] =
         journal.release(lease)
 
 
-def _by_our_clock(listing: Listing, provider: Provider, now: float) -> Listing:
+def _by_our_clock(listing: Listing, provider: Provider, now: Clocks) -> Listing:
     """The same, with times as our clock would tell them: the vendor's may be another one, and ours may be wrong."""
     rented = market(provider)
     if rented is None:
@@ -218,18 +222,17 @@ def _by_our_clock(listing: Listing, provider: Provider, now: float) -> Listing:
     def ours(pod: Pod) -> Pod:
         if not pod.created_at:
             return pod
-        created_at = int(now - max(0.0, rented.now() - pod.created_at) / rented.clock_scale)
+        created_at = int(now.wall_s - max(0.0, rented.now() - pod.created_at) / rented.clock_scale)
         ends_at = pod.ends_at and created_at + pod.ends_at - pod.created_at
         return replace(pod, created_at=created_at, ends_at=ends_at)
 
     return replace(listing, pods=tuple(map(ours, listing.pods)))
 
 
-def _at_limit(rows: Iterable[Op], provider: Provider, now: float) -> dict[str, str]:
+def _at_limit(rows: Iterable[Op], provider: Provider, now: Clocks) -> dict[str, str]:
     """Why each of these was to end by now, or within the vendor's own last look at it, by our arithmetic."""
     scale = clock_scale(provider)
-    clocks = replace(read_clocks(), wall_s=now)
-    soon = replace(clocks, boot_s=clocks.boot_s + EARLY_S / scale, wall_s=now + EARLY_S / scale)
+    soon = replace(now, boot_s=now.boot_s + EARLY_S / scale, wall_s=now.wall_s + EARLY_S / scale)
     return {row.token: why for row in rows if row.is_live and (why := spend.due(row, soon, scale))}
 
 

@@ -9,6 +9,8 @@ from infra.errors import SlipwayError
 PLANNED, CREATING, UNKNOWN, BOOTING = "PLANNED", "CREATING", "UNKNOWN", "BOOTING"
 READY, LOST, TERMINATING, TERMINATED, FAILED = "READY", "LOST", "TERMINATING", "TERMINATED", "FAILED"
 
+ASKED = "asked"  # of the words for how a run ended with its pod, the one that is no state of a verdict
+
 ENDED = frozenset({TERMINATED, FAILED})
 STATES = (PLANNED, CREATING, UNKNOWN, BOOTING, READY, LOST, TERMINATING, TERMINATED, FAILED)
 

@@ -14,14 +14,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from infra import spend
+from infra import cost, spend
 from infra.agent.limits import Clocks, leads_s, read_clocks
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError
 from infra.home import words_at_home, words_there
 from infra.journal import Journal, Op
 from infra.money import dollars
-from infra.pods import DEAD, HAS, folder_of, pod_of
+from infra.pods import DEAD, folder_of, pod_of
 from infra.providers import Provider, clock_scale
 from infra.records import Address, Pod, PodView
 from infra.states import BOOTING, CREATING, FAILED, LOST, PLANNED, READY, TERMINATED, TERMINATING, UNKNOWN
@@ -70,21 +70,21 @@ def snapshot(
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     late = f"no answer in {deadline_s:g} s"
-    rows, now = journal.ops(), read_clocks()
+    rows, told, now = journal.ops(), journal.told("vendor"), read_clocks()
     found = {op.token: readings.get(op.token) or _from_home(op, homes, late) for op in ops}
     of = {op.token: [row for row in rows if row.run == op.run] if op.slot >= 0 else [op] for op in ops}
-    return [view(op, found[op.token], now, of[op.token]) for op in ops]
+    return [view(op, found[op.token], now, of[op.token], told) for op in ops]
 
 
-def view(op: Op, reading: Reading, now: Clocks, rows: Sequence[Op] = ()) -> PodView:
-    """The row that a journal's row and a reading make; `rows`: all of the run, whose earlier pods have cost, too."""
+def view(op: Op, reading: Reading, now: Clocks, rows: Sequence[Op], told: Mapping[str, tuple[int, int]]) -> PodView:
+    """The row that a journal's row and a reading make.
+
+    `rows`: all of the run, whose earlier pods have cost, too. `told`: what vendors said that pods have cost, as the
+    journal has it.
+    """
     progress, verdict = reading.progress, reading.verdict
-    billed, before = (
-        sum(spend.spent(one, now, reading.clock_scale) for one in rows if (one.token == op.token) is is_this)
-        for is_this in (True, False)
-    )
-    told = reading.pod.spent_micro_usd if reading.pod else None
-    spent = before + max(billed, told or 0, reading.guard.get("spent_micro_usd", 0) if op.rate else 0)
+    if reading.pod and reading.pod.spent_micro_usd is not None:
+        told = {**told, op.token: (int(now.wall_s), reading.pod.spent_micro_usd)}
     return PodView(
         run=op.run,
         provider=op.vendor,
@@ -93,7 +93,7 @@ def view(op: Op, reading: Reading, now: Clocks, rows: Sequence[Op] = ()) -> PodV
         progress=progress,
         age_s=max(0.0, now.wall_s - progress["updated_at"]) if "updated_at" in progress else None,
         micro_usd_per_hour=op.rate,
-        spent_micro_usd=spent,
+        spent_micro_usd=cost.total(rows, told, now, clock_scale=reading.clock_scale),
         limit_micro_usd=op.cap,
         limit_in_s=spend.left_s(op, now, reading.clock_scale) if op.is_live else None,
         ends=_ends(op, reading, now.wall_s) if op.is_live else (),
@@ -110,8 +110,7 @@ def _state(op: Op, reading: Reading) -> str:
         return _beside(reading)
     if op.is_live and op.stays and not reading.verdict and reading.is_alive and reading.guard.get("holds"):
         return "idle"  # it has had no work yet
-    why = op.reason.removeprefix(HAS).partition(":")[0] if op.reason.startswith(HAS) and not op.is_live else ""
-    why = why if why in VERDICTS else ""  # an orphan's reason begins like that, too
+    why = op.outcome if op.outcome in VERDICTS and not op.is_live else ""
     why = why or ("limit" if _is_gone_at_its_limit(op, reading) else "")
     return state_of(op.state, reading.verdict.get("state", "") or why, reading.is_alive)
 
@@ -119,7 +118,7 @@ def _state(op: Op, reading: Reading) -> str:
 def _is_gone_at_its_limit(op: Op, reading: Reading) -> bool:
     """Whether nobody asked for the end of a rented pod, and it was gone when its limit was due: a guard is early."""
     limit_s = spend.limit_s(op)
-    if op.is_live or op.del_requested_at is not None or op.reason.startswith(HAS):
+    if op.is_live or op.del_requested_at is not None or op.outcome:
         return False
     if not op.ended_at or not op.rate or limit_s is None:
         return False

@@ -22,7 +22,7 @@ def keeper_of(op: Op, journal: Journal, settings: Settings) -> Keeper:
         return choosing.find(words.providers(words.settings(provider=request.provider)), request)
 
     def lost(op: Op) -> None:
-        tell(settings, op, "preempted")
+        tell(journal, settings, op, "preempted")
 
     return Keeper(journal, words.vendors(settings), find, folder, words.secrets(settings), render.say, terms, lost)
 

@@ -5,7 +5,8 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from infra import home, pods, spend
+from infra import cost as costs
+from infra import home, pods
 from infra.agent.limits import read_clocks
 from infra.agent.process import myself
 from infra.agent.state import NODE_LOST
@@ -17,7 +18,7 @@ from infra.notice import notify
 from infra.providers import Provider
 from infra.reconcile import Action, Claim, Delete, Move, reconcile
 from infra.settings import VENDORS, Settings
-from infra.states import LOST, READY, TERMINATING
+from infra.states import ASKED, LOST, READY, TERMINATING
 from infra.transport import Lost, TimedOut, Transport, Unreachable
 from scripts import render, words
 from scripts.chain import cost_of
@@ -72,9 +73,14 @@ def settle(journal: Journal, settings: Settings, only: Collection[str] | None = 
                 if vendor.is_rented and not (ended.is_live or verdict):  # perhaps by itself
                     verdict = keep_last_words(ended, settings)
                 if not ended.is_live and op.slot == 0:
-                    tell(settings, ended, verdict.get("state") or ("limit" if "limit" in ended.reason else "lost"))
+                    tell(journal, settings, ended, verdict.get("state") or ended_how(ended))
             except (SlipwayError, StoreError) as error:
                 render.say(f"{op.run}: {error}")
+
+
+def ended_how(op: Op) -> str:
+    """In a word that people are told, of a pod that left no verdict."""
+    return "stopped" if op.outcome == ASKED else op.outcome or "lost"
 
 
 def is_kept_by_another(op: Op, journal: Journal) -> bool:
@@ -97,7 +103,7 @@ def sweep(journal: Journal, settings: Settings) -> None:
                 if isinstance(action, Move) and action.event == "gone":
                     keep_last_words(journal.op(action.token), settings)
                 if isinstance(action, Claim) and not action.is_kept:
-                    tell(settings, journal.op(action.pod.token), "orphan")
+                    tell(journal, settings, journal.op(action.pod.token), "orphan")
             for problem in done.problems:
                 render.say(render.clean(problem))
 
@@ -111,9 +117,10 @@ def keep_last_words(op: Op, settings: Settings) -> dict[str, Any]:
         return {}
 
 
-def tell(settings: Settings, op: Op, state: str) -> None:
-    """Whoever wants to know how runs end."""
-    cost = spend.spent(op, read_clocks(), settings.clock_scale if op.vendor in VENDORS else 1.0)
+def tell(journal: Journal, settings: Settings, op: Op, state: str) -> None:
+    """Whoever wants to know how runs end, and what all pods of that run have cost."""
+    scale = settings.clock_scale if op.vendor in VENDORS else 1.0
+    cost = costs.total(journal.ops(run=op.run), journal.told("vendor"), read_clocks(), clock_scale=scale)
     problem = notify(settings.notify, run=op.run, state=state, cost_micro_usd=cost, note=op.reason)
     if problem:
         render.say(render.clean(problem))

@@ -335,7 +335,7 @@ def last_rites(op: Op, vendor: Provider, journal: Journal, settings: Settings) -
     """Of a rented pod: it saves, and what it says is brought home. One that is deaf is ended all the same."""
     while op.is_live and op.state != TERMINATING:  # from then on nobody brings it back
         try:
-            op = journal.advance(op, "end", reason=pods.ASKED)
+            op = journal.advance(op, "end", **pods.ASKED_FOR)
         except Fenced:  # who follows it has just written something down
             op = journal.op(op.token)
     if not op.is_live:

@@ -187,7 +187,7 @@ class Repository(Place):
         return _versions(source)[1]
 
     def check_writable(self) -> None:
-        """By announcing a file to the hub, which asks for the right to write it; no commit follows, and nothing stays."""
+        """By announcing a file, for which the hub wants the right to write; no commit follows, and nothing stays."""
         self.pin()
         self._announce(".probe")
 

@@ -139,7 +139,7 @@ class Desk:
 
     def _sweep(self, vendor: Market, journal: Journal) -> None:
         try:
-            self.renting.reconcile(vendor, journal, self.stage.now)
+            self.renting.reconcile(vendor, journal)
         except Held:
             raise Wrong("a dead process holds its lease") from None
 
@@ -303,7 +303,7 @@ class Rig:
         with desk.journal() as journal:
             judge.at_any_time(journal.ops())
             for _ in range(chance.randint(0, 2)):
-                self.renting.reconcile(vendor, journal, here.now)
+                self.renting.reconcile(vendor, journal)
                 judge.at_any_time(journal.ops())
                 here.move(chance.choice([5, 61, 300]))
             here.fault()
@@ -325,7 +325,7 @@ class Rig:
     def _rest(self, desk: Desk, vendor: Market, journal: Journal, judge: Judge) -> None:
         quiet = 0
         for number in range(SWEEPS):
-            done = self.renting.reconcile(vendor, journal, desk.stage.now)
+            done = self.renting.reconcile(vendor, journal)
             rows = journal.ops()
             judge.at_any_time(rows)
             quiet = quiet + 1 if hold_still(rows, done) else 0

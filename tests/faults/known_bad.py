@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from infra import names, pods
+from infra.agent.limits import Clocks, read_clocks
 from infra.errors import Ambiguous, SlipwayError
 from infra.journal import Held, Journal, Lease, Op, Taken
 from infra.providers import Market
-from infra.reconcile import Done, Listing, decide, reconcile
+from infra.reconcile import Clock, Done, Listing, decide, reconcile
 from infra.records import Pod
 from infra.states import TERMINATING, UNKNOWN, after
 from tests.faults.crash import Renting
@@ -22,7 +23,7 @@ from tests.faults.points import Points
 class JsonJournal:
     """All rows in one JSON file, which each change reads, and rewrites in place. What cannot be read is empty."""
 
-    problem, is_replacement, replaced_at = "", False, None
+    problem, is_replacement = "", False
 
     def __init__(self, path: Path, points: Points) -> None:
         self.path, self.points = path, points
@@ -83,6 +84,9 @@ class JsonJournal:
     def ops(self, live: bool | None = None, run: str | None = None) -> list[Op]:
         rows = self._read().values()
         return [one for one in rows if (live is None or one.is_live is live) and run in (None, one.run)]
+
+    def replaced_ago_s(self, now: Clocks) -> None:
+        return None
 
     def take(self, name: str) -> Lease:
         return Lease(name, 1)
@@ -151,16 +155,16 @@ def rent_and_forget(vendor: Market, *words: Any, **named: Any) -> Op:
 PATIENCE_S = 900
 
 
-def give_up_deleting(vendor: Market, journal: Journal, clock: Callable[[], float] = time.time) -> Done:
+def give_up_deleting(vendor: Market, journal: Journal, clock: Clock = read_clocks) -> Done:
     """What could not be deleted for a quarter of an hour counts as gone."""
     done = reconcile(vendor, journal, clock)
     for op in journal.ops(live=True):
-        if op.state == TERMINATING and clock() - (op.del_requested_at or 0) > PATIENCE_S:
+        if op.state == TERMINATING and clock().wall_s - (op.del_requested_at or 0) > PATIENCE_S:
             journal.advance(op, "gone")
     return done
 
 
-def believe_silence(vendor: Market, journal: Journal, clock: Callable[[], float] = time.time) -> Done:
+def believe_silence(vendor: Market, journal: Journal, clock: Clock = read_clocks) -> Done:
     """What a listing does not show is gone, at once."""
     with contextlib.suppress(SlipwayError):
         listed = {pod.token for pod in vendor.list()}
@@ -170,11 +174,11 @@ def believe_silence(vendor: Market, journal: Journal, clock: Callable[[], float]
     return reconcile(vendor, journal, clock)
 
 
-def read_rows_first(vendor: Market, journal: Journal, clock: Callable[[], float] = time.time) -> Done:
+def read_rows_first(vendor: Market, journal: Journal, clock: Clock = read_clocks) -> Done:
     """The rows, then the listing; and what has no row is deleted."""
     with contextlib.suppress(Held):
         rows = [op for op in journal.ops() if op.vendor == vendor.name]
-        listing = Listing(began_at=int(clock()), pods=tuple(vendor.list()))
+        listing = Listing(began=clock(), pods=tuple(vendor.list()))
         known = {op.token for op in rows}
         prefix = f"sw1-{journal.installation}-"
         for pod in listing.pods:
@@ -185,9 +189,9 @@ def read_rows_first(vendor: Market, journal: Journal, clock: Callable[[], float]
     return Done((), ())
 
 
-def forget_that_rows_were_lost(vendor: Market, journal: Journal, clock: Callable[[], float] = time.time) -> Done:
+def forget_that_rows_were_lost(vendor: Market, journal: Journal, clock: Clock = read_clocks) -> Done:
     """What has no row is nobody's, and goes."""
-    journal.replaced_at = None
+    journal.replaced = None
     return reconcile(vendor, journal, clock)
 
 

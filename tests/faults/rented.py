@@ -35,6 +35,7 @@ IDLE = {"trait": "hang", "count": None}
 HOURS_S = 7 * 24 * 3600.0
 SHORT_S = 0.05  # sleeps that are ours: for a lock, not for a vendor
 true_time, true_monotonic, true_sleep = time.time, time.monotonic, time.sleep
+true_gettime = time.clock_gettime
 
 
 def offers_file(folder: Path) -> Path:
@@ -82,6 +83,9 @@ class Stage:
     def monotonic(self) -> float:
         return true_monotonic() + self._moved_s
 
+    def gettime(self, clock: int) -> float:
+        return true_gettime(clock) + self._moved_s * (clock == time.CLOCK_BOOTTIME)
+
     def sleep(self, seconds: float) -> None:
         """Whoever waits for a vendor finds that time has passed."""
         if seconds <= SHORT_S:
@@ -96,7 +100,7 @@ class Stage:
 
     def clocks(self) -> dict[str, Callable[..., Any]]:
         """What stands in for functions of the module `time`."""
-        return {"time": self.now, "monotonic": self.monotonic, "sleep": self.sleep}
+        return {"time": self.now, "monotonic": self.monotonic, "sleep": self.sleep, "clock_gettime": self.gettime}
 
     def move(self, seconds: float) -> None:
         """The world first: whoever is killed between the two leaves a clock that is behind, which is the safe side."""

@@ -206,7 +206,7 @@ class Trial:
         self.here.move(200)
 
     def _live(self, is_keeper: bool, nth: int, tell: Tell) -> None:
-        """The sleeper. What it slept through is in no clock but the wall's."""
+        """The sleeper. What it slept through is in no clock but the wall's and the boot's."""
         os.setpgid(0, 0)
         awake_s = [0.0]
         time.monotonic = lambda: true_monotonic() + awake_s[0]
@@ -237,7 +237,7 @@ class Trial:
         request, job = order(self.vendor_name, RUN)
         for offer in vendor.offers(request)[:2]:
             with contextlib.suppress(pods.StillBills):
-                self.renting.reconcile(vendor, journal, self.here.now)
+                self.renting.reconcile(vendor, journal)
                 self.renting.rent(vendor, request, offer, job, journal)
                 return
 
@@ -273,7 +273,7 @@ class Trial:
         if what.endswith(("sweeps", "swept")):
             for _ in range(4):
                 with contextlib.suppress(Held):
-                    reconcile(vendor, journal, self.here.now)
+                    reconcile(vendor, journal)
                 self.here.move(self.chance.choice([61, 700]))
         return ended
 
@@ -292,7 +292,7 @@ class Trial:
             raise Wrong(f"stale write: {new} for a run that another process keeps")
         for number in range(40):
             try:
-                done = reconcile(self.vendor(), journal, self.here.now)
+                done = reconcile(self.vendor(), journal)
             except Held:
                 raise Wrong("a lease of one that is gone") from None
             if hold_still(journal.ops(), done):

@@ -176,7 +176,7 @@ def comes_back(running: Running, folder: Path, one: Rented) -> None:
         with keeper.keeping(one.run):
             assert [verdict for _, verdict in keeper.keep(op)][-1]["state"] == state
         (row,) = journal.ops(run=one.run)
-        assert (row.state, row.reason, pods.is_over(row)) == ("TERMINATED", f"it has {state}", True)
+        assert (row.state, row.outcome, pods.is_over(row)) == ("TERMINATED", state, True)
     assert len(running.truth()["pods"]) == rented
 
 

@@ -80,7 +80,7 @@ def open_as_told(path, environ) -> Journal:
 
 def rest(here, vendor, journal, judge, sweep) -> None:
     for _ in range(30):
-        done = sweep(vendor, journal, here.now)
+        done = sweep(vendor, journal)
         judge.at_any_time(journal.ops())
         if hold_still(journal.ops(), done):
             return
@@ -121,7 +121,7 @@ def lose_journals(here, tmp_path, trials: int, sweep=reconcile) -> Counter[str]:
             with open_as_told(desk.path, environ(desk.folder)) as journal:
                 rest(here, vendor, journal, judge, sweep)
                 judge.at_rest(journal.ops())
-                told["begun anew" if journal.replaced_at is not None else "went on"] += 1
+                told["begun anew" if journal.replaced is not None else "went on"] += 1
                 told["found"] += sum(op.state == LOST and op.vendor == name for op in journal.ops())
                 judge.acknowledged.clear()
                 rented.end_all(here, vendor, journal, pods.end)

@@ -158,7 +158,7 @@ def test_a_storm_of_429_costs_few_calls_and_nothing_else(here, tmp_path, rounds)
             while here.now() < until:
                 tries += 1
                 calls = len(here.calls())
-                assert reconcile(vendor, journal, here.now).problems
+                assert reconcile(vendor, journal).problems
                 assert len(here.calls()) - calls <= json_api.MOST_ATTEMPTS
                 request, job = order(name, f"run-{tries}")
                 with pytest.raises(SlipwayError, match=r"429|a minute"):

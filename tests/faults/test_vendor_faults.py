@@ -69,7 +69,7 @@ def refuse_deletes(here, tmp_path, trials: int, sweep=reconcile) -> None:
             until = here.now() + FOR_LONG_S
             while here.now() < until:
                 here.move(chance.choice([901, 1800, 3600]))
-                done = sweep(vendor, journal, here.now)
+                done = sweep(vendor, journal)
                 judge.at_any_time(journal.ops())
                 assert journal.op(op.token).state == TERMINATING
                 told = [one for one in done.problems if "brave-otter-1" in one and "still cost 1.00 USD/h" in one]
@@ -119,7 +119,7 @@ def mislead(here, tmp_path, listings: int, sweep=reconcile) -> None:
                     with contextlib.suppress(SlipwayError):  # the sweeps go on with it
                         pods.end(vendor, op, journal)
                     judge.at_any_time(journal.ops())
-                sweep(vendor, journal, here.now)
+                sweep(vendor, journal)
                 seen += 1
                 judge.at_any_time(journal.ops())
                 here.move(chance.choice([1, 20, 61, 130, 600]))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from infra.agent.limits import Clocks
 from infra.audit import findings
 from infra.journal import Op
 from infra.reap import CUT_OFF, due
@@ -27,13 +28,19 @@ def row(state, name="a", **facts):
 
 
 def seen(rows, *pods, denied=(), busy=(), is_complete=True):
-    listing = Listing(began_at=NOW, pods=tuple(pods), is_complete=is_complete, denied=frozenset(denied))
+    listing = Listing(
+        began=Clocks("boot", NOW, NOW), pods=tuple(pods), is_complete=is_complete, denied=frozenset(denied)
+    )
     look = Look(listing, {one.token: one for one in rows}, frozenset(busy), ())
     return findings(look, provider="m", prefix=PREFIX, now=NOW)
 
 
 def kinds(*words, **more):
     return [(one.pod_id, one.kind) for one in seen(*words, **more)]
+
+
+def why(*words):
+    return due(*words)[0]
 
 
 @pytest.mark.parametrize(
@@ -88,13 +95,13 @@ def test_a_request_without_an_answer_is_not_clean_unless_somebody_is_at_it():
 def test_what_has_outlived_its_limits_is_due_by_the_vendors_clock():
     nobody = frozenset[str]()
     for one in (row("READY", ttl_s=600.0), row("LOST", cap=1_000, rate=6_000)):
-        assert due(one, nobody, one.sent_at + 599) == "" != due(one, nobody, one.sent_at + 600)
-        assert due(one, nobody, one.sent_at + 9, 60.0) == "" != due(one, nobody, one.sent_at + 10, 60.0)
-        assert due(one, frozenset([one.token]), one.sent_at + 600)  # its launch follows it, and does not keep it alive
-    assert due(row("READY"), nobody, NOW * 1000) == ""
+        assert why(one, nobody, one.sent_at + 599) == "" != why(one, nobody, one.sent_at + 600)
+        assert why(one, nobody, one.sent_at + 9, 60.0) == "" != why(one, nobody, one.sent_at + 10, 60.0)
+        assert why(one, frozenset([one.token]), one.sent_at + 600)  # its launch follows it, and does not keep it alive
+    assert why(row("READY"), nobody, NOW * 1000) == ""
 
 
 def test_a_pod_that_nobody_hands_a_job_to_is_due_at_once():
-    assert due(row("BOOTING"), frozenset(), NOW) == CUT_OFF
-    assert due(row("BOOTING"), frozenset([token("a")]), NOW) == ""
-    assert [due(row(state), frozenset(), NOW) for state in ("TERMINATING", "TERMINATED", "FAILED")] == [""] * 3
+    assert why(row("BOOTING"), frozenset(), NOW) == CUT_OFF
+    assert why(row("BOOTING"), frozenset([token("a")]), NOW) == ""
+    assert [why(row(state), frozenset(), NOW) for state in ("TERMINATING", "TERMINATED", "FAILED")] == [""] * 3

@@ -17,6 +17,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from infra import journal_file, states
 from infra.agent.job import Job
+from infra.agent.limits import Clocks, read_clocks
 from infra.errors import SlipwayError
 from infra.journal import Fenced, Held, Journal, JournalError, Taken
 from infra.names import new_token
@@ -279,9 +280,15 @@ def test_a_lost_journal_is_replaced_under_the_same_installation_and_that_is_told
     journal.path.unlink()
     with Journal.open(environ=environ) as again:
         assert again.is_replacement and again.installation == journal.installation
-        assert abs(again.replaced_at - time.time()) < 60 and journal.replaced_at is None
+        assert abs(again.replaced.wall_s - time.time()) < 60 and journal.replaced is None
+        then, now = again.replaced, read_clocks()
+        assert journal.replaced_ago_s(now) is None and 0 <= again.replaced_ago_s(now) < 60
+        for set_s in (-90_000, 90_000):  # the wall's clock is set; the boot's own is not, and begins with the next boot
+            later = Clocks(then.boot_id, then.boot_s + 7, now.wall_s + set_s)
+            assert again.replaced_ago_s(later) == 7
+            assert again.replaced_ago_s(Clocks("the next one", 5, now.wall_s + set_s)) == 5
     with Journal.open(environ=environ) as third:
-        assert not third.is_replacement and third.replaced_at == again.replaced_at
+        assert not third.is_replacement and third.replaced == again.replaced
 
 
 def test_another_journal_is_another_installation(journal, environ, tmp_path):
@@ -309,14 +316,19 @@ def test_a_journal_of_the_first_schema_is_brought_up_to_date_with_its_rows(envir
         db.execute(statement)
     db.execute("INSERT INTO meta VALUES ('installation', 'abcdefgh')")
     columns = "token, run, slot, role, vendor, account_fp, spec_hash, target, store, job, state, epoch, rate"
-    values = "'t', 'a-1', 0, 'train', 'local', '', '', '', '', '', 'READY', 3, 0"
-    db.execute(f"INSERT INTO ops ({columns}, storage_rate, intent_at, absent_n, reason) VALUES ({values}, 0, 1, 0, '')")
+    reasons = {"asked for": "asked", "it has limit: its time": "limit", "it has lost": "lost",
+               "it has succeeded": "succeeded", "it has our mark, and no row": "", "it was gone": ""}  # fmt: skip
+    for number, (state, reason) in enumerate([("READY", ""), *(("TERMINATED", one) for one in reasons)], 1):
+        values = f"'t{number}', 'a-{number}', 0, 'train', 'local', '', '', '', '', '', '{state}', 3, 0"
+        words = f"INSERT INTO ops ({columns}, storage_rate, intent_at, absent_n, reason) VALUES ({values}, 0, 1, 0, ?)"
+        db.execute(words, (reason,))
     db.execute("PRAGMA user_version=1")
     db.commit()
     db.close()
     with Journal.open(environ=environ) as journal:
-        (op,) = journal.ops()
+        op, *ended = journal.ops()
         assert (op.run, op.epoch, op.place, journal.installation) == ("a-1", 3, "", "abcdefgh")
+        assert {one.reason: one.outcome for one in ended} == reasons
 
 
 def test_a_newer_schema_is_refused(environ):
@@ -325,7 +337,7 @@ def test_a_newer_schema_is_refused(environ):
     db = sqlite3.connect(journal.path)
     db.execute("PRAGMA user_version=99")
     db.close()
-    with pytest.raises(JournalError, match="schema 99, this Slipway knows 7"):
+    with pytest.raises(JournalError, match="schema 99, this Slipway knows 8"):
         Journal.open(environ=environ)
 
 

@@ -238,7 +238,7 @@ def test_what_stands_aside_leaves_its_name_and_target_and_keeps_its_machine(jour
 
 def test_a_run_that_lost_a_node_is_not_over(journal):
     first, _ = two_nodes(journal)
-    ended = journal.advance(journal.advance(first, "end", reason=f"{pods.HAS}lost"), "gone")
+    ended = journal.advance(journal.advance(first, "end", reason="its work has ended", outcome="lost"), "gone")
     assert not pods.is_over(ended)
 
 

@@ -2,7 +2,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -122,7 +121,7 @@ def test_a_lost_question_stays_unknown_and_is_not_believed_gone_too_early(local,
     assert op.state == "UNKNOWN"
     with pytest.raises(SlipwayError, match="it may still turn up for .* s; it may run on; run again: inv down a-1"):
         pods.end(provider, op, journal)
-    op = journal.note(journal.op(op.token), sent_at=int(time.time()) - 601)
+    op = journal.note(journal.op(op.token), boot_s=op.boot_s - 601)
     assert op.state == "TERMINATING" and pods.end(provider, op, journal).state == "TERMINATED"
 
 
@@ -239,7 +238,7 @@ def test_a_pod_with_its_verdict_is_settled_and_one_at_work_is_left(local, journa
         assert pods.settle(local, op, journal, here) == op
     verdict.write_text(json.dumps({"token": op.token, "state": "succeeded"}))
     over = pods.settle(local, op, journal, here)
-    assert (over.state, over.reason) == ("TERMINATED", "it has succeeded")
+    assert (over.state, over.reason) == ("TERMINATED", "its work has ended: succeeded")
 
 
 def test_a_pod_that_is_gone_or_was_being_ended_is_settled(local, journal):

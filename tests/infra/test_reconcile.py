@@ -3,7 +3,7 @@
 import itertools
 import tempfile
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from infra import providers, reconcile
+from infra.agent.limits import Clocks
 from infra.errors import SlipwayError
 from infra.journal import Journal, JournalError, Op
 from infra.names import new_token
@@ -20,7 +21,12 @@ from infra.records import Account, Pod
 from infra.states import BOOTING, CREATING, FAILED, PLANNED, READY, TERMINATED, TERMINATING, UNKNOWN
 
 SETTLE_S, LAG_S, FLIGHT_S = 600, 90, 500
-PREFIX = "sw1-aaaaaaaa-"
+PREFIX, BOOT = "sw1-aaaaaaaa-", "this-boot"
+
+
+def at(now, boot_s=None, boot=BOOT):
+    """That time by both clocks, or another by the boot's own."""
+    return Clocks(boot, float(now if boot_s is None else boot_s), float(now))
 
 
 def pod(token="a", pod_id="id-1", rate=100, created_at=5):
@@ -35,7 +41,7 @@ def row(state, token="a", **facts):
 
 
 def decided(rows, *pods, began_at=10_000, **listing):
-    said = Listing(began_at=began_at, pods=tuple(pods), **listing)
+    said = Listing(began=at(began_at), pods=tuple(pods), **listing)
     return decide(rows, said, prefix=PREFIX, settle_s=SETTLE_S)
 
 
@@ -84,6 +90,30 @@ def test_an_account_that_shows_nothing_at_all_is_asked_a_third_time():
     assert events(decided(rows, began_at=2_000)) == ["absent"]
 
 
+def test_a_wall_clock_that_is_set_neither_hastens_nor_holds_up_the_proof_of_an_absence():
+    """Whatever it says, ten minutes are ten minutes of the boot's own clock; of another boot, those since it began."""
+    unknown, others = row(UNKNOWN, boot_id=BOOT, boot_s=500.0), (pod("other", "id-2"),)
+    other = row(READY, "other", remote_id="id-2", last_seen_at=5)
+
+    def events_at(one, clocks):
+        return decide([one, other], Listing(began=clocks, pods=others), prefix=PREFIX, settle_s=SETTLE_S)
+
+    for wall in (-80_000, 0, 80_000):
+        assert events_at(unknown, at(wall, 500 + SETTLE_S)) == []
+        assert events_at(unknown, at(wall, SETTLE_S, "next")) == []
+        (first,) = events_at(unknown, at(wall, 501 + SETTLE_S))
+        assert first.facts == {"absent_n": 1, "first_absent_at": SETTLE_S + 1}
+        once = replace(unknown, **first.facts)
+        assert events_at(once, at(wall, 500 + SETTLE_S + APART_S)) == []
+        assert events(events_at(once, at(wall, 501 + SETTLE_S + APART_S))) == ["absent"]
+        (again,) = events_at(replace(once, first_absent_at=90_000), at(wall, 1 + SETTLE_S, "next"))
+        assert again.facts == {"absent_n": 1, "first_absent_at": SETTLE_S + 1}
+        booting = row(BOOTING, remote_id="id-1", boot_id=BOOT, boot_s=500.0)
+        for boot_s, are in ((500 + providers.LAG_S, []), (501 + providers.LAG_S, ["gone"])):
+            said = Listing(began=at(wall, boot_s), pods=others, denied=frozenset({"id-1"}))
+            assert events(decide([booting, other], said, prefix=PREFIX, settle_s=SETTLE_S)) == are
+
+
 @pytest.mark.parametrize("state", [BOOTING, READY, TERMINATING])
 def test_a_known_pod_is_gone_when_the_vendor_denies_it_and_not_before(state):
     known = row(state, remote_id="id-1")
@@ -94,7 +124,7 @@ def test_a_known_pod_is_gone_when_the_vendor_denies_it_and_not_before(state):
 @pytest.mark.parametrize(("state", "are"), [(CREATING, []), (BOOTING, []), (READY, ["gone"]), (TERMINATING, ["gone"])])
 def test_only_what_is_being_rented_is_left_to_its_renter(state, are):
     known = row(state, remote_id="id-1")
-    said = Listing(began_at=10_000, denied=frozenset({"id-1"}))
+    said = Listing(began=at(10_000), denied=frozenset({"id-1"}))
     assert events(decide([known], said, prefix=PREFIX, settle_s=SETTLE_S, busy={known.token})) == are
 
 
@@ -111,13 +141,13 @@ def test_what_was_created_just_now_may_be_denied_until_its_vendor_has_shown_it()
 
 def test_what_its_vendor_ended_when_its_limit_was_due_has_ended_at_its_limit():
     known = row(READY, remote_id="id-1", sent_at=1_000, last_seen_at=2_000)
-    said = Listing(began_at=10_000, denied=frozenset({"id-1"}))
+    said = Listing(began=at(10_000), denied=frozenset({"id-1"}))
     for at_limit, why in (
         ({}, "m ended it"),
-        ({known.token: "its time is up"}, "it has limit: its time is up; m ended it"),
+        ({known.token: "its time is up"}, "its time is up; m ended it"),
     ):
         (move,) = decide([known], said, prefix=PREFIX, settle_s=SETTLE_S, at_limit=at_limit)
-        assert (move.event, move.facts) == ("gone", {"reason": why})
+        assert (move.event, move.facts) == ("gone", {"reason": why, "outcome": "limit" if at_limit else ""})
 
 
 def test_a_pod_that_was_to_end_before_its_id_was_known_gets_it_from_the_listing():
@@ -126,7 +156,7 @@ def test_a_pod_that_was_to_end_before_its_id_was_known_gets_it_from_the_listing(
 
 
 def test_what_is_being_rented_is_its_renter_s_and_what_was_rented_is_everybody_s():
-    said = Listing(began_at=10_000, pods=(pod(),))
+    said = Listing(began=at(10_000), pods=(pod(),))
     renting = [row(state) for state in (PLANNED, CREATING, UNKNOWN)]
     ending = row(TERMINATING, remote_id="id-1", last_seen_at=5)
     for one in (*renting, ending):
@@ -144,12 +174,12 @@ def test_what_turns_up_after_its_end_or_without_a_row_is_ended():
 def test_what_may_have_had_a_row_in_a_journal_that_was_lost_is_kept():
     pods = [pod("before", "id-1", created_at=5_000), pod("just-after", "id-2", created_at=5_600),
             pod("later", "id-3", created_at=5_601)]  # fmt: skip
-    said = Listing(began_at=10_000, pods=tuple(pods))
-    actions = decide([], said, prefix=PREFIX, settle_s=SETTLE_S, replaced_at=5_000)
+    said = Listing(began=at(10_000), pods=tuple(pods))
+    actions = decide([], said, prefix=PREFIX, settle_s=SETTLE_S, replaced_ago_s=5_000)
     kept, kept_too, orphan = (Claim(one, is_kept=one is not pods[2]) for one in pods)
     assert actions == [kept, kept_too, orphan, Delete(pods[2].token, "id-3")]
-    partly = Listing(began_at=10_000, pods=tuple(pods), is_complete=False)
-    assert decide([], partly, prefix=PREFIX, settle_s=SETTLE_S, replaced_at=5_000) == []
+    partly = Listing(began=at(10_000), pods=tuple(pods), is_complete=False)
+    assert decide([], partly, prefix=PREFIX, settle_s=SETTLE_S, replaced_ago_s=5_000) == []
 
 
 def test_what_cannot_be_written_down_is_not_done(tmp_path, monkeypatch):
@@ -163,11 +193,11 @@ def test_what_cannot_be_written_down_is_not_done(tmp_path, monkeypatch):
             raise JournalError("the disk is full")
 
         monkeypatch.setattr(journal, "claim", is_full)
-        done = reconcile.reconcile(market, journal, lambda: market.now)
+        done = reconcile.reconcile(market, journal, lambda: at(market.now))
         assert len(market.running) == 1 and done.actions == ()
         assert "the disk is full; it may still cost" in done.problems[0]
         monkeypatch.undo()
-        reconcile.reconcile(market, journal, lambda: market.now)
+        reconcile.reconcile(market, journal, lambda: at(market.now))
         assert market.running == {} and [op.state for op in journal.ops()] == [TERMINATING]
 
 
@@ -267,7 +297,7 @@ class Launches(RuleBasedStateMachine):
         op = journal.plan(token=token, run=f"run-{next(self.names)}", vendor="market", rate=100)
         if how == "killed before sending":
             return
-        op = journal.advance(op, "sending", sent_at=self.market.now)
+        op = journal.advance(op, "sending", sent_at=self.market.now, boot_id=BOOT, boot_s=self.market.now)
         if how.endswith("late"):
             self.market.in_flight.append((self.market.now + flight_s, token))
         arrived = how == "answered" or how.endswith("arrived")
@@ -298,7 +328,7 @@ class Launches(RuleBasedStateMachine):
     @rule(listing_fails=st.booleans(), deletes_fail=st.booleans())
     def sweep(self, listing_fails, deletes_fail):
         self.market.listing_fails, self.market.deletes_fail = listing_fails, deletes_fail
-        done = reconcile.reconcile(self.market, self.journal, lambda: self.market.now)
+        done = reconcile.reconcile(self.market, self.journal, lambda: at(self.market.now))
         assert bool(done.problems) or not listing_fails
         for action in done.actions:
             Launches.seen[action.event if isinstance(action, Move) else type(action).__name__] += 1

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from infra import pods, watch
+from infra import cost, pods, watch
 from infra.agent.job import Job, Limits, PodFolder, Step
 from infra.agent.limits import Clocks
 from infra.agent.process import Identity, send
 from infra.journal import Journal, Op
 from infra.providers.local import Local
-from infra.records import Request
+from infra.records import Pod, Request
 from infra.states import STATES
 from infra.transport import ThisMachine
 
@@ -183,16 +183,29 @@ def test_the_truth_table():
         assert {watch.state_of(state, verdict, alive) for state in STATES for alive in (True, False, None)} == {verdict}
 
 
-def test_what_was_spent_comes_from_the_guard():
-    op = Op(token="t", run="a-1", vendor="local", state="READY", rate=2_000_000, intent_at=100)
-    guard = {"alive": True, "limit_s": None, "spent_micro_usd": 1234, "elapsed_s": 2.0}
-    view = watch.view(
-        op,
-        watch.Reading(True, is_alive=True, guard=guard, progress={"updated_at": 150.0, "step": "work"}),
-        Clocks("", 0.0, 160.0),
-    )
-    assert (view.spent_micro_usd, view.micro_usd_per_hour, view.age_s, view.started_at) == (1234, 2_000_000, 10.0, 100)
-    assert view.ends == ("guard alive, no limit",)
+def test_what_was_spent_is_what_the_ledger_says_of_all_pods_of_the_run():
+    """Whatever became of them, whoever rented them out, and whatever their vendors have said."""
+    common = {"run": "a-1", "rate": 2_000_000, "intent_at": 1_000, "sent_at": 1_000, "remote_id": "id"}
+    rows = [
+        Op(**common, token="failed", vendor="lium", state="FAILED"),
+        Op(**common, token="late", vendor="runpod", state="TERMINATED", ended_at=90_000, ttl_s=600.0),
+        Op(**common, token="asked", vendor="lium", state="TERMINATED", ended_at=5_000, del_requested_at=4_990),
+        Op(**common, token="billed", vendor="shadeform", state="TERMINATED", ended_at=4_600),
+        Op(**common, token="now", vendor="shadeform", state="READY", billed_at=8_000.0),
+    ]
+    told, now, op = {"billed": (4_700, 1_234_567)}, Clocks("", 0.0, 9_001.0), rows[-1]
+    guard = {"alive": True, "limit_s": None, "spent_micro_usd": 9, "elapsed_s": 2.0}
+    progress = {"updated_at": 8_991.0, "step": "work"}
+    for says, costs in ((None, 17 * 60), (1, 17 * 60), (5_000_000, 9_000)):  # it bills by the minute, and was begun
+        pod = Pod(provider="shadeform", pod_id="id", token="now", run="a-1", address="", spent_micro_usd=says)
+        reading = watch.Reading(True, pod, is_alive=True, guard=guard, progress=progress)
+        view = watch.view(op, reading, now, rows, told)
+        bills = told if says is None else {**told, "now": (9_001, says)}
+        lines = {line.token: line.micro_usd for line in cost.ledger(rows, bills, now)}
+        assert view.spent_micro_usd == sum(lines.values()) == cost.total(rows, bills, now)
+        assert lines == {"late": 500_000, "asked": 2_222_223, "billed": 1_234_567, "now": -(-costs * 5_000 // 9)}
+        assert (view.micro_usd_per_hour, view.age_s, view.started_at) == (2_000_000, 10.0, 1_000)
+        assert view.ends == ("guard alive, no limit",)
 
 
 @pytest.mark.parametrize(
@@ -205,13 +218,13 @@ def test_what_was_spent_comes_from_the_guard():
         ({"ttl_s": None}, "stopped"),
         ({"ttl_s": None, "cap": 1_000_000}, "limit"),
         ({"rate": 0}, "stopped"),
-        ({"reason": f"{pods.HAS}succeeded"}, "succeeded"),
+        ({"outcome": "succeeded"}, "succeeded"),
         ({"reason": "it has our mark, and no row", "del_requested_at": 4_900}, "stopped"),
     ],
 )
 def test_a_rented_pod_that_was_gone_when_its_limit_was_due_has_reached_it(changes, state):
     row = {"token": "t", "run": "r", "vendor": "runpod", "state": "TERMINATED", "rate": 1_000_000, "sent_at": 1_000,
            "ended_at": 100_000, "ttl_s": 3600.0, "reason": "runpod ended it"}  # fmt: skip
-    seen = watch.view(Op(**{**row, **changes}), watch.Reading(), 200_000.0)
+    seen = watch.view(Op(**{**row, **changes}), watch.Reading(), Clocks("", 0.0, 200_000.0), (), {})
     assert seen.state == state
     assert ("left no word" in seen.note) == (state == "limit")

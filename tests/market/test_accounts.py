@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -13,6 +14,7 @@ import pytest
 
 from infra import pods, reap
 from infra.agent.job import Job, Limits
+from infra.agent.limits import Clocks, read_clocks
 from infra.journal import Journal
 from infra.names import new_token
 from infra.offers import open_market
@@ -195,6 +197,12 @@ def test_a_launcher_that_dies_leaves_a_machine_that_reap_ends(rehearsal, when):
         assert [op.state for op in journal.ops(run=run)] == ["TERMINATED"]
 
 
+def later(now: float) -> Clocks:
+    """All clocks on by as much as the wall's would be at `now`."""
+    clocks = read_clocks()
+    return replace(clocks, boot_s=clocks.boot_s + now - clocks.wall_s, wall_s=now)
+
+
 def test_a_machine_that_cannot_be_ended_is_named_with_its_price(rehearsal):
     market, now = open_market("runpod", rehearsal.settings), [time.time()]
     with rehearsal.journal() as journal:
@@ -204,7 +212,7 @@ def test_a_machine_that_cannot_be_ended_is_named_with_its_price(rehearsal):
         def sleep(seconds):
             now[0] += seconds + reap.PATIENCE_S
 
-        left = reap.reap(market, journal, clock=lambda: now[0], sleep=sleep)
+        left = reap.reap(market, journal, clock=lambda: later(now[0]), sleep=sleep)
         assert [(one.pod_id, one.kind, one.is_wrong) for one in left.findings] == [(pod_id, "ending", True)]
         assert any("it may still cost 0.79 USD/h" in problem for problem in left.problems)
     code, err = rehearsal.fails("audit")
@@ -231,7 +239,7 @@ def test_a_request_without_an_answer_is_not_clean_until_its_vendor_has_settled(r
     with rehearsal.journal() as journal:
         for later_s, state in ((0, "UNKNOWN"), (11, "UNKNOWN"), (61, "FAILED")):
             now[0] += later_s
-            found = reap.reap(market, journal, clock=lambda: now[0]).findings
+            found = reap.reap(market, journal, clock=lambda: later(now[0])).findings
             assert journal.op(op.token).state == state
             assert [one.kind for one in found] == ["unclear"] * (state == "UNKNOWN")
 
@@ -248,12 +256,16 @@ def test_a_pod_past_its_limit_is_ended_by_whoever_types_next_though_it_is_deaf(r
         journal.note(journal.op(op.token), ttl_s=60.0)  # a second of ours
         until(lambda: time.time() >= (op.sent_at or 0) + 1, "the limit")
         told = rehearsal.json(command)
-        why = "it has limit: its time limit of 60 s is reached"
+        why = "its time limit of 60 s is reached"
         if command == "reap":
             assert {"provider": "runpod", "run": run, "what": f"it is to end: {why}"} in told["done"]
         else:
             assert next(one for one in told if one["run"] == run)["state"] == "limit"
-        assert journal.op(op.token).state == "TERMINATED" and journal.op(op.token).reason == why
+        assert (
+            journal.op(op.token).state == "TERMINATED"
+            and journal.op(op.token).reason == why
+            and journal.op(op.token).outcome == "limit"
+        )
         assert not rehearsal.running()
 
 
