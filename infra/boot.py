@@ -50,7 +50,8 @@ def boot(op: Op, provider: Market, journal: Journal, limit_s: float) -> Op:
         raise Unbooted(problem)
     folder = _mark(replace(pod, run=op.run), provider, op, deadline, scale)
     address = replace(Address.parse(pod.address), folder=folder)
-    return journal.note(op, address=str(address), **price(op, pod, provider))
+    shown = {"last_seen_at": int(time.time())}  # by its vendor: from now on its absence proves something
+    return journal.note(op, address=str(address), **shown, **price(op, pod, provider))
 
 
 def price(op: Op, pod: Pod, provider: Market) -> dict[str, Any]:

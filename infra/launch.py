@@ -22,7 +22,7 @@ from infra.agent.job import Job, Limits, Step
 from infra.agent.limits import read_clocks
 from infra.boot import Unbooted, boot
 from infra.courier import with_courier
-from infra.errors import Ambiguous, NoOffer, SlipwayError, UsageError
+from infra.errors import Ambiguous, LimitHit, NoOffer, SlipwayError, UsageError
 from infra.interrupts import finishing
 from infra.journal import Admit, Journal, Op, Taken
 from infra.providers import Provider, Vendors, clock_scale, farewell, market
@@ -140,22 +140,43 @@ def _whole(ops: list[Op], vendors: Vendors, journal: Journal, say: Say) -> Itera
     try:
         yield
     except BaseException as error:  # also Ctrl-C: a pod without its job must not stay
+        taken = _taken_away(ops, vendors, journal) if ops and isinstance(error, SlipwayError) else None
         if ops:
+            why = str(taken or error) or type(error).__name__
             with contextlib.suppress(OSError):  # nobody listens any more: it is to end all the same
-                say(f"{ops[0].run} did not start: {error or type(error).__name__}; ending what there is of it")
+                say(f"{ops[0].run} did not start: {why}; ending what there is of it")
             with finishing(f"{ops[0].run} is being ended" if ops else "", say):
-                _end_all(ops, vendors, journal, f"hand-over failed: {error}")
+                _end_all(
+                    ops, vendors, journal, f"hand-over failed: {why}", "limit" if isinstance(taken, LimitHit) else ""
+                )
+        if taken:
+            then = "launch again with more: --spend-limit, --ttl" if isinstance(taken, LimitHit) else "launch again"
+            raise type(taken)(f"{taken}; nothing of it runs, and nothing bills: {then}") from error
         if ops and isinstance(error, (Lost, TimedOut, Unreachable)):  # what had become of it was not known: now it is
             words = f"{ops[0].run}: {error}; it was ended, nothing of it runs: launch again"
             raise SlipwayError(words) from error
         raise
 
 
-def _end_all(ops: list[Op], vendors: Vendors, journal: Journal, reason: str) -> None:
+def _taken_away(ops: list[Op], vendors: Vendors, journal: Journal) -> SlipwayError | None:
+    """What became of a pod that its vendor, or its own limit, has ended before it was at work; None: not that."""
+    for op in map(journal.op, [op.token for op in ops]):
+        rented = market(vendors(op.vendor))
+        if rented is None or not op.is_live:
+            continue
+        with contextlib.suppress(SlipwayError):  # no word of its vendor: what was seen is what is told
+            if said := pods.fate(rented, op):
+                if why := spend.due(op, read_clocks(), rented.clock_scale):
+                    return LimitHit(f"{op.run}: {why} before its work began; {said}")
+                return SlipwayError(f"{op.run}: its pod was taken away before its work began: {said}")
+    return None
+
+
+def _end_all(ops: list[Op], vendors: Vendors, journal: Journal, reason: str, outcome: str = "") -> None:
     """Each of them, also when one cannot be ended. Raises what the last such one raised."""
     with contextlib.ExitStack() as stack:
         for op in ops:
-            stack.callback(pods.end, vendors(op.vendor), journal.op(op.token), journal, reason)
+            stack.callback(pods.end, vendors(op.vendor), journal.op(op.token), journal, reason, outcome)
 
 
 def _rent_all(

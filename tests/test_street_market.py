@@ -1,7 +1,8 @@
 """Whole launches on rehearsed markets, on each vendor: from the offer to the last bill, and all that ends them before.
 
 The clients, the journal, the hand-over, the agent and the courier are the real ones; the pods are processes here. One
-world, one store and one user for all; what can wait at the same time does.
+world, one store and one user for all; what can wait at the same time does: pods that end at their limits do so in a
+world of their own, from the first test to the last.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -118,6 +120,51 @@ def weights(store: Path, folder: str) -> bytes:
     return next((store / folder / "hf").glob("*.safetensors")).read_bytes()
 
 
+@dataclass(frozen=True)
+class Filed:
+    """Pods of three files, one for each vendor, none of which anybody looks after: until a dollar, an hour, or idle."""
+
+    user: Rehearsed
+    prices: dict[str, float]  # USD/h
+    said: dict[str, subprocess.CompletedProcess]
+    made: dict[str, dict]
+    created: int
+
+
+@pytest.fixture(scope="module")
+def filed(tmp_path_factory):
+    for user in world_of(tmp_path_factory.mktemp("filed"), 60):
+        user.world.tell("/faults", {"machines": [{"trait": "idle gpus", "count": None}]})
+        prices = {name: float(user.json("offers", "--rehearse", "--provider", name, "--gpu", gpu)["offers"][0]
+                              ["usd_per_hour"]) for name, gpu in VENDORS.items()}  # fmt: skip
+        lines = {}
+        for name, gpu in VENDORS.items():
+            pod = {"provider": name, "gpu": gpu, "num_gpus": 0}
+            path = user.folder / f"set-{name}.yaml"
+            path.write_text(json.dumps({"pods": [
+                {**pod, "name": f"dollar-{name}", "spend_limit": f"{prices[name] * 0.75:.2f}"},
+                {**pod, "name": f"hour-{name}", "ttl_hours": 0.75},
+                {**pod, "name": f"idle-{name}", "idle_stop_minutes": 20, "ttl_hours": 3},
+            ]}))  # fmt: skip
+            lines[name] = ["apply", str(path), "--yes"]
+        said = user.at_once(lines)
+        made = {pod["run"]: pod for pod in user.json("pod.list", "--rehearse")}
+        yield Filed(user, prices, said, made, user.calls("create"))
+
+
+def test_the_pods_of_a_file_are_made(filed):
+    """First, so that they reach their ends while the other tests run."""
+    for one in filed.said.values():
+        assert one.returncode == 0, one.stderr
+    for name in VENDORS:
+        assert [row.split()[:2] for row in filed.said[name].stdout.splitlines()[1:4]] == [
+            ["+", f"{kind}-{name}"] for kind in ("dollar", "hour", "idle")
+        ]
+    names = {f"{kind}-{name}" for kind in ("dollar", "hour", "idle") for name in VENDORS}
+    assert filed.made.keys() <= names and all(pod["stays"] for pod in filed.made.values())  # one may have ended by now
+    assert filed.created == len(names)
+
+
 def test_what_cannot_be_had_or_boots_too_late_is_passed_over_and_success_ends_the_run(user):
     user.world.tell("/faults", {"machines": [rule for vendor in VENDORS for rule in (
         {"trait": "ghost", "vendor": vendor}, {"trait": "hang", "vendor": vendor, "skip": 1})]})  # fmt: skip
@@ -141,8 +188,9 @@ def test_what_cannot_be_had_or_boots_too_late_is_passed_over_and_success_ends_th
         assert process.returncode == 0, err
         assert "no address in time" in err and f"whole-{name} succeeded" in err, err
         assert "bits per byte" in user.inv("logs", f"whole-{name}", "--rehearse", "--file", "base")
-        ghost, (late, good) = err.count("was given back"), user.machines(f"whole-{name}")
-        assert ghost == 1 and late["active_at"] is None and good["ended_by"] in ("pod", "client"), (late, good)
+        late, *slow, good = user.machines(f"whole-{name}")  # slow: on a busy machine another one may be too late
+        assert late["active_at"] is None and good["ended_by"] in ("pod", "client"), (late, good)
+        assert err.count("was given back") == 1 + len(slow), err
         paid = user.json("cost", f"whole-{name}", "--rehearse")
         assert float(paid["usd"]) * 1e6 >= good["billed_micro_usd"] > 0
         assert weights(user.store, f"base_checkpoints/whole-{name}")
@@ -150,7 +198,7 @@ def test_what_cannot_be_had_or_boots_too_late_is_passed_over_and_success_ends_th
     assert all(notices[f"whole-{name}"] == "succeeded" for name in VENDORS)
     assert not list((user.world.folder / "journal-keys").iterdir())  # the pods' keys went with them
     _, err = user.begin(*line("runpod", "--run-name", "again", "--dry-run"), "--rehearse").communicate(timeout=60)
-    assert err.count("tried last: runpod") == 2, err
+    assert err.count("tried last: runpod") >= 2, err
 
 
 def test_a_run_that_is_taken_away_ends_with_the_parameters_of_one_that_is_not(user):
@@ -158,6 +206,7 @@ def test_a_run_that_is_taken_away_ends_with_the_parameters_of_one_that_is_not(us
     user.world.tell("/faults", {"preempt_at_work": dict.fromkeys(SPOT, 1)})
     more = {"runpod": [], "lium": ["--volume", "vol-rehearsal"]}
     words = ("--seed", "7", "--use-spot", "--spend-limit", "20", "--yes", "--json")
+    local = user.begin("launch", "--provider", "local", "--phase", "base", "--tag", "calm", "--seed", "7", "--yes")
     done = user.at_once({
         name: line(name, "--run-name", f"spot-{name}", *words, *more[name], gpu=gpu) for name, gpu in SPOT.items()
     })  # fmt: skip
@@ -168,7 +217,8 @@ def test_a_run_that_is_taken_away_ends_with_the_parameters_of_one_that_is_not(us
         assert told["recoveries"] == user.status()[f"spot-{name}"]["recoveries"] == 1, one.stderr
         taken, last = user.machines(f"spot-{name}")
         assert taken["offer"] and last["ended_by"] in ("client", "pod")
-    user.inv("launch", "--provider", "local", "--phase", "base", "--tag", "calm", "--seed", "7", "--yes")
+    _, said = local.communicate(timeout=300)
+    assert local.returncode == 0, said
     calm = weights(user.folder / "artifacts", "base_checkpoints/calm")
     assert {name: weights(user.store, f"base_checkpoints/spot-{name}") == calm for name in SPOT} == dict.fromkeys(
         SPOT, True
@@ -177,63 +227,22 @@ def test_a_run_that_is_taken_away_ends_with_the_parameters_of_one_that_is_not(us
     assert len(list(kept.glob("events.out.tfevents.*"))) == 2  # both pods wrote there
 
 
-def test_the_pods_of_a_file_end_at_their_dollar_their_hour_and_when_they_idle(user):
-    """Ended by the vendor or from within; who looks afterwards only finds out."""
-    user.world.tell("/faults", {"machines": [{"trait": "idle gpus", "count": None}]})
-    prices = {name: float(user.json("offers", "--rehearse", "--provider", name, "--gpu", gpu)["offers"][0]
-                          ["usd_per_hour"]) for name, gpu in VENDORS.items()}  # fmt: skip
-    lines = {}
-    for name, gpu in VENDORS.items():
-        pod = {"provider": name, "gpu": gpu, "num_gpus": 0}
-        path = user.folder / f"set-{name}.yaml"
-        path.write_text(json.dumps({"pods": [
-            {**pod, "name": f"dollar-{name}", "spend_limit": f"{prices[name] * 0.75:.2f}"},
-            {**pod, "name": f"hour-{name}", "ttl_hours": 0.75},
-            {**pod, "name": f"idle-{name}", "idle_stop_minutes": 20, "ttl_hours": 3},
-        ]}))  # fmt: skip
-        lines[name] = ["apply", str(path)]
-    for name, one in user.at_once({name: [*words, "--yes"] for name, words in lines.items()}).items():
-        assert one.returncode == 0, one.stderr
-        assert [row.split()[:2] for row in one.stdout.splitlines()[1:4]] == [
-            ["+", f"{kind}-{name}"] for kind in ("dollar", "hour", "idle")
-        ]
-    names = {f"{kind}-{name}" for kind in ("dollar", "hour", "idle") for name in VENDORS}
-    made = {pod["run"]: pod for pod in user.json("pod.list", "--rehearse")}
-    created = user.calls("create")
-    assert made.keys() <= names and all(pod["stays"] for pod in made.values())  # the first may have ended by now
-    until(lambda: not user.json("pod.list", "--rehearse"), "their ends")
-    rows, truth = user.status(), {pod["id"]: pod for pod in user.truth()["pods"]}
-    costs = {row["run"]: row for row in user.json("cost", "--rehearse")["pods"]}
-    for name in VENDORS:
-        for kind in ("dollar", "hour", "idle"):
-            known = ("limit", "stopped") if (kind, name) == ("idle", "runpod") else ("limit",)  # it left no word
-            assert rows[f"{kind}-{name}"]["state"] in known, rows[f"{kind}-{name}"]
-            pod = truth[costs[f"{kind}-{name}"]["id"]]
-            assert pod["micro_usd_per_hour"] == 0 and pod["ended_by"], pod
-        paid = costs[f"dollar-{name}"]
-        limit_s, late_s = 3600 * 0.75 * prices[name] / float(paid["usd_per_hour"]), {"runpod": 60, "shadeform": 180}
-        most_s = limit_s + late_s[name] if name in late_s else 3660  # whole hours are all that Lium's timer knows
-        assert truth[paid["id"]]["billed_micro_usd"] <= most_s * float(paid["usd_per_hour"]) / 3600 * 1e6, paid
-    assert user.calls("create") == created
-    assert user.json("audit", "--rehearse")["machines"] == []
-
-
 def test_work_that_failed_ends_its_pod_or_leaves_it_as_was_asked(user):
     corpus = user.folder / "corpus.jsonl"
     corpus.write_text('{"no_text": 1}\n')
     more = ("--source", str(corpus), "--spend-limit", "5", "--yes", "--on-failure")
     done = user.at_once({
         f"{kind}-{name}": line(name, "--run-name", f"{kind}-{name}", *more, kind)
-        for name in VENDORS for kind in ("keep", "end")
+        for kind, name in (("keep", "lium"), *(("end", name) for name in VENDORS))
     })  # fmt: skip
     for name, one in done.items():
         assert one.returncode == 1 and f"{name} failed" in one.stderr, one.stderr
         assert f"inv logs --rehearse {name} --errors" in one.stderr, one.stderr
-    assert {pod["run"] for pod in user.json("pod.list", "--rehearse")} == {f"keep-{name}" for name in VENDORS}
+    assert {pod["run"] for pod in user.json("pod.list", "--rehearse")} == {"keep-lium"}
     rows = user.status()
     assert all(rows[name]["state"] == "failed" for name in done)
     user.inv("down", "keep-lium", "--rehearse")
-    assert {pod["run"] for pod in user.json("pod.list", "--rehearse")} == {"keep-runpod", "keep-shadeform"}
+    assert user.json("pod.list", "--rehearse") == []
 
 
 def test_an_instance_is_chosen_by_its_number_and_down_returns_when_its_vendor_has_ended_it(user):
@@ -305,6 +314,29 @@ def test_a_dry_run_creates_nothing_and_nobody_is_asked_where_nobody_is(user):
     assert refused.returncode == 2 and "add --yes, or name --cloud, --region and --instance-type" in said
     assert "hyperstack" in said and said.index("33.60") < said.index("35.84") < said.index("38.40")
     assert user.calls("create") == before
+
+
+def test_the_pods_of_a_file_end_at_their_dollar_their_hour_and_when_they_idle(filed):
+    """Ended by the vendor or from within; who looks afterwards only finds out."""
+    user = filed.user
+    until(lambda: not user.json("pod.list", "--rehearse"), "their ends")
+    rows, truth = user.status(), {pod["id"]: pod for pod in user.truth()["pods"]}
+    costs = {row["run"]: row for row in user.json("cost", "--rehearse")["pods"]}
+    for name in VENDORS:
+        for kind in ("dollar", "hour", "idle"):
+            known = ("limit", "stopped") if (kind, name) == ("idle", "runpod") else ("limit",)  # it left no word
+            assert rows[f"{kind}-{name}"]["state"] in known, rows[f"{kind}-{name}"]
+            pod = truth[costs[f"{kind}-{name}"]["id"]]
+            assert pod["micro_usd_per_hour"] == 0 and pod["ended_by"], pod
+        paid = costs[f"dollar-{name}"]
+        limit_s, late_s = (
+            3600 * 0.75 * filed.prices[name] / float(paid["usd_per_hour"]),
+            {"runpod": 60, "shadeform": 180},
+        )
+        most_s = limit_s + late_s[name] if name in late_s else 3660  # whole hours are all that Lium's timer knows
+        assert truth[paid["id"]]["billed_micro_usd"] <= most_s * float(paid["usd_per_hour"]) / 3600 * 1e6, paid
+    assert user.calls("create") == filed.created
+    assert user.json("audit", "--rehearse")["machines"] == []
 
 
 def typed(user: Rehearsed, answers: list[str], *words: str) -> str:

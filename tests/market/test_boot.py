@@ -9,7 +9,7 @@ import pytest
 
 from infra import boot, launch, pods
 from infra.agent.job import Job, Limits
-from infra.errors import NoOffer
+from infra.errors import LimitHit, NoOffer, SlipwayError
 from infra.journal import Journal
 from infra.launch import Terms
 from infra.offers import open_market
@@ -17,6 +17,7 @@ from infra.providers import market
 from infra.reconcile import reconcile
 from infra.records import Plan, Request
 from infra.settings import VENDORS, Settings
+from infra.transport import Lost
 from tests.faults.trial import rounds
 from tests.rehearsal.worlds import world
 from tests.world import ROOT
@@ -119,3 +120,30 @@ def test_a_create_without_an_answer_is_set_aside_and_the_next_offer_taken(tmp_pa
             assert (pod["state"] in ("deleting", "gone")) is (pod["name"] not in (op.token, hidden.token)), (pod, live)
         for one in (op, hidden):
             pods.end(vendor, journal.op(one.token), journal)
+
+
+@pytest.mark.parametrize("vendor_name", list(KIND))
+@pytest.mark.parametrize("late_s", [0, 4000])
+def test_a_pod_that_its_vendor_ends_before_it_has_its_job_is_said_to_be_gone(tmp_path, vendor_name, late_s):
+    """Over SSH it is only silent: what has become of it, and whether that was its limit, is asked of its vendor."""
+    said: list[str] = []
+    with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
+        vendor = market(open_market(vendor_name, settings_of(running, tmp_path)))
+        assert vendor is not None
+        op = boot.boot(rent(vendor, journal, "otter"), vendor, journal, BOOT_S)
+        op = journal.note(op, ttl_s=3600.0)
+        with (
+            pytest.raises(LimitHit if late_s else SlipwayError) as seen,
+            launch._whole([op], lambda _: vendor, journal, said.append),
+        ):
+            vendor.delete(op.remote_id or "")
+            running.move(late_s + 300)  # its own clock, and that of the row
+            journal.note(journal.op(op.token), boot_s=(op.boot_s or 0) - late_s / SPEED)
+            raise Lost(f"{op.run}: the connection broke")
+        words = str(seen.value)
+        assert type(seen.value) is (LimitHit if late_s else SlipwayError), words
+        assert "the connection broke" not in words and vendor_name in words, words
+        assert "nothing of it runs, and nothing bills: launch again" in words, words
+        now = journal.op(op.token)
+        assert (now.state, now.outcome) == ("TERMINATED", "limit" if late_s else "")
+        assert running.truth()["billing"] == 0
