@@ -47,6 +47,7 @@ GPUS = (
     _alike("L40S", 48, "NVIDIA L40S", "L40S"),
     _alike("L40", 48, "NVIDIA L40", "L40"),
     _alike("A6000", 48, "NVIDIA RTX A6000", "A6000"),
+    _alike("RTX3090", 24, "NVIDIA GeForce RTX 3090", "RTX3090"),
     _alike("RTX4090", 24, "NVIDIA GeForce RTX 4090", "RTX4090"),
     _alike("RTX5090", 32, "NVIDIA GeForce RTX 5090", "RTX5090"),
     Gpu("RTXPRO6000", 96, _PRO, _PRO, ("RTXPro6000",)),

@@ -13,6 +13,7 @@ from infra.agent import environment, packages
 from infra.errors import SlipwayError
 from infra.money import dollars
 from infra.settings import VENDORS, Settings
+from store import Store, StoreError, credentials
 
 if TYPE_CHECKING:
     from infra.survey import Look
@@ -43,7 +44,8 @@ def findings(root: Path, settings: Settings) -> list[Finding]:
         _tool("sshd", ("-V",), "off", "tests need it (apt install openssh-server)"),
     ]
     providers = [Finding("local", "ok", "this machine"), *(_vendor(name, settings) for name in VENDORS)]
-    return [_python(), *_installers(), *tools, _disk(root, settings), _gpu(), _train(root, settings), *providers]
+    here = [_python(), *_installers(), *tools, _disk(root, settings), _gpu(), _train(root, settings)]
+    return [*here, *_store(settings), *providers]
 
 
 def nodes(settings: Settings) -> list[Finding]:
@@ -143,6 +145,23 @@ def _train(root: Path, settings: Settings) -> Finding:
 
 def _made(root: Path, settings: Settings) -> Path | None:
     return environment.find("train", root, settings.environments, environment.torch_build())
+
+
+def _store(settings: Settings) -> list[Finding]:
+    """Which token the hub is asked with, and whether the store is there and can be written; nothing is left in it."""
+    tokens = [name for name in credentials.HUB if getattr(settings, name.lower())]
+    credentials.lend({name: getattr(settings, name.lower()) for name in (*credentials.HUB, *credentials.S3)})
+    found = []
+    if tokens or credentials.kind(settings.store) == "hf":
+        used = f"{tokens[0]} from {settings.sources[tokens[0].lower()]}" if tokens else "neither is set"
+        more = f"; {tokens[1]} is set too, and not used" if len(tokens) > 1 else ""
+        found.append(Finding("hub token", "ok" if tokens else "off", f"{used}{more}"))
+    try:
+        store = Store(settings.store)
+        store.check_writable()
+        return [*found, Finding("store", "ok", f"{settings.store} can be written, {len(store.artifacts())} artifacts")]
+    except StoreError as error:
+        return [*found, Finding("store", "bad", " ".join(str(error).split()))]
 
 
 def _vendor(name: str, settings: Settings) -> Finding:

@@ -78,6 +78,7 @@ class Offer:
     interconnect: str = ""  # as the vendor spells it
     volume: str = ""  # id of the one that was asked for, when it can be had there
     seen_at: float | None = None  # when the vendor said so
+    raw: str = field(default="", compare=False, repr=False)  # JSON: a machine as its vendor describes it; "" = a kind
 
 
 @dataclass(frozen=True, kw_only=True)

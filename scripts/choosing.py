@@ -1,5 +1,6 @@
 """Choosing what to rent: the offers that fit, what they would cost, which ends will be armed, and the user's pick."""
 
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -8,6 +9,7 @@ from typing import Any
 
 from infra import offers as market
 from infra.agent.job import Limits
+from infra.agent.limits import hard_limit_s
 from infra.ends import ends_of
 from infra.errors import NoOffer, OutOfMoney, SlipwayError, UsageError
 from infra.filters import in_words
@@ -109,10 +111,17 @@ def vendor_of(offer: Offer, settings: Settings) -> Market:
 
 def forecast_of(plan: Plan, offer: Offer, settings: Settings) -> Forecast:
     assert plan.job is not None
-    scale = settings.clock_scale  # real work takes its real time, which is long on a rehearsal's clock
-    work_s = scale * sum(one.estimate_s or 0.0 for one in plan.artifacts)
-    setup_s = (5 * scale, 15 * scale, 60 * scale) if settings.rehearsal else SETUP_S
-    return forecast(work_s, offer, plan.job.limits, plan.request.nodes, setup_s)
+    work_s = settings.clock_scale * sum(one.estimate_s or 0.0 for one in plan.artifacts)
+    return forecast(work_s, offer, plan.job.limits, plan.request.nodes, setup_of(settings))
+
+
+def setup_of(settings: Settings) -> tuple[float, float, float]:
+    """Seconds of the vendor's clock until work begins: low, expected, high.
+
+    Real work takes its real time, which is long on a rehearsal's clock.
+    """
+    scale = settings.clock_scale
+    return (5 * scale, 15 * scale, 60 * scale) if settings.rehearsal else SETUP_S
 
 
 def show(plan: Plan, offers: Sequence[Offer], settings: Settings, on_failure: str) -> None:
@@ -147,7 +156,7 @@ def show_ends(limits: Limits, offer: Offer, settings: Settings, on_failure: str,
 def preflight(plan: Plan, offers: Sequence[Offer], settings: Settings, with_missing: bool) -> list[Offer]:
     """The offers that can be paid for, after everything that can be known before money is spent. Raises UsageError."""
     check_work(plan, settings, with_missing)
-    return payable(roomy(plan, offers), plan.request.nodes, settings)
+    return payable(lasting(plan, roomy(plan, offers), settings), plan.request.nodes, settings)
 
 
 def check_work(plan: Plan, settings: Settings, with_missing: bool) -> None:
@@ -186,6 +195,26 @@ def payable(offers: Sequence[Offer], nodes: int, settings: Settings) -> list[Off
     left = [one for one in offers if one.provider not in able]
     if not left:
         raise OutOfMoney(f"no vendor would rent it to this account: {'; '.join(able.values())}")
+    return left
+
+
+def lasting(plan: Plan, offers: Sequence[Offer], settings: Settings) -> list[Offer]:
+    """Those on which time and money last until work begins, at the least. Raises UsageError, with what would do."""
+    assert plan.job is not None
+    limits, setup_s = plan.job.limits, setup_of(settings)[0]
+
+    def lasts_s(offer: Offer) -> float:
+        limit_s = hard_limit_s(replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour))
+        return math.inf if limit_s is None else limit_s
+
+    left = [one for one in offers if lasts_s(one) >= setup_s]
+    if not left:
+        longest = max(offers, key=lasts_s)
+        costs = render.cents(math.ceil(setup_s * longest.micro_usd_per_hour * plan.request.nodes / 3600))
+        raise UsageError(
+            f"the limits end it after {render.duration(lasts_s(longest))} at most, before its work could begin: set-up "
+            f"alone takes about {render.duration(setup_s)}, {costs} USD; give more: --spend-limit, --ttl"
+        )
     return left
 
 

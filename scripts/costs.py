@@ -13,7 +13,7 @@ from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.filters import satisfying
 from infra.hosts import at_once
 from infra.journal import Journal, Op
-from infra.money import micro_usd
+from infra.money import BadAmount, micro_usd
 from infra.names import match
 from infra.providers import Market
 from infra.records import Request
@@ -162,7 +162,7 @@ def show_estimate(wanted: dict[str, Any], as_json: bool) -> None:
         raise UsageError(f"how long {what} takes for so many tokens was never measured; say --hours")
     kinds = [(kind, count or num_gpus) for kind, count in gpus.read_set(wanted["gpu"], num_gpus)]
     kinds = kinds or [(kind, num_gpus) for kind in COMPARED]
-    given = micro_usd(wanted["price"].lstrip("$")) if wanted["price"] else 0
+    given = price_of(wanted["price"])
     offered, silent = ([], ()) if given else offers_for(kinds, wanted["use_spot"], wanted["provider"])
     found = []
     for kind, count in kinds:
@@ -180,6 +180,17 @@ def show_estimate(wanted: dict[str, Any], as_json: bool) -> None:
             render.say(render.clean(one))
     if all(one.prices is None for one in found):
         raise NoOffer("nobody offers any of these GPUs now, so there is no price; say --price, or run: inv offers")
+
+
+def price_of(text: str) -> int:
+    """Micro-dollars; 0 when none is given. Raises UsageError."""
+    try:
+        price = micro_usd(text.lstrip("$")) if text else 0
+    except BadAmount as error:
+        raise UsageError(f"--price: {error}") from None
+    if text and not price:
+        raise UsageError("--price is 0; give what a GPU costs for an hour, or leave it out to see what is offered")
+    return price
 
 
 def tokens_of(tokens: float | None, settings: Sequence[str]) -> float:

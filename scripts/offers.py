@@ -1,5 +1,6 @@
 """What `inv offers` does: flags into a request, offers into a table."""
 
+import json as json_text
 import re
 import time
 from collections.abc import Sequence
@@ -114,7 +115,7 @@ def mbps(speed: float | None) -> str:
 
 
 def about(one: Offer) -> dict[str, Any]:
-    """One offer as JSON; null is what the vendor does not tell."""
+    """One offer as JSON; null is what the vendor does not tell. `raw`: all that it tells of that one machine."""
     return {
         "provider": one.provider,
         "offer_id": one.offer_id,
@@ -137,4 +138,5 @@ def about(one: Offer) -> dict[str, Any]:
         "upload_mbps": one.upload_mbps,
         "download_mbps": one.download_mbps,
         "seen_at": render.iso(one.seen_at),
+        "raw": json_text.loads(one.raw) if one.raw else None,
     }

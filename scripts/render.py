@@ -48,7 +48,7 @@ def count(number: int, thing: str) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """`0.4 s`, `48 s`, `3 min 05 s`, `2 h 10 min`, or `?`."""
+    """`0.4 s`, `48 s`, `3 min 05 s`, `2 h 10 min`, `12 d 4 h`, or `?`."""
     if seconds is None:
         return "?"
     if seconds < 10:
@@ -57,6 +57,8 @@ def duration(seconds: float | None) -> str:
     if minutes == 0:
         return f"{rest} s"
     hours, minutes = divmod(minutes, 60)
+    if hours >= 100:
+        return f"{hours // 24:,} d {hours % 24} h"
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 

@@ -309,6 +309,9 @@ def test_the_dollar_ends_a_run_whose_launcher_is_dead_and_more_money_goes_on_wit
 def test_a_dry_run_creates_nothing_and_nobody_is_asked_where_nobody_is(user):
     before = user.calls("create")
     user.inv("launch", "--rehearse", "--dry-run")
+    short = user.begin("launch", "--rehearse", "--dry-run", "--gpu", "H100", "--num-gpus", "1", "--spend-limit", "0.01")
+    _, said = short.communicate(timeout=60)
+    assert short.returncode == 2 and "before its work could begin" in said and "0.17 USD" in said, said
     refused = user.begin("launch", "--rehearse")
     _, said = refused.communicate(timeout=60)
     assert refused.returncode == 2 and "add --yes, or name --cloud, --region and --instance-type" in said

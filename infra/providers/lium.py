@@ -181,7 +181,8 @@ class Lium(ByHttp):
                 host = msgspec.json.decode(raw, type=Executor, strict=False)
                 old = self.cuda and host.max_cuda_version is not None and host.max_cuda_version < Decimal(self.cuda)
                 if not (host.frequent_rent_failures or host.gpu_power_limited or old):
-                    found += [self._offer(host, count) for count in _parts(host, counts)]
+                    spec = bytes(raw).decode()
+                    found += [replace(self._offer(host, count), raw=spec) for count in _parts(host, counts)]
             except (msgspec.ValidationError, BadAmount):
                 continue  # a host whose owner does not describe it as all others do is no offer
         if request.volume:

@@ -23,7 +23,7 @@ from infra.errors import UsageError
         ("H200", 141, "pcie", "H200-NVL"),
         ("B200", 192, "sxm6", "B200"),
         ("NVIDIA RTX A6000", 48, "", "A6000"),
-        ("NVIDIA GeForce RTX 3090", 24, "", "RTX 3090"),
+        ("NVIDIA GeForce RTX 3090", 24, "", "RTX3090"),
         ("NVIDIA RTX 6000 Ada Generation", 48, "", "RTX 6000 Ada Generation"),
     ],
 )

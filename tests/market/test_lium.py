@@ -85,6 +85,8 @@ def test_an_offer_is_a_host_and_its_price_that_of_all_its_gpus(offer):
     assert offer.gpu_memory_bytes == 80 * 10**9
     assert offer.disk_bytes == 3_100_000_000 * 1024
     assert 1.06e12 < offer.memory_bytes < 1.08e12
+    told = json.loads(offer.raw)  # all that the vendor tells of that machine, also what nobody here reads
+    assert told["id"] == offer.offer_id.partition("/")[0] and told["specs"]["gpu"]["details"]
     assert offer.seen_at == datetime(2026, 11, 20, 10, 12, tzinfo=timezone.utc).timestamp()
 
 

@@ -1,0 +1,52 @@
+import json
+
+from store.seam import open_place
+from tests.loopback import loopback
+from tests.store import conftest as stores
+from tests.world import World
+
+no_keys, hub = stores.no_keys, stores.hub
+
+
+def test_every_machine_of_the_inventory_is_told_reachable_or_why_not(tmp_path):
+    world = World(tmp_path, {"SLIPWAY_POOLS": str(tmp_path / "pools.yaml")})
+    with loopback(tmp_path / "one") as one, loopback(tmp_path / "two") as two:
+        hosts = [
+            {"ip": "127.0.0.1", "port": host.address.port, "identity_file": host.address.key} for host in (one, two)
+        ]
+        (tmp_path / "pools.yaml").write_text(json.dumps({"box": {"user": one.address.user, "hosts": hosts}}))
+        two.stop()
+        found = json.loads(world.inv("doctor", "--provider", "ssh", "--json", code=1))
+        assert [(one["name"], one["state"]) for one in found] == [
+            (f"ssh box/127.0.0.1:{one.address.port}", "ok"),
+            (f"ssh box/127.0.0.1:{two.address.port}", "bad"),
+        ]
+        assert "reachable: " in found[0]["detail"] and "CPUs" in found[0]["detail"]
+        assert "cannot be reached" in found[1]["detail"]
+    (tmp_path / "pools.yaml").unlink()
+    assert "there is no inventory" in json.loads(world.inv("doctor", "--provider", "ssh", "--json", code=2))["error"]
+
+
+def test_the_store_is_asked_whether_it_may_be_written_and_the_token_that_counts_is_named(hub, tmp_path):
+    """Not only that one is set: one that may only read is bad, and so is a repository that is not there."""
+    open_place("hf://us/things").create()
+
+    def told(code: int, uri: str, **environ: str) -> dict:
+        keys = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "", "HUGGINGFACEHUB_API_TOKEN": "", "SLIPWAY_STORE": uri, **environ}
+        found = json.loads(World(tmp_path, keys).inv("doctor", "--json", code=code))
+        return {one["name"]: (one["state"], one["detail"]) for one in found}
+
+    both = {"HUGGINGFACEHUB_API_TOKEN": stores.TOKEN, "HF_TOKEN": "hf_canary-read-94"}
+    good = told(0, "hf://us/things", **both)
+    assert good["store"] == ("ok", "hf://us/things can be written, 0 artifacts")
+    assert good["hub token"][0] == "ok" and good["hub token"][1].startswith("HUGGINGFACEHUB_API_TOKEN from ")
+    assert "HF_TOKEN is set too, and not used" in good["hub token"][1]
+    assert len(hub.repos["us/things"].commits) == 1  # nothing was left there
+    for uri, token, words in (
+        ("hf://us/things", "hf_canary-read-94", "may only read"),
+        ("hf://us/nothing", stores.TOKEN, "inv ckpt.init --to hf://us/nothing"),
+    ):
+        bad = told(1, uri, HF_TOKEN=token)
+        assert bad["store"][0] == "bad" and words in bad["store"][1] and "canary" not in str(bad)
+    local = told(0, str(tmp_path / "artifacts"))
+    assert local["store"][0] == "ok" and "hub token" not in local
