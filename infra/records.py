@@ -77,6 +77,7 @@ class Offer:
     nvlink: bool | None = None
     interconnect: str = ""  # as the vendor spells it
     volume: str = ""  # id of the one that was asked for, when it can be had there
+    volume_bytes: int = 0  # its size; 0 = not told
     seen_at: float | None = None  # when the vendor said so
     raw: str = field(default="", compare=False, repr=False)  # JSON: a machine as its vendor describes it; "" = a kind
 

@@ -29,6 +29,7 @@ from scripts.project import columns
 
 GPU, NUM_GPUS, SPEND_LIMIT = "B200", 8, "150"  # what is rented when nothing is said
 SHOWN = 9
+LARGE_BYTES, LARGE_VOLUME_BYTES = 50 * 10**9, 10**12  # of checkpoints, and of a volume that also holds data and caches
 WAIT_S = 60.0
 DOUBT_S = 6 * 3600.0  # on the vendor's clock: for so long an offer that failed is tried last
 
@@ -224,9 +225,16 @@ def roomy(plan: Plan, offers: Sequence[Offer]) -> list[Offer]:
     if not left:
         need, most = render.size(plan.gpu_memory_bytes), render.size(max(one.gpu_memory_bytes for one in offers))
         raise UsageError(f"training takes about {need} of each GPU, and these have {most} at most; take larger ones")
-    fits = [one for one in left if not one.disk_bytes or one.disk_bytes >= plan.disk_bytes]
+    need_gb = -(-plan.disk_bytes // 10**9)
+    small = next((one for one in left if 0 < one.volume_bytes < max(plan.disk_bytes, LARGE_VOLUME_BYTES)), None)
+    if small and small.volume_bytes < plan.disk_bytes:
+        has = render.size(small.volume_bytes)
+        raise UsageError(f"checkpoints take about {need_gb} GB, and volume {small.volume} has {has}; take a larger one")
+    if small and plan.disk_bytes >= LARGE_BYTES:
+        render.say(f"volume {small.volume} has {render.size(small.volume_bytes)}; for checkpoints of {need_gb} GB, "
+                   "data and caches 1 TB is recommended")  # fmt: skip
+    fits = [one for one in left if one.volume or not one.disk_bytes or one.disk_bytes >= plan.disk_bytes]
     if not fits:
-        need_gb = -(-plan.disk_bytes // 10**9)
         raise UsageError(f"checkpoints take about {need_gb} GB of disk, and these have less; add --disk-size {need_gb}")
     return fits
 

@@ -12,7 +12,7 @@ from infra import keepsake, spend
 from infra import launch as street
 from infra.agent.job import Job, Limits
 from infra.agent.limits import read_clocks
-from infra.errors import UsageError
+from infra.errors import SlipwayError, UsageError
 from infra.journal import Journal, Op
 from infra.names import check_name, run_name
 from infra.providers import Provider
@@ -178,7 +178,7 @@ def scale_of(op: Op, settings: Settings) -> float:
 def find_pod(journal: Journal, name: str = "") -> Op:
     """A live pod that takes work: by a prefix of its name, else that of this line, else the only one.
 
-    The rest of the line deals with it. Raises UsageError.
+    The rest of the line deals with it. Raises UsageError; SlipwayError: there is none.
     """
     there = [op for op in journal.ops(live=True) if op.stays]
     name = name or chain.current()
@@ -193,7 +193,7 @@ def find_pod(journal: Journal, name: str = "") -> Op:
     elif there:
         raise UsageError(f"which pod? there is: {', '.join(op.run for op in there)}")
     else:
-        raise UsageError("there is no pod; run: inv pod.create")
+        raise SlipwayError("there is no pod; run: inv pod.create")
     chain.use(op)
     return op
 

@@ -93,7 +93,7 @@ def test_a_link_that_fails_names_the_pod_that_is_left_and_how_it_ends(world):
     code, err = failed(world, "resume")
     assert code == 2 and "inv pod.run box" in err
     code, err = failed(world, "pod.create", "--run-name", "other", "status", "pod.down", "pod.down", "pod.down")
-    assert code == 2 and "there is no pod" in err and pods(world) == {}
+    assert code == 1 and "there is no pod" in err and pods(world) == {}
 
 
 def test_a_pod_whose_work_failed_takes_other_work(world):

@@ -112,6 +112,7 @@ class PodRows(Struct):
 class Volume(Struct):
     id: str
     dataCenter: str
+    size: int = 0  # GB
 
 
 class Complaint(Struct):
@@ -203,7 +204,7 @@ class RunPod(ByHttp):
 
     def catalog(self, request: Request) -> list[Offer]:
         """Kinds of GPU by count, tier and data center, as far as they are in stock; a hint, no reservation."""
-        center = self._center(request.volume) if request.volume else ""
+        volume = self._volume(request.volume) if request.volume else None
         kinds = [gpu for gpu, _ in gpus.read_set(request.gpu)]
         counts = {count for _, count in gpus.read_set(request.gpu, request.num_gpus)} or {request.num_gpus}
         found: list[Offer] = []
@@ -217,19 +218,20 @@ class RunPod(ByHttp):
                             found += self._spot(one, cloud, count, request)
                     else:
                         found += self._on_demand(one, cloud, count, request)
-        if center:  # only the vendor's own machines in that data center can have it
+        if volume:  # only the vendor's own machines in that data center can have it
+            center, size = volume.dataCenter, volume.size * 10**9
             found = [
-                replace(one, volume=request.volume, region=center)
+                replace(one, volume=request.volume, volume_bytes=size, region=center)
                 if one.cloud == "SECURE" and one.region in ("", center)
                 else one
                 for one in found
             ]
         return found
 
-    def _center(self, volume: str) -> str:
-        """The data center that has it. NoOffer: the account has no such volume."""
+    def _volume(self, volume: str) -> Volume:
+        """NoOffer: the account has no such volume."""
         try:
-            return self.api.read(f"/v2/network-volumes/{quote(volume, safe='')}", Volume).dataCenter
+            return self.api.read(f"/v2/network-volumes/{quote(volume, safe='')}", Volume)
         except Refused as refused:
             if refused.reply.status == 404:
                 raise NoOffer(f"this account has no volume {volume}") from None

@@ -87,6 +87,7 @@ class Volume(Struct):
     id: str
     cloud: str
     region: str
+    size_in_gb: int = 0
 
 
 class SshKey(Struct):
@@ -136,8 +137,9 @@ class Shadeform(ByHttp):
         if not request.volume:
             return found
         volume = self._volume(request.volume)
+        size, place = volume.size_in_gb * 10**9, (volume.cloud, volume.region)
         return [
-            replace(one, volume=volume.id) if (one.cloud, one.region) == (volume.cloud, volume.region) else one
+            replace(one, volume=volume.id, volume_bytes=size) if (one.cloud, one.region) == place else one
             for one in found
         ]
 

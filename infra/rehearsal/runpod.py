@@ -108,7 +108,7 @@ class Runpod(web.Api):
         self._ssh_keys: list[str] = []
         self._pod_keys: dict[str, str] = {}  # by machine: the key that its own processes find
         _, center = volume_at(market.offers.values(), self.vendor)
-        self._volume = {"id": VOLUME, "name": "rehearsal", "size": 1000, "dataCenter": center, "type": "STANDARD"}
+        self._volume = {"id": VOLUME, "name": "rehearsal", "size": 500, "dataCenter": center, "type": "STANDARD"}
         self._graph = Graph(market, self)
         one = r"/v2/pods/([^/]+)"
         self.routes = (

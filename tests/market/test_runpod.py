@@ -352,7 +352,7 @@ def test_a_volume_is_had_in_its_data_center_and_only_on_the_vendors_own_machines
     stand.on("GET /v2/network-volumes/{id}", Answer(200, volume))
     wish = replace(REQUEST, volume="2q9m7x4c")
     (offer,) = runpod.offers(wish)
-    assert (offer.region, offer.cloud) == ("US-KS-2", "SECURE")
+    assert (offer.region, offer.cloud, offer.volume_bytes) == ("US-KS-2", "SECURE", 200 * 10**9)
     assert {one.region for one in runpod.offers(REQUEST)} == {"US-KS-2", "EU-RO-1"}
     stand.on("POST /graphql", graph(podFindAndDeployOnDemand={"id": "7h9k", "costPerHr": 21.52}))
     stand.on("POST /v2/pods", Answer(201, row(token)))

@@ -73,10 +73,11 @@ def client(stand, keys, key=KEY, attempt_s=20.0, **more):
 
 
 def test_a_volume_is_had_in_its_cloud_and_region_only(stand, shadeform, token):
-    volume = {"id": "vol-1", "cloud": "massedcompute", "region": "kansascity-usa-1", "name": "mine"}
+    volume = {"id": "vol-1", "cloud": "massedcompute", "region": "kansascity-usa-1", "name": "mine", "size_in_gb": 300}
     stand.on("GET /volumes/{id}/info", Answer(200, volume))
     wish = replace(REQUEST, volume="vol-1")
     (offer,) = shadeform.offers(wish)
+    assert offer.volume_bytes == 300 * 10**9
     shadeform.create(wish, offer, token, LIMITS)
     (body,) = stand.bodies("POST /instances/create")
     assert (body["volume_ids"], body["volume_mount"]) == (["vol-1"], {"auto": True})
