@@ -55,7 +55,9 @@ def decode_apart(folder: str, out: Path) -> None:
 
 def ours(folder: str, out: Path, **spec: object) -> None:
     from data.__main__ import main as data
+    from data.__main__ import spare_numpy
 
+    spare_numpy()  # as `python -m data text` does
     config = out / "config.json"
     config.write_text(json.dumps({"out": str(out), "spec": {"source": folder, **spec}}))
     assert data(["text", "--config", str(config)]) == 0

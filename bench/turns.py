@@ -37,6 +37,7 @@ def scratch(folder: str | None) -> Iterator[Path]:
 def run_arm(python: str, module: str, words: Sequence[str], **environ: str) -> Row:
     """What an arm told, and its seconds from start to end. Leaves with the arm's last words when it fails."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **environ}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or ours alone would be compiled each time
     start = time.perf_counter()
     done = subprocess.run([python, "-m", module, *words], cwd=ROOT, env=environment, capture_output=True, text=True)
     took_s = time.perf_counter() - start

@@ -162,10 +162,16 @@ def _parts(word: bytes, ranks: Mapping[bytes, int]) -> list[bytes]:
     if len(halves) == 1:  # of a third of all words, and quicker
         return [word[: halves[0]], word[halves[0] :]]
     parts = [word[at : at + 1] for at in range(len(word))]
+    never = len(ranks)
+    joins = [ranks.get(word[at : at + 2], never) for at in range(len(word) - 1)]  # each part's with the one behind it
     while len(parts) > 2:
-        joined = [left + right for left, right in zip(parts, parts[1:], strict=False)]
-        at = min(range(len(joined)), key=lambda n: ranks.get(joined[n], len(ranks)))
-        parts[at : at + 2] = [joined[at]]
+        at = joins.index(min(joins))
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        del joins[at]
+        if at:
+            joins[at - 1] = ranks.get(parts[at - 1] + parts[at], never)
+        if at < len(joins):
+            joins[at] = ranks.get(parts[at] + parts[at + 1], never)
     return parts
 
 

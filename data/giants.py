@@ -6,8 +6,8 @@ pieces, one after another. Called by `batches.py`, `escapes.py`, `lines.py`, `te
 
 import codecs
 import json
+import os
 import re
-import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -51,7 +51,7 @@ def take_text(line: bytearray) -> Any:
 
     Raises ValueError.
     """
-    name, last = f"giant {uuid.uuid4()} ", 0
+    name, last = f"giant {os.urandom(16).hex()} ", 0
     rest = bytearray()  # the line with names in place of its giants
     giants: dict[str, tuple[int, int]] = {}
     for found in STRING.finditer(line):
