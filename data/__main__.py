@@ -68,8 +68,8 @@ def tokenizer(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) ->
     from data import bpe
 
     raw = dict(raw)
-    retrain = raw.pop("retrain", False)
-    return bpe.make(load(TokenizerSpec, raw, "spec"), inputs["text"], folder, retrain)
+    retrain, others = raw.pop("retrain", False), [Path(one) for one in raw.pop("others", ())]
+    return bpe.make(load(TokenizerSpec, raw, "spec"), inputs["text"], folder, retrain, others)
 
 
 def adopt(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
