@@ -2,7 +2,7 @@
 
 Run: .venv/bin/python -m bench.data FOLDER [--peers PYTHON] [--rounds 3] [--scratch DIR] [--arms TEXT]. PYTHON is one
 that has datasets and datatrove. Every arm is a process of its own and reads all of FOLDER; arms take turns, medians
-count. What an arm wrote is counted, so that none is fast by doing less. `rss` is the largest single process. CPU
+count. What an arm wrote is counted, so that none is fast by doing less. CPU
 seconds are of what the arm's process waited for, which datatrove's does not do for its workers: there they say nothing.
 
 Ours ends when its shards are on the disk, the others end before: so each arm's files are synced, and the seconds until
@@ -12,20 +12,13 @@ then are told, too. With `--scratch /dev/shm` no disk is in the way, and both ar
 import argparse
 import gzip
 import json
-import os
-import resource
-import shutil
-import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from bench.turns import print_arms, print_ratios, run_arm, scratch, take_turns, tell
 from data.manifest import sync_path
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def texts(folder: str) -> Iterator[str]:
@@ -62,7 +55,9 @@ def decode_apart(folder: str, out: Path) -> None:
 
 def ours(folder: str, out: Path, **spec: object) -> None:
     from data.__main__ import main as data
+    from data.__main__ import spare_numpy
 
+    spare_numpy()  # as `python -m data text` does
     config = out / "config.json"
     config.write_text(json.dumps({"out": str(out), "spec": {"source": folder, **spec}}))
     assert data(["text", "--config", str(config)]) == 0
@@ -117,44 +112,22 @@ RATIOS = [
 ]
 
 
-def measure(name: str, folder: str, python: str, scratch: str | None = None) -> dict[str, float]:
-    """Seconds to the end and to the disk, CPU seconds, lines, bytes written, the largest process (MB) of one arm."""
-    out = Path(tempfile.mkdtemp(prefix="slipway-bench-", dir=scratch))
-    program = [python, "-m", "bench.data", folder, "--arm", name, "--out", str(out)]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(out / "hf"), "HF_HUB_OFFLINE": "1"}
-    try:
+def measure(name: str, folder: str, python: str, where: str | None) -> dict[str, float]:
+    """What one arm told, its seconds until the disk has everything, lines and bytes written."""
+    with scratch(where) as out:
         start = time.perf_counter()
-        done = subprocess.run(program, cwd=ROOT, env=environ, capture_output=True, text=True)
-        took_s = time.perf_counter() - start
-        if done.returncode:
-            sys.exit(f"{name}: {done.stderr[-600:]}")
+        told = run_arm(python, "bench.data", [folder, "--arm", name, "--out", str(out)], HF_HOME=str(out / "hf"))
         for path in out.rglob("*"):
             sync_path(path)
         synced_s = time.perf_counter() - start
-        used = json.loads(done.stdout.splitlines()[-1])
         files = [path for path in out.rglob("*") if path.is_file() and path.suffix in (".txt", ".gz", ".jsonl")]
         lines = sum(count_lines(path) for path in files)
-        return {
-            "s": took_s,
-            "synced_s": synced_s,
-            **used,
-            "lines": lines,
-            "mb": sum(path.stat().st_size for path in files) / 1e6,
-        }
-    finally:
-        shutil.rmtree(out)
+        return {**told, "synced_s": synced_s, "lines": lines, "mb": sum(path.stat().st_size for path in files) / 1e6}
 
 
 def count_lines(path: Path) -> int:
     with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
-
-
-def arm(name: str, folder: str, out: Path) -> None:
-    ARMS[name](folder, out)
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    cpu_s = sum(one.ru_utime + one.ru_stime for one in usages)
-    print(json.dumps({"cpu_s": cpu_s, "rss_mb": max(one.ru_maxrss for one in usages) / 1024}))
 
 
 def main() -> None:
@@ -168,51 +141,26 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.arm:
-        return arm(asked.arm, asked.folder, asked.out)
+        ARMS[asked.arm](asked.folder, asked.out)
+        return tell()
     names = [
         name
         for name in ARMS
         if (asked.peers or name not in PEERS) and any(one in name for one in asked.arms.split(","))
     ]
-    taken: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    loads = [os.getloadavg()[0]]
-    for _ in range(asked.rounds):
-        for name in names:
-            python = asked.peers if name in PEERS else sys.executable
-            taken[name].append(measure(name, asked.folder, python, asked.scratch))
-            loads.append(os.getloadavg()[0])
-            print(name, taken[name][-1], file=sys.stderr)
-    where = asked.scratch or "temporary files"
-    print(
-        f"{asked.rounds} rounds, {os.cpu_count()} cores, load {min(loads):.1f}-{max(loads):.1f}, writing to {where}\n"
-    )
-    print(f"| arm | {' | '.join(SHOWN)} |\n|---|{'---|' * len(SHOWN)}")
-    for name, rows in taken.items():
-        print(f"| {name} | {' | '.join(shown([row[key] for row in rows], *how) for key, how in SHOWN.values())} |")
-    print("\n| peer / ours | ratio | on the disk | CPU | wanted |\n|---|---|---|---|---|")
-    for peer, own, wanted in RATIOS:
-        if peer in taken and own in taken:
-            ratios = " | ".join(f"{median(taken[peer], key) / median(taken[own], key):.2f}" for key in KEYS)
-            print(f"| {peer} / {own} | {ratios} | {wanted or ''} |")
+    pythons = {name: asked.peers if name in PEERS else sys.executable for name in names}
+    taken = take_turns(names, asked.rounds, lambda name: measure(name, asked.folder, pythons[name], asked.scratch))
+    print_arms(taken, SHOWN)
+    print_ratios(taken, RATIOS, {"s": "s", "on the disk": "synced_s", "CPU s": "cpu_s"})
 
 
-def median(rows: list[dict[str, float]], key: str) -> float:
-    return statistics.median(row[key] for row in rows)
-
-
-def shown(values: list[float], places: int, ranges: bool) -> str:
-    span = f" [{min(values):.{places}f}-{max(values):.{places}f}]" if ranges else ""
-    return f"{statistics.median(values):.{places}f}{span}"
-
-
-KEYS = ("s", "synced_s", "cpu_s")
-SHOWN: dict[str, tuple[str, tuple[int, bool]]] = {
-    "s, median [range]": ("s", (2, True)),
-    "s until on the disk": ("synced_s", (2, True)),
-    "CPU s": ("cpu_s", (2, True)),
-    "MB written": ("mb", (0, False)),
-    "lines": ("lines", (0, False)),
-    "rss MB": ("rss_mb", (0, False)),
+SHOWN = {
+    "s, median [range]": ("s", 2, True),
+    "s until on the disk": ("synced_s", 2, True),
+    "CPU s": ("cpu_s", 2, True),
+    "MB written": ("mb", 0, False),
+    "lines": ("lines", 0, False),
+    "largest process, MB": ("mb_largest", 0, False),
 }
 
 if __name__ == "__main__":

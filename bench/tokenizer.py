@@ -10,9 +10,7 @@ the same ids: their sha256 is compared. On a busy machine CPU seconds say more t
 import argparse
 import hashlib
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,7 +19,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from bench.data import ROOT, shown, texts
+from bench.data import texts
+from bench.turns import Taken, ratio, run_arm, shown, take_turns
 from data import bpe, tokenizer
 
 BATCH = 512
@@ -111,13 +110,9 @@ def arm(name: str, threads: int, asked: argparse.Namespace) -> None:
 
 
 def measure(name: str, threads: int, asked: argparse.Namespace) -> dict[str, Any]:
-    words = [asked.peers, "-m", "bench.tokenizer", asked.folder, "--arm", name, "--threads", str(threads)]
+    words = [asked.folder, "--arm", name, "--threads", str(threads)]
     words += ["--mb", str(asked.mb), "--vocab-size", str(asked.vocab_size), "--tokenizer", str(asked.tokenizer)]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "RAYON_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "1"}
-    done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{name}: {done.stderr[-600:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return run_arm(asked.peers, "bench.tokenizer", words, RAYON_NUM_THREADS=str(threads), TOKENIZERS_PARALLELISM="1")
 
 
 def main() -> None:
@@ -137,49 +132,25 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="slipway-bench-") as scratch:
         asked.tokenizer = Path(scratch)
         bpe.save(bpe.train(texts(asked.folder), asked.vocab_size), asked.tokenizer)
-        report(asked, *take_turns(asked))
+        arms = [(name, threads) for threads in THREADS for name in ARMS if asked.arms in name]
+        report(asked, take_turns(arms, asked.rounds, lambda one: measure(*one, asked)))
 
 
-Taken = dict[tuple[str, int], list[dict[str, Any]]]
-
-
-def take_turns(asked: argparse.Namespace) -> tuple[Taken, list[float]]:
-    taken: Taken = {(name, threads): [] for threads in THREADS for name in ARMS if asked.arms in name}
-    loads = [os.getloadavg()[0]]
-    for _ in range(asked.rounds):
-        for (name, threads), rows in taken.items():
-            rows.append(measure(name, threads, asked))
-            loads.append(os.getloadavg()[0])
-            print(name, threads, rows[-1], file=sys.stderr)
-    return taken, loads
-
-
-def report(asked: argparse.Namespace, taken: Taken, loads: list[float]) -> None:
+def report(asked: argparse.Namespace, taken: Taken[tuple[str, int]]) -> None:
     ids = {row["ids"] for (name, _), rows in taken.items() for row in rows if name.startswith("encode")}
     size_mb = next(iter(taken.values()))[0]["mb"]
-    print(f"{asked.rounds} rounds, {size_mb:.1f} MB of text, {asked.vocab_size} ids, {os.cpu_count()} cores, ", end="")
-    print(
-        f"load {min(loads):.1f}-{max(loads):.1f}; ids of all that encode: {'equal' if len(ids) < 2 else 'NOT EQUAL'}\n"
-    )
+    same = "equal" if len(ids) < 2 else "NOT EQUAL"
+    print(f"{size_mb:.1f} MB of text, {asked.vocab_size} ids; ids of all that encode: {same}\n")
     print("| arm | threads | s, median [range] | CPU s | MB per CPU s |\n|---|---|---|---|---|")
     for (name, threads), rows in taken.items():
-        seconds, cpu = (shown([row[key] for row in rows], 2, True) for key in ("s", "cpu_s"))
         rate = size_mb / statistics.median(row["cpu_s"] for row in rows)
-        print(f"| {name} | {threads} | {seconds} | {cpu} | {rate:.1f} |")
+        print(f"| {name} | {threads} | {shown(rows, 's', 2)} | {shown(rows, 'cpu_s', 2)} | {rate:.1f} |")
     print("\n| peer / ours | threads | s | CPU s, median [least-most] | wanted |\n|---|---|---|---|---|")
     for peer, own, wanted in RATIOS:
         for threads in THREADS:
             if (peer, threads) in taken and (own, threads) in taken:
-                theirs, ours = taken[peer, threads], taken[own, threads]
-                wall, cpu = (ratio(theirs, ours, key) for key in ("s", "cpu_s"))
+                wall, cpu = (ratio(taken[peer, threads], taken[own, threads], key) for key in ("s", "cpu_s"))
                 print(f"| {peer} / {own} | {threads} | {wall} | {cpu} | {wanted} |")
-
-
-def ratio(theirs: list[dict[str, Any]], ours: list[dict[str, Any]], key: str) -> str:
-    """Of the medians; in brackets of the worst of ours for us to the best."""
-    those, these = [row[key] for row in theirs], [row[key] for row in ours]
-    middle = statistics.median(those) / statistics.median(these)
-    return f"{middle:.2f} [{min(those) / max(these):.2f}-{max(those) / min(these):.2f}]"
 
 
 if __name__ == "__main__":

@@ -3,26 +3,21 @@
 Run: .venv/bin/python -m bench.tokens FOLDER [--peers PYTHON] [--rounds 3] [--scratch DIR] [--arms PATTERN]. PYTHON is
 one that has datasets and datatrove; the loaders' peer is the DataLoader of the torch here. One tokenizer of ours
 (VOCAB ids, trained on FOLDER before any clock runs) is used by all. Every arm is a process of its own; arms take turns,
-medians count. What an arm made is counted in tokens, so that none is fast by doing less. `largest` is the most memory
-that its main process had resident (VmHWM: mapped pages count). CPU seconds are of the arm and of what it waited for,
+medians count. What an arm made is counted in tokens, so that none is fast by doing less. Mapped pages count as memory.
+CPU seconds are of the arm and of what it waited for,
 which datatrove does not do for several workers; of the loaders, they are of the loop in its own process.
 """
 
 import argparse
 import json
-import os
 import re
-import resource
-import shutil
-import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from bench.turns import print_arms, print_ratios, run_arm, scratch, take_turns, tell
+
 VOCAB = 8192
 LENGTH, ROWS, BATCHES = 1024, 64, 600
 
@@ -144,28 +139,10 @@ RATIOS = [
 PEERS = ("datatrove, 2 workers", "datatrove, 1 worker", "datasets.map, 2 processes")
 
 
-def measure(name: str, folder: str, python: str, made: Path, scratch: str | None) -> dict[str, float]:
-    out = Path(tempfile.mkdtemp(prefix="slipway-bench-", dir=scratch))
-    words = [python, "-m", "bench.tokens", folder, "--arm", name, "--made", str(made), "--out", str(out)]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(out / "hf"), "HF_HUB_OFFLINE": "1"}
-    try:
-        start = time.perf_counter()
-        done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True)
-        took_s = time.perf_counter() - start
-        if done.returncode:
-            sys.exit(f"{name}: {done.stderr[-900:]}")
-        return {"s": took_s, **json.loads(done.stdout.splitlines()[-1])}
-    finally:
-        shutil.rmtree(out)
-
-
-def arm(name: str, folder: str, made: Path, out: Path) -> None:
-    tokens = ARMS[name](folder, made, out)
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
-    told = {"tokens": tokens, "cpu_s": sum(one.ru_utime + one.ru_stime for one in usages)}
-    told["largest_mb"] = int(status["VmHWM"].split()[0]) / 1024
-    print(json.dumps(told | CLOCKS))
+def measure(name: str, folder: str, python: str, made: Path, where: str | None) -> dict[str, float]:
+    with scratch(where) as out:
+        words = [folder, "--arm", name, "--made", str(made), "--out", str(out)]
+        return run_arm(python, "bench.tokens", words, HF_HOME=str(out / "hf"))
 
 
 def prepare(folder: str, made: Path) -> None:
@@ -188,36 +165,25 @@ def main() -> None:
         parser.add_argument(name, type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.arm:
-        return arm(asked.arm, asked.folder, asked.made, asked.out)
+        tokens = ARMS[asked.arm](asked.folder, asked.made, asked.out)
+        return tell(million_tokens=tokens / 1e6, **CLOCKS)
     names = [name for name in ARMS if (asked.peers or name not in PEERS) and re.search(asked.arms, name)]
-    taken: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    with tempfile.TemporaryDirectory(prefix="slipway-bench-", dir=asked.scratch) as made:
-        prepare(asked.folder, Path(made))
-        loads = [os.getloadavg()[0]]
-        for _ in range(asked.rounds):
-            for name in names:
-                python = asked.peers if name in PEERS else sys.executable
-                taken[name].append(measure(name, asked.folder, python, Path(made), asked.scratch))
-                loads.append(os.getloadavg()[0])
-                print(name, taken[name][-1], file=sys.stderr)
-    print(f"{asked.rounds} rounds, {os.cpu_count()} cores, load {min(loads):.1f}-{max(loads):.1f}\n")
-    print("| arm | s, median [range] | CPU s | million tokens | largest MB |\n|---|---|---|---|---|")
-    for name, rows in taken.items():
-        seconds = [row["s"] for row in rows]
-        cells = (
-            f"{statistics.median(seconds):.2f} [{min(seconds):.2f}-{max(seconds):.2f}] | {median(rows, 'cpu_s'):.2f}"
+    pythons = {name: asked.peers if name in PEERS else sys.executable for name in names}
+    with scratch(asked.scratch) as made:
+        prepare(asked.folder, made)
+        taken = take_turns(
+            names, asked.rounds, lambda name: measure(name, asked.folder, pythons[name], made, asked.scratch)
         )
-        print(f"| {name} | {cells} | {median(rows, 'tokens') / 1e6:.2f} | {median(rows, 'largest_mb'):.0f} |")
-    print("\n| peer / ours | ratio | CPU | wanted |\n|---|---|---|---|")
-    for peer, own, wanted in RATIOS:
-        if peer in taken and own in taken:
-            ratios = " | ".join(f"{median(taken[peer], key) / median(taken[own], key):.2f}" for key in ("s", "cpu_s"))
-            print(f"| {peer} / {own} | {ratios} | {wanted} |")
+    print_arms(taken, SHOWN)
+    print_ratios(taken, RATIOS, {"s": "s", "CPU s": "cpu_s"})
 
 
-def median(rows: list[dict[str, float]], key: str) -> float:
-    return statistics.median(row[key] for row in rows)
-
+SHOWN = {
+    "s, median [range]": ("s", 2, True),
+    "CPU s": ("cpu_s", 3, True),
+    "million tokens": ("million_tokens", 2, False),
+    "largest process, MB": ("mb_largest", 0, False),
+}
 
 if __name__ == "__main__":
     main()

@@ -19,7 +19,8 @@ from typing import Any, BinaryIO, Protocol
 from data.config import form_of
 from data.documents import COLUMNS, Document
 from data.errors import InputError
-from data.escapes import unescape
+from data.escapes import unescape, unescape_giant
+from data.giants import GIANT, take_text
 from data.inputs import STDIN, InputFile
 from data.manifest import MANIFEST, is_shard
 from data.remote import BLOCK, open_remote
@@ -151,16 +152,13 @@ class Lines:
                 while (rest := file.readline(BATCH_BYTES)) and not rest.endswith(b"\n"):
                     pass
             at = file.tell() if self.ranges else 0
-            while at < stop:
-                try:
-                    lines = Listed(file.readlines(min(BATCH_BYTES, stop - at)))
-                except (EOFError, gzip.BadGzipFile, zlib.error, pyarrow.ArrowException, OSError) as error:
-                    raise InputError(f"{self.uri}: damaged or cut short: {error}") from None
-                if not lines:
-                    return
-                at += sum(map(len, lines))
-                yield self._batch(lines, start, number)
-                number += len(lines)
+            try:
+                for lines in _lines(file, at, stop):
+                    yield self._batch(lines, start, number)
+                    number += len(lines)
+                    del lines
+            except (EOFError, gzip.BadGzipFile, zlib.error, pyarrow.ArrowException, OSError) as error:
+                raise InputError(f"{self.uri}: damaged or cut short: {error}") from None
 
     def _open(self) -> BinaryIO:
         if self.uri in STDIN:
@@ -177,38 +175,44 @@ class Lines:
     def _batch(self, lines: Listed, start: int, number: int) -> Batch:
         if self.is_json:
             return self._objects(lines, start, number)
-        rows = len(lines)
-        for at, line in enumerate(lines):  # in place: a giant line is there once
-            lines[at] = line.removesuffix(b"\n") if self.ours else line.removesuffix(b"\n").removesuffix(b"\r")
-        line = b""
+        for at, line in enumerate(() if self.ours else lines):
+            if line.endswith(b"\r"):
+                if isinstance(line, bytearray):
+                    del line[-1:]
+                else:
+                    lines[at] = line[:-1]
         invalid = mend(lines)
         for at, line in enumerate(lines if self.ours else ()):
             if b"\\" in line:
                 try:
-                    lines[at] = unescape(line.decode()).encode()
+                    if isinstance(line, bytearray):
+                        unescape_giant(line)
+                    else:
+                        lines[at] = unescape(line.decode()).encode()
                 except ValueError as error:
                     where = self._where(start, number + at)
                     raise InputError(f"{where}: {error}; {MANIFEST} beside it says it is a shard") from None
-        return Batch(rows, lines, {}, invalid)
+        return Batch(len(lines), lines, {}, invalid)
 
     def _objects(self, lines: Listed, start: int, number: int) -> Batch:
         rows, invalid, texts = len(lines), mend(lines), Listed()
         columns: dict[str, list[Any]] = {name: [] for name in self.columns}
         for at, line in enumerate(lines):
-            lines[at] = b""  # a giant line is let go of while its text is at work
-            if line.isspace():
+            if not line or line.isspace():
                 continue
             try:
-                row, line = json.loads(line), b""
+                row = take_text(line) if isinstance(line, bytearray) else json.loads(line)
             except ValueError as error:
                 raise InputError(f"{self._where(start, number + at)}: not JSON: {error}") from None
-            if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+            text = row.get("text") if isinstance(row, dict) else None
+            if not isinstance(text, (str, bytearray)):
                 keys = ", ".join(row) if isinstance(row, dict) else type(row).__name__
                 raise InputError(f"{self._where(start, number + at)}: no string under 'text'; there is: {keys}")
             if missing := [name for name in self.required if name not in row]:
                 keys = ", ".join(row)
                 raise InputError(f"{self._where(start, number + at)}: no {', '.join(missing)}; there is: {keys}")
-            texts.append(row["text"].encode("utf-8", "replace"))  # half a surrogate pair has no UTF-8
+            # half a surrogate pair has no UTF-8
+            texts.append(text.encode("utf-8", "replace") if isinstance(text, str) else text)
             for name, values in columns.items():
                 values.append(row.get(name))
         return Batch(rows, texts, columns, invalid)
@@ -223,6 +227,29 @@ class Lines:
                     left -= len(block)
             number += 1
         return f"{self.uri}:{number + 1}"
+
+
+def _lines(file: BinaryIO, at: int, stop: int) -> Iterator[Listed]:
+    """The lines that begin between `at` and `stop`, without their newlines, about BATCH_BYTES of them at a time.
+
+    A giant is a bytearray, so that it is there but once.
+    """
+    tail = bytearray()
+    while block := file.read(min(BATCH_BYTES, stop - at)) if at < stop else file.readline(BATCH_BYTES if tail else 0):
+        at += len(block)
+        end = block.rfind(b"\n")
+        if end < 0:
+            tail += block
+            continue
+        lines = Listed(block[:end].split(b"\n"))
+        if tail:
+            tail += lines[0]
+            lines[0] = tail if len(tail) > GIANT else bytes(tail)
+        tail = bytearray(block[end + 1 :])
+        yield lines
+        del lines  # a giant is let go of before there is the next
+    if tail:
+        yield Listed([tail if len(tail) > GIANT else bytes(tail)])
 
 
 def documents_of(batch: Batch, where: str, first_row: int) -> Iterator[Document]:

@@ -6,25 +6,39 @@ Source: nanochat's data loader ("BOS-aligned best-fit").
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import NamedTuple
 
 
-def fill_rows(lengths: Sequence[int], row_len: int) -> list[list[tuple[int, int]]]:
-    """Rows of (document, how many of its ids, from its beginning), each `row_len` long together.
+class Rows(NamedTuple):
+    """Row r holds the pieces from begins[r] to before begins[r + 1]: documents and how many ids of each, from its
+    beginning."""
+
+    documents: list[int]
+    sizes: list[int]
+    begins: list[int]
+
+
+def fill_rows(lengths: Sequence[int], row_len: int) -> Rows:
+    """Rows that are each `row_len` long together.
 
     A row takes the longest document that still fits, again and again; when none does, the shortest one is cut to fill
     it, and its rest is left out. Documents that do not fill a last row are left out.
     """
-    order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    sizes = [lengths[one] for one in order]
-    rows: list[list[tuple[int, int]]] = []
-    while True:
-        row: list[tuple[int, int]] = []
-        room = row_len
-        while room and sizes:
-            at = max(0, bisect_right(sizes, room) - 1)
-            size = min(sizes.pop(at), room)
-            row.append((order.pop(at), size))
-            room -= size
-        if room:
-            return rows
-        rows.append(row)
+    bits = len(lengths).bit_length()
+    last = (1 << bits) - 1
+    left = sorted(length << bits | at for at, length in enumerate(lengths))  # one list, since from it is taken often
+    made = Rows([], [], [0])
+    documents, sizes, begins = made
+    room = row_len
+    while left:
+        at = bisect_right(left, room << bits | last)
+        one = left.pop(at - 1 if at else 0)
+        size = min(one >> bits, room)
+        documents.append(one & last)
+        sizes.append(size)
+        room -= size
+        if not room:
+            begins.append(len(sizes))
+            room = row_len
+    del documents[begins[-1] :], sizes[begins[-1] :]
+    return made

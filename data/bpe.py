@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -69,20 +69,29 @@ CHAT_TEMPLATE = """\
 """
 
 
-def make(spec: TokenizerSpec, text: Path, folder: Path, retrain: bool = False) -> dict[str, Any]:
-    """A tokenizer of the training shards of `text` in `folder`; what is there already is kept unless `retrain`.
+def make(
+    spec: TokenizerSpec, text: Path, folder: Path, retrain: bool = False, others: Sequence[Path] = ()
+) -> dict[str, Any]:
+    """A tokenizer of the training shards of `text` in `folder`; one that is there, or in another folder, is taken
+    unless `retrain`.
 
-    Kept is what was made of the same text with the same settings and is still as it was written. Raises InputError,
-    DataError.
+    Taken is what was made of the same text, wherever that lies, with the same settings, and is still as it was written.
+    Raises InputError, DataError.
     """
     _check_size(spec.vocab_size)
     paths = shard_paths(text)
     asked = _asked(spec, text)
-    fingerprint = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
-    reused = not retrain and _is_made(folder, fingerprint)
-    if not reused:
+    what = {key: value for key, value in asked.items() if key != "source"}
+    fingerprint = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+    there = [] if retrain else [one for one in (folder, *others) if _is_made(one, fingerprint)]
+    reused = bool(there)
+    if folder not in there:
         _begin(folder, asked)
-        save(train(_heads(read(paths), spec), spec.vocab_size), folder)
+        if there:
+            for name in FILES:
+                shutil.copyfile(there[0] / name, folder / name)
+        else:
+            save(train(_heads(read(paths), spec), spec.vocab_size), folder)
         _finish(folder, fingerprint)
     made = load(folder)
     return {"vocab_size": made.vocab_size, "tokenizer_sha256": made.sha256, "reused": reused}
@@ -162,10 +171,16 @@ def _parts(word: bytes, ranks: Mapping[bytes, int]) -> list[bytes]:
     if len(halves) == 1:  # of a third of all words, and quicker
         return [word[: halves[0]], word[halves[0] :]]
     parts = [word[at : at + 1] for at in range(len(word))]
+    never = len(ranks)
+    joins = [ranks.get(word[at : at + 2], never) for at in range(len(word) - 1)]  # each part's with the one behind it
     while len(parts) > 2:
-        joined = [left + right for left, right in zip(parts, parts[1:], strict=False)]
-        at = min(range(len(joined)), key=lambda n: ranks.get(joined[n], len(ranks)))
-        parts[at : at + 2] = [joined[at]]
+        at = joins.index(min(joins))
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        del joins[at]
+        if at:
+            joins[at - 1] = ranks.get(parts[at - 1] + parts[at], never)
+        if at < len(joins):
+            joins[at] = ranks.get(parts[at] + parts[at + 1], never)
     return parts
 
 

@@ -9,10 +9,12 @@ import math
 import re
 from collections.abc import Iterator
 
+from data.giants import Text, rewrite
 from data.texts import BETWEEN, Texts
 
 ESCAPE = {"\\": "\\\\", "\n": "\\n", "\r": "\\r"}
 PLAIN = {written: character for character, written in ESCAPE.items()}
+WHOLE = re.compile(rb"(?:[^\\]++|\\.)*+", re.DOTALL)
 
 
 def escape(text: str) -> str:
@@ -41,12 +43,17 @@ def unescape(line: str) -> str:
     return re.sub(r"\\.?", plain, line, flags=re.DOTALL)
 
 
+def unescape_giant(line: bytearray) -> None:
+    """As `unescape`, in place."""
+    rewrite(line, 0, len(line), WHOLE, lambda piece: unescape(piece.decode()).encode())
+
+
 def held_out(texts: Texts | list[bytes], ratio: float, seed: int) -> bytes:
     """For each document 1 if it is held out, else 0: a matter of its words and the seed, not of its place."""
     keyed = hashlib.blake2b(digest_size=8, key=str(seed).encode())
     limit = math.ceil(ratio * 2**64).to_bytes(8, "big")
 
-    def is_held_out(text: bytes | memoryview) -> bool:
+    def is_held_out(text: Text) -> bool:
         one = keyed.copy()
         one.update(text)
         return one.digest() < limit

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +11,11 @@ from data.config import TextSpec
 from data.documents import COLUMNS
 from data.errors import InputError
 from data.escapes import escape_all, held_out
-from data.texts import Texts
+from data.giants import GIANT, Text, json_line
+from data.texts import BLOCK, Texts
 
 SCORES = ("score", "language_score")
+NEWLINE = ord("\n")
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Part:
     """Whole lines for one part."""
 
     name: str
-    blocks: Iterable[bytes | memoryview]
+    blocks: Iterable[Text]
     """To be gone through once; they are made on the way, or good only until the next batch is asked for."""
     lines: int
 
@@ -77,11 +79,23 @@ def keep(prepared: Prepared, wanted: list[bool]) -> Prepared:
     parts = []
     for which, part in enumerate(prepared.parts):
         mine = [want for want, one in zip(wanted, order, strict=True) if one == which]
-        lines = b"".join(part.blocks).split(b"\n")[:-1]
-        kept = [line + b"\n" for line, want in zip(lines, mine, strict=True) if want]
-        parts.append(Part(part.name, kept, len(kept)))
+        parts.append(Part(part.name, _chosen(part.blocks, mine), mine.count(True)))
     left = bytes(one for want, one in zip(wanted, order, strict=True) if want)
     return Prepared(prepared.rows, tuple(parts), left if prepared.order else b"", (), prepared.counts)
+
+
+def _chosen(blocks: Iterable[Text], wanted: Sequence[bool]) -> Iterator[bytes]:
+    """Of the lines in these blocks those that are wanted."""
+    line = 0
+    for block in map(bytes, blocks):
+        some, start = [], 0
+        while start < len(block):
+            end = block.find(b"\n", start) + 1 or len(block)
+            if wanted[line]:
+                some.append(block[start:end])
+            line += block[end - 1] == NEWLINE
+            start = end
+        yield b"".join(some)
 
 
 def _choose(batch: Batch, spec: TextSpec) -> tuple[Sequence[int], int]:
@@ -108,15 +122,29 @@ def _column(batch: Batch, names: tuple[str, ...]) -> list[Any]:
     raise InputError(f"to choose by {' or '.join(names)} that column must be there; there is: {there}")
 
 
-def _digest(text: bytes | memoryview) -> bytes:
+def _digest(text: Text) -> bytes:
     return hashlib.blake2b(text, digest_size=16).digest()
 
 
 def _lines(batch: Batch, spec: TextSpec, rows: Sequence[int], texts: Texts) -> Iterable[bytes]:
     if spec.format == "txt":
         return escape_all(texts)
-    lines = []
-    for at, text in zip(rows, texts, strict=True):
+    return _objects(batch, rows, texts)
+
+
+def _objects(batch: Batch, rows: Sequence[int], texts: Texts) -> Iterator[bytes]:
+    lines: list[bytes] = []
+    size = 0
+    for at, text in zip(rows, texts[:], strict=True):
         row = {name: values[at] for name, values in batch.columns.items() if values[at] is not None}
-        lines.append(json.dumps({"text": text.decode(), **row}, ensure_ascii=False, default=str).encode() + b"\n")
-    return [b"".join(lines)]
+        if len(text) > GIANT:
+            yield b"".join(lines)
+            yield from json_line(text, row)
+            lines, size = [], 0
+            continue
+        lines.append(json.dumps({"text": str(text, "utf-8"), **row}, ensure_ascii=False, default=str).encode() + b"\n")
+        size += len(lines[-1])
+        if size > BLOCK:
+            yield b"".join(lines)
+            lines, size = [], 0
+    yield b"".join(lines)

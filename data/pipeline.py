@@ -34,6 +34,7 @@ from data.workers import Position, Task, in_turn
 STATE, SEEN = "state.json", "seen.sqlite"
 MOST_WORKERS = 16
 KEEP_BYTES = 64 << 20
+SILENCE_S = 3.0  # a source that gives nothing for so long is not waited for once we are to stop
 MOST_WAITING = 4
 
 
@@ -310,20 +311,34 @@ def _summary(spec: TextSpec, parts: dict[str, dict[str, Any]]) -> dict[str, Any]
 
 @contextmanager
 def _stoppable() -> Iterator[Callable[[], int]]:
-    """A function that says which signal asked to stop, or 0. A second Ctrl-C does not wait."""
+    """A function that says which signal asked to stop, or 0. A second Ctrl-C does not wait.
+
+    Where nobody asks that function in time, a read hangs: Stopped is raised there, and what was kept before is all.
+    """
     asked = [0]
 
     def hear(number: int, frame: Any) -> None:
         if asked[0]:
             raise KeyboardInterrupt
         asked[0] = number
+        signal.setitimer(signal.ITIMER_REAL, SILENCE_S)
+
+    def late(number: int, frame: Any) -> None:
+        raise Stopped(asked[0], f"the source gave nothing for {SILENCE_S:.0f} s; what was kept before stays")
+
+    def stop() -> int:
+        if asked[0]:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        return asked[0]
 
     if threading.current_thread() is not threading.main_thread():
         yield lambda: 0
         return
-    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {signal.SIGINT: hear, signal.SIGTERM: hear, signal.SIGALRM: late}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        yield lambda: asked[0]
+        yield stop
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -16,6 +16,7 @@ from typing import Any
 
 from data.errors import DataError, InputError
 from data.escapes import escape_all
+from data.giants import Text
 from data.manifest import MANIFEST, listed, read_manifest, sync_path, write_manifest
 from data.texts import Listed
 
@@ -137,18 +138,15 @@ class Writer:
     def add(self, text: str) -> None:
         self.write(escape_all(Listed([text.encode("utf-8", "replace")])), 1)  # half a surrogate pair has no UTF-8
 
-    def write(self, blocks: Iterable[bytes | memoryview], lines: int) -> int:
+    def write(self, blocks: Iterable[Text], lines: int) -> int:
         """So many whole lines, in blocks that end anywhere; their bytes."""
         before = self.num_bytes
-        while lines >= self.lines_per_shard - self._lines:
-            taken = self.lines_per_shard - self._lines
-            data = memoryview(b"".join(blocks))
-            cut = len(data) if taken == lines else _end_of_line(data, taken)
-            self._append([data[:cut]], taken)
-            self._roll()
-            blocks, lines = [data[cut:]], lines - taken
-        if lines:
-            self._append(blocks, lines)
+        if lines < self.lines_per_shard - self._lines:
+            if lines:
+                self._append(blocks, lines)
+            return self.num_bytes - before
+        for block in map(bytes, blocks):  # a shard ends in one of them
+            self._append_and_roll(block)
         return self.num_bytes - before
 
     @property
@@ -215,7 +213,7 @@ class Writer:
     def _draft(self, index: int) -> Path:
         return self.draft / f"{index:05d}"
 
-    def _append(self, blocks: Iterable[bytes | memoryview], lines: int) -> None:
+    def _append(self, blocks: Iterable[Text], lines: int) -> None:
         if self._file is None:
             self._file = open(self._draft(self._index), "wb", buffering=0)  # noqa: SIM115 closed by _roll
             self._hash = hashlib.sha256()
@@ -227,6 +225,16 @@ class Writer:
             while written < len(block):
                 written += self._file.write(memoryview(block)[written:])
         self._lines += lines
+
+    def _append_and_roll(self, block: bytes) -> None:
+        lines, start = block.count(b"\n"), 0
+        while lines >= (room := self.lines_per_shard - self._lines):
+            end = _end_of_line(block, start, room)
+            self._append([block[start:end]], room)
+            self._roll()
+            start, lines = end, lines - room
+        if start < len(block):
+            self._append([block[start:]], lines)
 
     def _roll(self) -> None:
         self._file.close()
@@ -260,11 +268,10 @@ def remove_shards(folder: Path, but: Set[str] = frozenset()) -> None:
             (folder / name).unlink(missing_ok=True)
 
 
-def _end_of_line(data: memoryview, lines: int) -> int:
-    """The length of the first `lines` lines."""
-    raw, at = bytes(data), 0
+def _end_of_line(data: bytes, at: int, lines: int) -> int:
+    """Where so many lines from `at` on end."""
     for _ in range(lines):
-        at = raw.index(b"\n", at) + 1
+        at = data.index(b"\n", at) + 1
     return at
 
 

@@ -66,6 +66,7 @@ class Stream:
         self.document_ends = np.cumsum([one.header.num_documents for one in self.shards])
         self.num_documents = int(self.document_ends[-1])
         self._mapped = 0
+        self._is_small = sum(one.header.num_bytes for one in self.shards) <= MAPPED_BYTES
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Ids start .. start + count - 1, fewer at the end of the stream; int64."""
@@ -78,11 +79,12 @@ class Stream:
         """`length` ids from each of these places on, int64 (len(starts), length); all must lie in the stream."""
         found = np.empty((len(starts), length), np.int64)
         first, last = (np.searchsorted(self.ends, places, side="right") for places in (starts, starts + length - 1))
-        for at in np.unique(first):
+        for at in set(first.tolist()):
             rows = np.flatnonzero((first == at) & (last == at))
-            ids = self.shards[at].ids
             if len(rows):
-                views = np.lib.stride_tricks.sliding_window_view(ids, length)
+                ids = self.shards[at].ids
+                shape, strides = (len(ids) - length + 1, length), (ids.itemsize, ids.itemsize)
+                views = np.lib.stride_tricks.as_strided(ids, shape, strides, writeable=False)
                 found[rows] = views[starts[rows] - self.begins[at]]
         for row in np.flatnonzero(first != last):
             found[row] = self.read(int(starts[row]), length)
@@ -124,7 +126,7 @@ class Stream:
     def _count(self, places: int, num_bytes: int) -> None:
         """Give pages back before they add up; what the system keeps in its cache is there again at once."""
         self._mapped += places * FAULT_BYTES + num_bytes
-        if self._mapped > MAPPED_BYTES:
+        if self._mapped > MAPPED_BYTES and not self._is_small:
             self._mapped = 0
             for shard in self.shards:
                 shard.pages.madvise(mmap.MADV_DONTNEED)

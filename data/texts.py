@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+from data.giants import GIANT, characters
+
 BETWEEN = b"\xff"  # never part of UTF-8
 BLOCK = 64 << 10
-GIANT = 4 << 20
 
 
 class Listed(list[Any]):
@@ -81,7 +82,7 @@ def of_arrow(column: Any) -> tuple[Texts, int]:
         return listed, mend(listed)
 
 
-def mend(texts: list[bytes]) -> int:
+def mend(texts: list[Any]) -> int:
     """Make texts UTF-8 by putting U+FFFD where they were not; in how many."""
     invalid = 0
     with suppress(UnicodeDecodeError):
@@ -90,15 +91,20 @@ def mend(texts: list[bytes]) -> int:
             return 0
     for at, text in enumerate(texts):
         try:
-            text.decode()
+            for _ in characters(text):
+                pass
         except UnicodeDecodeError:
-            texts[at] = text.decode("utf-8", "replace").encode()
+            texts[at] = bytearray()
+            for some in characters(text, "replace"):
+                texts[at] += some.encode()
             invalid += 1
     return invalid
 
 
-def is_blank(text: bytes) -> bool:
+def is_blank(text: bytes | bytearray) -> bool:
     """Whether there is nothing but white space, as `str.strip` sees it."""
+    if len(text) > GIANT:
+        return not any(some.strip() for some in characters(text))
     rest = text.lstrip()
     return not rest or (not 0x20 < rest[0] < 0x80 and not rest.decode().strip())
 

@@ -14,16 +14,17 @@ import signal
 import threading
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, groupby
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from operator import itemgetter
 from typing import Any
 
 from data.batches import open_pieces
 from data.config import TextSpec
 from data.errors import DataError
 from data.inputs import InputFile
-from data.lines import Part, Prepared, prepare, required_columns, wanted_columns
+from data.lines import Prepared, prepare, required_columns, wanted_columns
 
 SLOT_BYTES = 3 << 19
 RING_BYTES = 48 << 20
@@ -114,6 +115,7 @@ def _made(task: Task, number: int, workers: int) -> Iterator[tuple[Position, Any
                 row += batch.rows
                 if row > skip:
                     yield Position(at, piece, row), prepare(batch, spec, file.part, task.main)
+                del batch  # a giant is let go of before there is the next
             yield Position(at, piece + 1), True if workers > 1 else None
 
 
@@ -128,7 +130,10 @@ class Worker:
         self.ring = mmap.mmap(self.memory, slots * SLOT_BYTES)
         context: Any = multiprocessing.get_context("spawn" if forked is None else "fork")
         self.connection, theirs = context.Pipe()
-        self.held: int | None = None
+        self.slot: int | None = None
+        self.stored: list[Stored] = []
+        self.goes_on = False
+        self.views: Iterator[tuple[int, memoryview]] = iter(())
         inherited = [] if forked is None else [one.connection for one in (*forked, self)]
         ring = f"/proc/{os.getpid()}/fd/{self.memory}"
         self.process: BaseProcess = context.Process(
@@ -138,26 +143,46 @@ class Worker:
         theirs.close()
 
     def next(self) -> tuple[Position, Any]:
+        for _ in self.views:  # of the batch before, which nobody wanted
+            pass
+        self._give_back()
+        position, made = self._receive()
+        if isinstance(made, Prepared):
+            self.views = self._views()
+            groups = groupby(self.views, key=itemgetter(0))
+            parts = (replace(part, blocks=_group(groups, number)) for number, part in enumerate(made.parts))
+            made = replace(made, parts=tuple(parts))
+        return position, made
+
+    def _give_back(self) -> None:
+        if self.slot is not None:
+            with contextlib.suppress(ConnectionError):  # the next look at it tells that it was killed
+                self.connection.send_bytes(self.slot.to_bytes(2, "big"))
+            self.slot = None
+
+    def _receive(self) -> tuple[Position, Any]:
         try:
-            if self.held is not None:
-                self.connection.send_bytes(self.held.to_bytes(2, "big"))
-                self.held = None
             while not self.connection.poll(POLL_S):  # so that a signal is looked at
                 pass
-            position, made, slot, stored = self.connection.recv()
+            position, made, self.slot, self.stored, self.goes_on = self.connection.recv()
         except (EOFError, ConnectionError):
             self.process.join(5)
             why = f"left with {self.process.exitcode}"
             raise DataError(f"a reading process {why} (out of memory?); the same command goes on from here") from None
         if isinstance(made, Exception):
             raise made
-        if isinstance(made, Prepared):
-            self.held = slot
-            view = memoryview(self.ring)
-            blocks = [(view[one.start : one.end], *((one.rest,) if one.rest else ())) for one in stored]
-            parts = (Part(one.name, some, one.lines) for one, some in zip(stored, blocks, strict=True))
-            made = replace(made, parts=tuple(parts))
         return position, made
+
+    def _views(self) -> Iterator[tuple[int, memoryview]]:
+        """The bytes of one batch, each time with the number of their part."""
+        while True:
+            view = memoryview(self.ring)
+            for one in self.stored:
+                yield one.part, view[one.start : one.end]
+            if not self.goes_on:
+                return
+            self._give_back()
+            self._receive()
 
     def end(self) -> None:
         self.connection.close()
@@ -166,15 +191,21 @@ class Worker:
         os.close(self.memory)
 
 
+def _group(groups: Iterator[tuple[int, Iterator[tuple[int, memoryview]]]], number: int) -> Iterator[memoryview]:
+    """The bytes of one part; those before it have been gone through, or nobody wanted them."""
+    for found, views in groups:
+        if found == number:
+            yield from (view for _, view in views)
+            return
+
+
 @dataclass(frozen=True)
 class Stored:
-    """A part whose bytes lie in the ring; `rest` is what the slot had no room for."""
+    """Where in the ring some bytes of part number `part` lie."""
 
-    name: str
+    part: int
     start: int
     end: int
-    rest: bytes
-    lines: int
 
 
 def _work(task: Task, number: int, workers: int, ring: str, slots: int, connection: Connection, others: Any) -> None:
@@ -185,7 +216,7 @@ def _work(task: Task, number: int, workers: int, ring: str, slots: int, connecti
     with contextlib.suppress(ConnectionError, EOFError):  # nobody reads any more
         try:
             with open(ring, "rb+") as file, mmap.mmap(file.fileno(), 0) as shared:
-                _send_all(_made(task, number, workers), shared, slots, connection)
+                Sender(shared, slots, connection).send_all(_made(task, number, workers))
         except Exception as error:  # told to who waits for us, who raises it
             _send_error(error, connection)
         while True:
@@ -198,34 +229,52 @@ def _send_error(error: Exception, connection: Connection) -> None:
     from data.config import ConfigError
 
     known = isinstance(error, (DataError, ConfigError, OSError))
-    connection.send((Position(), error if known else DataError(f"{type(error).__name__}: {error}"), None, []))
+    connection.send((Position(), error if known else DataError(f"{type(error).__name__}: {error}"), None, [], False))
 
 
-def _send_all(made: Iterator[tuple[Position, Any]], shared: mmap.mmap, slots: int, connection: Connection) -> None:
-    free = list(range(slots))
-    for position, one in made:
-        stored: list[Stored] = []
-        slot = None
-        if isinstance(one, Prepared):
-            while not free or connection.poll():
-                heapq.heappush(free, int.from_bytes(connection.recv_bytes(), "big"))
-            slot = heapq.heappop(free)  # of the lowest memory, which is warm
-            at = slot * SLOT_BYTES
-            for part in one.parts:
-                stored.append(_store(part, shared, at, (slot + 1) * SLOT_BYTES))
-                at = stored[-1].end
-            one = replace(one, parts=())
-        connection.send((position, one, slot, stored))
+class Sender:
+    """The other side of a Worker: what is made goes into slots of the ring, a giant into one after another."""
 
+    def __init__(self, shared: mmap.mmap, slots: int, connection: Connection):
+        self.shared, self.connection = shared, connection
+        self.free = list(range(slots))
 
-def _store(part: Part, shared: mmap.mmap, start: int, end: int) -> Stored:
-    """Put the bytes of `part` into `shared` from `start` on, as far as `end`."""
-    at = start
-    rest: list[bytes | memoryview] = []
-    for block in part.blocks:
-        if rest or at + len(block) > end:
-            rest.append(block)
-        else:
-            shared[at : at + len(block)] = block
-            at += len(block)
-    return Stored(part.name, start, at, b"".join(rest), part.lines)
+    def send_all(self, made: Iterator[tuple[Position, Any]]) -> None:
+        for position, one in made:
+            if isinstance(one, Prepared):
+                self._send(position, one)
+            else:
+                self.connection.send((position, one, None, [], False))
+
+    def _send(self, position: Position, prepared: Prepared) -> None:
+        self._begin((position, replace(prepared, parts=tuple(replace(part, blocks=()) for part in prepared.parts))))
+        for number, part in enumerate(prepared.parts):
+            start = self.at
+            for block in part.blocks:
+                rest = memoryview(block)
+                while self.at + len(rest) > self.end:
+                    room = self.end - self.at
+                    self._put(rest[:room])
+                    rest = rest[room:]
+                    self._hand_over(Stored(number, start, self.at), goes_on=True)
+                    self._begin((position, None))
+                    start = self.at
+                self._put(rest)
+            self.stored.append(Stored(number, start, self.at))
+        self._hand_over()
+
+    def _begin(self, said: tuple[Position, Prepared | None]) -> None:
+        """A new slot, which goes with these words."""
+        while not self.free or self.connection.poll():
+            heapq.heappush(self.free, int.from_bytes(self.connection.recv_bytes(), "big"))
+        self.slot = heapq.heappop(self.free)  # of the lowest memory, which is warm
+        self.at, self.end = self.slot * SLOT_BYTES, (self.slot + 1) * SLOT_BYTES
+        self.said = said
+        self.stored: list[Stored] = []
+
+    def _put(self, block: memoryview) -> None:
+        self.shared[self.at : self.at + len(block)] = block
+        self.at += len(block)
+
+    def _hand_over(self, *more: Stored, goes_on: bool = False) -> None:
+        self.connection.send((*self.said, self.slot, [*self.stored, *more], goes_on))

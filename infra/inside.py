@@ -10,13 +10,14 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from infra.agent import environment
 from infra.errors import SlipwayError, UsageError
+from infra.interrupts import Told
 
 POLL_S = 0.05
 LEAVING_S = 2.0
@@ -39,11 +40,13 @@ def run(
     root: Path,
     python: Path,
     environ: Mapping[str, str] | None = None,
-) -> Iterator[dict[str, Any]]:
+) -> Generator[dict[str, Any], None, None]:
     """Run `python *words [--config FILE]` in `root` and yield its records (`data/report.py`) as they come.
 
     `config` is JSON-like, None for words that take none. `environ` is added to ours. Ctrl-C reaches the child from
-    the terminal itself; it is waited for, then KeyboardInterrupt goes on. A caller that stops reading ends the child.
+    the terminal itself; it is waited for, then KeyboardInterrupt goes on. Told (this process alone was told to leave)
+    is passed on to the child, which is waited for, too. A caller that stops reading ends the child: one that may be
+    interrupted between two records has to close this generator.
     Raises UsageError when the child leaves with code 2, SlipwayError with its last words for any other failure.
     """
     import tempfile  # it brings much along, and every listing of the commands would pay for it
@@ -72,8 +75,10 @@ def run(
         try:
             with records.open(encoding="utf-8") as file:
                 yield from _follow(process, file)
-        except KeyboardInterrupt:
-            _has_left(process, GRACE_S)  # the terminal has told the child as well
+        except (KeyboardInterrupt, Told) as leaving:
+            if isinstance(leaving, Told):  # else the terminal has told the child as well
+                process.terminate()
+            _has_left(process, GRACE_S)
             relay.join(LEAVING_S)
             if last:  # what became of its work
                 _write(last.pop().removeprefix(f"{name}: "))

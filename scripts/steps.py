@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ def run(name: str, step: Sequence[str], config: Mapping[str, Any], settings: Set
     records = inside.run(step, config, root=ROOT, python=python(settings), environ=words_environ(settings))
     result: dict[str, Any] = {}
     state: dict[str, Any] = {"name": name, "state": "running", "started_at": time.time()}
-    with _showing(quiet) as show:
+    with _showing(quiet) as show, closing(records):
         for record in records:
             state["record"] = record
             if record["kind"] == "result":

@@ -7,6 +7,7 @@ from infra.settings import Settings
 from scripts import render, steps, words
 from scripts.planning import text_steps
 from scripts.program import print_json
+from store import Store
 
 LEAST_VOCAB, MOST_VOCAB = 256 + 9, 1 << 24
 DEFAULT_OUT = "var/tokenizer"
@@ -25,7 +26,7 @@ def tokenizer(source, text, vocab_size, retrain, tokenizer_json, out, json):
             seen = "the 256 bytes and the nine chat specials alone are 265"
             raise UsageError(f"--vocab-size is {vocab_size}; {seen}, and {MOST_VOCAB} is the most")
         inputs = {"text": str(text_folder(settings, source, text, json))}
-        spec = {"vocab_size": vocab_size, "retrain": retrain}
+        spec = {"vocab_size": vocab_size, "retrain": retrain, "others": of_the_store(settings)}
         config = {"out": str(folder), "inputs": inputs, "spec": spec}
         result = steps.run("tokenizer", ("-m", "data", "tokenizer"), config, settings, json)
     if json:
@@ -33,6 +34,13 @@ def tokenizer(source, text, vocab_size, retrain, tokenizer_json, out, json):
     else:
         render.say(f"tokenizer: {'reused' if result['reused'] else 'made'}, {result['vocab_size']} ids")
         print(result["out"])
+
+
+def of_the_store(settings: Settings) -> list[str]:
+    """The folder of the tokenizer that `inv launch` has made here: one of the same text and settings is the same."""
+    store = Store(settings.store)
+    found = None if "://" in str(settings.store) else store.check("tokenizer")
+    return [] if found is None or found.problem else [str(store.path("tokenizer", found.fingerprint))]
 
 
 def tokenizer_eval(tokenizer, source, text, peers, download, json):

@@ -1,6 +1,7 @@
 """Training: what is learnt, what is kept, what is written down beside it."""
 
 import json
+import shutil
 
 import pytest
 import rustbpe
@@ -104,6 +105,21 @@ def test_a_tokenizer_of_the_same_text_and_settings_is_kept(words, tmp_path):
     assert stamps(out) == before and second["tokenizer_sha256"] == first["tokenizer_sha256"]
     assert bpe.make(spec, words, out, retrain=True) == first
     assert stamps(out)["tokenizer.json"] > before["tokenizer.json"]
+
+
+def test_the_same_text_elsewhere_has_the_same_tokenizer_which_is_not_trained_twice(words, tmp_path, monkeypatch):
+    spec, elsewhere = TokenizerSpec(vocab_size=300), tmp_path / "elsewhere"
+    first = bpe.make(spec, words, tmp_path / "a")
+    shutil.copytree(words, elsewhere)
+    manifest = json.loads((elsewhere / "manifest.json").read_text())
+    (elsewhere / "manifest.json").write_text(json.dumps({**manifest, "source": "a path of another machine"}))
+    with monkeypatch.context() as patch:
+        patch.setattr(bpe, "read", _interrupted)
+        assert bpe.make(spec, elsewhere, tmp_path / "a") == {**first, "reused": True}
+        assert bpe.make(spec, elsewhere, tmp_path / "b", others=[tmp_path / "none", tmp_path / "a"])["reused"]
+        assert bpe.make(spec, words, tmp_path / "b") == {**first, "reused": True}
+    files = [{name: (tmp_path / one / name).read_bytes() for name in bpe.FILES} for one in "ab"]
+    assert files[0] == files[1]
 
 
 @pytest.mark.parametrize("change", ["settings", "text", "a byte", "a lost file", "a lost manifest"])

@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import resource
 import subprocess
 import sys
 
@@ -15,7 +14,7 @@ from data.__main__ import main
 from data.manifest import read_manifest
 from data.shards import read, shard_paths
 from data.verify import verify
-from tests.data.conftest import ROOT, run_step
+from tests.data.conftest import ROOT
 
 TEXTS = ["one", "two\nlines\r\n", "back\\slash", "größer \u2028 \U0001f600", " spaces "] * 3
 
@@ -148,16 +147,36 @@ def test_lines_from_standard_input_are_documents(tmp_path):
     assert list(read(shard_paths(tmp_path / "out"))) == ["one", "two"]
 
 
-def test_a_giant_document_stays_within_the_memory_that_is_promised(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"small\n")
-    with open(tmp_path / "a.txt", "ab") as file:
-        for _ in range(100):
-            file.write(b"giant\\" * 174_763)
-        file.write(b"\nsmall\n")
-    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    done = run_step(
-        "text", {"out": str(tmp_path / "out"), "spec": {"source": str(tmp_path / "a.txt"), "workers": 1}}, tmp_path
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert read_manifest(tmp_path / "out")["total_lines"] == 3
-    assert before > 400 << 10 or resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 400 << 10
+@pytest.mark.parametrize(
+    ("name", "begin", "giant", "end", "spec"),
+    [
+        ("a.txt", b"", b"giant\\" * 174_763, b"", {"lines_per_shard": 1}),
+        ("a.jsonl", b'{"text": "', b"giant\\n" * 149_797, b'", "id": "<g>"}', {"dedup": "exact", "format": "jsonl"}),
+    ],
+)
+def test_a_giant_document_is_in_memory_once(tmp_path, name, begin, giant, end, spec):
+    small = begin + b"small" + end + b"\n"
+    with open(tmp_path / name, "wb") as file:
+        file.write(small + begin)
+        for _ in range(150):
+            file.write(giant)
+        file.write(end + b"\n" + small)
+    config = {"out": str(tmp_path / "out"), "spec": {"source": str(tmp_path / name), "workers": 2, **spec}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done = subprocess.run(
+        [sys.executable, "-c", TELLING_PEAKS, "text", "--config", str(tmp_path / "config.json")],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert max(map(int, done.stdout.split())) < 300 << 10
+    assert read_manifest(tmp_path / "out")["total_lines"] == 3 - bool(spec.get("dedup"))
+    assert sum(one["raw_bytes"] for one in read_manifest(tmp_path / "out")["shards"]) > 150 << 20
+
+
+TELLING_PEAKS = """
+import resource
+from data.__main__ import main
+assert main() == 0
+for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+    print(resource.getrusage(who).ru_maxrss)
+"""

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -136,6 +137,28 @@ def test_a_signal_leaves_whole_shards_and_the_same_command_goes_on(corpus, expec
     process = begin(tmp_path, **spec)
     assert process.communicate() == (None, "") and process.returncode == 0
     assert contents(tmp_path / "out") == expected
+
+
+def test_a_source_that_says_nothing_does_not_keep_a_step_that_is_to_stop(tmp_path):
+    config = {"out": str(tmp_path / "out"), "spec": {"source": "stdin", "lines_per_shard": 1}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = [sys.executable, "-m", "data", "text", "--config", str(tmp_path / "config.json")]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, cwd=ROOT, env=environ, stdin=pipe, stderr=pipe, text=True) as process:
+        deadline = time.monotonic() + 30
+        while not hears(process.pid, signal.SIGTERM):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)  # between two looks
+        process.terminate()
+        assert process.wait(30) == 75
+        assert "the source gave nothing" in process.stderr.read()
+
+
+def hears(pid, number):
+    """Whether a process has a handler of its own for this signal."""
+    caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())[1]
+    return int(caught, 16) >> (number - 1) & 1
 
 
 def test_packed_shards_and_seen_documents_survive_a_kill_too(corpus, tmp_path):

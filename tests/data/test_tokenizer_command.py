@@ -3,12 +3,15 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from data.tokenizer import load
 from infra.errors import UsageError
 from scripts import vocabulary
+from store import Store
 from tests.world import ROOT, World
 
 
@@ -38,6 +41,17 @@ def test_a_tokenizer_is_made_of_a_source_then_reused_then_measured(tmp_path):
         "text", "prose", "code", "numbers", "other scripts", "held out",
     ]  # fmt: skip
     assert "ids: ours 300, bytes 256" in done.stderr and f"GPT-4: no cl100k_base.tiktoken in {tmp_path}" in done.stderr
+
+
+def test_the_store_is_looked_at_for_the_same_tokenizer(tmp_path):
+    settings = SimpleNamespace(store=str(tmp_path / "store"))
+    assert vocabulary.of_the_store(settings) == []
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "tokenizer.json").write_text("{}")
+    Store(settings.store).publish(tmp_path / "made", "tokenizer", "a-b-c", {})
+    (folder,) = vocabulary.of_the_store(settings)
+    assert Path(folder, "tokenizer.json").read_text() == "{}"
+    assert vocabulary.of_the_store(SimpleNamespace(store="s3://nobody/asked")) == []
 
 
 ASKED = {"source": "", "text": "", "vocab_size": 300, "retrain": False, "tokenizer_json": "", "out": "", "json": False}

@@ -21,6 +21,7 @@ sys.path.insert(0, {repository!r})
 from data import report
 config = json.loads(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())
 print("to people")
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(75))
 try:
     report.emit("progress", done=1, total=2, pid=os.getpid())
     while config.get("until") and not os.path.exists(config["until"]):
@@ -30,6 +31,9 @@ try:
 except KeyboardInterrupt:
     Path("interrupted").touch()
     sys.exit(1)
+except SystemExit:
+    print("step: kept what there was")
+    raise
 report.emit("result", where=os.getcwd(), path=os.environ["PYTHONPATH"], extra=os.environ.get("EXTRA"))
 print("the last words", file=sys.stderr)
 if config.get("signal"):
@@ -40,8 +44,13 @@ PARENT = """
 import sys
 from pathlib import Path
 from infra import inside
-for one in inside.run(["-m", "step"], {"wait": True}, root=Path.cwd(), python=Path(sys.executable)):
-    print(one["kind"], flush=True)
+from infra.interrupts import Told, heed
+with heed():
+    try:
+        for one in inside.run(["-m", "step"], {"wait": True}, root=Path.cwd(), python=Path(sys.executable)):
+            print(one["pid"], flush=True)
+    except Told as told:
+        sys.exit(told.exit_code)
 """
 
 
@@ -93,11 +102,23 @@ def test_ctrl_c_reaches_the_step_once_and_is_waited_for(root):
         [sys.executable, "-c", PARENT], cwd=root, env=environ, stdout=subprocess.PIPE, text=True, process_group=0
     )
     with parent:
-        assert parent.stdout.readline() == "progress\n"
+        assert int(parent.stdout.readline())
         deadline = time.monotonic() + 30
         os.killpg(parent.pid, signal.SIGINT)  # what a terminal does
         assert parent.wait(deadline - time.monotonic()) == -signal.SIGINT
     assert (root / "interrupted").exists()
+
+
+def test_a_command_that_alone_is_told_to_leave_takes_its_step_along(root):
+    words, environ = [sys.executable, "-c", PARENT], {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, cwd=root, env=environ, stdout=pipe, stderr=pipe, text=True) as parent:
+        step = int(parent.stdout.readline())
+        parent.terminate()
+        assert parent.wait(30) == 128 + signal.SIGTERM
+        assert parent.stderr.read().splitlines()[-1] == "kept what there was"
+    with pytest.raises(ProcessLookupError):
+        os.kill(step, 0)
 
 
 def test_becoming_a_program_keeps_the_terminal_and_the_exit_code(root):

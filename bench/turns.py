@@ -1,0 +1,100 @@
+"""Arms of a benchmark that take turns, each in a process of its own, and the tables of what they took.
+
+In: names of arms, a Python for each. Out: rows of figures, as told by `tell` in the arm's process; markdown tables.
+Called by `data.py`, `tokenizer.py`, `tokens.py`.
+"""
+
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+ROOT = Path(__file__).resolve().parent.parent
+Name = TypeVar("Name")
+Row = dict[str, Any]
+Taken = dict[Name, list[Row]]
+
+
+@contextmanager
+def scratch(folder: str | None) -> Iterator[Path]:
+    """A new folder under `folder`, or where temporary files go; gone afterwards."""
+    out = Path(tempfile.mkdtemp(prefix="slipway-bench-", dir=folder))
+    try:
+        yield out
+    finally:
+        shutil.rmtree(out)
+
+
+def run_arm(python: str, module: str, words: Sequence[str], **environ: str) -> Row:
+    """What an arm told, and its seconds from start to end. Leaves with the arm's last words when it fails."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **environ}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or ours alone would be compiled each time
+    start = time.perf_counter()
+    done = subprocess.run([python, "-m", module, *words], cwd=ROOT, env=environment, capture_output=True, text=True)
+    took_s = time.perf_counter() - start
+    if done.returncode:
+        sys.exit(f"{' '.join(words)}: {done.stderr[-900:]}")
+    return {"s": took_s, **json.loads(done.stdout.splitlines()[-1])}
+
+
+def tell(**more: Any) -> None:
+    """In the arm's process, at its end: CPU seconds of it and of all that it waited for, its memory, and `more`."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    own_mb = int(status["VmHWM"].split()[0]) / 1024  # ru_maxrss of a child begins at its parent's
+    largest_mb = max(own_mb, usages[1].ru_maxrss / 1024)
+    print(json.dumps({"cpu_s": sum(one.ru_utime + one.ru_stime for one in usages), "mb_largest": largest_mb, **more}))
+
+
+def take_turns(names: Sequence[Name], rounds: int, measure: Callable[[Name], Row]) -> Taken[Name]:
+    """Each arm once, then each again. Prints, as it goes, what each took, and at last on which machine."""
+    taken: Taken[Name] = {name: [] for name in names}
+    loads = [os.getloadavg()[0]]
+    for _ in range(rounds):
+        for name, rows in taken.items():
+            rows.append(measure(name))
+            loads.append(os.getloadavg()[0])
+            print(name, rows[-1], file=sys.stderr)
+    print(f"{rounds} rounds, {os.cpu_count()} cores, load {min(loads):.1f}-{max(loads):.1f}\n")
+    return taken
+
+
+def median(rows: Sequence[Row], key: str) -> float:
+    return statistics.median(row[key] for row in rows)
+
+
+def shown(rows: Sequence[Row], key: str, places: int, ranges: bool = True) -> str:
+    values = [row[key] for row in rows]
+    span = f" [{min(values):.{places}f}-{max(values):.{places}f}]" if ranges else ""
+    return f"{statistics.median(values):.{places}f}{span}"
+
+
+def print_arms(taken: Taken[Any], columns: Mapping[str, tuple[str, int, bool]]) -> None:
+    """`columns`: by their head, which figure, with how many decimals, and whether with its range."""
+    print(f"| arm | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
+    for name, rows in taken.items():
+        print(f"| {name} | {' | '.join(shown(rows, *how) for how in columns.values())} |")
+
+
+def print_ratios(taken: Taken[Any], ratios: Sequence[tuple[Any, Any, float]], keys: Mapping[str, str]) -> None:
+    """Of medians; in brackets from the worst of ours for us to the best. `keys`: by their head, which figure."""
+    print(f"\n| peer / ours | {' | '.join(keys)} | wanted |\n|---|{'---|' * len(keys)}---|")
+    for peer, own, wanted in ratios:
+        if peer in taken and own in taken:
+            cells = " | ".join(ratio(taken[peer], taken[own], key) for key in keys.values())
+            print(f"| {peer} / {own} | {cells} | {wanted or ''} |")
+
+
+def ratio(theirs: Sequence[Row], ours: Sequence[Row], key: str) -> str:
+    those, these = [row[key] for row in theirs], [row[key] for row in ours]
+    middle = statistics.median(those) / statistics.median(these)
+    return f"{middle:.2f} [{min(those) / max(these):.2f}-{max(those) / min(these):.2f}]"
