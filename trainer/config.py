@@ -230,8 +230,12 @@ class Keeping:
     """Free space that a save must leave on the disk."""
     prefix: str = ""
     """In front of the name of the folder that holds a run's checkpoints."""
+    samples: int = 6
+    """How often in a phase the model is asked a few questions, for the report; 0 = never."""
 
     def __post_init__(self) -> None:
+        if self.samples < 0:
+            raise ConfigError(f"samples is {self.samples}; it must be at least 0")
         if self.save_every < 1 or self.keep < 1:
             raise ConfigError(f"save_every is {self.save_every}, keep {self.keep}; each must be at least 1")
         if self.prefix and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", self.prefix):

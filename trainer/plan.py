@@ -47,7 +47,8 @@ NO_LIMITS = Limits()
 # Modules whose text does not change what a step makes, only how it is told or kept.
 NEUTRAL = {
     *("store", "data.report", "data.config", "data.errors", "data.anchors"),
-    *("trainer.config", "trainer.errors", "trainer.metrics"),
+    *("trainer.config", "trainer.errors", "trainer.metrics", "trainer.steplines", "trainer.tracking"),
+    *("trainer.peak", "trainer.samples"),
     *("trainer.checkpoint", "trainer.saving", "trainer.tensorfile"),
 }
 
