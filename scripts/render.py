@@ -3,6 +3,7 @@
 In: the records of the street. Out: text on stdout (data) or stderr (talk). Nothing here decides anything.
 """
 
+import math
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,8 @@ from scripts import hints
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+RIGHT = set("time about cost age at loss tok/s MFU left GPU memory".split()) | {"disk free"}
+BLOCKS = "▁▂▃▄▅▆▇█"
 MARKS = {"waiting": "·", "running": "▸", "done": "✓", "reused": "=", "failed": "✗"}
 
 
@@ -75,7 +78,7 @@ def _table(*headings: str) -> Any:
 
     table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
     for heading in headings:
-        right = heading in ("time", "about", "cost", "age", "at", "loss", "tok/s", "left", "GPU", "memory", "disk free")
+        right = heading in RIGHT
         wraps = heading in ("why", "beside", "measure")
         table.add_column(heading, justify="right" if right else "left", no_wrap=not wraps)
     return table
@@ -234,6 +237,9 @@ def figures(view: PodView, now: float) -> dict[str, Any]:
         "train_step": record.get("step") if is_training else None,
         "loss": record.get("loss"),
         "tokens_per_s": record.get("tokens_per_s"),
+        "mfu": record.get("mfu"),
+        "curve": record.get("curve") or [],
+        "tracking": record.get("tracking"),
         "eta_s": record.get("eta_s") if is_training else None,
         "train_age_s": age_s(record.get("at")),
         "gpus": machine.get("gpus") or [],
@@ -283,10 +289,31 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
             for one, at in sorted(view.in_store.items(), key=lambda item: item[1])[-1:]
             if view.state != "succeeded"
         )
-        words = (clean(view.note), *safe, back, money(view), more(view), *view.ends, view.ssh)
+        tracked = figures(view, now)["tracking"] if is_running else None
+        linked = f"W&B: {clean(str(tracked))}" if tracked else ""
+        words = (curve(view), clean(view.note), *safe, back, money(view), more(view), linked, *view.ends, view.ssh)
         lines.extend(Text(hints.as_typed(f"{view.run}: {one}"), style="dim") for one in words if one)
     at_work = [view for view in views if view.state in ("running", "lost") and view.progress]
     return Group(table, *([figures_table(at_work, now)] if at_work else []), *lines)
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """One block for each value, from the lowest to the highest; what is no number leaves a gap."""
+    numbers = [one for one in values if math.isfinite(one)]
+    if not numbers:
+        return ""
+    low, high = min(numbers), max(numbers)
+    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BLOCKS[round((one - low) * scale)] if math.isfinite(one) else " " for one in values)
+
+
+def curve(view: PodView) -> str:
+    """The loss of the phase that runs: where it began, how it went, where it is."""
+    seen = figures(view, 0.0)
+    points = [float(one) for one in seen["curve"]]
+    if view.state not in ("running", "lost") or len(points) < 2:
+        return ""
+    return f"loss of {view.step} {points[0]:.2f} {sparkline(points)} {points[-1]:.2f}"
 
 
 def money(view: PodView) -> str:
@@ -314,13 +341,16 @@ def figures_table(views: Sequence[PodView], now: float) -> "RenderableType":
     """Training, GPUs and disk of the runs at work, each followed by how old it is; no GPU columns where none is."""
     seen = {view.run: figures(view, now) for view in views}
     has_gpus = any(one["gpus"] for one in seen.values())
-    table = _table("at work", "at", "loss", "tok/s", "left", "age", *(("GPU", "memory", "age") if has_gpus else ()),
+    has_mfu = any(one["mfu"] is not None for one in seen.values())
+    table = _table("at work", "at", "loss", "tok/s", *(("MFU",) if has_mfu else ()), "left", "age",
+                   *(("GPU", "memory", "age") if has_gpus else ()),
                    "disk free", "age")  # fmt: skip
     for run, one in seen.items():
         cells = [
             "" if one["train_step"] is None else f"{one['train_step']:,}",
             "" if one["loss"] is None else f"{one['loss']:.3f}",
             "" if one["tokens_per_s"] is None else f"{one['tokens_per_s']:,.0f}",
+            *(("" if one["mfu"] is None else f"{100 * one['mfu']:.1f} %",) if has_mfu else ()),
             "" if one["eta_s"] is None else duration(one["eta_s"]),
             "" if one["train_age_s"] is None else duration(one["train_age_s"]),
         ]
