@@ -96,6 +96,19 @@ def logs(c, run="", follow=False, tail=0, since="", file="", errors=False):
 
 
 @command(
+    "scripts.reports",
+    word="run",
+    help={
+        "run": "a run, an artifact such as base_checkpoints/smoke, a folder, or foreground for inv train",
+        "out": "folder for the page and its pictures (default: var/reports/RUN)",
+        "json": "one JSON document on stdout",
+    },
+)
+def report(c, run="", out="", json=False):
+    """A run as one HTML page: curves, figures, cost, what the model said over time; and each curve as a PNG."""
+
+
+@command(
     "scripts.runs",
     name="keep",
     word="run",

@@ -8,6 +8,7 @@ started again has the same parameters, bit for bit, as one that was not.
 import logging
 import math
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -166,7 +167,8 @@ class Training:
             if metrics is not None:
                 metrics.step(self.step, ids.size, ids.shape[1], **self.figures, data_wait_s=round(waited_s, 6))
                 if self.sample and is_due(self.step, self.config.steps, self.checkpoints.keeping.samples):
-                    metrics.samples(self.step, self.sample())
+                    began = time.monotonic()
+                    metrics.samples(self.step, self.sample(), time.monotonic() - began)
             return stop > 0
         self.skipped += 1
         words = f"step {self.step}: loss {loss}, gradient norm {norm}"

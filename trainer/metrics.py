@@ -47,14 +47,14 @@ class Metrics:
             self.curve.add(one["step"], one["loss"])
         self.board = SummaryWriter(str(folder), purge_step=start + 1)
         self.tracker: Tracker | None = open_tracker(folder, config, run)
-        self.told_at = 0.0
+        self.told_at = self.asking_s = 0.0
         self.window = deque([(time.monotonic(), start, 0, 0.0)], maxlen=WINDOW + 1)  # (when, step, tokens, operations)
         self.peak_source = {"mfu_of": peak.source} if peak else {}
 
     def step(self, step: int, tokens: int, row_len: int, **figures: float) -> None:
         """`step` steps are done, the last over so many tokens, padding included, in rows of `row_len`."""
         self.tokens += tokens
-        now, config = time.monotonic(), self.config
+        now, config = time.monotonic() - self.asking_s, self.config
         began_at, _, _, _ = self.window[-1]
         flops = tokens * config.model.flops_per_token(row_len)
         self.window.append((now, step, tokens, flops))
@@ -85,8 +85,9 @@ class Metrics:
         link = {"tracking": self.tracker.link} if self.tracker else {}
         emit("progress", **count, step=step, eta_s=eta_s, **figures, curve=self.curve.points(), **link)
 
-    def samples(self, step: int, said: Sequence[dict[str, str]]) -> None:
-        """What the model says after `step` steps: prompts and texts."""
+    def samples(self, step: int, said: Sequence[dict[str, str]], took_s: float) -> None:
+        """What the model says after `step` steps: prompts and texts. The time that it took is no training."""
+        self.asking_s += took_s
         for one in said:
             self.said.add({"step": step, **one})
             self.board.add_text(one["prompt"], one["text"], step)

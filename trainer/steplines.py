@@ -29,8 +29,10 @@ class StepLines:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The whole lines; [] where there is no file. What a kill cut off at the end is left out."""
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    """[] where there is no file."""
+    return parse(path.read_text(encoding="utf-8")) if path.exists() else []
+
+
+def parse(text: str) -> list[dict[str, Any]]:
+    """The whole lines; what a kill cut off at the end, or is just being written, is left out."""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
