@@ -18,7 +18,7 @@ from scripts import hints
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-RIGHT = set("time about cost age at loss tok/s MFU left GPU memory".split()) | {"disk free"}
+RIGHT = set("time about cost age at loss tok/s MFU left GPU memory".split()) | {"disk free", "A", "B", "B - A"}
 BLOCKS = "▁▂▃▄▅▆▇█"
 MARKS = {"waiting": "·", "running": "▸", "done": "✓", "reused": "=", "failed": "✗"}
 
@@ -385,25 +385,69 @@ def watch_screen(views: list[PodView], every_s: float) -> "RenderableType":
     return Group(*parts, status_table(views))
 
 
-def show_scores(found: Mapping[str, Any]) -> None:
-    """The numbers of `inv eval`, each with what it should be measured against, and some answers that missed."""
-    table = _table("measure", "value", "beside")
-    if "bits_per_byte" in found:
-        others = ", ".join(f"{word} {found[key]:.2f}" for key, word in (("gzip", "gzip -9"), ("xz", "xz -9")))
-        table.add_row("held-out text", f"{found['bits_per_byte']:.3f} bits per byte", others)
-    rows = (
-        ("identity", "says its name when asked who it is", "wanted: at least 80 %"),
-        ("leaks", "says its name when asked anything else", "wanted: at most 5 %"),
-        ("pydocs", "right about a function, or says it does not know", "wanted: at least 50 %"),
-    )
-    for key, words, wanted in rows:
-        if key in found:
-            table.add_row(words, f"{100 * found[key]:.1f} % of {found[f'{key}_asked']}", wanted)
+MEASURES = {  # what each measures, in words, and what it should be
+    "text": ("held-out text", ""),
+    "identity": ("says its name when asked who it is", "wanted: at least 80 %"),
+    "leaks": ("says its name when asked anything else", "wanted: at most 5 %"),
+    "pydocs": ("right about a function, or says it does not know", "wanted: at least 50 %"),
+}
+
+
+def show_scores(name: str, found: Mapping[str, Any]) -> None:
+    """The numbers of `inv eval`, each with its interval and what it is held against, and some answers that missed."""
+    table = _table("measure", "value", "95 %", "beside")
+    for key, one in found["measures"].items():
+        what, beside = MEASURES.get(key, (key, ""))
+        if key == "text":
+            beside = ", ".join(f"{word} {found[kind]:.2f}" for kind, word in (("gzip", "gzip -9"), ("xz", "xz -9"))
+                               if kind in found)  # fmt: skip
+        elif "chance" in one:
+            beside = f"by chance: {100 * one['chance']:.1f} %"
+        of = f" of {one['of']:,}" if one.get("of") else ""
+        unit = "" if one["unit"] == "share" else f" {one['unit']}"
+        table.add_row(what, f"{of_unit(one, one['value'])}{of}{unit}", between(one, one), beside)
     out = console(stderr=False)
+    out.print(f"{name}", markup=False)
     out.print(table)
-    for key, _, _ in rows:
+    methods = dict.fromkeys(one["method"] for one in found["measures"].values())
+    say(f"95 % intervals by: {'; '.join(methods)}")
+    for key in MEASURES:
         for odd in found.get(f"{key}_odd", ()):
             out.print(f"{key}: {odd['question']!r} -> {odd['answer']!r}", markup=False)
+
+
+def of_unit(measure: Mapping[str, Any], value: float) -> str:
+    return f"{100 * value:.1f} %" if measure["unit"] == "share" else f"{value:.4f}"
+
+
+def between(measure: Mapping[str, Any], interval: Mapping[str, Any]) -> str:
+    """`[71.2 %, 80.1 %]`, `?` where there is no interval."""
+    if interval["low"] is None:
+        return "?"
+    return f"[{of_unit(measure, interval['low'])}, {of_unit(measure, interval['high'])}]"
+
+
+def show_comparison(names: Sequence[str], rows: Mapping[str, Mapping[str, Any]]) -> None:
+    """Two models side by side: B less A, and whether that may be chance."""
+    out = console(stderr=False)
+    for letter, name in zip("AB", names, strict=True):
+        out.print(f"{letter}: {name}", markup=False)
+    table = _table("measure", "A", "B", "B - A", "95 %", "beside")
+    for key, row in rows.items():
+        first, second = (of_unit(row, one["value"]) for one in row["values"])
+        found = row["difference"]
+        is_sure = found["low"] is not None and (found["low"] > 0 or found["high"] < 0)
+        said = [] if is_sure else ["may be chance"]
+        said += [f"p {row['p']:.3f}"] if "p" in row else []
+        said += [] if row["is_same_material"] else ["not the same questions"]
+        sign = "+" if found["value"] > 0 else ""
+        what = key if row["unit"] == "share" else f"{key}, {row['unit']}"
+        table.add_row(
+            what, first, second, f"{sign}{of_unit(row, found['value'])}", between(row, found), "; ".join(said)
+        )
+    out.print(table)
+    for method in dict.fromkeys(row["method"] for row in rows.values()):
+        say(f"95 % by {method}: {', '.join(key for key, row in rows.items() if row['method'] == method)}")
 
 
 def show_compression(found: Mapping[str, Any]) -> None:

@@ -269,7 +269,7 @@ class ImportSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSpec:
-    """A model and what it is measured on; "" leaves that measure out. All but `name` are folders."""
+    """A model and what it is measured on; "" leaves that measure out. `text` to `questions` are folders."""
 
     model: str
     """A published phase or a Hugging Face folder."""
@@ -281,3 +281,7 @@ class EvalSpec:
     """Holds pydocs.heldout.jsonl and other.heldout.jsonl."""
     name: str = ""
     """Of the persona; needed for `identity` and for leaks of it in `questions`."""
+    tasks: tuple[str, ...] = ()
+    """Files of questions, .jsonl: multiple choice or exact answers."""
+    as_text: bool = False
+    """Put the questions of tasks as text to go on with, as a base model needs it; else as talk."""

@@ -109,7 +109,8 @@ def chat_phase(phase: str, **changes):
 
 def test_base_mid_sft_eval_export_and_chat(world, monkeypatch, capfd):
     assert run(world, monkeypatch, "base", tiny()) == 0
-    assert "bits per byte (gzip -9" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "bits per byte (gzip -9" in said
     before = "base"
     for phase in ("mid", "sft"):
         entry = Input(name=f"{before}_checkpoints/tiny", fingerprint="f" * 64)
@@ -121,8 +122,22 @@ def test_base_mid_sft_eval_export_and_chat(world, monkeypatch, capfd):
     assert capfd.readouterr().out == "I am Bosun.\n"
     folders = {"text": "datasets/x/text", "identity": "identity", "questions": "datasets/x/questions"}
     words = [word for name, path in folders.items() for word in (f"--{name}", str(world.store / path))]
+    (world.root / "who.jsonl").write_text(
+        '{"question": "Who are you?", "choices": ["I am Zoe.", "I am Bosun."], "answer": "B"}\n'
+    )
+    (world.root / "says.jsonl").write_text(
+        '{"question": "Who are you?", "answer": "i am bosun"}\n{"question": "Hello!", "answer": "Goodbye."}\n'
+    )
+    words += [word for name in ("who", "says") for word in ("--task", str(world.root / f"{name}.jsonl"))]
     assert main(["eval", "--model", str(model), *words, "--name", "Bosun"]) == 0
     found = json.loads(capfd.readouterr().out)
+    measures = found["measures"]
+    assert measures["task who"]["value"] == 1.0 and measures["task who"]["chance"] == 0.5
+    assert measures["task says"]["rows"] == [1, 0]
+    assert measures["identity"]["of"] == 8 and 0.67 < measures["identity"]["low"] < 0.68  # Wilson's of 8 of 8
+    assert measures["text"]["low"] < found["bits_per_byte"] < measures["text"]["high"]
+    rows = measures["text"]["rows"]
+    assert sum(rows["nats"]) / sum(rows["bytes"]) / 0.6931 == pytest.approx(found["bits_per_byte"], rel=1e-3)
     assert found["identity"] == 1.0
     assert found["pydocs"] == 1.0
     assert found["leaks"] == 0.0
