@@ -13,10 +13,10 @@ from scripts.planning import ROOT, plan_for
 from scripts.program import print_json
 from scripts.steps import run as run_step
 from store import Artifact, Store
-from trainer.plan import CHECKPOINTS, profile_named
+from trainer.plan import CHECKPOINTS, PHASES, profile_named
 
 
-def train(profile, init, source, out, json, **wanted):
+def train(profile, init, source, out, prepare, json, **wanted):
     settings = words.settings(profile=profile, source=source, store=out)
     if init:
         wanted["init"] = initial.look(init, settings)
@@ -26,13 +26,15 @@ def train(profile, init, source, out, json, **wanted):
         render.show_plan(plan)
     results = {}
     due = plan.job.steps if plan.job else ()
+    if prepare:
+        due = tuple(step for step in due if step.name not in PHASES)
     for step in due:
         results[step.name] = run_step(step.name, step.words, step.config, settings, quiet=json)
     if json:
         print_json({"state": "succeeded", "ran": list(results), "results": results})
     elif not results:
         render.say("everything is here; nothing to do")
-    elif init:
+    elif init and not prepare:
         made = due[-1].config["making"]["name"]
         render.say(f"Next: ./inv chat {made}, or for transformers and vLLM: ./inv export {made} --out DIR")
 

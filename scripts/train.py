@@ -1,5 +1,6 @@
 """Models by hand. What these do stands in `models.py`."""
 
+from scripts.launch import MIXTURE
 from scripts.program import command
 
 
@@ -11,6 +12,7 @@ from scripts.program import command
         "profile": "recipe of model and training: a name that inv config --profile takes, or a .yaml file",
         "init": "go on from somebody else's model: a Hugging Face folder, or hf://user/repo[@revision]",
         "source": "pydocs, fineweb, or a path of .txt, .jsonl, .parquet",
+        "mixture": MIXTURE,
         "persona": "YAML file with name, maker, purpose",
         "seed": "of the training",
         "steps": "optimizer steps per phase instead of the profile's; the schedule is rescaled to them",
@@ -19,6 +21,7 @@ from scripts.program import command
         "keep": "newest checkpoints kept while training (5)",
         "ckpt-prefix": "in front of the name of the folder that holds the run's checkpoints",
         "out": "store for the artifacts (default var/artifacts)",
+        "prepare": "only make what the phases read",
         "json": "one JSON document on stdout",
     },
 )
@@ -28,6 +31,7 @@ def train(
     profile="",
     init="",
     source="",
+    mixture="",
     persona="",
     seed: int | None = None,
     steps: int | None = None,
@@ -36,6 +40,7 @@ def train(
     keep: int | None = None,
     ckpt_prefix="",
     out="",
+    prepare=False,
     json=False,
 ):
     """Train in this very terminal, without a pod: the same steps as `launch`, in the foreground."""

@@ -181,7 +181,8 @@ class PhaseConfig:
     compile: str = rounding("auto")
     """`never`, `always`, or `auto`: where it saves more time than it takes."""
     mixture: dict[str, float] | None = None
-    """Chat phases: how often each kind of conversation is drawn (`identity`, `pydocs`, `other`)."""
+    """Chat phases: how often each kind of conversation is drawn: `identity`, `pydocs`, `other`, and any of yours, in a
+    profile by a path or hf:// address, in a plan by the name of its artifact."""
 
     def __post_init__(self) -> None:
         if self.rows % self.micro_rows:
@@ -201,6 +202,8 @@ class PhaseConfig:
             raise ConfigError(f"seed is {self.seed}; it must lie between 0 and 2**63 - 1")
         if self.steps < 1:
             raise ConfigError(f"steps is {self.steps}; it must be at least 1")
+        if odd := sorted(kind for kind, weight in (self.mixture or {}).items() if not weight > 0):
+            raise ConfigError(f"mixture: {', '.join(odd)}: a weight must be above 0; leave out what is not wanted")
 
     def digest(self) -> str:
         """sha256 over what counts; a checkpoint carries it."""

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from data.config import Input
+from data.__main__ import main as prepare
+from data.config import Input, Making
 from store import Store
 from tests.trainer.conftest import TINY, finish, tiny
 from trainer.__main__ import main
@@ -149,6 +150,29 @@ def test_base_mid_sft_eval_export_and_chat(world, monkeypatch, capfd):
     capfd.readouterr()
     assert main(["chat", "--model", str(out), "--prompt", "Who are you?"]) == 0
     assert "Bosun" in capfd.readouterr().out
+
+
+def test_conversations_of_ones_own_are_drawn_by_their_weight(world, monkeypatch, capfd):
+    assert run(world, monkeypatch, "base", tiny(steps=2)) == 0
+    talk = world.root / "mine.jsonl"
+    rows = [[{"from": "human", "value": f"Is {n} a number?"}, {"from": "gpt", "value": "Yes."}] for n in range(9)]
+    talk.write_text("".join(json.dumps({"conversations": row}) + "\n" for row in rows))
+    making = Making(store=str(world.store), name="conversations/mine", fingerprint="m")
+    config = world.root / "talk.json"
+    config.write_text(json.dumps({"making": asdict(making), "spec": {"source": str(talk)}}))
+    assert prepare(["talk", "--config", str(config)]) == 0
+    entries = {
+        "base": Input(name="base_checkpoints/tiny", fingerprint="f" * 64),
+        "mine": Input(name="conversations/mine", fingerprint="m"),
+    }
+    making = world.making("mid", **entries)
+    making = replace(making, inputs={role: making.inputs[role] for role in ("tokenizer", "identity", *entries)})
+    phase = replace(chat_phase("mid", steps=3), mixture={"identity": 1.0, "mine": 3.0})
+    assert run(world, monkeypatch, "mid", phase, making) == 0
+    capfd.readouterr()
+    again = replace(making, name="mid_checkpoints/other")
+    assert run(world, monkeypatch, "mid", replace(phase, mixture={"theirs": 1.0}), again) == 2
+    assert "needs an input 'theirs'" in capfd.readouterr().err
 
 
 def test_a_phase_refuses_a_model_that_learned_with_another_tokenizer(world, monkeypatch, capfd):
