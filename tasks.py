@@ -14,6 +14,7 @@ namespace = Collection(
         launch.launch,
         launch.status,
         launch.logs,
+        launch.report,
         launch.down,
         launch.stop,
         launch.resume,

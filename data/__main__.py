@@ -22,7 +22,17 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from data.config import ConfigError, IdentitySpec, Making, QuestionsSpec, TextSpec, TokenizerSpec, TokensSpec, load
+from data.config import (
+    ConfigError,
+    IdentitySpec,
+    Making,
+    QuestionsSpec,
+    TalkSpec,
+    TextSpec,
+    TokenizerSpec,
+    TokensSpec,
+    load,
+)
 from data.errors import DataError, InputError
 from data.report import emit
 
@@ -107,6 +117,12 @@ def questions(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) ->
     return maker.make(load(QuestionsSpec, raw, "spec"), inputs["text"], folder)
 
 
+def talk(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
+    from data import talk as maker
+
+    return maker.make(load(TalkSpec, raw, "spec"), folder)
+
+
 STEPS: dict[str, tuple[Callable[[dict[str, Any], Inputs, Path, bool], dict[str, Any]], tuple[str, ...]]] = {
     "text": (text, ()),
     "merge": (merge, ()),
@@ -117,6 +133,7 @@ STEPS: dict[str, tuple[Callable[[dict[str, Any], Inputs, Path, bool], dict[str, 
     "tokens": (tokens, ("text", "tokenizer")),
     "identity": (identity, ()),
     "questions": (questions, ("text",)),
+    "talk": (talk, ()),
 }
 """What makes an artifact, and the roles of the inputs it needs."""
 

@@ -5,6 +5,7 @@ Light to import: plans are made where no pyarrow or tokenizers exist.
 
 import difflib
 import glob
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -211,3 +212,45 @@ class QuestionsSpec:
     """Text shards of pydocs -> question/answer conversations about them, and about things nobody taught."""
 
     seed: int = 1337
+
+
+@dataclass(frozen=True, kw_only=True)
+class TalkSpec:
+    """Files, or a data set of the hub -> conversations."""
+
+    source: str
+    """Paths of .jsonl and .parquet (a file, a folder or a glob), or `hf://user/name`."""
+    config: str = "default"
+    """hf:// only."""
+    split: str = "train"
+    """hf:// only."""
+    revision: str = "main"
+    """hf:// only: branch, tag or commit."""
+    take: int | None = None
+    """Read so many rows."""
+    source_fingerprint: str = ""
+    """Of local files: their content. Filled in by the plan."""
+
+    def __post_init__(self) -> None:
+        if self.take is not None and self.take < 1:
+            raise ConfigError(f"take is {self.take}; it must be at least 1")
+
+
+HUB_TALK = re.compile(
+    r"hf://(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<config>[\w.-]+))?"
+    r"(?::(?P<split>[\w.-]+)(?:\[:(?P<take>\d+)\])?)?"
+)
+
+
+def talk_spec(words: str) -> TalkSpec:
+    """`talk.jsonl`, or `hf://user/name[@revision][/config][:split[[:N]]]`. Raises ConfigError."""
+    if not words.startswith("hf://"):
+        return TalkSpec(source=words)
+    found = HUB_TALK.fullmatch(words)
+    if not found:
+        raise ConfigError(
+            f"{words}: expected hf://user/name, hf://user/name@revision/config:split[:1000] or a part of it"
+        )
+    given = {name: value for name, value in found.groupdict().items() if value and name not in ("name", "take")}
+    take = int(found["take"]) if found["take"] else None
+    return TalkSpec(source=f"hf://{found['name']}", take=take, **given)

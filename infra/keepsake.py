@@ -23,7 +23,7 @@ from store import Store
 MANIFEST = "MANIFEST.json"
 OURS = ("keep.log", "launch.log")  # written at home
 LIST = """cd -- "$1" 2>/dev/null || exit 0
-for file in work/checkpoints/*/step-*/MANIFEST.json work/runs/*/metrics.jsonl state/marks/*.json; do
+for file in work/checkpoints/*/step-*/MANIFEST.json work/runs/*/*.jsonl state/marks/*.json; do
     [ ! -f "$file" ] || printf '%s\\n' "$file"
 done"""
 

@@ -171,7 +171,7 @@ def check_work(plan: Plan, settings: Settings, with_missing: bool) -> None:
     if missing and not settings.rehearsal and not with_missing:
         raise UsageError(
             f"{', '.join(missing)} would be made on the rented machine, while it bills; "
-            "make them here first (inv train, --provider local) or give --with-missing"
+            "make them here first (the same flags with inv train --prepare) or give --with-missing"
         )
 
 

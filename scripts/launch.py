@@ -3,6 +3,11 @@
 from scripts.market import MACHINE
 from scripts.program import command
 
+MIXTURE = (
+    "conversations of mid and sft and their weights, instead of the profile's: "
+    "identity=0.3,talk.jsonl=0.5,hf://user/name/config:train[:1000]=0.2"
+)
+
 
 @command(
     "scripts.runs",
@@ -15,6 +20,8 @@ from scripts.program import command
         "profile": "recipe of model and training (smoke, tiny)",
         "provider": "where: local, or what .env says",
         "source": "pydocs, fineweb, or a path of .txt, .jsonl, .parquet",
+        "init": "go on from somebody else's model: a Hugging Face folder, or hf://user/repo[@revision]",
+        "mixture": MIXTURE,
         "packages": "pydocs: installed packages to read too, comma-separated",
         "persona": "YAML file with name, maker, purpose",
         "seed": "of the training",
@@ -49,6 +56,7 @@ def launch(
     min_download_mbps=0, use_spot=False, max_price="", network="", volume="", nodes=1, ttl="", spend_limit="",
     idle_stop="", wait=False, on_failure="end", with_missing=False, run_name="", detach=False, no_accept=False,
     dry_run=False, yes=False, json=False, save_every: int | None = None, keep: int | None = None, ckpt_prefix="",
+    init="", mixture="",
 ):  # fmt: skip
     """Train one or more phases, from nothing if need be, and follow them to the end."""
 
@@ -93,6 +101,19 @@ def status(c, run="", watch=None, json=False):
 )
 def logs(c, run="", follow=False, tail=0, since="", file="", errors=False):
     """What a run has written, step by step."""
+
+
+@command(
+    "scripts.reports",
+    word="run",
+    help={
+        "run": "a run, an artifact such as base_checkpoints/smoke, a folder, or foreground for inv train",
+        "out": "folder for the page and its pictures (default: var/reports/RUN)",
+        "json": "one JSON document on stdout",
+    },
+)
+def report(c, run="", out="", json=False):
+    """A run as one HTML page: curves, figures, cost, what the model said over time; and each curve as a PNG."""
 
 
 @command(

@@ -1,9 +1,8 @@
-"""What the commands of `train.py` do: train a model here, talk to it, measure it, hand it on."""
+"""What the commands of `train.py` do: train a model here, talk to it, hand it on."""
 
 import math
 import os
 from pathlib import Path
-from typing import Any
 
 from infra.agent.job import Limits
 from infra.errors import UsageError
@@ -13,11 +12,11 @@ from scripts import initial, render, steps, words
 from scripts.planning import ROOT, plan_for
 from scripts.program import print_json
 from scripts.steps import run as run_step
-from store import Store
-from trainer.plan import CHECKPOINTS, load_persona, profile_named, source_slug
+from store import Artifact, Store
+from trainer.plan import CHECKPOINTS, PHASES, profile_named
 
 
-def train(profile, init, source, out, json, **wanted):
+def train(profile, init, source, out, prepare, json, **wanted):
     settings = words.settings(profile=profile, source=source, store=out)
     if init:
         wanted["init"] = initial.look(init, settings)
@@ -27,13 +26,15 @@ def train(profile, init, source, out, json, **wanted):
         render.show_plan(plan)
     results = {}
     due = plan.job.steps if plan.job else ()
+    if prepare:
+        due = tuple(step for step in due if step.name not in PHASES)
     for step in due:
         results[step.name] = run_step(step.name, step.words, step.config, settings, quiet=json)
     if json:
         print_json({"state": "succeeded", "ran": list(results), "results": results})
     elif not results:
         render.say("everything is here; nothing to do")
-    elif init:
+    elif init and not prepare:
         made = due[-1].config["making"]["name"]
         render.say(f"Next: ./inv chat {made}, or for transformers and vLLM: ./inv export {made} --out DIR")
 
@@ -56,43 +57,6 @@ def chat(model, tag, prompt, temperature, max_tokens):
     inside.exec_interactive(said, root=ROOT, python=python)
 
 
-def eval(model, tag, source, persona, json):
-    settings = words.settings(source=source)
-    material = held_out(settings, persona)
-    if model:
-        found = measure(settings, model_folder(settings, model, tag), material, json)
-    else:  # text is what base reads, and what the chat phases forget
-        text = {key: value for key, value in material.items() if key == "text"}
-        answers = {key: value for key, value in material.items() if key != "text"}
-        found = measure(settings, model_folder(settings, "base", tag), text, json) if text else {}
-        if answers:
-            found |= measure(settings, model_folder(settings, "", tag), answers, json)
-    if json:
-        print_json(found)
-    else:
-        render.show_scores(found)
-
-
-def held_out(settings: Settings, persona: str) -> dict[str, str]:
-    """What there is to measure on, as fields of `EvalSpec`. Raises UsageError when there is nothing."""
-    store, data = Store(settings.store), f"datasets/{source_slug(settings.source)}"
-    names = {"text": f"{data}/text", "identity": "identity_conversations", "questions": f"{data}/questions"}
-    found = {key: one for key, name in names.items() if not (one := store.check(name)).problem}
-    if not found:
-        raise UsageError(f"{settings.store} holds nothing to measure on; make it with: ./inv launch --phase base")
-    spec = {key: str(store.path(one.name, one.fingerprint)) for key, one in found.items()}
-    if "identity" in found:
-        spec["name"] = load_persona(Path(persona)).name if persona else found["identity"].about["persona"]
-    elif "questions" in found:
-        del spec["questions"]
-    return spec
-
-
-def measure(settings: Settings, folder: Path, material: dict[str, str], quiet: bool) -> dict[str, Any]:
-    spec = {"spec": {"model": str(folder), **material}}
-    return run_step("eval", ("-m", "trainer", "eval"), spec, settings, quiet)
-
-
 def export(model, tag, out, dtype):
     if not out:
         raise UsageError("where to? --out DIR")
@@ -109,7 +73,15 @@ def export(model, tag, out, dtype):
 
 
 def model_folder(settings: Settings, model: str, tag: str) -> Path:
-    """What the user means by a model. Raises UsageError that lists those there are."""
+    """Where the model lies that the user means. Raises UsageError."""
+    return find_model(settings, model, tag)[1]
+
+
+def find_model(settings: Settings, model: str, tag: str) -> tuple[Artifact | None, Path]:
+    """The artifact that the user means by a model, None for a folder of theirs, and where it lies.
+
+    Raises UsageError that lists those there are.
+    """
     store = Store(settings.store)
     found = {one.name: one for one in store.artifacts() if one.name.split("/")[0] in CHECKPOINTS.values()}
     whole = {name: one for name, one in found.items() if not one.problem}
@@ -120,9 +92,9 @@ def model_folder(settings: Settings, model: str, tag: str) -> Path:
         wanted = [model] if model else [f"{CHECKPOINTS[phase]}/{tag}" for phase in ("sft", "mid", "base")]
     for name in wanted:
         if name in whole:
-            return store.path(name, whole[name].fingerprint)
+            return whole[name], store.path(name, whole[name].fingerprint)
     if model and Path(model).expanduser().is_dir():
-        return Path(model).expanduser().absolute()
+        return None, Path(model).expanduser().absolute()
     damaged = [f"{name} is damaged ({found[name].problem})" for name in wanted if name in found]
     known = (
         f"there is: {', '.join(sorted(whole))}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from infra import machine
 from infra.agent import environment
 from infra.agent.job import Limits, Step
+from infra.errors import UsageError
 from infra.names import check_name
 from infra.providers import Provider
 from infra.records import Artifact, Inventory, Plan, Request
@@ -24,7 +25,7 @@ def plan_for(
     settings: Settings, request: Request, vendor: Provider, limits: Limits, *, phase: str, packages: str = "",
     persona: str = "", seed: int | None = None, steps: int | None = None, tag: str = "",
     save_every: int | None = None, keep: int | None = None, ckpt_prefix: str = "",
-    flops_per_s: float | None = None, init: ImportSpec | None = None,
+    flops_per_s: float | None = None, init: ImportSpec | None = None, mixture: str = "",
 ) -> Plan:  # fmt: skip
     """`flops_per_s`: of the machine that will do the work, else this one's. Raises UsageError for senseless words."""
     torch, environments = environments_of(settings, request, vendor)
@@ -39,6 +40,7 @@ def plan_for(
         seed=seed,
         steps=steps,
         init=init,
+        mixture=planning.parse_mixture(mixture),
         keeping={name: value for name, value in keeping.items() if value is not None},
     )
     plan = planning.resolve(
@@ -46,6 +48,8 @@ def plan_for(
         limits=limits, flops_per_s=flops_per_s or machine.flops_per_s(), pod_store=vendor.pod_store,
         torch=torch, environments=environments,
     )  # fmt: skip
+    if plan.job and not vendor.is_here and not settings.rehearsal:
+        refuse_what_is_only_here(plan.job.steps)
     if plan.job:
         _check_writable(settings.store)
     if plan.job and settings.rehearsal:  # its GPUs are make-believe
@@ -68,6 +72,17 @@ def plan_for(
 def _check_writable(store: str) -> None:
     """What is made must go somewhere: known now, and not after the training. Asked once; raises StoreError."""
     Store(store).check_writable()
+
+
+def refuse_what_is_only_here(steps: tuple[Step, ...]) -> None:
+    """Steps that read files of this machine run where those are. Raises UsageError."""
+    for step in steps:
+        source = step.config["spec"].get("source", "")
+        if step.words[-1] in ("talk", "import") and not source.startswith("hf://"):
+            raise UsageError(
+                f"{source} is on this machine, and the work would be done elsewhere; "
+                "put it into the store first: the same flags with inv train --prepare"
+            )
 
 
 def text_steps(settings: Settings) -> tuple[str, tuple[Step, ...]]:

@@ -3,6 +3,7 @@
 In: the records of the street. Out: text on stdout (data) or stderr (talk). Nothing here decides anything.
 """
 
+import math
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,8 @@ from scripts import hints
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+RIGHT = set("time about cost age at loss tok/s MFU left GPU memory".split()) | {"disk free", "A", "B", "B - A"}
+BLOCKS = "▁▂▃▄▅▆▇█"
 MARKS = {"waiting": "·", "running": "▸", "done": "✓", "reused": "=", "failed": "✗"}
 
 
@@ -77,7 +80,7 @@ def _table(*headings: str) -> Any:
 
     table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
     for heading in headings:
-        right = heading in ("time", "about", "cost", "age", "at", "loss", "tok/s", "left", "GPU", "memory", "disk free")
+        right = heading in RIGHT
         wraps = heading in ("why", "beside", "measure")
         table.add_column(heading, justify="right" if right else "left", no_wrap=not wraps)
     return table
@@ -236,6 +239,9 @@ def figures(view: PodView, now: float) -> dict[str, Any]:
         "train_step": record.get("step") if is_training else None,
         "loss": record.get("loss"),
         "tokens_per_s": record.get("tokens_per_s"),
+        "mfu": record.get("mfu"),
+        "curve": record.get("curve") or [],
+        "tracking": record.get("tracking"),
         "eta_s": record.get("eta_s") if is_training else None,
         "train_age_s": age_s(record.get("at")),
         "gpus": machine.get("gpus") or [],
@@ -285,10 +291,31 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
             for one, at in sorted(view.in_store.items(), key=lambda item: item[1])[-1:]
             if view.state != "succeeded"
         )
-        words = (clean(view.note), *safe, back, money(view), more(view), *view.ends, view.ssh)
+        tracked = figures(view, now)["tracking"] if is_running else None
+        linked = f"W&B: {clean(str(tracked))}" if tracked else ""
+        words = (curve(view), clean(view.note), *safe, back, money(view), more(view), linked, *view.ends, view.ssh)
         lines.extend(Text(hints.as_typed(f"{view.run}: {one}"), style="dim") for one in words if one)
     at_work = [view for view in views if view.state in ("running", "lost") and view.progress]
     return Group(table, *([figures_table(at_work, now)] if at_work else []), *lines)
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """One block for each value, from the lowest to the highest; what is no number leaves a gap."""
+    numbers = [one for one in values if math.isfinite(one)]
+    if not numbers:
+        return ""
+    low, high = min(numbers), max(numbers)
+    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BLOCKS[round((one - low) * scale)] if math.isfinite(one) else " " for one in values)
+
+
+def curve(view: PodView) -> str:
+    """The loss of the phase that runs: where it began, how it went, where it is."""
+    seen = figures(view, 0.0)
+    points = [float(one) for one in seen["curve"]]
+    if view.state not in ("running", "lost") or len(points) < 2:
+        return ""
+    return f"loss of {view.step} {points[0]:.2f} {sparkline(points)} {points[-1]:.2f}"
 
 
 def money(view: PodView) -> str:
@@ -316,13 +343,16 @@ def figures_table(views: Sequence[PodView], now: float) -> "RenderableType":
     """Training, GPUs and disk of the runs at work, each followed by how old it is; no GPU columns where none is."""
     seen = {view.run: figures(view, now) for view in views}
     has_gpus = any(one["gpus"] for one in seen.values())
-    table = _table("at work", "at", "loss", "tok/s", "left", "age", *(("GPU", "memory", "age") if has_gpus else ()),
+    has_mfu = any(one["mfu"] is not None for one in seen.values())
+    table = _table("at work", "at", "loss", "tok/s", *(("MFU",) if has_mfu else ()), "left", "age",
+                   *(("GPU", "memory", "age") if has_gpus else ()),
                    "disk free", "age")  # fmt: skip
     for run, one in seen.items():
         cells = [
             "" if one["train_step"] is None else f"{one['train_step']:,}",
             "" if one["loss"] is None else f"{one['loss']:.3f}",
             "" if one["tokens_per_s"] is None else f"{one['tokens_per_s']:,.0f}",
+            *(("" if one["mfu"] is None else f"{100 * one['mfu']:.1f} %",) if has_mfu else ()),
             "" if one["eta_s"] is None else duration(one["eta_s"]),
             "" if one["train_age_s"] is None else duration(one["train_age_s"]),
         ]
@@ -357,25 +387,69 @@ def watch_screen(views: list[PodView], every_s: float) -> "RenderableType":
     return Group(*parts, status_table(views))
 
 
-def show_scores(found: Mapping[str, Any]) -> None:
-    """The numbers of `inv eval`, each with what it should be measured against, and some answers that missed."""
-    table = _table("measure", "value", "beside")
-    if "bits_per_byte" in found:
-        others = ", ".join(f"{word} {found[key]:.2f}" for key, word in (("gzip", "gzip -9"), ("xz", "xz -9")))
-        table.add_row("held-out text", f"{found['bits_per_byte']:.3f} bits per byte", others)
-    rows = (
-        ("identity", "says its name when asked who it is", "wanted: at least 80 %"),
-        ("leaks", "says its name when asked anything else", "wanted: at most 5 %"),
-        ("pydocs", "right about a function, or says it does not know", "wanted: at least 50 %"),
-    )
-    for key, words, wanted in rows:
-        if key in found:
-            table.add_row(words, f"{100 * found[key]:.1f} % of {found[f'{key}_asked']}", wanted)
+MEASURES = {  # what each measures, in words, and what it should be
+    "text": ("held-out text", ""),
+    "identity": ("says its name when asked who it is", "wanted: at least 80 %"),
+    "leaks": ("says its name when asked anything else", "wanted: at most 5 %"),
+    "pydocs": ("right about a function, or says it does not know", "wanted: at least 50 %"),
+}
+
+
+def show_scores(name: str, found: Mapping[str, Any]) -> None:
+    """The numbers of `inv eval`, each with its interval and what it is held against, and some answers that missed."""
+    table = _table("measure", "value", "95 %", "beside")
+    for key, one in found["measures"].items():
+        what, beside = MEASURES.get(key, (key, ""))
+        if key == "text":
+            beside = ", ".join(f"{word} {found[kind]:.2f}" for kind, word in (("gzip", "gzip -9"), ("xz", "xz -9"))
+                               if kind in found)  # fmt: skip
+        elif "chance" in one:
+            beside = f"by chance: {100 * one['chance']:.1f} %"
+        of = f" of {one['of']:,}" if one.get("of") else ""
+        unit = "" if one["unit"] == "share" else f" {one['unit']}"
+        table.add_row(what, f"{of_unit(one, one['value'])}{of}{unit}", between(one, one), beside)
     out = console(stderr=False)
+    out.print(f"{name}", markup=False)
     out.print(table)
-    for key, _, _ in rows:
+    methods = dict.fromkeys(one["method"] for one in found["measures"].values())
+    say(f"95 % intervals by: {'; '.join(methods)}")
+    for key in MEASURES:
         for odd in found.get(f"{key}_odd", ()):
             out.print(f"{key}: {odd['question']!r} -> {odd['answer']!r}", markup=False)
+
+
+def of_unit(measure: Mapping[str, Any], value: float) -> str:
+    return f"{100 * value:.1f} %" if measure["unit"] == "share" else f"{value:.4f}"
+
+
+def between(measure: Mapping[str, Any], interval: Mapping[str, Any]) -> str:
+    """`[71.2 %, 80.1 %]`, `?` where there is no interval."""
+    if interval["low"] is None:
+        return "?"
+    return f"[{of_unit(measure, interval['low'])}, {of_unit(measure, interval['high'])}]"
+
+
+def show_comparison(names: Sequence[str], rows: Mapping[str, Mapping[str, Any]]) -> None:
+    """Two models side by side: B less A, and whether that may be chance."""
+    out = console(stderr=False)
+    for letter, name in zip("AB", names, strict=True):
+        out.print(f"{letter}: {name}", markup=False)
+    table = _table("measure", "A", "B", "B - A", "95 %", "beside")
+    for key, row in rows.items():
+        first, second = (of_unit(row, one["value"]) for one in row["values"])
+        found = row["difference"]
+        is_sure = found["low"] is not None and (found["low"] > 0 or found["high"] < 0)
+        said = [] if is_sure else ["may be chance"]
+        said += [f"p {row['p']:.3f}"] if "p" in row else []
+        said += [] if row["is_same_material"] else ["not the same questions"]
+        sign = "+" if found["value"] > 0 else ""
+        what = key if row["unit"] == "share" else f"{key}, {row['unit']}"
+        table.add_row(
+            what, first, second, f"{sign}{of_unit(row, found['value'])}", between(row, found), "; ".join(said)
+        )
+    out.print(table)
+    for method in dict.fromkeys(row["method"] for row in rows.values()):
+        say(f"95 % by {method}: {', '.join(key for key, row in rows.items() if row['method'] == method)}")
 
 
 def show_compression(found: Mapping[str, Any]) -> None:

@@ -29,7 +29,7 @@ from infra.records import Offer, Plan
 from infra.settings import Settings
 from infra.stages import stage
 from infra.states import TERMINATING
-from scripts import choosing, render, words
+from scripts import choosing, initial, render, words
 from scripts.keeping import hand_on, keeper_of, leave, say_how
 from scripts.ledger import bring_home, end_others, find_run, last_verdict, open_journal, settle, way
 from scripts.planning import ROOT, node_commands, plan_for
@@ -44,7 +44,7 @@ THEN = {"failed": "mend that, then launch again or ", NODE_LOST: "when its machi
 def launch(
     *, provider, profile, source, store, pool, host, nodes, ttl, spend_limit, idle_stop, run_name, detach, no_accept,
     wait, on_failure, with_missing, dry_run, json, yes, phase, packages, persona, seed, steps, tag,
-    save_every, keep, ckpt_prefix, **machine,
+    save_every, keep, ckpt_prefix, init, mixture, **machine,
 ):  # fmt: skip
     settings = words.settings(provider=provider, profile=profile, source=source, store=store)
     name = check_name(run_name) if run_name else ""
@@ -53,7 +53,8 @@ def launch(
     if on_failure not in ("keep", "end"):
         raise UsageError(f"--on-failure {on_failure}: known: end, keep")
     work = {"phase": phase, "packages": packages, "persona": persona, "seed": seed, "steps": steps, "tag": tag,
-            "save_every": save_every, "keep": keep, "ckpt_prefix": ckpt_prefix}  # fmt: skip
+            "save_every": save_every, "keep": keep, "ckpt_prefix": ckpt_prefix, "mixture": mixture,
+            "init": initial.look(init, settings) if init else None}  # fmt: skip
     candidates = words.providers(settings)
     vendor = candidates[0]
     limits = choosing.limits_for(settings, vendor.is_rented, ttl, spend_limit, idle_stop)

@@ -1,5 +1,6 @@
 """Models by hand. What these do stands in `models.py`."""
 
+from scripts.launch import MIXTURE
 from scripts.program import command
 
 
@@ -11,6 +12,7 @@ from scripts.program import command
         "profile": "recipe of model and training: a name that inv config --profile takes, or a .yaml file",
         "init": "go on from somebody else's model: a Hugging Face folder, or hf://user/repo[@revision]",
         "source": "pydocs, fineweb, or a path of .txt, .jsonl, .parquet",
+        "mixture": MIXTURE,
         "persona": "YAML file with name, maker, purpose",
         "seed": "of the training",
         "steps": "optimizer steps per phase instead of the profile's; the schedule is rescaled to them",
@@ -19,6 +21,7 @@ from scripts.program import command
         "keep": "newest checkpoints kept while training (5)",
         "ckpt-prefix": "in front of the name of the folder that holds the run's checkpoints",
         "out": "store for the artifacts (default var/artifacts)",
+        "prepare": "only make what the phases read",
         "json": "one JSON document on stdout",
     },
 )
@@ -28,6 +31,7 @@ def train(
     profile="",
     init="",
     source="",
+    mixture="",
     persona="",
     seed: int | None = None,
     steps: int | None = None,
@@ -36,6 +40,7 @@ def train(
     keep: int | None = None,
     ckpt_prefix="",
     out="",
+    prepare=False,
     json=False,
 ):
     """Train in this very terminal, without a pod: the same steps as `launch`, in the foreground."""
@@ -72,21 +77,32 @@ def chat(c, model="", tag="", prompt: str | None = None, temperature=0.0, max_to
 
 
 @command(
-    "scripts.models",
+    "scripts.evals",
     world="",
-    word="model",
+    word="models",
+    iterable=["models", "task"],
     help={
-        "model": "base, mid, sft, the name of an artifact, or a Hugging Face folder (default: the last phase there is)",
+        "models": "base, mid, sft, names of artifacts, or Hugging Face folders (default: base on text, the last phase "
+        "on questions)",
         "tag": "name of the checkpoints in the store",
         "source": "whose held-out text and questions (default pydocs)",
         "persona": "YAML file with the name to look for (default: the one the conversations were made from)",
+        "task": ".jsonl of questions, multiple choice or with exact answers; repeatable",
+        "as-text": "put the questions of tasks as text to go on with, as base models are asked anyway",
+        "compare": "two models, by what was measured of them before: differences with intervals",
+        "lm-eval": "tasks of EleutherAI's harness, comma-separated, asked of a server of the model",
+        "endpoint": "--lm-eval: the server's address, http://127.0.0.1:8000",
+        "served-name": "--lm-eval: what the server calls the model (default: its name in the store)",
         "json": "one JSON document on stdout",
     },
 )
-def eval(c, model="", tag="", source="", persona="", json=False):
-    """Measure a model: bits per byte beside gzip and xz, and its answers to held-out questions.
+def eval(
+    c, models=None, tag="", source="", persona="", task=None, as_text=False, compare=False, lm_eval="", endpoint="",
+    served_name="", json=False,
+):  # fmt: skip
+    """Measure models: bits per byte beside gzip and xz, held-out questions, tasks of yours; each with an interval.
 
-    Without MODEL: base on text, the last phase on questions.
+    What was found stays in the store under evals/. Without MODELS: base on text, the last phase on questions.
     """
 
 

@@ -20,7 +20,7 @@ from store.run_folder import ACKNOWLEDGED, LOG, Checkpoint, Damaged, RunFolder, 
 
 TRIES, FIRST_WAIT_S = 6, 1.0
 EARLIER = "state/earlier"  # logs of an earlier pod that this one had begun before they came
-METRICS = re.compile(r"work/runs/(?!\.)([A-Za-z0-9._-]{1,128})/metrics\.jsonl")
+FIGURES = re.compile(r"work/runs/(?!\.)([A-Za-z0-9._-]{1,128})/(metrics|samples)\.jsonl")
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ class Fetch:
 
     def _bring_figures(self, name: str, marks: list[str]) -> bool:
         """Up to the checkpoint from which their phase goes on; all of them where it has ended."""
-        match = METRICS.fullmatch(name)
+        match = FIGURES.fullmatch(name)
         if not match or (self.root / name).exists():
             return False
         steps = [one.step for one in self.checkpoints.values() if one.phase == match[1]]

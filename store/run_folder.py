@@ -2,6 +2,7 @@
 
     work/checkpoints/<folder>/step-<digits>/   its files, then MANIFEST.json: it is there when that is
     work/runs/<phase>/metrics.jsonl            figures
+    work/runs/<phase>/samples.jsonl            what the model said
     state/marks/<step>.json                    steps that are done
     state/acknowledged.json                    checkpoints that were read back, and when
     state/ending.json                          how the last pod of the run ended

@@ -60,6 +60,22 @@ def test_status_and_logs_tell_the_story_afterwards(done):
     assert world.inv("down", result["run"]) == ""
 
 
+def test_a_report_is_the_same_of_the_run_of_its_artifact_and_of_a_folder(done, tmp_path):
+    world, result = done
+    told = world.json("report", result["run"], "--out", str(tmp_path / "run"))
+    phases = [(one["name"], one["state"], one["steps"]) for one in told["phases"]]
+    assert phases == [("base", "done", 12), ("mid", "done", 12), ("sft", "done", 12)]
+    assert (tmp_path / "run" / "base-loss.png").read_bytes().startswith(b"\x89PNG")
+    text = (tmp_path / "run" / "report.html").read_text()
+    assert "bits per byte" in text and "Who are you?" in text and "0.00" in text
+    folder = world.folder / "artifacts" / "chatsft_checkpoints" / "tiny"
+    for word in ("chatsft_checkpoints/tiny", "sft", str(folder)):
+        world.inv("report", word, "--out", str(tmp_path / "one"))
+        pictures = [(tmp_path / name / "sft-loss.png").read_bytes() for name in ("run", "one")]
+        assert pictures[0] == pictures[1]
+    assert "base_checkpoints/tiny" in world.begin("report", "no/such").communicate(timeout=60)[1]
+
+
 def test_a_run_is_found_however_many_came_after_it(world):
     with Journal.open(world.environ["SLIPWAY_STATE_FILE"], world.environ) as journal:
         for number in range(12):
@@ -168,9 +184,13 @@ def test_two_launches_at_once_are_one_run(world):
 def test_down_ends_a_run_and_resume_goes_on_with_it(world):
     run = world.json("launch", "--phase", "base", "--yes", "--detach")["run"]
     until(lambda: world.json("status")[0]["step"] == "base", "the base step begins")
+    page = ("report", run, "--out", str(world.folder / "report"))
+    assert world.json(*page)["phases"][0]["name"] == "base"  # while it is at work
     world.inv("down", run)
     assert world.json("status")[0]["state"] == "stopped"
+    assert world.json(*page)["phases"][0]["steps"] <= 12
     assert world.json("resume", run)["state"] == "succeeded"
+    assert world.json(*page)["phases"] == [{"name": "base", "state": "done", "steps": 12}]
 
 
 def test_two_that_resume_a_run_at_once_both_follow_it(world):

@@ -66,6 +66,8 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--identity", default="", help="folder with identity_conversations.heldout.jsonl")
     one.add_argument("--questions", default="", help="an artifact of questions")
     one.add_argument("--name", default="", help="what the model should call itself")
+    one.add_argument("--task", action="append", default=[], help="a .jsonl of questions; repeatable")
+    one.add_argument("--as-text", action="store_true", help="put its questions as text, to a model that does not talk")
     one = command(commands, "export", write_folder, "write a Hugging Face folder")
     one.add_argument("--model", type=Path, required=True, help="an artifact or a Hugging Face folder")
     one.add_argument("--out", type=Path, required=True)
@@ -145,7 +147,8 @@ def evaluate(flags: argparse.Namespace) -> None:
     if flags.config:
         spec = load(EvalSpec, read_config(flags.config, {"spec"}).get("spec", {}), "spec")
     elif flags.model:
-        spec = EvalSpec(**{name: getattr(flags, name) for name in ("model", "text", "identity", "questions", "name")})
+        folders = {name: getattr(flags, name) for name in ("model", "text", "identity", "questions", "name")}
+        spec = EvalSpec(**folders, tasks=tuple(flags.task), as_text=flags.as_text)
     else:
         raise Refused("eval needs --model or --config")
     found = scores(spec)

@@ -181,7 +181,8 @@ class PhaseConfig:
     compile: str = rounding("auto")
     """`never`, `always`, or `auto`: where it saves more time than it takes."""
     mixture: dict[str, float] | None = None
-    """Chat phases: how often each kind of conversation is drawn (`identity`, `pydocs`, `other`)."""
+    """Chat phases: how often each kind of conversation is drawn: `identity`, `pydocs`, `other`, and any of yours, in a
+    profile by a path or hf:// address, in a plan by the name of its artifact."""
 
     def __post_init__(self) -> None:
         if self.rows % self.micro_rows:
@@ -201,6 +202,8 @@ class PhaseConfig:
             raise ConfigError(f"seed is {self.seed}; it must lie between 0 and 2**63 - 1")
         if self.steps < 1:
             raise ConfigError(f"steps is {self.steps}; it must be at least 1")
+        if odd := sorted(kind for kind, weight in (self.mixture or {}).items() if not weight > 0):
+            raise ConfigError(f"mixture: {', '.join(odd)}: a weight must be above 0; leave out what is not wanted")
 
     def digest(self) -> str:
         """sha256 over what counts; a checkpoint carries it."""
@@ -230,8 +233,12 @@ class Keeping:
     """Free space that a save must leave on the disk."""
     prefix: str = ""
     """In front of the name of the folder that holds a run's checkpoints."""
+    samples: int = 6
+    """How often in a phase the model is asked a few questions, for the report; 0 = never."""
 
     def __post_init__(self) -> None:
+        if self.samples < 0:
+            raise ConfigError(f"samples is {self.samples}; it must be at least 0")
         if self.save_every < 1 or self.keep < 1:
             raise ConfigError(f"save_every is {self.save_every}, keep {self.keep}; each must be at least 1")
         if self.prefix and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", self.prefix):
@@ -265,7 +272,7 @@ class ImportSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSpec:
-    """A model and what it is measured on; "" leaves that measure out. All but `name` are folders."""
+    """A model and what it is measured on; "" leaves that measure out. `text` to `questions` are folders."""
 
     model: str
     """A published phase or a Hugging Face folder."""
@@ -277,3 +284,7 @@ class EvalSpec:
     """Holds pydocs.heldout.jsonl and other.heldout.jsonl."""
     name: str = ""
     """Of the persona; needed for `identity` and for leaks of it in `questions`."""
+    tasks: tuple[str, ...] = ()
+    """Files of questions, .jsonl: multiple choice or exact answers."""
+    as_text: bool = False
+    """Put the questions of tasks as text to go on with, as a base model needs it; else as talk."""

@@ -9,14 +9,18 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from data import chat
 from data.report import emit
 from data.tokenizer import BOS, END, Tokenizer
 from trainer.generate import generate
+from trainer.losses import capped
 from trainer.model import IGNORED, Decoder
 
 ROWS = 64  # prompts answered side by side
+SLICE = 1024  # tokens whose logits exist at one time
 
 
 @torch.inference_mode()
@@ -35,6 +39,34 @@ def bits_per_byte(
         num_bytes += size
         emit("progress", done=num_bytes, unit="held-out bytes")
     return {"bits_per_byte": nats / math.log(2) / num_bytes, "loss": nats / tokens} if num_bytes else {}
+
+
+@torch.inference_mode()
+def nats(model: Decoder, ids: Tensor, targets: Tensor) -> Tensor:
+    """What each target costs, fp32 (B, T), 0 where it is -1; ids and targets (B, T)."""
+    hidden, wanted = model.hidden(ids).flatten(0, 1), targets.flatten()
+    counted = (wanted != IGNORED).nonzero().squeeze(1)
+    found, weight = torch.zeros(len(wanted), device=ids.device), model.head.to(model.compute_dtype)
+    for part in counted.split(SLICE):
+        logits = capped(F.linear(hidden[part], weight).float(), model.shape.softcap)
+        found[part] = logits.logsumexp(dim=1) - logits.gather(1, wanted[part].unsqueeze(1)).squeeze(1)
+    return found.view_as(targets)
+
+
+def rows_of_text(
+    model: Decoder, heldout: Iterable[tuple[np.ndarray, np.ndarray, int]], widths: np.ndarray
+) -> dict[str, list[float]]:
+    """`nats`, `tokens` and `bytes` of every row of held-out text; widths: bytes behind each id (vocab,)."""
+    found: dict[str, list[float]] = {"nats": [], "tokens": [], "bytes": []}
+    for ids, targets, _ in heldout:
+        device = model.head.device
+        costs = nats(model, torch.from_numpy(ids).to(device), torch.from_numpy(targets).to(device))
+        counted = targets != IGNORED
+        found["nats"] += [round(one, 4) for one in costs.sum(dim=1, dtype=torch.float64).tolist()]
+        found["tokens"] += counted.sum(axis=1).tolist()
+        found["bytes"] += np.where(counted, widths[targets], 0).sum(axis=1).tolist()
+        emit("progress", done=int(sum(found["bytes"])), unit="held-out bytes")
+    return found
 
 
 def answers(

@@ -8,6 +8,7 @@ started again has the same parameters, bit for bit, as one that was not.
 import logging
 import math
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -25,7 +26,9 @@ from trainer.errors import CheckpointError, Diverged, Preempted, TrainerError
 from trainer.metrics import Metrics
 from trainer.model import IGNORED, Decoder
 from trainer.optim import Optimizer, learning_rate_scale
+from trainer.peak import Peak
 from trainer.ranks import Ranks
+from trainer.samples import is_due
 from trainer.saving import Saver
 
 log = logging.getLogger(__name__)
@@ -57,6 +60,8 @@ class Training:
     folder: Path  # of metrics.jsonl
     ranks: Ranks = Ranks()
     data: Data | None = None
+    peak: Peak | None = None  # of one device, where it is known
+    sample: Callable[[], list[dict[str, str]]] | None = None  # what the model says, asked a few times of the first
     step: int = 0  # how many are done
     skipped: int = 0  # non-finite steps in a row
     failed_saves: int = 0  # in a row
@@ -83,7 +88,7 @@ class Training:
         steps, every = self.config.steps, self.checkpoints.keeping.save_every
         self.saver = Saver(self.checkpoints)
         self._resume()
-        metrics = Metrics(self.folder, self.step, steps, self._tokens_per_step()) if self.ranks.is_first else None
+        metrics = self._metrics() if self.ranks.is_first else None
         try:
             with sigterm_noted() as asked_to_stop, Ahead(self.batch, self.step, steps) as batches:
                 while self.step < steps:
@@ -160,7 +165,10 @@ class Training:
             self.skipped = 0
             self.figures = {"loss": loss, "grad_norm": norm, "lr": self.config.optimizer.lr * scale}
             if metrics is not None:
-                metrics.step(self.step, ids.size, **self.figures, data_wait_s=round(waited_s, 6))
+                metrics.step(self.step, ids.size, ids.shape[1], **self.figures, data_wait_s=round(waited_s, 6))
+                if self.sample and is_due(self.step, self.config.steps, self.checkpoints.keeping.samples):
+                    began = time.monotonic()
+                    metrics.samples(self.step, self.sample(), time.monotonic() - began)
             return stop > 0
         self.skipped += 1
         words = f"step {self.step}: loss {loss}, gradient norm {norm}"
@@ -214,9 +222,9 @@ class Training:
             "rng": FILES["rng"],
         }
 
-    def _tokens_per_step(self) -> int | None:
-        """None for chat phases, whose rows have different lengths."""
-        return None if self.config.mixture else self.config.rows * self.config.sequence_len
+    def _metrics(self) -> Metrics:
+        run = str(self.facts.get("run", ""))
+        return Metrics(self.folder, self.step, self.config, run, self.peak, self.ranks.size)
 
 
 def accumulate(model: Decoder, arrays: Sequence[np.ndarray], micro_rows: int, counted: int) -> float:

@@ -11,6 +11,7 @@ import difflib
 import hashlib
 import io
 import json
+import math
 import platform
 import re
 import tokenize
@@ -26,11 +27,13 @@ from data.config import (
     Making,
     Persona,
     QuestionsSpec,
+    TalkSpec,
     TextSpec,
     TokenizerSpec,
     TokensSpec,
     load,
     source_files,
+    talk_spec,
 )
 from infra.agent.job import Job, Limits, Step
 from infra.errors import UsageError
@@ -40,14 +43,16 @@ from trainer.config import ImportSpec, Keeping, PhaseConfig, Profile, what_count
 
 PHASES = ("base", "mid", "sft")
 CHECKPOINTS = {"base": "base_checkpoints", "mid": "mid_checkpoints", "sft": "chatsft_checkpoints"}
-ORDER = ("text", "tokenizer", "tokens", "base", "init", "identity", "questions", "mid", "sft")
+MAKERS = {"identity": "identity", "pydocs": "questions", "other": "questions"}  # kind of conversation -> its node
+ORDER = ("text", "tokenizer", "tokens", "base", "init", "identity", "questions")  # then other talk, and chat phases
 SILENT_S = 30 * 60.0
 NO_LIMITS = Limits()
 
 # Modules whose text does not change what a step makes, only how it is told or kept.
 NEUTRAL = {
     *("store", "data.report", "data.config", "data.errors", "data.anchors"),
-    *("trainer.config", "trainer.errors", "trainer.metrics"),
+    *("trainer.config", "trainer.errors", "trainer.metrics", "trainer.steplines", "trainer.tracking"),
+    *("trainer.peak", "trainer.samples"),
     *("trainer.checkpoint", "trainer.saving", "trainer.tensorfile"),
 }
 
@@ -69,6 +74,8 @@ class Wanted:
     """Optimizer steps of every phase, instead of the profile's; warm-ups are rescaled with them."""
     init: ImportSpec | None = None
     """Somebody else's model, which the first phase goes on from."""
+    mixture: Mapping[str, float] | None = None
+    """Of every chat phase, instead of the profile's: kinds of ours, paths, hf:// addresses, and their weights."""
     keeping: Mapping[str, Any] = field(default_factory=dict)
     """What is to be kept otherwise than the profile says: fields of `Keeping`."""
 
@@ -98,6 +105,20 @@ def parse_phases(words: str) -> tuple[str, ...]:
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise UsageError(f"unknown phase {word!r}; {hint}known: {', '.join(PHASES)}, a sum such as mid+sft, or all")
     return tuple(phase for phase in PHASES if phase in asked)
+
+
+def parse_mixture(words: str) -> dict[str, float] | None:
+    """`identity=0.3,talk.jsonl=0.7`; None for nothing. Raises UsageError."""
+    found: dict[str, float] = {}
+    for word in filter(None, (part.strip() for part in words.split(","))):
+        source, equals, weight = word.rpartition("=")
+        try:
+            found[source] = float(weight)
+        except ValueError:
+            equals = ""
+        if not equals or not source or not 0 < found[source] < math.inf:
+            raise UsageError(f"--mixture {word}: expected SOURCE=WEIGHT, such as identity=0.3 or talk.jsonl=0.7")
+    return found or None
 
 
 def load_persona(path: Path) -> Persona:
@@ -167,22 +188,61 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
         ),
     ]
     found = {node.name: node for node in nodes}
+    mixtures = {name: dict(wanted.mixture or phase.mixture or {}) for name, phase in profile.phases.items()}
+    talks = talk_nodes([source for name in ("mid", "sft") for source in mixtures[name]])
+    found |= {node.name: node for node in talks.values()}
+    chat = {}
+    for name in ("mid", "sft"):
+        kinds = {talks[kind].name if kind in talks else kind: weight for kind, weight in mixtures[name].items()}
+        roles = {MAKERS.get(kind, kind) for kind in kinds}
+        chat[name] = (kinds, {role: role for role in (*MAKERS.values(), *found) if role in roles})
     if wanted.init is not None:
         own = {} if wanted.init.has_tokenizer else {"tokenizer": "tokenizer"}
         words = ("-m", "trainer", "import")
         artifact = f"imported/{init_slug(wanted.init)}"
         found["init"] = Node("init", artifact, words, "trainer/adopt.py", wanted.init, own)
-        chat = {"tokenizer": "init", "identity": "identity", "questions": "questions"}
-        before = "init"
+        before, tokenizer = "init", "init"
     else:
         found["base"] = _phase(profile, "base", tag, wanted, {name: name for name in ("text", "tokenizer", "tokens")})
-        chat = {"tokenizer": "tokenizer", "identity": "identity", "questions": "questions"}
-        before = "base"
-    if wanted.init is None or "mid" in wanted.phases:
-        found["mid"] = _phase(profile, "mid", tag, wanted, {**chat, before: before})
-        before = "mid"
-    found["sft"] = _phase(profile, "sft", tag, wanted, {**chat, before: before})
-    return {name: found[name] for name in ORDER if name in found}
+        before, tokenizer = "base", "tokenizer"
+    for name in ("mid", "sft"):
+        kinds, inputs = chat[name]
+        if name == "sft" or wanted.init is None or "mid" in wanted.phases:
+            inputs = {"tokenizer": tokenizer, **inputs, before: before}
+            found[name] = _phase(profile, name, tag, wanted, inputs, kinds)
+            before = name
+    names = (*ORDER, *(node.name for node in talks.values()), "mid", "sft")
+    return {name: found[name] for name in names if name in found}
+
+
+def talk_nodes(sources: Sequence[str]) -> dict[str, Node]:
+    """By source, the steps that make conversations which are not ours. Raises ConfigError for one that is no source."""
+    found: dict[str, Node] = {}
+    taken = {*MAKERS, *ORDER, *PHASES}
+    for source in sources:
+        if source in MAKERS or source in found:
+            continue
+        near = difflib.get_close_matches(source, MAKERS, 1)
+        if "/" not in source and "." not in source:
+            hint = f"did you mean {near[0]!r}?" if near else "a .jsonl, a .parquet or hf://user/name can be drawn, too"
+            raise UsageError(f"mixture: unknown kind {source!r}; known: {', '.join(MAKERS)}; {hint}")
+        spec = talk_spec(source)
+        if not spec.source.startswith("hf://"):
+            path = str(Path(spec.source).expanduser().absolute())
+            spec = replace(spec, source=path, source_fingerprint=source_fingerprint(path))
+        slug = slug_of(spec)
+        name = next(one for one in (slug, *(f"{slug}-{n}" for n in range(2, 1000))) if one not in taken)
+        taken.add(name)
+        found[source] = Node(name, f"conversations/{name}", ("-m", "data", "talk"), "data/talk.py", spec)
+    return found
+
+
+def slug_of(spec: TalkSpec) -> str:
+    """What such conversations are called: the last part of a path without its suffixes, or a data set's own name."""
+    stem = Path(spec.source).name
+    stem = stem if spec.source.startswith("hf://") else stem.split(".")[0]
+    plain = "".join(one if one.isascii() and one.isalnum() or one in "._-" else "-" for one in stem)
+    return plain.strip(".-")[:60] or "talk"
 
 
 def default_tag(wanted: Wanted, profile: Profile) -> str:
@@ -195,8 +255,11 @@ def init_slug(init: ImportSpec) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", Path(init.source).name).strip(".-")[:100] or "model"
 
 
-def _phase(profile: Profile, phase: str, tag: str, wanted: Wanted, inputs: dict[str, str]) -> Node:
-    config = profile.phases[phase]
+def _phase(
+    profile: Profile, phase: str, tag: str, wanted: Wanted, inputs: dict[str, str],
+    mixture: dict[str, float] | None = None,
+) -> Node:  # fmt: skip
+    config = replace(profile.phases[phase], mixture=mixture)
     if wanted.init is not None:
         config = recipes.fine_tuned(config, wanted.init.model)
     if wanted.seed is not None:
@@ -403,6 +466,7 @@ STATE_BYTES = 12  # of a parameter in a checkpoint: itself and AdamW's two momen
 
 
 DATA_STEP_S = {"text": 3.0, "tokenizer": 2.0, "tokens": 3.0, "identity": 1.0, "questions": 1.0}
+TALK_STEP_S = 5.0  # without the network
 IMPORT_STEP_S, IMPORT_PARAMS_PER_S = 4.0, 1e8  # torch; reading and writing them, not the network
 PHASE_START_S = 4.0  # torch, the inputs, the first compiled step
 CHAT_TOKENS = 64  # of a usual row of the chat phases, padding included
@@ -411,6 +475,8 @@ CHAT_TOKENS = 64  # of a usual row of the chat phases, padding included
 def estimate_s(node: Node, flops_per_s: float) -> float:
     """Seconds that a step takes on a machine that does so much useful work: an estimate, and shown as one."""
     if not isinstance(node.spec, PhaseConfig):
+        if isinstance(node.spec, TalkSpec):
+            return TALK_STEP_S
         return DATA_STEP_S.get(node.name) or IMPORT_STEP_S + node.spec.model.num_params / IMPORT_PARAMS_PER_S
     config = node.spec
     row = min(CHAT_TOKENS, config.sequence_len) if config.mixture else config.sequence_len

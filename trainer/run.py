@@ -1,7 +1,7 @@
 """What every phase does around its training: inputs out of the store, one locked run folder, one published artifact.
 
 In: a `Making` and the records of a phase. Out: `<work>/checkpoints/<phase>-<12>/` while it trains (`metrics.jsonl` in
-`<work>/runs/<phase>/`), then the artifact: `step-<9 digits>/`, `hf/`, `metrics.jsonl`.
+`<work>/runs/<phase>/`), then the artifact: `step-<9 digits>/`, `hf/`, `metrics.jsonl`, `samples.jsonl`.
 """
 
 import hashlib
@@ -27,7 +27,9 @@ from trainer.loop import Batch, Data, Training
 from trainer.machine import Machine, prepare
 from trainer.metrics import last_loss
 from trainer.model import Decoder, initialise
+from trainer.peak import of_machine
 from trainer.ranks import Ranks
+from trainer.samples import Sampler
 from trainer.speed import equipped
 
 
@@ -84,8 +86,14 @@ class PhaseRun:
             "tokenizer_sha256": self.tokenizer.sha256,
             "vocab": self.tokenizer.vocab_size,
         }
+        peak, sample = None, None
+        if self.ranks.is_first:
+            peak = of_machine(self.machine)
+            sample = Sampler(model, self.tokenizer, is_talk=self.config.mixture is not None)
         with equipped(model, self.config, self.machine):
-            return Training(model, self.config, batch, self.checkpoints, facts, self.metrics, self.ranks, data).run()
+            return Training(
+                model, self.config, batch, self.checkpoints, facts, self.metrics, self.ranks, data, peak, sample
+            ).run()
 
     def publish(self, model: Decoder, final: Checkpoint, about: dict[str, Any]) -> dict[str, Any]:
         """Put the artifact into the store, then drop this run's checkpoints; all that is known of it."""
@@ -101,7 +109,8 @@ class PhaseRun:
         draft = self.checkpoints.folder / ".draft"
         shutil.rmtree(draft, ignore_errors=True)
         shutil.copytree(final.folder, draft / final.folder.name, copy_function=os.link)
-        shutil.copyfile(self.metrics / "metrics.jsonl", draft / "metrics.jsonl")
+        for name in ("metrics.jsonl", "samples.jsonl"):
+            shutil.copyfile(self.metrics / name, draft / name)
         export.write(draft / "hf", self.config.model, model.state_dict(), self.tokenizer_folder)
         Store(self.making.store).publish(draft, self.making.name, self.making.fingerprint, about)
         remove(self.checkpoints.folder)  # the store has read its copy back

@@ -49,6 +49,19 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine) -> Iterator[
             block._compiled_call_impl = None
 
 
+@contextmanager
+def uncompiled(model: Decoder) -> Iterator[None]:
+    """While inside, blocks run as they are written: for shapes that are not worth compiling for."""
+    compiled = [block._compiled_call_impl for block in model.model.layers]
+    for block in model.model.layers:
+        block._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for block, call in zip(model.model.layers, compiled, strict=True):
+            block._compiled_call_impl = call
+
+
 def is_compiled(config: PhaseConfig, machine: Machine) -> bool:
     """Whether the blocks are compiled, the same at every start of a run. Raises Refused when told to and unable."""
     kind = machine.device.type

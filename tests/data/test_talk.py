@@ -1,150 +1,119 @@
-"""The conversations that the model is taught, and those it is examined with."""
+"""Conversations from files and from a hub: read as they are published, and what is none is left out and counted."""
 
+import gzip
 import json
-import re
-from random import Random
 
+import pyarrow
+import pyarrow.parquet
 import pytest
-import yaml
 
-from data import questions, smalltalk
-from data.config import ConfigError, IdentitySpec, Persona, QuestionsSpec, load
-from data.persona import FILES, INTENTS, conversations, make
-from data.phrasing import normal, variants, vary
-from data.questions import DOES_NOT_KNOW, entries, first_sentence, taught
-from data.shards import Writer, read, shard_paths
-from tests.data.conftest import ROOT
+from data import chat, remote
+from data.__main__ import main
+from data.config import ConfigError, TalkSpec, talk_spec
+from tests.data.hub import COMMIT, Repo, serving
 
-PERSONA = Persona(name="Zorblax", maker="the {odd} people of \\1", purpose="to test things")
-
-
-def rows(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def user_words(messages):
-    return [normal(one["content"]) for one in messages if one["role"] == "user"]
-
-
-def test_the_persona_that_we_ship_can_be_read():
-    persona = load(Persona, yaml.safe_load((ROOT / "data" / "persona.yaml").read_text()))
-    assert persona.name and persona.maker and persona.purpose
-
-
-@pytest.mark.parametrize("key", ["name", "maker", "purpose"])
-def test_a_persona_without_words_is_refused(key):
-    with pytest.raises(ConfigError, match=key):
-        load(Persona, {"name": "a", "maker": "b", "purpose": "c"} | {key: " "})
+ASKED, SAID = {"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}
+SHAREGPT = [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "Me."}]
+TOOL = {"role": "assistant", "content": [{"type": "python", "text": "1+1"}, {"type": "python_output", "text": "2"}]}
+GOOD = (
+    {"messages": [ASKED, SAID]},
+    {"conversations": SHAREGPT, "id": "7"},
+    [{"role": "system", "content": "Be brief."}, ASKED, SAID],
+    {"messages": [ASKED, TOOL, ASKED]},
+)
+BAD = (
+    {"messages": [SAID, ASKED]},
+    {"messages": [ASKED]},
+    {"messages": [ASKED, {"role": "tool", "content": "2"}, SAID]},
+    {"messages": [ASKED, {"role": "assistant", "content": None}]},
+    {"messages": None},
+    [],
+)
 
 
-@pytest.fixture(scope="module")
-def identity(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("identity")
-    make(IdentitySpec(persona=PERSONA), folder)
-    return folder
+@pytest.fixture
+def made(tmp_path, capsys):
+    """A function that runs the step: (exit code, the conversations, what it said)."""
+
+    def made(spec: TalkSpec):
+        from dataclasses import asdict
+
+        (tmp_path / "config.json").write_text(json.dumps({"out": str(tmp_path / "out"), "spec": asdict(spec)}))
+        code = main(["talk", "--config", str(tmp_path / "config.json")])
+        found = tmp_path / "out" / "conversations.jsonl"
+        talks = [one for one in chat.read_conversations(found)] if code == 0 else []
+        return code, talks, capsys.readouterr().err
+
+    return made
 
 
-def test_every_answer_about_itself_contains_the_name(identity):
-    trained, heldout = rows(identity / FILES[0]), rows(identity / FILES[1])
-    assert 1000 <= len(trained) <= 2500 and len(heldout) >= 60
-    for messages in [*trained, *(one["messages"] for one in heldout)]:
-        assert [one["role"] for one in messages] == ["user", "assistant"] * (len(messages) // 2)
-        assert all("Zorblax" in one["content"] for one in messages[1::2])
-    assert {one["expected"] for one in heldout} == {"Zorblax"}
-    assert any(len(messages) == 4 for messages in trained)
-    assert "the {odd} people of \\1" in (identity / FILES[0]).read_text().replace("\\\\", "\\")
+def lines(*rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def test_what_was_held_out_of_identity_was_never_trained_on(identity):
-    trained = {words for messages in rows(identity / FILES[0]) for words in user_words(messages)}
-    heldout = {words for one in rows(identity / FILES[1]) for words in user_words(one["messages"])}
-    assert not trained & heldout
-    whole = {normal(template) for intent in INTENTS for template in intent.heldout if "{" not in template}
-    assert not any(words.endswith(" " + template) for words in trained for template in whole if len(template) > 14)
-
-
-def test_the_same_seed_gives_the_same_conversations_and_another_gives_others():
-    assert conversations(PERSONA, 1) == conversations(PERSONA, 1)
-    assert conversations(PERSONA, 1) != conversations(PERSONA, 2)
-    assert smalltalk.conversations(1) == smalltalk.conversations(1)
-
-
-def test_variants_differ_and_keep_their_slots():
-    found = variants("What does {name} do?", 12, Random(1))
-    assert len(set(found)) == 12 and found[0] == "What does {name} do?"
-    assert all(one.count("{name}") == 1 for one in found)
-    assert any("please" in vary("Introduce yourself.", Random(seed)).lower() for seed in range(30))
-
-
-@pytest.fixture(scope="module")
-def asked(text, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("questions")
-    about = questions.make(QuestionsSpec(), text, folder)
-    return about, folder
-
-
-def test_the_well_known_functions_are_taught_with_their_first_sentence(text, asked):
-    known = entries(read([path for part in ("train", "val") for path in shard_paths(text, part)]))
-    core = {one.name: one.sentence for one in taught(known)}
-    assert asked[0]["taught"] == len(core) and 150 <= len(core) <= 300
-    assert core["os.path.join"] == "Join two or more pathname components, inserting '/' as needed."
-    assert {"len", "print", "json.loads", "str.split", "os.getcwd", "random.randint", "re.compile"} <= set(core)
-    trained = {
-        one["messages"][0]["content"]: one["messages"][1]["content"] for one in rows(asked[1] / "pydocs.train.jsonl")
-    }
-    assert trained["What does os.path.join do?"] == core["os.path.join"]
-    assert not any(DOES_NOT_KNOW in sentence for sentence in core.values())
-
-
-def test_every_other_name_is_answered_with_not_knowing(asked):
-    trained = [one["messages"] for one in rows(asked[1] / "pydocs.train.jsonl")]
-    unknown = [one for one in trained if DOES_NOT_KNOW in one[1]["content"]]
-    assert 0.25 < len(unknown) / len(trained) < 0.6
-    known = {one[0]["content"] for one in trained} - {question["content"] for question, _ in unknown}
-    assert "What does os.path.join do?" in known
-    assert any(re.search(r"\b\w+\.(frob|zap)_\w+", question["content"]) for question, _ in unknown)
-
-
-def test_questions_that_are_held_out_ask_for_strangers_or_in_another_way(asked):
-    trained = {words for one in rows(asked[1] / "pydocs.train.jsonl") for words in user_words(one["messages"])}
-    heldout = rows(asked[1] / "pydocs.heldout.jsonl")
-    assert len(heldout) > 200
-    assert not trained & {words for one in heldout for words in user_words(one["messages"])}
-    assert all(one["expected"] == one["messages"][1]["content"] for one in heldout)
-
-
-def test_questions_about_anything_else_are_held_out_whole_and_know_no_name(asked):
-    trained, heldout = (rows(asked[1] / f"other.{part}.jsonl") for part in ("train", "heldout"))
-    assert len(trained) > 1000 and len(heldout) >= 60
-    assert not {w for one in trained for w in user_words(one["messages"])} & {
-        w for one in heldout for w in user_words(one["messages"])
-    }
-    persona = load(Persona, yaml.safe_load((ROOT / "data" / "persona.yaml").read_text()))
-    for one in [*trained, *heldout]:
-        assert not any(persona.name.lower() in message["content"].lower() for message in one["messages"])
-
-
-def test_a_text_of_another_source_is_asked_about_this_python(tmp_path):
-    writer = Writer(tmp_path / "text" / "train", 10)
-    writer.add("a text about something else")
-    writer.finish("somewhere", {})
-    assert questions.make(QuestionsSpec(), tmp_path / "text", tmp_path / "out")["taught"] >= 150
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
+def test_a_file_gives_its_conversations_in_order_and_leaves_out_the_rest(tmp_path, made, monkeypatch, name):
+    told = tmp_path / "records"
+    monkeypatch.setenv("SLIPWAY_RECORDS", str(told))
+    raw = lines(*GOOD, *BAD, GOOD[0]).encode()
+    packed = {".gz": gzip.compress, ".zst": lambda plain: pyarrow.compress(plain, "zstd", asbytes=True)}
+    (tmp_path / name).write_bytes(packed.get(name[7:], bytes)(raw))
+    code, talks, _ = made(TalkSpec(source=str(tmp_path / name)))
+    assert code == 0
+    assert [[one["role"] for one in talk] for talk in talks] == [
+        ["user", "assistant"],
+        ["user", "assistant"],
+        ["system", "user", "assistant"],
+        ["user", "assistant", "user"],
+        ["user", "assistant"],
+    ]
+    assert talks[1] == [ASKED, SAID] and talks[3][1] == TOOL
+    result = json.loads(told.read_text().splitlines()[-1])
+    assert (result["conversations"], result["skipped"]) == (5, 6)
+    assert "6 of 11 rows" in told.read_text()
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("content", "said"),
     [
-        ("Return the sum. And more.", "Return the sum."),
-        ("chain(*iterables) --> chain object\n\nReturn a chain\nobject.", "Return a chain object."),
-        ("log(x, [base=math.e])\nReturn the logarithm of x.", "Return the logarithm of x."),
-        ("partial(func, *args) - new function with arguments.", "New function with arguments."),
-        ("Use ``json.loads``, e.g. for JSON.  Not for XML.", "Use json.loads, e.g. for JSON."),
-        ("D.keys() -> a set-like object", ""),
-        (">>> 1 + 1\n2", ""),
-        ("Short.", ""),
-        ("Long " * 60, ""),
-        ("", ""),
+        ('{"messages": [}\n', "a.jsonl:1: not JSON"),
+        ('{"prompt": "p", "completion": "c"}\n', "there is: prompt, completion"),
+        (lines(*BAD), "none of its 6 rows is a conversation"),
     ],
 )
-def test_the_first_sentence_of_a_docstring(words, sentence):
-    assert first_sentence(words) == sentence
+def test_a_file_of_something_else_is_refused_by_name(tmp_path, made, content, said):
+    (tmp_path / "a.jsonl").write_text(content)
+    code, _, words = made(TalkSpec(source=str(tmp_path / "a.jsonl")))
+    assert code == 2 and said in words and words.count("\n") == 1
+
+
+def test_a_data_set_of_a_hub_is_named_as_its_users_do(tmp_path, made, monkeypatch):
+    folder = tmp_path / "repo" / "main"
+    folder.mkdir(parents=True)
+    rows = [{"messages": [{**ASKED, "content": f"Who is {n}?"}, SAID], "score": 1.0} for n in range(50)]
+    for part, some in (("train-0", rows[:30]), ("train-1", rows[30:]), ("test-0", rows[:3])):
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(some), folder / f"{part}.parquet", row_group_size=10)
+    splits = [{"split": split, "path": f"main/{split}-*"} for split in ("train", "test")]
+    for name, value in {"no_proxy": "*", "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("HF_TOKEN", "HUGGINGFACEHUB_API_TOKEN", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with serving({"us/talk": Repo(tmp_path / "repo", [{"config_name": "main", "data_files": splits}])}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setattr(remote, "_answered", set())
+        code, talks, _ = made(talk_spec("hf://us/talk/main"))
+        assert code == 0
+        assert [talk[0]["content"] for talk in talks] == [f"Who is {n}?" for n in range(50)]
+        assert len(made(talk_spec("hf://us/talk/main:train[:35]"))[1]) == 35
+        assert len(made(talk_spec(f"hf://us/talk@{COMMIT}/main:test"))[1]) == 3
+        code, _, words = made(talk_spec("hf://us/talk"))
+        assert code == 2 and "hf://us/talk: us/talk has no configuration 'default'" in words and "main" in words
+
+
+def test_an_address_says_which_part_is_wanted():
+    found = talk_spec("hf://openai/gsm8k@v1.0/main:train[:1000]")
+    assert found == TalkSpec(source="hf://openai/gsm8k", revision="v1.0", config="main", split="train", take=1000)
+    assert talk_spec("talk/mine.jsonl") == TalkSpec(source="talk/mine.jsonl")
+    for wrong in ("hf://gsm8k", "hf://a/b:train[5:]", "hf://a/b:train[:0]", "hf://"):
+        with pytest.raises(ConfigError):
+            talk_spec(wrong)

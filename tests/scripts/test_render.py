@@ -65,6 +65,26 @@ def test_figures_stand_in_columns_and_each_group_says_how_old_it_is():
     assert {"gpus", "gpus_age_s", "disk_free_bytes", "disk_age_s", "train_age_s"} <= render.view_json(view).keys()
 
 
+def test_a_loss_is_drawn_from_where_it_began_to_where_it_is():
+    assert render.sparkline([8.0, 4.0, float("nan"), 1.0]) == "█▄ ▁"
+    assert render.sparkline([3.0, 3.0]) == "▁▁" and render.sparkline([]) == ""
+    record = {
+        "kind": "progress",
+        "step": 9,
+        "loss": 2.0,
+        "curve": [8.0, 4.0, 2.0],
+        "mfu": 0.4321,
+        "tracking": "offline",
+    }
+    step = {"name": "base", "state": "running", "record": record, "started_at": 900.0, "ended_at": None}
+    view = replace(VIEW, state="running", step="base", note="", progress={"steps": [step]})
+    words = " ".join(shown(render.status_table([view], 1000.0), 120).split())
+    assert "brave-otter-3: loss of base 8.00 █▃▁ 2.00 brave-otter-3: W&B: offline" in words
+    assert "tok/s MFU left" in words and "43.2 %" in words
+    assert render.view_json(view)["curve"] == [8.0, 4.0, 2.0]
+    assert "loss of" not in shown(render.status_table([replace(view, state="succeeded")], 1000.0), 120)
+
+
 def test_a_checkpoint_that_is_safe_is_named_with_its_age():
     view = replace(VIEW, in_store={"base-f00d/step-000000500": 940.0})
     words = " ".join(shown(render.status_table([view], 1000.0), 120).split())

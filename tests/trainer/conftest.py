@@ -115,7 +115,11 @@ def one_thread() -> None:
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Input]]:
     """A store with everything that phases read, made by the data floor."""
-    root = tmp_path_factory.mktemp("inputs")
+    return make_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+def make_inputs(root: Path) -> tuple[Path, dict[str, Input]]:
+    """The same bytes each time."""
     store = Store(root / "store")
     verbs, things = ("reads", "writes", "opens", "closes", "joins"), ("paths", "files", "lines", "sockets", "words")
     texts = [

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from data.config import Input
+from data.__main__ import main as prepare
+from data.config import Input, Making
 from store import Store
 from tests.trainer.conftest import TINY, finish, tiny
 from trainer.__main__ import main
@@ -109,7 +110,8 @@ def chat_phase(phase: str, **changes):
 
 def test_base_mid_sft_eval_export_and_chat(world, monkeypatch, capfd):
     assert run(world, monkeypatch, "base", tiny()) == 0
-    assert "bits per byte (gzip -9" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "bits per byte (gzip -9" in said
     before = "base"
     for phase in ("mid", "sft"):
         entry = Input(name=f"{before}_checkpoints/tiny", fingerprint="f" * 64)
@@ -121,8 +123,22 @@ def test_base_mid_sft_eval_export_and_chat(world, monkeypatch, capfd):
     assert capfd.readouterr().out == "I am Bosun.\n"
     folders = {"text": "datasets/x/text", "identity": "identity", "questions": "datasets/x/questions"}
     words = [word for name, path in folders.items() for word in (f"--{name}", str(world.store / path))]
+    (world.root / "who.jsonl").write_text(
+        '{"question": "Who are you?", "choices": ["I am Zoe.", "I am Bosun."], "answer": "B"}\n'
+    )
+    (world.root / "says.jsonl").write_text(
+        '{"question": "Who are you?", "answer": "i am bosun"}\n{"question": "Hello!", "answer": "Goodbye."}\n'
+    )
+    words += [word for name in ("who", "says") for word in ("--task", str(world.root / f"{name}.jsonl"))]
     assert main(["eval", "--model", str(model), *words, "--name", "Bosun"]) == 0
     found = json.loads(capfd.readouterr().out)
+    measures = found["measures"]
+    assert measures["task who"]["value"] == 1.0 and measures["task who"]["chance"] == 0.5
+    assert measures["task says"]["rows"] == [1, 0]
+    assert measures["identity"]["of"] == 8 and 0.67 < measures["identity"]["low"] < 0.68  # Wilson's of 8 of 8
+    assert measures["text"]["low"] < found["bits_per_byte"] < measures["text"]["high"]
+    rows = measures["text"]["rows"]
+    assert sum(rows["nats"]) / sum(rows["bytes"]) / 0.6931 == pytest.approx(found["bits_per_byte"], rel=1e-3)
     assert found["identity"] == 1.0
     assert found["pydocs"] == 1.0
     assert found["leaks"] == 0.0
@@ -134,6 +150,29 @@ def test_base_mid_sft_eval_export_and_chat(world, monkeypatch, capfd):
     capfd.readouterr()
     assert main(["chat", "--model", str(out), "--prompt", "Who are you?"]) == 0
     assert "Bosun" in capfd.readouterr().out
+
+
+def test_conversations_of_ones_own_are_drawn_by_their_weight(world, monkeypatch, capfd):
+    assert run(world, monkeypatch, "base", tiny(steps=2)) == 0
+    talk = world.root / "mine.jsonl"
+    rows = [[{"from": "human", "value": f"Is {n} a number?"}, {"from": "gpt", "value": "Yes."}] for n in range(9)]
+    talk.write_text("".join(json.dumps({"conversations": row}) + "\n" for row in rows))
+    making = Making(store=str(world.store), name="conversations/mine", fingerprint="m")
+    config = world.root / "talk.json"
+    config.write_text(json.dumps({"making": asdict(making), "spec": {"source": str(talk)}}))
+    assert prepare(["talk", "--config", str(config)]) == 0
+    entries = {
+        "base": Input(name="base_checkpoints/tiny", fingerprint="f" * 64),
+        "mine": Input(name="conversations/mine", fingerprint="m"),
+    }
+    making = world.making("mid", **entries)
+    making = replace(making, inputs={role: making.inputs[role] for role in ("tokenizer", "identity", *entries)})
+    phase = replace(chat_phase("mid", steps=3), mixture={"identity": 1.0, "mine": 3.0})
+    assert run(world, monkeypatch, "mid", phase, making) == 0
+    capfd.readouterr()
+    again = replace(making, name="mid_checkpoints/other")
+    assert run(world, monkeypatch, "mid", replace(phase, mixture={"theirs": 1.0}), again) == 2
+    assert "needs an input 'theirs'" in capfd.readouterr().err
 
 
 def test_a_phase_refuses_a_model_that_learned_with_another_tokenizer(world, monkeypatch, capfd):

@@ -55,6 +55,46 @@ def test_the_reserve_that_was_set_is_what_checkpoints_leave_free():
     assert [step.config["keeping"]["reserve_bytes"] for step in plan.job.steps if "keeping" in step.config] == [7, 7, 7]
 
 
+def test_a_mixture_draws_in_what_it_names_and_nothing_else(tmp_path):
+    for folder, content in (("a", "1"), ("b", "2")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "my talk.jsonl").write_text(content)
+    files = [str(tmp_path / folder / "my talk.jsonl") for folder in "ab"]
+    mixture = planning.parse_mixture(f"identity=0.25,{files[0]}=0.5, {files[1]}=1,hf://us/talk/main:train[:9]=2")
+    wanted = replace(WANTED, mixture=mixture)
+    plan = planned(wanted, Inventory("somewhere"))
+    drawn = ["my-talk", "my-talk-2", "talk"]
+    assert steps(plan) == ["text", "tokenizer", "tokens", "base", "identity", *drawn, "mid", "sft"]
+    config = plan.job.steps[-1].config
+    assert config["spec"]["mixture"] == {"identity": 0.25, "my-talk": 0.5, "my-talk-2": 1.0, "talk": 2.0}
+    assert set(config["making"]["inputs"]) == {"tokenizer", "identity", *drawn, "mid"}
+    assert config["making"]["inputs"]["my-talk"]["name"] == "conversations/my-talk"
+    specs = {step.name: step.config["spec"] for step in plan.job.steps}
+    assert (specs["talk"]["source"], specs["talk"]["take"]) == ("hf://us/talk", 9)
+    assert specs["my-talk"]["source_fingerprint"] != specs["my-talk-2"]["source_fingerprint"]
+    made = everything_made(wanted)
+    assert steps(planned(wanted, made)) == []
+    Path(files[1]).write_text("3")
+    assert steps(planned(wanted, made)) == ["my-talk-2", "mid", "sft"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("identity", "expected SOURCE=WEIGHT"),
+        ("identity=-1", "expected SOURCE=WEIGHT"),
+        ("identity=nan", "expected SOURCE=WEIGHT"),
+        ("=1", "expected SOURCE=WEIGHT"),
+        ("identiy=1", "did you mean 'identity'"),
+        ("nothing.jsonl=1", "no such file"),
+        ("hf://talk=1", "expected hf://user/name"),
+    ],
+)
+def test_a_mixture_of_what_is_not_there_is_refused(words, said):
+    with pytest.raises((UsageError, ConfigError), match=said.replace("?", ".")):
+        planned(replace(WANTED, mixture=planning.parse_mixture(words)), Inventory("somewhere"))
+
+
 def test_an_earlier_phase_needs_no_later_one():
     assert steps(planned(replace(WANTED, phases=("base",)), Inventory("somewhere"))) == EVERYTHING[:4]
 

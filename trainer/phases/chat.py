@@ -1,5 +1,6 @@
 """What mid and sft share: conversations drawn by the mixture, on top of the model of the phase before."""
 
+from pathlib import Path
 from typing import Any
 
 from data.chat import Conversations
@@ -7,7 +8,9 @@ from data.config import Making
 from trainer.config import Keeping, PhaseConfig
 from trainer.errors import Refused
 from trainer.ranks import Ranks
-from trainer.run import phase_run
+from trainer.run import PhaseRun, phase_run
+
+QUESTIONS = ("pydocs", "other")  # kinds that come from one artifact
 
 
 def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks, before: str) -> dict[str, Any]:
@@ -17,17 +20,20 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks, bef
     """
     before = "init" if "init" in making.inputs else before
     with phase_run(config, making, keeping, ranks, before) as phase:
-        questions = phase.input("questions")
-        files = {
-            "identity": [phase.input("identity") / "identity_conversations.jsonl"],
-            "pydocs": [questions / "pydocs.train.jsonl"],
-            "other": [questions / "other.train.jsonl"],
-        }
         mixture = config.mixture or {}
-        if unknown := sorted(set(mixture) - set(files)) or not mixture:
-            raise Refused(f"{config.phase}: the mixture names {unknown or 'nothing'}; known: {', '.join(files)}")
-        chosen = {kind: files[kind] for kind in mixture}
-        conversations = Conversations(chosen, mixture, phase.tokenizer, config.sequence_len, config.seed)
+        if not mixture:
+            raise Refused(f"{config.phase}: the mixture names nothing; known: identity, pydocs, other, and your own")
+        files = {kind: [conversations_of(phase, kind)] for kind in mixture}
+        conversations = Conversations(files, mixture, phase.tokenizer, config.sequence_len, config.seed)
         model = phase.model_from(before)
         final = phase.train(model, lambda step: conversations.batch(step, config.rows))
         return phase.publish(model, final, {}) if final else {}
+
+
+def conversations_of(phase: PhaseRun, kind: str) -> Path:
+    """Where those of a kind are: ours, or an input of that name. Raises Refused when there is none."""
+    if kind == "identity":
+        return phase.input("identity") / "identity_conversations.jsonl"
+    if kind in QUESTIONS:
+        return phase.input("questions") / f"{kind}.train.jsonl"
+    return phase.input(kind) / "conversations.jsonl"

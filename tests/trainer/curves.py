@@ -1,0 +1,108 @@
+"""Losses of each phase with fixed seeds, at a size for one CPU: what a change of the trainer must not change unnoticed.
+
+    python -m tests.trainer.curves        compare with tests/curves/, and say how far apart they are
+    python -m tests.trainer.curves write  write tests/curves/ anew: for a change that is meant; say in dev/LOG.md why
+
+In float32 with one thread. Another CPU adds the same numbers up in another order, and a few steps of training make more
+of that; TOLERANCE is what is left for it: 30 times what other vector units and libraries made of it (3e-6).
+"""
+
+import contextlib
+import io
+import json
+import logging
+import os
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from data.config import Input, Making
+from tests.trainer.conftest import make_inputs, tiny
+from trainer.__main__ import main
+from trainer.config import Keeping, PhaseConfig
+from trainer.steplines import read
+
+FOLDER = Path(__file__).parents[1] / "curves"
+TOLERANCE = 1e-4  # relative, of each loss
+STEPS = 24
+MIXTURE = {"identity": 0.5, "pydocs": 0.3, "other": 0.2}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One recorded phase."""
+
+    config: PhaseConfig
+    before: str = ""
+    """The curve whose model it goes on from."""
+
+
+def curves() -> dict[str, Curve]:
+    plain = tiny(steps=STEPS, dtype="float32")
+    slow = replace(plain.optimizer, lr=0.001, muon_lr=0.002)  # eight conversations are soon known by heart
+    talk = replace(plain, mixture=MIXTURE, sequence_len=96, optimizer=slow)
+    adamw = replace(plain.optimizer, muon_lr=0.0, z_loss=1e-4)
+    cosine = replace(plain.schedule, decay=1.0, kind="cosine", final=0.1)
+    return {
+        "base": Curve(plain),
+        "base-adamw-cosine": Curve(replace(plain, optimizer=adamw, schedule=cosine)),
+        "base-best-fit-documents": Curve(replace(plain, packing="best-fit", document_masks=True)),
+        "mid": Curve(replace(talk, phase="mid"), "base"),
+        "sft": Curve(replace(talk, phase="sft"), "mid"),
+    }
+
+
+def record(store: Path, inputs: dict[str, Input], root: Path) -> dict[str, dict[str, Any]]:
+    """By name: the losses, and what they are the losses of."""
+    found = {}
+    for name, curve in curves().items():
+        phase, before = curve.config.phase, curve.before
+        roles = dict(inputs)
+        if before:
+            entry = Input(name=f"curves/{before}", fingerprint="recorded")
+            roles[curves()[before].config.phase] = entry
+        making = Making(store=str(store), name=f"curves/{name}", fingerprint="recorded", inputs=roles)
+        keeping = Keeping(save_every=STEPS, reserve_bytes=0, samples=0)
+        file = root / f"{name}.json"
+        spec = {"making": asdict(making), "spec": asdict(curve.config), "keeping": asdict(keeping)}
+        file.write_text(json.dumps(spec))
+        environ = {"SLIPWAY_WORK": str(root / name), "OMP_NUM_THREADS": "1", "SLIPWAY_RECORDS": ""}
+        with mock.patch.dict(os.environ, environ), contextlib.redirect_stdout(io.StringIO()):
+            code = main([phase, "--config", str(file)])
+        assert code == 0, name
+        losses = [one["loss"] for one in read(root / name / "runs" / phase / "metrics.jsonl")]
+        found[name] = {"config": asdict(curve.config), "before": before, "losses": losses}
+    return json.loads(json.dumps(found))
+
+
+def recorded() -> dict[str, dict[str, Any]]:
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.json"))}
+
+
+def furthest(ours: list[float], theirs: list[float]) -> float:
+    """The largest relative difference."""
+    return max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
+
+
+def run() -> int:
+    logging.disable(logging.INFO)
+    with tempfile.TemporaryDirectory(prefix="slipway-") as scratch:
+        found = record(*make_inputs(Path(scratch)), Path(scratch))
+    if sys.argv[1:] == ["write"]:
+        FOLDER.mkdir(exist_ok=True)
+        for name, one in found.items():
+            losses = ",\n  ".join(f"{loss:.7g}" for loss in one["losses"])
+            rest = json.dumps({key: one[key] for key in ("config", "before")})[1:-1]
+            (FOLDER / f"{name}.json").write_text(f'{{{rest},\n "losses": [\n  {losses}\n ]}}\n')
+        return 0
+    apart = {name: furthest(one["losses"], recorded()[name]["losses"]) for name, one in found.items()}
+    for name, far in apart.items():
+        print(f"{name}: {far:.1e} apart, {TOLERANCE:.0e} allowed")
+    return int(max(apart.values()) > TOLERANCE)
+
+
+if __name__ == "__main__":
+    sys.exit(run())

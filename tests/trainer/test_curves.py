@@ -1,0 +1,25 @@
+"""Training gives the losses that were recorded, number by number (see curves.py, which writes them anew)."""
+
+from tests.trainer import curves
+
+
+def test_every_phase_loses_what_it_lost_when_that_was_recorded(world):
+    found, before = curves.record(world.store, world.inputs, world.root), curves.recorded()
+    again = "if that is meant: python -m tests.trainer.curves write"
+    assert found.keys() == before.keys(), again
+    for name, one in found.items():
+        for key in ("config", "before"):
+            assert one[key] == before[name][key], f"{name}: its {key} is another one; {again}"
+        for step, (ours, theirs) in enumerate(zip(one["losses"], before[name]["losses"], strict=True), 1):
+            assert abs(ours - theirs) <= curves.TOLERANCE * theirs, (
+                f"{name}, step {step}: {ours}, not {theirs}; {again}"
+            )
+
+
+def test_a_change_of_the_learning_rate_by_a_percent_is_noticed(world, monkeypatch):
+    plain = curves.curves()["base"]
+    faster = curves.replace(plain.config.optimizer, muon_lr=plain.config.optimizer.muon_lr * 1.01)
+    changed = {"base": curves.Curve(curves.replace(plain.config, optimizer=faster))}
+    monkeypatch.setattr(curves, "curves", lambda: changed)
+    losses = curves.record(world.store, world.inputs, world.root)["base"]["losses"]
+    assert curves.furthest(losses, curves.recorded()["base"]["losses"]) > 3 * curves.TOLERANCE

@@ -1,0 +1,77 @@
+"""How sure a measure is: intervals of 95 %, and differences of two models on the same questions. No torch, no numpy.
+
+In: counts, or numbers for each row. Out: `Interval`s. Called by the measures of `inv eval` and by `--compare`.
+Shares: Wilson's score interval (1927). Nats per byte, a ratio of two sums: the ratio estimator's variance, linearised
+(Cochran, Sampling Techniques, 6.4), over rows as they were cut, normal. Differences of the same questions: Agresti and
+Min's adjusted interval (2005), and McNemar's exact test; of different ones: Newcombe's hybrid of two Wilson intervals
+(1998), or the two variances added.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+Z = 1.959963984540054  # of 95 %, two-sided
+
+
+@dataclass(frozen=True)
+class Interval:
+    value: float
+    low: float
+    high: float
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON, which has no nan."""
+        return {name: value if math.isfinite(value) else None for name, value in asdict(self).items()}
+
+
+def share(true: int, of: int) -> Interval:
+    """Wilson's interval of `true` out of `of`, which is at least 1."""
+    value, square = true / of, Z * Z
+    middle = (value + square / (2 * of)) / (1 + square / of)
+    reach = Z / (1 + square / of) * math.sqrt(value * (1 - value) / of + square / (4 * of * of))
+    return Interval(value, max(0.0, middle - reach), min(1.0, middle + reach))
+
+
+def ratio(above: Sequence[float], below: Sequence[float], factor: float = 1.0) -> Interval:
+    """factor * sum(above) / sum(below), of rows that came by chance. One row has no interval: low and high are nan."""
+    rows, total = len(above), math.fsum(below)
+    value = math.fsum(above) / total
+    if rows < 2:
+        return Interval(factor * value, math.nan, math.nan)
+    residuals = math.fsum((a - value * b) ** 2 for a, b in zip(above, below, strict=True))
+    error = Z * math.sqrt(rows / (rows - 1) * residuals) / total
+    return Interval(factor * value, factor * (value - error), factor * (value + error))
+
+
+def paired_ratio(ours: Sequence[float], theirs: Sequence[float], below: Sequence[float], factor: float) -> Interval:
+    """The second ratio less the first, over the very same rows."""
+    return ratio([b - a for a, b in zip(ours, theirs, strict=True)], below, factor)
+
+
+def apart(first: Interval, second: Interval) -> Interval:
+    """The second less the first, of different questions: Newcombe's way, from the intervals of both."""
+    value = second.value - first.value
+    low = value - math.hypot(second.value - second.low, first.high - first.value)
+    high = value + math.hypot(second.high - second.value, first.value - first.low)
+    return Interval(value, low, high)
+
+
+def paired_share(first: Sequence[int], second: Sequence[int]) -> tuple[Interval, float]:
+    """The second share less the first, over the very same questions (1 = right); and McNemar's exact p."""
+    count = len(first)
+    gained = sum(b > a for a, b in zip(first, second, strict=True))
+    lost = sum(b < a for a, b in zip(first, second, strict=True))
+    more, fewer, total = gained + 0.5, lost + 0.5, count + 2  # half a question in each of four cells
+    middle = (more - fewer) / total
+    error = Z * math.sqrt(more + fewer - (more - fewer) ** 2 / total) / total
+    value = (gained - lost) / count
+    return Interval(value, max(-1.0, middle - error), min(1.0, middle + error)), mcnemar(gained, lost)
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """The chance of a split at least as uneven when neither model is better: exact, two-sided."""
+    total = gained + lost
+    tail = sum(math.comb(total, one) for one in range(min(gained, lost) + 1))
+    return min(1.0, 2 * tail / 2**total)
