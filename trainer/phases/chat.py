@@ -28,6 +28,5 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks, bef
             raise Refused(f"{config.phase}: the mixture names {unknown or 'nothing'}; known: {', '.join(files)}")
         chosen = {kind: files[kind] for kind in mixture}
         conversations = Conversations(chosen, mixture, phase.tokenizer, config.sequence_len, config.seed)
-        model = phase.model_from(before)
-        final = phase.train(model, lambda step: conversations.batch(step, config.rows))
-        return phase.publish(model, final, {}) if final else {}
+        trained = phase.train(phase.model_from(before), lambda step: conversations.batch(step, config.rows))
+        return phase.publish(*trained, {}) if trained else {}
