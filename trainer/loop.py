@@ -137,8 +137,9 @@ class Training:
                     words = f"{name} is {newest.manifest.get(name)}, this run has {expected}"
                     raise CheckpointError(f"{newest.folder}: {words}; remove the folder to begin again")
         state, rng = self.optimizer.tensors(), {"torch": torch.get_rng_state()}
-        for kind, mine in (("model", parts_of(self.model.state_dict())), ("optimizer", state), ("rng", rng)):
-            self.cut.deal(mine, newest.tensors(kind) if newest else {}, self.ranks)
+        model = parts_of(self.model.state_dict())
+        for kind, mine, how in (("model", model, self.cut), ("optimizer", state, self.cut), ("rng", rng, WHOLE)):
+            how.deal(mine, newest.tensors(kind) if newest else {}, self.ranks)
         self.optimizer.load(state)
         torch.set_rng_state(rng["torch"])
         if newest is not None:

@@ -1,6 +1,7 @@
 """A model cut over processes trains, saves and goes on as one that is whole."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ from tests.faults.lives import Tell
 from tests.trainer.conftest import TINY, tiny
 from tests.trainer.test_checkpoint import FACTS, random_batch
 from tests.trainer.together import together
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoint import Checkpoint, Checkpoints
 from trainer.config import Keeping, PhaseConfig
 from trainer.cut import cut, parts_of
 from trainer.loop import Training
 from trainer.model import Decoder, initialise
 from trainer.ranks import Ranks
+from trainer.saving import Saver
 
 EASY = Keeping(save_every=4, keep=9, reserve_bytes=0)
 TOLERANCE = 1e-5  # relative, of float32 losses
@@ -69,3 +71,62 @@ def alone(tmp_path_factory):
 def test_several_processes_have_the_losses_of_one(tmp_path, alone, size, parallel):
     losses = run(tmp_path, config(), size, parallel, per_node=2)
     assert losses == pytest.approx(alone[0], rel=TOLERANCE)
+
+
+def test_what_four_processes_saved_two_and_one_go_on_with_bit_for_bit(tmp_path, alone):
+    whole, folder = alone
+    before = run(tmp_path / "four", config(), 4)
+    saved = Checkpoints(tmp_path / "four" / "saved", EASY)
+    halfway = saved.steps()[0]
+    assert [path.name for path in saved.steps()] == ["step-000000004", "step-000000008"]
+    parts = [f"{kind}-rank{rank:05d}.safetensors" for kind in ("model", "optimizer") for rank in range(4)]
+    about = json.loads((halfway / "MANIFEST.json").read_text())
+    assert sorted(file["path"] for file in about["files"]) == sorted([*parts, "rng-rank00000.safetensors"])
+    assert about["world"] == 4
+    four = saved.newest()
+    for size, parallel in ((2, "fsdp"), (1, "ddp"), (2, "ddp")):
+        # taken over at step 4: the steps after it, and what was written again
+        other = tmp_path / f"{parallel}{size}"
+        shutil.copytree(tmp_path / "four", other)
+        shutil.rmtree(other / "saved" / "step-000000008")
+        assert run(other, config(), size, parallel) == pytest.approx(whole, rel=TOLERANCE)
+        # taken over at the last step: nothing is left to do, and what is saved anew has every bit
+        same = tmp_path / f"same-{parallel}{size}"
+        shutil.copytree(tmp_path / "four", same)
+        assert resaved(same, size, parallel) == contents(four)
+    assert before == pytest.approx(whole, rel=TOLERANCE)
+
+
+def resaved(folder: Path, size: int, parallel: str) -> dict[str, Any]:
+    """What is in a checkpoint that `size` processes have read and written again, under another step."""
+
+    def work(ranks: Ranks, tell: Tell) -> None:
+        one = training(folder, config(), ranks, parallel)
+        one.saver = Saver(one.checkpoints, ranks)
+        one._resume()
+        one.step = 9
+        one._save()
+        one._collect(wait=True)
+        tell("done", "")
+
+    together(size, work)
+    newest = Checkpoints(folder / "saved", EASY).newest()
+    assert newest is not None and newest.step == 9 and newest.manifest["world"] == (size if parallel == "fsdp" else 1)
+    return contents(newest)
+
+
+def contents(one: Checkpoint) -> dict[str, Any]:
+    """Every tensor, as bytes."""
+    return {
+        f"{kind}/{name}": (one.tensors(kind)[name].shape, one.tensors(kind)[name].numpy().tobytes())
+        for kind in ("model", "optimizer", "rng")
+        for name in one.tensors(kind)
+    }
+
+
+@pytest.mark.parametrize("changes", [{"dtype": "bfloat16"}, {"recompute": True}], ids=str)
+def test_bfloat16_and_recomputation_change_what_they_change_in_one_process(tmp_path, changes):
+    """bfloat16 rounds gains too where blocks come together, so losses are near each other only."""
+    expected = run(tmp_path / "one", config(**changes), 1)
+    rel = 5e-3 if "dtype" in changes else TOLERANCE
+    assert run(tmp_path / "two", config(**changes), 2) == pytest.approx(expected, rel=rel)
