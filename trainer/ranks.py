@@ -107,6 +107,26 @@ class Ranks:
                 for tensor in tensors:  # nccl knows no tensors of the CPU
                     torch.distributed.broadcast(tensor, 0, group=self.words if tensor.device.type == "cpu" else None)
 
+    def send(self, tensors: Mapping[str, Tensor]) -> None:
+        """Tensors of the CPU to the first process, which calls `receive`; beside the training. Raises PeerLost."""
+        about = [(name, str(one.dtype).removeprefix("torch."), list(one.shape)) for name, one in tensors.items()]
+        said = torch.frombuffer(bytearray(json.dumps(about).encode()), dtype=torch.uint8)
+        with _others():
+            for one in (torch.tensor(len(said)), said, *tensors.values()):
+                torch.distributed.send(_as_bytes(one), 0, group=self.words)
+
+    def receive(self, rank: int) -> dict[str, Tensor]:
+        """What that process sends. Raises PeerLost."""
+        with _others():
+
+            def fill(one: Tensor) -> Tensor:
+                torch.distributed.recv(_as_bytes(one), rank, group=self.words)
+                return one
+
+            said = fill(torch.empty(int(fill(torch.tensor(0))), dtype=torch.uint8))
+            about = json.loads(bytes(said.tolist()))
+            return {name: fill(torch.empty(shape, dtype=getattr(torch, dtype))) for name, dtype, shape in about}
+
     def compare(self, digests: Mapping[str, str]) -> None:
         """Raises Refused when a process has something else than the first one, and names both; PeerLost."""
         if self.size == 1:
@@ -147,6 +167,10 @@ def joined() -> Iterator[Ranks]:
 
 
 ALONE = Ranks()
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def step_timeout_s() -> float:

@@ -3,16 +3,16 @@
 In: live tensors, the run's `Checkpoints`. Out: the same checkpoints as `Checkpoints.save` makes; training pays for the
 copy. Called by the loop. At most one save is under way. Among several processes each writes the part that it has, and
 says how that went between two steps, when all are there; once all parts are whole the first one finishes, or all
-abandon. Where training computes on the CPU, the writer rests twenty times as long as it computes, so that a step grows
-by a twentieth at most; when somebody waits for it, it hurries. (A low priority would starve it on a busy machine, and
-nobody could raise it again.)
+abandon. Who does not see the first one's disk sends it the part. Where training computes on the CPU, the writer rests
+twenty times as long as it computes, so that a step grows by a twentieth at most; when somebody waits for it, it
+hurries. (A low priority would starve it on a busy machine, and nobody could raise it again.)
 """
 
 import errno
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import asdict
 from typing import Any
@@ -68,7 +68,8 @@ class Saver:
         self._hurry.clear()
         draft, rest = self._draft, self._rester()
         if self.ranks.size > 1:
-            self._work(f"save {step}", lambda: draft.write(self.ranks.rank, copies, rest))
+            far = self.ranks.tell_all(bool(copies) and not draft.folder.is_dir())
+            self._work(f"save {step}", lambda: self._write_or_send(draft, copies, far, rest))
         else:
             self._is_finishing = True
             self._work(
@@ -99,7 +100,7 @@ class Saver:
                 raise OSError(failed[0]["errno"], failed[0]["error"])
             return True
         files = [Written(**file) for one in outcomes for file in one["files"]]
-        world = sum(bool(one["files"]) for one in outcomes)
+        world = len({file.path.rpartition("-")[2] for file in files})
         self._is_finishing, self._at_work = True, Future()
         if self.ranks.is_first:
             self._work("finish", lambda: self.checkpoints.finish(draft, files, world, self._facts))
@@ -130,6 +131,26 @@ class Saver:
         if isinstance(made, Checkpoint):
             return {"is_there": True}
         return {"is_there": False, "draft": made.folder.name, "target": made.target.name}
+
+    def _write_or_send(
+        self, draft: Draft, copies: Mapping[str, Mapping[str, Tensor]], far: Sequence[bool], rest: Callable[[], None]
+    ) -> list[Written]:
+        """The files of this process, and on the first one those of all who are `far`. Raises OSError, PeerLost."""
+        if far[self.ranks.rank]:
+            self.ranks.send({f"{kind}/{name}": one for kind, named in copies.items() for name, one in named.items()})
+            return []
+        failed: OSError | None = None
+        files: list[Written] = []
+        for rank in [self.ranks.rank, *(rank for rank, is_far in enumerate(far) if is_far and self.ranks.is_first)]:
+            # what is sent is taken, whatever has failed before: else the sender would wait for ever
+            tensors = copies if rank == self.ranks.rank else _by_kind(self.ranks.receive(rank))
+            try:
+                files += draft.write(rank, tensors, rest) if failed is None else []
+            except OSError as error:
+                failed = error
+        if failed is not None:
+            raise failed
+        return files
 
     def _outcome(self) -> dict[str, Any]:
         """Of what this process has done, for all. Raises what is no trouble with the disk."""
@@ -177,6 +198,14 @@ class Saver:
 
 def _go_on() -> None:
     pass
+
+
+def _by_kind(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, one in tensors.items():
+        kind, _, rest = name.partition("/")
+        found.setdefault(kind, {})[rest] = one
+    return found
 
 
 def _told(error: OSError) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def config(**changes: Any) -> PhaseConfig:
     return tiny(**{**given, **changes})
 
 
-def training(folder: Path, one: PhaseConfig, ranks: Ranks, parallel: str) -> Training:
+def training(folder: Path, one: PhaseConfig, ranks: Ranks, parallel: str, keeping: Keeping = EASY) -> Training:
     """As `PhaseRun` makes it, of batches that come from nowhere."""
     dtype = getattr(torch, one.dtype)
     model = whole = Decoder(one.model, dtype)
@@ -45,15 +45,17 @@ def training(folder: Path, one: PhaseConfig, ranks: Ranks, parallel: str) -> Tra
         model.to_empty(device="cpu")
         more["cut"].deal(parts_of(model.state_dict()), whole.state_dict() if ranks.is_first else {}, ranks)
     model.recompute = one.recompute
-    saved = Checkpoints(folder / "saved", EASY)
+    saved = Checkpoints(folder / "saved", keeping)
     return Training(model, one, random_batch, saved, FACTS, folder / "metrics", ranks, **more)
 
 
-def run(folder: Path, one: PhaseConfig, size: int, parallel: str = "fsdp", per_node: int = 0) -> list[float]:
-    """The losses of all steps of `size` processes."""
+def run(
+    folder: Path, one: PhaseConfig, size: int, parallel: str = "fsdp", per_node: int = 0, apart: bool = False
+) -> list[float]:
+    """The losses of all steps of `size` processes; apart: no disk is seen by two of them."""
 
     def work(ranks: Ranks, tell: Tell) -> None:
-        training(folder, one, ranks, parallel).run()
+        training(folder / str(ranks.rank) if apart and ranks.rank else folder, one, ranks, parallel).run()
         tell("done", "")
 
     assert all("done" in told for told in together(size, work, per_node))
@@ -95,6 +97,16 @@ def test_what_four_processes_saved_two_and_one_go_on_with_bit_for_bit(tmp_path, 
         shutil.copytree(tmp_path / "four", same)
         assert resaved(same, size, parallel) == contents(four)
     assert before == pytest.approx(whole, rel=TOLERANCE)
+
+
+def test_processes_that_see_no_common_disk_send_their_parts_to_the_first(tmp_path, alone):
+    assert run(tmp_path, config(), 3, apart=True) == pytest.approx(alone[0], rel=TOLERANCE)
+    saved = Checkpoints(tmp_path / "saved", EASY)
+    assert len(saved.steps()) == 2 and saved.newest().manifest["world"] == 3
+    assert len(list(saved.steps()[0].glob("optimizer-rank*"))) == 3
+    assert not [*tmp_path.glob("[12]/saved/*")]
+    shutil.rmtree(saved.steps()[1])
+    assert run(tmp_path, config(), 2, apart=True) == pytest.approx(alone[0], rel=TOLERANCE)
 
 
 def resaved(folder: Path, size: int, parallel: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import torch.distributed.fsdp
 import torch.utils.tensorboard
 
 from tests.faults.lives import Child, Tell, fork
+from trainer.errors import PeerLost
 from trainer.ranks import Ranks, joined
 
 GROUP_TIMEOUT_S = 30.0
@@ -35,8 +36,12 @@ def begin(size: int, work: Work, per_node: int = 0, timeout_s: float = GROUP_TIM
         }  # fmt: skip
         logging.disable()
         torch.set_num_threads(1)
-        with joined() as ranks:
-            work(ranks, tell)
+        try:
+            with joined() as ranks:
+                work(ranks, tell)
+        except PeerLost as error:  # as the program does: nothing is waited for
+            tell("lost", str(error).replace("\n", " ")[:200])
+            os._exit(PeerLost.exit_code)
 
     return [fork(lambda tell, rank=rank: one(rank, tell)) for rank in range(size)]
 
