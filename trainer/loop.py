@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 # step -> ids, targets (rows, T), targets -1 = not counted; where a token sees its own document only, their numbers too.
 # Asked for early, by another thread: it never sees the model.
 Batch = Callable[[int], tuple[np.ndarray, ...]]
+MUST_BE_EQUAL = ("config_hash", "inputs_hash", "tokenizer_sha256", "vocab")  # of who saved and who goes on
 MAX_SKIPPED = 3  # non-finite steps in a row before a roll-back
 MAX_FAILED_SAVES = 3
 
@@ -133,7 +134,7 @@ class Training:
         """newest: on the first process, from which the others have all of it."""
         if newest is not None:
             for name, expected in self._facts().items():
-                if newest.manifest.get(name) != expected and name in ("config_hash", "tokenizer_sha256", "vocab"):
+                if newest.manifest.get(name) != expected and name in MUST_BE_EQUAL:
                     words = f"{name} is {newest.manifest.get(name)}, this run has {expected}"
                     raise CheckpointError(f"{newest.folder}: {words}; remove the folder to begin again")
         state, rng = self.optimizer.tensors(), {"torch": torch.get_rng_state()}

@@ -1,7 +1,7 @@
 """What every phase does around its training: inputs out of the store, one locked run folder, one published artifact.
 
-In: a `Making` and the records of a phase. Out: `<work>/checkpoints/<phase>-<12>/` while it trains (`metrics.jsonl` in
-`<work>/runs/<phase>/`), then the artifact: `step-<9 digits>/`, `hf/`, `metrics.jsonl`.
+In: a `Making` and the records of a phase. Out: `<work>/checkpoints/<phase>-<spec>-<inputs>/` while it trains
+(`metrics.jsonl` in `<work>/runs/<phase>/`), then the artifact: `step-<9 digits>/`, `hf/`, `metrics.jsonl`.
 """
 
 import hashlib
@@ -100,6 +100,7 @@ class PhaseRun:
             "phase": self.config.phase,
             "tokenizer_sha256": self.tokenizer.sha256,
             "vocab": self.tokenizer.vocab_size,
+            "inputs_hash": inputs_digest(self.making),
         }
         one = Training(model, self.config, batch, self.checkpoints, facts, self.metrics, self.ranks, self.cut, data)
         with equipped(model, self.config, self.machine):
@@ -154,13 +155,20 @@ def phase_run(
     parallel = how(config, ranks, machine)
     ours = {"PyTorch": torch.__version__, "activations": str(machine.dtype(config)), "parallel": parallel}
     ranks.compare({**ours, **data_digests(making)})
-    name = "-".join(filter(None, (keeping.prefix, config.phase, making.fingerprint[:12])))
     acknowledged = work_folder().parent / "state" / "acknowledged.json"  # of a pod; else there is none
-    checkpoints = Checkpoints(work_folder() / "checkpoints" / name, keeping, acknowledged)
+    checkpoints = Checkpoints(checkpoint_folder(config.phase, making, keeping), keeping, acknowledged)
     with checkpoints.locked() if ranks.is_first else nullcontext():
         for leftover in checkpoints.folder.parent.glob(".trash-*"):
             shutil.rmtree(leftover, ignore_errors=True)  # a finished run of another phase may be removing it just now
         yield PhaseRun(config, making, machine, checkpoints, folder, tokenizer, ranks, parallel)
+
+
+def checkpoint_folder(phase: str, making: Making, keeping: Keeping) -> Path:
+    """`[<prefix>-]<phase>-<spec>-<inputs>` after the parts of the fingerprint: a run that is configured otherwise, or
+    begins from something else, has another one. The code is not in it: a mended program goes on."""
+    spec, _, rest = making.fingerprint.partition("-")
+    parts = (keeping.prefix, phase, spec[:12], rest.rpartition("-")[2][:12])
+    return work_folder() / "checkpoints" / "-".join(filter(None, parts))
 
 
 def how(config: PhaseConfig, ranks: Ranks, machine: Machine) -> str:
@@ -204,6 +212,12 @@ def data_digests(making: Making) -> dict[str, str]:
     inputs = [one.name for role, one in making.inputs.items() if role not in ("base", "mid", "init")]
     files = {name: [(file.path, file.sha256) for file in store.manifest(name).files] for name in inputs}
     return {name: hashlib.sha256(repr(sorted(entries)).encode()).hexdigest()[:12] for name, entries in files.items()}
+
+
+def inputs_digest(making: Making) -> str:
+    """What a phase begins from: data by its content, models by their fingerprint."""
+    prints = {role: one.fingerprint for role, one in making.inputs.items()}
+    return hashlib.sha256(repr(sorted({**prints, **data_digests(making)}.items())).encode()).hexdigest()
 
 
 def run_id() -> str:
