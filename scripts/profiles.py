@@ -20,14 +20,16 @@ from trainer.plan import profile_named
 GB = 10**9
 
 
-def fit(profile, phase, gpu, json):
+def fit(profile, phase, gpu, json, num_gpus=1, nodes=1):
+    if num_gpus < 1 or nodes < 1:
+        raise UsageError(f"--num-gpus {num_gpus} --nodes {nodes}: at least 1 of each")
     settings = words.settings(profile=profile)
     recipe = profile_named(settings.profile)
     if phase not in recipe.phases:
         raise UsageError(f"--phase {phase}: known: {', '.join(recipe.phases)}")
     config = recipe.phases[phase]
     kinds = kinds_of(gpu)
-    found = {kind.name: memory.largest(config, kind.memory_gb * GB) for kind in kinds}
+    found = {kind.name: memory.largest(config, kind.memory_gb * GB, num_gpus, nodes) for kind in kinds}
     offers = offers_of(settings)
     if json:
         print_json({
@@ -36,10 +38,10 @@ def fit(profile, phase, gpu, json):
             "gpus": [about(kind, found[kind.name], cheapest(kind.name, offers)) for kind in kinds],
         })  # fmt: skip
         return
+    gpus_each = f"{num_gpus} GPUs" if num_gpus > 1 else "one GPU"
+    machines = gpus_each if nodes == 1 else f"{nodes} machines of {gpus_each}"
     batch = f"{config.rows} x {config.sequence_len} tokens a step"
-    print(
-        f"{recipe.name}, {phase}: {config.model.num_params:,} parameters, {batch} (estimates; no GPU shares the model)"
-    )
+    print(f"{recipe.name}, {phase}: {config.model.num_params:,} parameters, {batch} (estimates; {machines})")
     if gpu and len(kinds) == 1:
         print(parts(kinds[0], found[kinds[0].name]))
     else:
@@ -77,18 +79,22 @@ def cheapest(kind: str, offers: list[Offer]) -> Offer | None:
 
 def parts(kind: gpus.Gpu, found: Fit) -> str:
     rows = [(name, render.size(size)) for name, size in asdict(found.memory).items()]
+    rows += [("spread", f"{found.parallel} over {found.gpus}")] if found.gpus > 1 else []
     rows += [("together", render.size(found.memory.total)), (kind.name, render.size(kind.memory_gb * GB))]
     return columns(rows)
 
 
 def table(kinds: list[gpus.Gpu], found: dict[str, Fit], offers: list[Offer]) -> str:
-    rows = [("GPU", "memory", "takes", "micro-batch", "steps of it", "recompute", "from USD/h")]
+    rows = [("GPU", "memory", "takes", "micro-batch", "steps of it", "recompute", "spread", "from USD/h")]
     for kind in kinds:
         one, offer = found[kind.name], cheapest(kind.name, offers)
         size, times = (f"{one.config.micro_rows}", f"{one.accumulation}") if one.fits else ("does not fit", "")
         again = "yes" if one.config.recompute else "no"
         price = dollars(offer.micro_usd_per_hour) if offer else "?"
-        rows.append((kind.name, f"{kind.memory_gb} GB", render.size(one.memory.total), size, times, again, price))
+        spread = one.parallel if one.gpus > 1 else ""
+        rows.append(
+            (kind.name, f"{kind.memory_gb} GB", render.size(one.memory.total), size, times, again, spread, price)
+        )
     return columns(rows)
 
 
@@ -124,6 +130,7 @@ def about(kind: gpus.Gpu, found: Fit, offer: Offer | None) -> dict[str, Any]:
         "micro_rows": found.config.micro_rows,
         "accumulation": found.accumulation,
         "recompute": found.config.recompute,
+        "parallel": found.parallel,
         "takes": {**asdict(found.memory), "total": found.memory.total},
         "provider": offer.provider if offer else None,
         "usd_per_hour": dollars(offer.micro_usd_per_hour) if offer else None,

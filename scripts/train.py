@@ -53,10 +53,12 @@ def train(
         "profile": "recipe of model and training, or a .yaml file",
         "phase": "of the recipe",
         "gpu": "only this kind, part by part: H100, A100-80GB",
+        "num-gpus": "of each machine: whether each holds the model whole (ddp), or it is cut (fsdp, hybrid)",
+        "nodes": "machines",
         "json": "one JSON document on stdout",
     },
 )
-def fit(c, profile="", phase="base", gpu="", json=False):
+def fit(c, profile="", phase="base", gpu="", num_gpus=1, nodes=1, json=False):
     """Which GPUs a recipe fits on, with which micro-batch for the same effective batch; memory by part for one GPU."""
 
 

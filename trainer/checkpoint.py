@@ -3,8 +3,10 @@
 In: named tensors and facts of a step. Out: `step-<9 digits>/`, immutable, with `MANIFEST.json` (size and sha256 of
 each file) written last; or the newest of them that verifies. Called by the loop and by phases for their input.
 
-A save is built in `.tmp-<step>-<uuid>`, synced, read back, renamed in. What does not verify becomes `.bad-*`; what is
-removed is `.trash-*` first. Only one process writes a folder at a time: `locked()`.
+A save is built in `.tmp-<step>-<uuid>`, synced, read back, renamed in. Where a model is cut over processes each writes
+its part there, files of its own, and the first one finishes; a tensor is its parts in the order of ranks, joined along
+the first dimension, so that any number of processes can read it. What does not verify becomes `.bad-*`; what is removed
+is `.trash-*` first. Only one run writes a folder at a time: `locked()`.
 """
 
 import errno
@@ -15,12 +17,12 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,13 +30,14 @@ from torch import Tensor
 from trainer import tensorfile
 from trainer.config import Keeping
 from trainer.errors import CheckpointError
+from trainer.tensorfile import Written
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 SCHEMA = 1
 MANIFEST = "MANIFEST.json"
-RANK = 0  # one process for now; every rank has files of its own
-FILES = {kind: f"{kind}-rank{RANK:05d}.safetensors" for kind in ("model", "optimizer", "rng")}
+KINDS = ("model", "optimizer", "rng")
 STEP = re.compile(r"step-\d{9}")
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, None}  # to try again at once would not help
 
@@ -58,9 +61,70 @@ class Checkpoint:
     def step(self) -> int:
         return int(self.manifest["step"])
 
-    def tensors(self, kind: str) -> dict[str, Tensor]:
-        """`model`, `optimizer` or `rng`."""
-        return tensorfile.read(self.folder / FILES[kind])
+    def tensors(self, kind: str) -> Mapping[str, Tensor]:
+        """`model`, `optimizer` or `rng`; each is read when it is asked for."""
+        assert kind in KINDS, kind
+        names = sorted(file["path"] for file in self.manifest["files"] if file["path"].startswith(f"{kind}-rank"))
+        return tensorfile.Joined([self.folder / name for name in names])
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A checkpoint that is being made. What fails for another reason than a full disk is done afresh, once."""
+
+    folder: Path
+    target: Path
+
+    def write(
+        self, rank: int, tensors: Mapping[str, Mapping[str, Tensor]], rest: Callable[[], None] = lambda: None
+    ) -> list[Written]:
+        """The part of one process: a file of each kind, synced and read back from the disk. Raises OSError.
+
+        rest: called after every block.
+        """
+        paths = {kind: self.folder / file_of(kind, rank) for kind in tensors}
+
+        def once() -> list[Written]:
+            files = [tensorfile.write(paths[kind], named, rest) for kind, named in tensors.items()]
+            for file in files:
+                if tensorfile.sha256(self.folder / file.path, True, rest) != file.sha256:
+                    raise OSError(errno.EIO, f"{self.folder / file.path} reads back otherwise than it was written")
+            return files
+
+        return self._twice(once, list(paths.values()))
+
+    def finish(self, files: Sequence[Written], world: int, facts: Mapping[str, Any]) -> Checkpoint:
+        """The parts of all `world` are written and listed: the manifest, the rename. Raises OSError."""
+        about = {"schema": SCHEMA, "step": step_of(self.target), "world": world, "finite": True, "timestamp": _now()}
+        manifest = {**facts, **about, "files": [asdict(file) for file in files]}
+        path = self.folder / MANIFEST
+
+        def once() -> None:
+            with open(path, "x", encoding="utf-8") as words:
+                json.dump(manifest, words, indent=1, sort_keys=True)
+                words.flush()
+                os.fsync(words.fileno())
+            _sync_folder(self.folder)
+            self.folder.rename(self.target)
+
+        self._twice(once, [path])
+        return Checkpoint(self.target, manifest)
+
+    def abandon(self) -> None:
+        """What stays although it should go is swept when the run begins again."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _twice(self, once: Callable[[], T], made: Sequence[Path]) -> T:
+        """The same descriptor is never synced again: what was `made` goes first."""
+        try:
+            return once()
+        except OSError as error:
+            if error.errno in FULL:
+                raise
+            log.warning("step %d: %s; written once more", step_of(self.target), error)
+        for path in made:
+            path.unlink(missing_ok=True)
+        return once()
 
 
 class Checkpoints:
@@ -90,69 +154,45 @@ class Checkpoints:
     def save(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> Checkpoint:
         """Write the checkpoint of `step` (how many are done), then remove the oldest beyond what is kept.
 
-        tensors: by kind, those of FILES. A whole checkpoint of that step is returned as it is.
+        tensors: by kind. A whole checkpoint of that step is returned as it is.
         Raises OSError (disk full: DiskFull or ENOSPC) with nothing left behind, NonFinite.
         """
         require_finite(step, tensors["model"])
-        return self.write(step, tensors, facts)
+        draft = self.begin(step, sum(t.nbytes for kind in tensors.values() for t in kind.values()))
+        if isinstance(draft, Checkpoint):
+            return draft
+        try:
+            return self.finish(draft, draft.write(0, tensors), 1, facts)
+        except BaseException:
+            draft.abandon()  # the first error is the one to report
+            raise
 
-    def write(
-        self,
-        step: int,
-        tensors: Mapping[str, Mapping[str, Tensor]],
-        facts: Mapping[str, Any],
-        rest: Callable[[], None] = lambda: None,
-    ) -> Checkpoint:
-        """As `save`, of tensors on the CPU that are known to be finite; so it may run beside others.
-
-        rest: called after every block. What fails for another reason than a full disk is written afresh, once.
-        """
+    def begin(self, step: int, num_bytes: int) -> Draft | Checkpoint:
+        """The draft of a checkpoint of `step`, or the whole one that is there already. Raises OSError, DiskFull."""
         target = self.folder / f"step-{step:09d}"
         if target.exists():
             if not problem_of(target):
                 return Checkpoint(target, _read_manifest(target))
             self._set_aside(target)
-        self._require_space(sum(t.nbytes for kind in tensors.values() for t in kind.values()))
-        try:
-            manifest = self._write_once(target, tensors, facts, rest)
-        except OSError as error:
-            if error.errno in FULL:
-                raise
-            log.warning("step %d: %s; written once more", step, error)
-            manifest = self._write_once(target, tensors, facts, rest)
-        _sync_folder(self.folder)
-        self._point_at(target)
-        self._tidy()
-        return Checkpoint(target, manifest)
+        self._require_space(num_bytes)
+        for is_last in (False, True):
+            draft = Draft(self.folder / f".tmp-{step:09d}-{uuid.uuid4().hex[:8]}", target)
+            try:
+                draft.folder.mkdir()
+                break
+            except OSError as error:
+                if is_last or error.errno in FULL:
+                    raise
+                log.warning("step %d: %s; written once more", step, error)
+        return draft
 
-    def _write_once(
-        self,
-        target: Path,
-        tensors: Mapping[str, Mapping[str, Tensor]],
-        facts: Mapping[str, Any],
-        rest: Callable[[], None],
-    ) -> dict[str, Any]:
-        """Files, each synced and read back from the disk; the manifest; the folder; the rename. The manifest."""
-        step = step_of(target)
-        draft = self.folder / f".tmp-{step:09d}-{uuid.uuid4().hex[:8]}"
-        draft.mkdir()
-        try:
-            files = [tensorfile.write(draft / FILES[kind], named, rest) for kind, named in tensors.items()]
-            for file in files:
-                if tensorfile.sha256(draft / file.path, True, rest) != file.sha256:
-                    raise OSError(errno.EIO, f"{draft / file.path} reads back otherwise than it was written")
-            about = {"schema": SCHEMA, "step": step, "world": 1, "finite": True, "timestamp": _now()}
-            manifest = {**facts, **about, "files": [asdict(file) for file in files]}
-            with open(draft / MANIFEST, "x", encoding="utf-8") as words:
-                json.dump(manifest, words, indent=1, sort_keys=True)
-                words.flush()
-                os.fsync(words.fileno())
-            _sync_folder(draft)
-            draft.rename(target)
-        except BaseException:
-            shutil.rmtree(draft, ignore_errors=True)  # the first error is the one to report
-            raise
-        return manifest
+    def finish(self, draft: Draft, files: Sequence[Written], world: int, facts: Mapping[str, Any]) -> Checkpoint:
+        """Publish it, now that all parts are there, and remove the oldest beyond what is kept. Raises OSError."""
+        made = draft.finish(files, world, facts)
+        _sync_folder(self.folder)
+        self._point_at(made.folder)
+        self._tidy()
+        return made
 
     def _tidy(self) -> None:
         """Keep the newest few, and of those that are known to be elsewhere the newest two: the way back, if need be."""
@@ -242,6 +282,10 @@ def open_final(folder: Path) -> Checkpoint:
     if problem := problem_of(found[0]):
         raise CheckpointError(f"{found[0]}: {problem}")
     return Checkpoint(found[0], _read_manifest(found[0]))
+
+
+def file_of(kind: str, rank: int) -> str:
+    return f"{kind}-rank{rank:05d}.safetensors"
 
 
 def require_finite(step: int, parameters: Mapping[str, Tensor]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from data.config import ConfigError
 
+PARALLEL = ("auto", "ddp", "fsdp", "hybrid")
 DTYPES = ("auto", "float32", "bfloat16", "float8")
 
 
@@ -180,6 +181,9 @@ class PhaseConfig:
     """Keep of each block only what goes in, and compute the rest again on the way back: less memory, a third slower."""
     compile: str = rounding("auto")
     """`never`, `always`, or `auto`: where it saves more time than it takes."""
+    parallel: str = rounding("auto")
+    """Over several processes: `ddp`: each has the whole model; `fsdp`: each has a part of it; `hybrid`: those of a node
+    have it together; `auto`: the first of ddp, hybrid and fsdp that fits into the GPUs' memory."""
     mixture: dict[str, float] | None = None
     """Chat phases: how often each kind of conversation is drawn: `identity`, `pydocs`, `other`, and any of yours, in a
     profile by a path or hf:// address, in a plan by the name of its artifact."""
@@ -193,6 +197,8 @@ class PhaseConfig:
             raise ConfigError(f"dtype is {self.dtype!r}; known: {', '.join(DTYPES)}")
         if self.compile not in ("auto", "always", "never"):
             raise ConfigError(f"compile is {self.compile!r}; known: auto, always, never")
+        if self.parallel not in PARALLEL:
+            raise ConfigError(f"parallel is {self.parallel!r}; known: {', '.join(PARALLEL)}")
         if self.document_masks and self.phase != "base":
             raise ConfigError(f"document_masks are for base; a row of {self.phase} is one conversation")
         if self.sequence_len > self.model.max_position_embeddings:

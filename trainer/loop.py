@@ -20,22 +20,24 @@ import torch
 
 from data.ahead import Ahead
 from data.report import emit
-from trainer.checkpoint import FILES, Checkpoint, Checkpoints, NonFinite, require_finite
+from trainer.checkpoint import Checkpoint, Checkpoints, NonFinite, file_of, require_finite
 from trainer.config import PhaseConfig
+from trainer.cut import WHOLE, Cut, last_pass, parts_of
 from trainer.errors import CheckpointError, Diverged, Preempted, TrainerError
 from trainer.metrics import Metrics
 from trainer.model import IGNORED, Decoder
 from trainer.optim import Optimizer, learning_rate_scale
 from trainer.peak import Peak
-from trainer.ranks import Ranks
+from trainer.ranks import Ranks, passing
 from trainer.samples import is_due
-from trainer.saving import Saver
+from trainer.saving import PULSE_S, Saver
 
 log = logging.getLogger(__name__)
 
 # step -> ids, targets (rows, T), targets -1 = not counted; where a token sees its own document only, their numbers too.
 # Asked for early, by another thread: it never sees the model.
 Batch = Callable[[int], tuple[np.ndarray, ...]]
+MUST_BE_EQUAL = ("config_hash", "inputs_hash", "tokenizer_sha256", "vocab")  # of who saved and who goes on
 MAX_SKIPPED = 3  # non-finite steps in a row before a roll-back
 MAX_FAILED_SAVES = 3
 
@@ -59,6 +61,7 @@ class Training:
     facts: Mapping[str, Any]  # for the manifest: run, phase, tokenizer_sha256, vocab
     folder: Path  # of metrics.jsonl
     ranks: Ranks = Ranks()
+    cut: Cut = WHOLE  # of the model
     data: Data | None = None
     peak: Peak | None = None  # of one device, where it is known
     sample: Callable[[], list[dict[str, str]]] | None = None  # what the model says, asked a few times of the first
@@ -71,7 +74,7 @@ class Training:
     def run(self) -> Checkpoint | None:
         """Train to the end, from the newest checkpoint when there is one; the last step's checkpoint, read back.
 
-        None on every process but the first, which alone writes. Raises Preempted after SIGTERM (saved), PeerLost,
+        None on every process but the first. Raises Preempted after SIGTERM (saved), PeerLost,
         Diverged, CheckpointError, TrainerError when the disk stays full.
         """
         try:
@@ -86,7 +89,7 @@ class Training:
 
     def _run_from_newest(self) -> Checkpoint | None:
         steps, every = self.config.steps, self.checkpoints.keeping.save_every
-        self.saver = Saver(self.checkpoints)
+        self.saver = Saver(self.checkpoints, self.ranks)
         self._resume()
         metrics = self._metrics() if self.ranks.is_first else None
         try:
@@ -98,8 +101,11 @@ class Training:
                     self._collect(wait=stop or self.step == steps)
                     if stop and self.step < steps:
                         raise Preempted(f"stopped at step {self.step} of {steps}; start it again to go on")
+        except NonFinite:  # all agree on that
+            self._collect(wait=True)
+            raise
         finally:
-            self.saver.wait()
+            self.saver.leave()
             if metrics is not None:
                 metrics.close()
         if not self.ranks.is_first:
@@ -111,7 +117,7 @@ class Training:
 
     def _resume(self) -> None:
         """Take over the newest whole checkpoint, if there is one."""
-        self.optimizer = Optimizer(self.model, self.config.optimizer)
+        self.optimizer = Optimizer(self.model, self.config.optimizer, self.cut)
         self.skipped = 0
         newest = self.checkpoints.newest() if self.ranks.is_first else None
         found = self.ranks.tell(newest.manifest["data_cursor"] if newest else None)
@@ -120,33 +126,30 @@ class Training:
             if self.rolled_back:
                 raise Diverged("the loss is not finite and nothing was saved before; lower the learning rate")
             torch.manual_seed(self.config.seed)
-            self.ranks.spread(self.model.state_dict().values())
+            if self.cut.size == 1:  # else the parts were dealt
+                self.ranks.spread(self.model.state_dict().values())
             return
-        if newest is not None:
-            self._take_over(newest)
+        self._take_over(newest)
         if self.data is not None:
             self.data.resume(found)
         self.step = found["step"]
-        if self.ranks.size > 1:
-            self._hear()
         emit("note", text=f"{self.config.phase}: going on from step {self.step} of {self.config.steps}")
 
-    def _take_over(self, newest: Checkpoint) -> None:
-        for name, expected in self._facts().items():
-            if newest.manifest.get(name) != expected and name in ("config_hash", "tokenizer_sha256", "vocab"):
-                words = f"{name} is {newest.manifest.get(name)}, this run has {expected}"
-                raise CheckpointError(f"{newest.folder}: {words}; remove the folder to begin again")
-        self.model.load_state_dict(newest.tensors("model"))
-        self.optimizer.load(newest.tensors("optimizer"))
-        torch.set_rng_state(newest.tensors("rng")["torch"])
-        log.info("Successfully loaded checkpoint from step %d: %s", newest.step, newest.folder)
-
-    def _hear(self) -> None:
-        """Have what the first process has taken over."""
-        rng, state = torch.get_rng_state(), self.optimizer.tensors()
-        self.ranks.spread([*self.model.state_dict().values(), *state.values(), rng])
+    def _take_over(self, newest: Checkpoint | None) -> None:
+        """newest: on the first process, from which the others have all of it."""
+        if newest is not None:
+            for name, expected in self._facts().items():
+                if newest.manifest.get(name) != expected and name in MUST_BE_EQUAL:
+                    words = f"{name} is {newest.manifest.get(name)}, this run has {expected}"
+                    raise CheckpointError(f"{newest.folder}: {words}; remove the folder to begin again")
+        state, rng = self.optimizer.tensors(), {"torch": torch.get_rng_state()}
+        model = parts_of(self.model.state_dict())
+        for kind, mine, how in (("model", model, self.cut), ("optimizer", state, self.cut), ("rng", rng, WHOLE)):
+            how.deal(mine, newest.tensors(kind) if newest else {}, self.ranks)
         self.optimizer.load(state)
-        torch.set_rng_state(rng)
+        torch.set_rng_state(rng["torch"])
+        if newest is not None:
+            log.info("Successfully loaded checkpoint from step %d: %s", newest.step, newest.folder)
 
     def _advance(self, batches: Ahead, metrics: Metrics | None, asked_to_stop: Callable[[], bool]) -> bool:
         """One step; whether a process was asked to stop. A non-finite loss or gradient changes nothing; too many in a
@@ -155,9 +158,14 @@ class Training:
         (ids, targets, *documents), waited_s = batches.take()
         self.optimizer.zero_grad()
         counted, share = int((targets != IGNORED).sum()), self.ranks.share
-        arrays = [share(one) for one in (ids, targets, *documents)]
-        loss = accumulate(self.model, arrays, self.config.micro_rows, counted)
-        loss, stop = self.ranks.add_up(list(self.optimizer.names), loss, asked_to_stop())
+        arrays = [share(ids, 0), share(targets, IGNORED), *(share(one, 0) for one in documents)]
+        if self.cut.size == 1:
+            loss = accumulate(self.model, arrays, self.config.micro_rows, counted)
+            loss, stop = self.ranks.add_up(list(self.optimizer.names), loss, asked_to_stop())
+        else:
+            with passing():
+                loss = accumulate(self.model, arrays, self.config.micro_rows, counted, last_pass)
+            loss, stop = self.ranks.total(loss, asked_to_stop())
         norm = float(self.optimizer.clip())
         self.step += 1
         if math.isfinite(loss) and math.isfinite(norm):
@@ -178,37 +186,54 @@ class Training:
         return stop > 0
 
     def _save(self) -> None:
-        """The first process copies what is to be saved, and writes it while all go on. Raises NonFinite on all,
-        TrainerError, PeerLost."""
-        problem = self.ranks.tell(self._begin_save() if self.ranks.is_first else None)
-        if problem:
-            raise NonFinite(problem)
+        """Every process copies what it is to save, and writes it while all go on.
 
-    def _begin_save(self) -> str:
-        """What is not finite, so that nothing is saved."""
+        Raises NonFinite on all, TrainerError, PeerLost.
+        """
         self._collect(wait=True)
-        model = self.model.state_dict()
+        model = parts_of(self.model.state_dict())
+        problem = ""
         try:
             require_finite(self.step, model)
         except NonFinite as error:
-            return str(error)
-        tensors = {"model": model, "optimizer": self.optimizer.tensors(), "rng": {"torch": torch.get_rng_state()}}
-        self.saver.begin(self.step, tensors, self._facts())
-        return ""
+            problem = str(error)
+        for said in filter(None, self.ranks.tell_all(problem)):
+            raise NonFinite(said)
+        tensors = {"model": model, "optimizer": self.optimizer.tensors()}
+        if self.ranks.is_first:
+            tensors["rng"] = {"torch": torch.get_rng_state()}
+        try:
+            self.saver.begin(self.step, self._mine(tensors), self._facts())
+        except OSError as error:
+            self._has_failed(error)
+
+    def _mine(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """What of them this process is to write: nothing of a model that others have too, if they come before."""
+        if self.ranks.rank >= self.cut.size:
+            return {}
+        if not self.ranks.is_first:
+            del tensors["optimizer"]["updates"]
+        return {kind: {name: one for name, one in named.items() if one.numel()} for kind, named in tensors.items()}
 
     def _collect(self, wait: bool) -> None:
         """How the save under way has ended, if it has. A full disk costs this save, unless others failed before."""
-        if wait:
-            self.saver.wait()
-        try:
-            if self.saver.collect():
-                self.failed_saves = 0
-        except OSError as error:
-            self.failed_saves += 1
-            alarm(f"a checkpoint was not saved: {error}")
-            if self.failed_saves >= MAX_FAILED_SAVES:
-                words = f"{self.failed_saves} saves in a row failed ({error}); free some disk, then start again"
-                raise TrainerError(f"{self.checkpoints.folder}: {words}") from error
+        while self.saver.is_busy:
+            if wait:
+                self.saver.wait(PULSE_S if self.ranks.size > 1 else None)
+            try:
+                if self.saver.collect():
+                    self.failed_saves = 0
+            except OSError as error:
+                self._has_failed(error)
+            if not wait:
+                return
+
+    def _has_failed(self, error: OSError) -> None:
+        self.failed_saves += 1
+        alarm(f"a checkpoint was not saved: {error}")
+        if self.failed_saves >= MAX_FAILED_SAVES:
+            words = f"{self.failed_saves} saves in a row failed ({error}); free some disk, then start again"
+            raise TrainerError(f"{self.checkpoints.folder}: {words}") from error
 
     def _facts(self) -> dict[str, Any]:
         cursor = {"step": self.step, **(self.data.cursor(self.step) if self.data else {})}
@@ -218,8 +243,8 @@ class Training:
             "config_hash": self.config.digest(),
             "data_cursor": cursor,
             "metrics": self.figures,
-            "model_type": type(self.model).__name__,
-            "rng": FILES["rng"],
+            "model_type": "Decoder",
+            "rng": file_of("rng", 0),
         }
 
     def _metrics(self) -> Metrics:
@@ -227,13 +252,21 @@ class Training:
         return Metrics(self.folder, self.step, self.config, run, self.peak, self.ranks.size)
 
 
-def accumulate(model: Decoder, arrays: Sequence[np.ndarray], micro_rows: int, counted: int) -> float:
+def accumulate(
+    model: Decoder,
+    arrays: Sequence[np.ndarray],
+    micro_rows: int,
+    counted: int,
+    before: Callable[[Decoder, bool], None] = lambda model, is_last: None,
+) -> float:
     """Add the gradients of the summed loss of these rows over `counted`, which is of the whole batch.
 
-    arrays: ids, targets and, where there are any, documents, all (rows, T). Returns that share of the loss in nats.
+    arrays: ids, targets and, where there are any, documents, all (rows, T). before: called before each pass, told
+    whether it is the last. Returns that share of the loss in nats.
     """
-    device, total = model.head.device, torch.zeros((), device=model.head.device)
-    for start in range(0, len(arrays[0]), micro_rows):
+    device, total, rows = model.head.device, torch.zeros((), device=model.head.device), len(arrays[0])
+    for start in range(0, rows, micro_rows):
+        before(model, start + micro_rows >= rows)
         parts = (np.ascontiguousarray(one[start : start + micro_rows]) for one in arrays)
         loss = model.loss(*(torch.from_numpy(part).to(device, non_blocking=True) for part in parts)) / max(1, counted)
         loss.backward()

@@ -1,8 +1,8 @@
 """What training takes of a GPU's memory, part by part, and the largest micro-batch that fits. No torch here.
 
 In: a `PhaseConfig`, how much memory there is. Out: `Memory`, in bytes; a `Fit`. Called by `inv fit`, and by plans to
-leave out GPUs that are too small. Every GPU holds the whole model (data parallel). The sums are of what the decoder
-keeps for the way back without a compiler, which keeps less; tests hold them against what a process took.
+leave out GPUs that are too small. Every GPU holds the whole model, or a part of it (`parts`). The sums are of what the
+decoder keeps for the way back without a compiler, which keeps less; tests hold them against what a process took.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -40,14 +40,17 @@ class Fit:
     config: PhaseConfig
     memory: Memory
     fits: bool  # False = not even one row with recomputation, which `memory` is of
+    parallel: str = "ddp"  # how the model is spread over the GPUs
+    gpus: int = 1
 
     @property
     def accumulation(self) -> int:
-        return self.config.rows // self.config.micro_rows
+        """Passes of each GPU in a step."""
+        return -(-self.config.rows // self.gpus // self.config.micro_rows)
 
 
-def estimate(config: PhaseConfig, device: str = "cuda") -> Memory:
-    """Of one step of `config`; device: cuda or cpu. `auto` counts as bfloat16."""
+def estimate(config: PhaseConfig, device: str = "cuda", parts: int = 1) -> Memory:
+    """Of one step of `config`, the model cut into so many parts; device: cuda or cpu. `auto` counts as bfloat16."""
     model, tokens = config.model, config.micro_rows * config.sequence_len
     width = 4 if config.dtype == "float32" else 2
     d, f = model.hidden_size, model.intermediate_size
@@ -75,28 +78,54 @@ def estimate(config: PhaseConfig, device: str = "cuda") -> Memory:
     if model.tie_word_embeddings:
         waiting += 4 * head  # the embedding's share of the same gradient is dense too
 
+    if parts > 1:  # a block comes together to compute, the next one already behind it; what is outside of them stays
+        ends_params = model.num_params - in_blocks
+        together = 2 * width * in_blocks // model.num_hidden_layers + 4 * ends_params
+        reduced = 4 * (in_blocks // model.num_hidden_layers + ends_params)  # gradients on their way to their owners
+        copies = together + reduced
+
     by_muon = in_blocks if config.optimizer.muon_lr else 0
     optimizer = 4 * by_muon + 8 * (model.num_params - by_muon)
     return Memory(
-        weights=4 * model.num_params + copies,
-        gradients=4 * model.num_params,
-        optimizer=optimizer,
+        weights=4 * model.num_params // parts + copies,
+        gradients=4 * model.num_params // parts,
+        optimizer=optimizer // parts,
         activations=activations,
         logits=slices + waiting,
         framework=FRAMEWORK_BYTES[device],
     )
 
 
-def largest(config: PhaseConfig, memory_bytes: int) -> Fit:
-    """The largest micro-batch of `config` on such a GPU; recomputing only where one row does not fit without.
+def ways(config: PhaseConfig, per_node: int, nodes: int = 1) -> dict[str, int]:
+    """How a model may be spread over so many GPUs, in the order of speed, and in how many parts it is then."""
+    found = {"ddp": 1}
+    if nodes > 1 and per_node > 1:
+        found["hybrid"] = per_node
+    if per_node * nodes > 1:
+        found["fsdp"] = per_node * nodes
+    return found if config.parallel == "auto" else {config.parallel: found.get(config.parallel, 1)}
+
+
+def parallel(config: PhaseConfig, memory_bytes: int, per_node: int, nodes: int = 1) -> str:
+    """The first of them that fits into GPUs of that size; the one that takes least, where none does."""
+    found = ways(config, per_node, nodes)
+    fitting = [way for way, parts in found.items() if estimate(config, parts=parts).total <= USABLE * memory_bytes]
+    return fitting[0] if fitting else list(found)[-1]
+
+
+def largest(config: PhaseConfig, memory_bytes: int, per_node: int = 1, nodes: int = 1) -> Fit:
+    """The largest micro-batch of `config` on such GPUs; cutting, then recomputing, only where one row does not fit.
 
     The effective batch stays: micro-batches are its divisors.
     """
-    divisors = [number for number in range(config.rows, 0, -1) if config.rows % number == 0]
+    gpus = per_node * nodes
+    sizes = [number for number in range(config.rows, 0, -1) if config.rows % number == 0]
+    sizes = [number for number in sizes if number <= -(-config.rows // gpus)]
     for recompute in dict.fromkeys((config.recompute, True)):
-        for micro_rows in divisors:
-            tried = replace(config, micro_rows=micro_rows, recompute=recompute)
-            memory = estimate(tried)
-            if memory.total <= USABLE * memory_bytes:
-                return Fit(tried, memory, True)
-    return Fit(tried, memory, False)
+        for way, parts in ways(config, per_node, nodes).items():
+            for micro_rows in sizes:
+                tried = replace(config, micro_rows=micro_rows, recompute=recompute)
+                memory = estimate(tried, parts=parts)
+                if memory.total <= USABLE * memory_bytes:
+                    return Fit(tried, memory, True, way, gpus)
+    return Fit(tried, memory, False, way, gpus)

@@ -1,17 +1,19 @@
 """AdamW, Muon and the schedule that both follow.
 
-In: named parameters, an `OptimizerConfig`, the step. Out: changed parameters; state as named tensors.
+In: named parameters, an `OptimizerConfig`, the step. Out: changed parameters; state as named tensors. Where a model is
+cut over processes, each changes the rows that it has; matrices are put together for Muon, every process some of them.
 Sources: Loshchilov and Hutter, arXiv 1711.05101 (AdamW); Jordan, "Muon: an optimizer for hidden layers" (2024).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from trainer.config import OptimizerConfig, ScheduleConfig
+from trainer.cut import WHOLE, Cut, part_of
 from trainer.model import Decoder
 
 MUON_MOMENTUM = 0.95
@@ -55,11 +57,12 @@ class Group:
 class Optimizer:
     """What changes the parameters of a model: AdamW, with Muon for the matrices inside blocks when it has a rate.
 
+    All tensors in it are of the rows that this process has: see `Cut`.
     Not a torch.optim.Optimizer: making one imports PyTorch's compiler, as slow to start as all of this program.
     """
 
-    def __init__(self, model: Decoder, config: OptimizerConfig) -> None:
-        self.config, self.dtype = config, model.compute_dtype
+    def __init__(self, model: Decoder, config: OptimizerConfig, cut: Cut = WHOLE) -> None:
+        self.config, self.dtype, self.cut = config, model.compute_dtype, cut
         self.names = {parameter: name for name, parameter in model.named_parameters()}
         self.updates = 0
         rates = {"model.embed_tokens.weight": config.embed_lr, "lm_head.weight": config.head_lr}
@@ -78,8 +81,12 @@ class Optimizer:
         self.muon = [Group(some, config.muon_lr, decay, {"mean": zeros(some)}) for some in by_shape.values()]
 
     def clip(self) -> Tensor:
-        """The norm of all gradients before they were cut to `grad_clip` (0 = not cut)."""
-        return nn.utils.clip_grad_norm_(list(self.names), self.config.grad_clip or math.inf)
+        """The norm of all gradients before they were shortened to `grad_clip` (0 = as they are). Raises PeerLost."""
+        grads = grads_of(self.names)
+        norm = self.cut.norm(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads))))
+        if self.config.grad_clip:
+            torch._foreach_mul_(grads, torch.clamp(self.config.grad_clip / (norm + 1e-6), max=1.0))
+        return norm
 
     @torch.no_grad()
     def step(self, scale: float) -> None:
@@ -93,22 +100,27 @@ class Optimizer:
     def _adamw(self, group: Group, lr: float) -> None:
         """PyTorch's own kernel, one pass over memory; reached below torch.optim (see above)."""
         first, second = self.config.betas
-        grads = [parameter.grad for parameter in group.parameters]
-        count = torch.tensor(float(self.updates), device=group.parameters[0].device)
+        parameters, grads = parts(group.parameters), grads_of(group.parameters)
+        count = torch.tensor(float(self.updates), device=parameters[0].device)
         torch._fused_adamw_(
-            group.parameters, grads, group.state["mean"], group.state["square"], [], [count] * len(grads), lr=lr,
+            parameters, grads, group.state["mean"], group.state["square"], [], [count] * len(grads), lr=lr,
             beta1=first, beta2=second, weight_decay=group.decay, eps=self.config.eps, amsgrad=False, maximize=False,
         )  # fmt: skip
 
     def _muon(self, group: Group, lr: float) -> None:
         """Equal shapes are orthogonalised as one stack, in the dtype of activations: it is rough in any case."""
         rows, columns = group.parameters[0].shape
-        grads, mean = [parameter.grad for parameter in group.parameters], group.state["mean"]
+        parameters, grads, mean = parts(group.parameters), grads_of(group.parameters), group.state["mean"]
         torch._foreach_lerp_(mean, grads, 1 - MUON_MOMENTUM)
         ahead = torch._foreach_lerp(grads, mean, MUON_MOMENTUM)  # Nesterov
-        updates = orthogonalise(torch.stack(ahead).to(self.dtype)).float()
-        torch._foreach_mul_(group.parameters, 1 - lr * group.decay)
-        torch._foreach_add_(group.parameters, list(updates.unbind()), alpha=-lr * max(1, rows / columns) ** 0.5)
+        stack = torch.stack(ahead).to(self.dtype)
+        if self.cut.size == 1:
+            updates = orthogonalise(stack).float()
+        else:
+            made = orthogonalise(self.cut.whole(stack, rows))
+            updates = self.cut.pieces(made, len(stack), stack.shape[1]).float()
+        torch._foreach_mul_(parameters, 1 - lr * group.decay)
+        torch._foreach_add_(parameters, list(updates.unbind()), alpha=-lr * max(1, rows / columns) ** 0.5)
 
     def zero_grad(self) -> None:
         for parameter in self.names:
@@ -130,5 +142,13 @@ class Optimizer:
         self.updates = int(tensors["updates"])
 
 
+def parts(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    return [part_of(parameter) for parameter in parameters]
+
+
+def grads_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    return [part_of(parameter.grad) for parameter in parameters if parameter.grad is not None]
+
+
 def zeros(parameters: list[nn.Parameter]) -> list[Tensor]:
-    return [torch.zeros_like(parameter, requires_grad=False) for parameter in parameters]
+    return [torch.zeros_like(part) for part in parts(parameters)]

@@ -321,9 +321,27 @@ def resolve(
     phases = [node.spec for name, node in nodes.items() if name in due and isinstance(node.spec, PhaseConfig)]
     copies = wanted.keeping.get("keep", profile.keeping.keep) + 1
     kept = sum(copies * STATE_BYTES * phase.model.num_params for phase in phases)
-    most = max((memory.estimate(phase).total for phase in phases), default=0)
+    spread = [ways_of(phase, request) for phase in phases]
+    most = max((min(found.values()) for found in spread), default=0)
     notes = rescaled(profile, phases) + _about_init(wanted.init if "init" in due else None)
+    notes += tuple(
+        f"{phase.phase}: {said}" for phase, found in zip(phases, spread, strict=True) if (said := told(found))
+    )
     return Plan(target, inventory.store, tuple(artifacts), job, request, notes, disk_bytes=kept, gpu_memory_bytes=most)
+
+
+def ways_of(phase: PhaseConfig, request: Request) -> dict[str, int]:
+    """How a model may be spread over the GPUs that are asked for -> bytes that it takes of each, an estimate."""
+    found = memory.ways(phase, max(1, request.num_gpus), request.nodes)
+    return {way: memory.estimate(phase, parts=parts).total for way, parts in found.items()}
+
+
+def told(found: Mapping[str, int]) -> str:
+    """The same in words; "" where there is nothing to choose."""
+    if list(found) == ["ddp"]:
+        return ""
+    sizes = [f"{way} with {size / 1e9:.0f} GB on each GPU" for way, size in found.items()]
+    return f"several GPUs: {', else '.join(sizes)} (parallel in a profile's file chooses)"
 
 
 def rescaled(profile: Profile, phases: Sequence[PhaseConfig]) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """What every phase does around its training: inputs out of the store, one locked run folder, one published artifact.
 
-In: a `Making` and the records of a phase. Out: `<work>/checkpoints/<phase>-<12>/` while it trains (`metrics.jsonl` in
-`<work>/runs/<phase>/`), then the artifact: `step-<9 digits>/`, `hf/`, `metrics.jsonl`, `samples.jsonl`.
+In: a `Making` and the records of a phase. Out: `<work>/checkpoints/<phase>-<spec>-<inputs>/` while it trains
+(`metrics.jsonl` in `<work>/runs/<phase>/`), then the artifact: `step-<9 digits>/`, `hf/`, `metrics.jsonl`,
+`samples.jsonl`.
 """
 
 import hashlib
@@ -19,9 +20,10 @@ from data import tokenizer as tokenizers
 from data.config import Making
 from data.report import emit
 from store import Store
-from trainer import export
+from trainer import export, memory
 from trainer.checkpoint import Checkpoint, Checkpoints, open_final, remove
 from trainer.config import Keeping, PhaseConfig
+from trainer.cut import WHOLE, Cut, cut, parts_of
 from trainer.errors import Refused
 from trainer.loop import Batch, Data, Training
 from trainer.machine import Machine, prepare
@@ -44,6 +46,8 @@ class PhaseRun:
     tokenizer_folder: Path
     tokenizer: tokenizers.Tokenizer
     ranks: Ranks
+    parallel: str  # of `ddp`, `fsdp`, `hybrid`
+    cut: Cut = WHOLE  # of the model that is being trained
     metrics: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -54,18 +58,32 @@ class PhaseRun:
 
     def new_model(self) -> Decoder:
         """With first weights from the seed."""
-        model = Decoder(self.config.model, self.machine.dtype(self.config))
-        initialise(model, self.config.seed)
-        return model.to(self.machine.device)
+        return self._model(lambda model: initialise(model, self.config.seed))
 
     def model_from(self, role: str) -> Decoder:
         """With the weights at the end of the phase before. Raises Refused when it learned another vocabulary."""
-        model = Decoder(self.config.model, self.machine.dtype(self.config))
-        if not self.ranks.is_first:  # it hears the weights before the first step
-            return model.to(self.machine.device)
+        return self._model(lambda model: self._fill_from(model, role))
+
+    def _model(self, fill: Callable[[Decoder], None]) -> Decoder:
+        """Whole, or this process's part of it; the first process alone fills it, the others hear from it."""
+        dtype, device = self.machine.dtype(self.config), self.machine.device
+        if self.ranks.is_first or self.parallel == "ddp":
+            whole = Decoder(self.config.model, dtype)
+            if self.ranks.is_first:
+                fill(whole)
+            if self.parallel == "ddp":
+                return whole.to(device)
+        with torch.device("meta"):
+            model = Decoder(self.config.model, dtype)
+        self.cut = cut(model, self.parallel, self.ranks)
+        model.to_empty(device=device)
+        self.cut.deal(parts_of(model.state_dict()), whole.state_dict() if self.ranks.is_first else {}, self.ranks)
+        return model
+
+    def _fill_from(self, model: Decoder, role: str) -> None:
         if role == "init":
             export.load(model, self.input(role))
-            return model.to(self.machine.device)
+            return
         before = open_final(self.input(role))
         ours = {"tokenizer_sha256": self.tokenizer.sha256, "vocab": self.tokenizer.vocab_size}
         theirs = {name: before.manifest.get(name) for name in ours}
@@ -76,24 +94,33 @@ class PhaseRun:
             model.load_state_dict(before.tensors("model"))
         except RuntimeError as error:
             raise Refused(f"{self.config.phase} cannot go on from {self.making.inputs[role].name}: {error}") from None
-        return model.to(self.machine.device)
 
-    def train(self, model: Decoder, batch: Batch, data: Data | None = None) -> Checkpoint | None:
-        """See `Training.run`."""
+    def train(self, model: Decoder, batch: Batch, data: Data | None = None) -> tuple[Decoder, Checkpoint] | None:
+        """The model as it was trained, whole, and its last checkpoint; None on all processes but the first. See
+        `Training.run`."""
         facts = {
             "run": run_id(),
             "phase": self.config.phase,
             "tokenizer_sha256": self.tokenizer.sha256,
             "vocab": self.tokenizer.vocab_size,
+            "inputs_hash": inputs_digest(self.making),
         }
-        peak, sample = None, None
-        if self.ranks.is_first:
-            peak = of_machine(self.machine)
+        peak = of_machine(self.machine) if self.ranks.is_first else None
+        sample = None
+        if self.ranks.is_first and self.cut.size == 1:  # a model that is cut answers only when all its processes ask
             sample = Sampler(model, self.tokenizer, is_talk=self.config.mixture is not None)
+        one = Training(
+            model, self.config, batch, self.checkpoints, facts, self.metrics, self.ranks, self.cut, data, peak, sample
+        )
         with equipped(model, self.config, self.machine):
-            return Training(
-                model, self.config, batch, self.checkpoints, facts, self.metrics, self.ranks, data, peak, sample
-            ).run()
+            final = one.run()
+        if final is None:
+            return None
+        if self.cut.size > 1:  # the other parts are with processes that have ended
+            model = Decoder(self.config.model, self.machine.dtype(self.config))
+            model.load_state_dict(final.tensors("model"))
+            model.to(self.machine.device)
+        return model, final
 
     def publish(self, model: Decoder, final: Checkpoint, about: dict[str, Any]) -> dict[str, Any]:
         """Put the artifact into the store, then drop this run's checkpoints; all that is known of it."""
@@ -130,19 +157,46 @@ def phase_run(
         config = replace(config, model=export.read_config(export.folder_of_model(open_input(making, before))))
     folder = open_input(making, "tokenizer")
     tokenizer = tokenizers.load(folder)
-    ours, theirs = config.model.vocab_size, tokenizer.vocab_size
-    if theirs > ours or theirs < ours and not config.adopted:  # many published models have rows to spare
+    ids, known = config.model.vocab_size, tokenizer.vocab_size
+    if known > ids or known < ids and not config.adopted:  # many published models have rows to spare
         raise Refused(
-            f"{config.phase}: the model has {ours} ids, the tokenizer {making.inputs['tokenizer'].name} {theirs}"
+            f"{config.phase}: the model has {ids} ids, the tokenizer {making.inputs['tokenizer'].name} {known}"
         )
-    ranks.compare({"PyTorch": torch.__version__, "activations": str(machine.dtype(config)), **data_digests(making)})
-    name = "-".join(filter(None, (keeping.prefix, config.phase, making.fingerprint[:12])))
+    parallel = how(config, ranks, machine)
+    ours = {"PyTorch": torch.__version__, "activations": str(machine.dtype(config)), "parallel": parallel}
+    ranks.compare({**ours, **data_digests(making)})
     acknowledged = work_folder().parent / "state" / "acknowledged.json"  # of a pod; else there is none
-    checkpoints = Checkpoints(work_folder() / "checkpoints" / name, keeping, acknowledged)
+    checkpoints = Checkpoints(checkpoint_folder(config.phase, making, keeping), keeping, acknowledged)
     with checkpoints.locked() if ranks.is_first else nullcontext():
         for leftover in checkpoints.folder.parent.glob(".trash-*"):
             shutil.rmtree(leftover, ignore_errors=True)  # a finished run of another phase may be removing it just now
-        yield PhaseRun(config, making, machine, checkpoints, folder, tokenizer, ranks)
+        yield PhaseRun(config, making, machine, checkpoints, folder, tokenizer, ranks, parallel)
+
+
+def checkpoint_folder(phase: str, making: Making, keeping: Keeping) -> Path:
+    """`[<prefix>-]<phase>-<spec>-<inputs>` after the parts of the fingerprint: a run that is configured otherwise, or
+    begins from something else, has another one. The code is not in it: a mended program goes on."""
+    spec, _, rest = making.fingerprint.partition("-")
+    parts = (keeping.prefix, phase, spec[:12], rest.rpartition("-")[2][:12])
+    return work_folder() / "checkpoints" / "-".join(filter(None, parts))
+
+
+def how(config: PhaseConfig, ranks: Ranks, machine: Machine) -> str:
+    """`ddp`, `fsdp` or `hybrid`: what the phase says, or the first that fits into the memory of each GPU."""
+    if ranks.size == 1:
+        return "ddp"
+    nodes = ranks.size // ranks.per_node
+    if config.parallel == "hybrid" and (nodes == 1 or ranks.per_node == 1):
+        raise Refused(
+            f"{config.phase}: hybrid cuts a model over the processes of each of several nodes; here are {nodes} nodes "
+            f"of {ranks.per_node}; take fsdp or auto"
+        )
+    if config.parallel != "auto":
+        return config.parallel
+    if machine.device.type == "cpu":
+        return "ddp"
+    size = torch.cuda.get_device_properties(machine.device).total_memory
+    return memory.parallel(config, size, ranks.per_node, nodes)
 
 
 def once(making: Making, ranks: Ranks, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -168,6 +222,12 @@ def data_digests(making: Making) -> dict[str, str]:
     inputs = [one.name for role, one in making.inputs.items() if role not in ("base", "mid", "init")]
     files = {name: [(file.path, file.sha256) for file in store.manifest(name).files] for name in inputs}
     return {name: hashlib.sha256(repr(sorted(entries)).encode()).hexdigest()[:12] for name, entries in files.items()}
+
+
+def inputs_digest(making: Making) -> str:
+    """What a phase begins from: data by its content, models by their fingerprint."""
+    prints = {role: one.fingerprint for role, one in making.inputs.items()}
+    return hashlib.sha256(repr(sorted({**prints, **data_digests(making)}.items())).encode()).hexdigest()
 
 
 def run_id() -> str:

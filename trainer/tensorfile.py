@@ -7,9 +7,10 @@ second copy of the tensors in memory. Source: the safetensors format description
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,6 +60,33 @@ def read(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     return load_file(path)
+
+
+class Joined(Mapping[str, Tensor]):
+    """The tensors of several files; one that stands in more than one of them is joined along its first dimension.
+
+    Files are mapped, and each tensor is read when it is asked for: a large model need not be in memory whole.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        from safetensors import safe_open
+
+        self._at: dict[str, list[Any]] = {}
+        for path in paths:
+            file = safe_open(path, "pt")
+            names = file.keys()
+            for name in names:
+                self._at.setdefault(name, []).append(file)
+
+    def __getitem__(self, name: str) -> Tensor:
+        parts = [file.get_tensor(name) for file in self._at[name]]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._at)
+
+    def __len__(self) -> int:
+        return len(self._at)
 
 
 def sha256(path: Path, from_disk: bool = False, rest: Callable[[], None] = lambda: None) -> str:

@@ -3,6 +3,7 @@
 import json
 import random
 import signal
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 from data.__main__ import main as prepare
 from data.config import Input, Making
 from store import Store
-from tests.trainer.conftest import TINY, finish, tiny
+from tests.trainer.conftest import TINY, finish, tiny, write_talk
+from trainer import loop
 from trainer.__main__ import main
 from trainer.checkpoint import Checkpoints, open_final
 from trainer.config import Keeping
@@ -192,6 +194,32 @@ def test_a_phase_refuses_a_model_that_learned_with_another_tokenizer(world, monk
     assert words.count("tokenizer_sha256") == 2
     assert run(world, monkeypatch, "mid", chat_phase("mid"), world.making("mid", base=entry)) == 1  # a stale input
     assert "fingerprint" in capfd.readouterr().err
+
+
+def test_a_phase_does_not_go_on_from_what_other_data_made(world, monkeypatch, capfd):
+    """Of another fingerprint it begins anew, in a folder of its own; of the same one it refuses."""
+    assert run(world, monkeypatch, "base", tiny(steps=2)) == 0
+    entry = Input(name="base_checkpoints/tiny", fingerprint="f" * 64)
+
+    def stopped(making) -> int:
+        with monkeypatch.context() as hasty:
+            hasty.setattr(loop, "sigterm_noted", lambda: nullcontext(lambda: True))
+            return run(world, monkeypatch, "mid", chat_phase("mid", steps=9), making)
+
+    parts = ["a" * 12, "b" * 12, "c" * 12]
+    making = world.making("mid", "-".join(parts), base=entry)
+    assert [stopped(making), stopped(making)] == [75, 75]
+    mended = replace(making, fingerprint="-".join([parts[0], "d" * 12, parts[2]]))  # other code
+    other = replace(making, fingerprint="-".join([*parts[:2], "e" * 12]))
+    assert [stopped(mended), stopped(other)] == [75, 75]
+    found = {path.name: Checkpoints(path, OFTEN).newest().step for path in world.work().glob("checkpoints/mid-*")}
+    assert found == {f"mid-{parts[0]}-{parts[2]}": 3, f"mid-{parts[0]}-{'e' * 12}": 1}
+    folder = world.root / "identity"
+    write_talk(folder / "identity_conversations.jsonl", "Who are you?", "I am somebody else.")
+    Store(world.store).publish(folder, "identity", "print-identity", {})
+    capfd.readouterr()
+    assert stopped(making) == 1
+    assert "inputs_hash is" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from data.config import Input
 from data.shards import Writer
 from store import Store
 from tests.trainer.conftest import World, finish, tiny
-from trainer.checkpoint import Checkpoints
+from trainer import tensorfile
+from trainer.__main__ import main
+from trainer.checkpoint import Checkpoints, open_final
 from trainer.config import Keeping
 
 OFTEN = Keeping(save_every=3, keep=3, reserve_bytes=0)
@@ -72,6 +76,34 @@ def test_two_nodes_have_the_losses_of_one_and_the_first_alone_writes(world, port
     assert losses(world.store / "base_checkpoints/tiny") == pytest.approx(alone, rel=TOLERANCE)
     assert not list(world.work("node1").rglob("step-*"))
     assert not (world.root / "node1.jsonl").exists()
+
+
+def test_what_two_nodes_trained_in_parts_is_a_model_like_any_other(world, port, alone, capfd):
+    """Each has half of the model, and they share no disk; what is published is evaluated, exported and talked to."""
+    config = replace(CONFIG, parallel="fsdp")
+    for code, words in map(finish, spread(world, config, port, world.making(), world.making())):
+        assert code == 0, words
+    model, out = world.store / "base_checkpoints/tiny", world.root / "exported"
+    assert losses(model) == pytest.approx(alone, rel=TOLERANCE)
+    saved = open_final(model)
+    assert saved.manifest["world"] == 2 and len(list(saved.folder.glob("model-rank*"))) == 2
+    assert not list(world.work("node1").rglob("step-*"))
+    published = tensorfile.read(model / "hf" / "model.safetensors")
+    assert published.keys() == set(saved.tensors("model"))
+    assert all(torch.equal(one, saved.tensors("model")[name]) for name, one in published.items())
+    capfd.readouterr()
+    assert main(["eval", "--model", str(model), "--text", str(world.store / "datasets/x/text")]) == 0
+    about = json.loads((world.root / "node0.jsonl").read_text().splitlines()[-1])
+    assert json.loads(capfd.readouterr().out)["bits_per_byte"] == pytest.approx(
+        about["bits_per_byte"],
+        rel=0.01,  # in longer rows
+    )
+    assert main(["export", "--model", str(model), "--out", str(out)]) == 0
+    assert main(["chat", "--model", str(out), "--prompt", "reads", "--max-tokens", "4"]) == 0
+    entry = Input(name="base_checkpoints/tiny", fingerprint="f" * 64)  # and the next phase goes on from it, alone
+    mid = tiny(phase="mid", mixture={"identity": 1.0}, sequence_len=96, steps=2, dtype="float32")
+    code, words = finish(world.start(mid, OFTEN, world.making("mid", base=entry)))
+    assert code == 0, words
 
 
 def test_what_two_nodes_began_one_process_ends_with_the_batches_that_were_due(world, port, alone):

@@ -26,10 +26,10 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> 
             ids, targets = rows[:, :-1], rows[:, 1:]
             return (ids, targets, loader.documents(ids)) if config.document_masks else (ids, targets)
 
-        model = phase.new_model()
-        final = phase.train(model, batch, loader)
-        if final is None:
+        trained = phase.train(phase.new_model(), batch, loader)
+        if trained is None:
             return {}
+        model, final = trained
         about: dict[str, Any] = {"tokens": config.steps * config.rows * config.sequence_len}
         if val := sorted(tokens.glob("val-*.bin")):
             text_of = heldout(val, phase.tokenizer_folder, config.sequence_len)

@@ -25,9 +25,8 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks, bef
             raise Refused(f"{config.phase}: the mixture names nothing; known: identity, pydocs, other, and your own")
         files = {kind: [conversations_of(phase, kind)] for kind in mixture}
         conversations = Conversations(files, mixture, phase.tokenizer, config.sequence_len, config.seed)
-        model = phase.model_from(before)
-        final = phase.train(model, lambda step: conversations.batch(step, config.rows))
-        return phase.publish(model, final, {}) if final else {}
+        trained = phase.train(phase.model_from(before), lambda step: conversations.batch(step, config.rows))
+        return phase.publish(*trained, {}) if trained else {}
 
 
 def conversations_of(phase: PhaseRun, kind: str) -> Path:
