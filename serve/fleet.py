@@ -30,7 +30,6 @@ class Course:
     start_on_demand: int = 0
     stop: tuple[tuple[int, str], ...] = ()
     """Numbers, and why."""
-    serving: tuple[int, ...] = ()
     held: str = ""
     tick_s: float = autoscaler.TICK_S
 
@@ -41,12 +40,11 @@ def course(
     """`newest`: the version that is wanted. `is_tick`: so much time has passed since the last one as that one said."""
     alike = [one for one in members if one.version == newest]
     seen = autoscaler.Seen(
-        qps=load.qps, waiting=load.waiting, members=[_scaled(one) for one in alike], affordable=load.affordable
+        qps=load.qps, waiting=load.waiting, members=[scaled(one) for one in alike], affordable=load.affordable
     )
     decision = (autoscaler.decide if is_tick else autoscaler.fill)(rule, memory, seen)
     final = decision.memory.target + rule.extra
-    all_of_them = [update.Member(number=one.number, version=one.version, state=one.state) for one in members]
-    old = update.outdated(mode, rule.least, final, newest, all_of_them)
+    old = update.outdated(mode, rule.least, final, newest, [_updated(one) for one in members])
     stop = {number: "fewer are wanted" for number in decision.stop}
     stop |= {number: f"version {newest} takes its place" for number in old}
     return Course(
@@ -54,12 +52,21 @@ def course(
         start_spot=decision.start_spot,
         start_on_demand=decision.start_on_demand,
         stop=tuple(stop.items()),
-        serving=tuple(sorted(update.serving(mode, rule.least, all_of_them))),
         held=decision.held,
         tick_s=decision.tick_s,
     )
 
 
-def _scaled(one: Member) -> autoscaler.Member:
+def serving(mode: str, rule: Rule, members: Sequence[Member]) -> tuple[int, ...]:
+    """The numbers of those that requests may go to."""
+    return tuple(sorted(update.serving(mode, rule.least, [_updated(one) for one in members])))
+
+
+def scaled(one: Member) -> autoscaler.Member:
+    """As the autoscaler sees it."""
     was_ready = one.facts.first_ready_at is not None
     return autoscaler.Member(number=one.number, state=one.state, was_ready=was_ready, spot=one.spot, gpu=one.gpu)
+
+
+def _updated(one: Member) -> update.Member:
+    return update.Member(number=one.number, version=one.version, state=one.state)

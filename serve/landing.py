@@ -17,8 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from infra import home, launch, pods
 from infra.agent import environment
 from infra.agent.job import Job, Limits, Step
@@ -68,19 +66,20 @@ class Landing:
         candidates = placement.candidates(version.provider, self.settings)
         offers = placement.find(candidates, self.vendor, request, wants_spot=member.spot)
         limits = Limits(reserve_bytes=self.settings.reserve_bytes, spend_micro_usd=cap_micro_usd)
-        command = engines.command(
-            msgspec.convert(version.model, engines.Model),
-            version.engine,
+        engine = engines.Replica(
+            engine=version.engine,
+            source=version.model,
+            name=served_name(self.name, wanted),
             port=member.port,
-            served_name=served_name(self.name, wanted),
-            **version.options,
+            store=version.store,
+            tuning=version.tuning,
         )
-        config = {"words": list(command.words), "environ": {**environ_of(wanted), **command.environ}}
-        step = Step(STEP, ("-m", "serve.start"), command.environment_group, config, max_restarts=0)
+        step = Step(STEP, ("-m", "serve.engines"), engines.ENVIRONMENTS[version.engine], engines.config_of(engine),
+                    max_restarts=0)  # fmt: skip
         is_here = all(self.vendor(one.provider).is_here for one in offers)
         job = Job(run=member.run, token="", steps=(step,), kind="service", limits=limits,
                   torch=environment.torch_build() if is_here else "cuda" if request.num_gpus else "cpu",
-                  environments=str(self.settings.environments) if is_here else "",
+                  environments=str(self.settings.environments) if is_here else "", environ=dict(environ_of(wanted)),
                   secrets=tuple(self.secrets()), num_gpus=request.num_gpus)  # fmt: skip
         plan = Plan(target="", store="", artifacts=(), job=job, request=request)
         with self._journal() as journal:
@@ -92,61 +91,52 @@ class Landing:
         found = {"HUGGINGFACEHUB_API_TOKEN": self.settings.huggingfacehub_api_token, "HF_TOKEN": self.settings.hf_token}
         return {name: value for name, value in found.items() if value}
 
-    def row(self, run: str) -> Op | None:
-        """The newest row of that pod; None when it was never asked for."""
-        with self._journal() as journal:
-            return next(reversed(journal.ops(run=run)), None)
-
     def reach(self, op: Op) -> Transport:
         return self.vendor(op.vendor).reach(pods.pod_of(op))
 
-    def fate(self, run: str) -> str:
+    def fate(self, op: Op) -> str:
         """Why its engine does not run any more, in words; "" while it does. Raises SlipwayError: nobody can tell."""
-        op = self.row(run)
-        if op is None:
-            return "it was never rented"
         if not op.is_live:
             return op.reason or "it was ended"
         verdict = pods.verdict_of(op, self.reach(op))
-        if verdict:
-            return f"its engine has ended: {verdict['reason'] or verdict['state']}"
-        return ""
+        return f"its engine has ended: {verdict['reason'] or verdict['state']}" if verdict else ""
 
-    def is_gone(self, run: str) -> bool:
+    def is_gone(self, op: Op) -> bool:
         """Whether its machine is no more: preempted. Raises SlipwayError: its vendor does not say."""
-        op = self.row(run)
-        return op is None or not op.is_live or pods.is_absent(self.vendor(op.vendor), op)
+        return not op.is_live or pods.is_absent(self.vendor(op.vendor), op)
 
-    def end(self, run: str, reason: str) -> None:
+    def end(self, op: Op, reason: str) -> None:
         """Nothing of it is left. Raises SlipwayError when that is not proven; may be repeated."""
-        op = self.row(run)
-        if op is None:
-            return
         provider = self.vendor(op.vendor)
         if op.is_live:
-            with contextlib.suppress(SlipwayError):  # one that is deaf is ended all the same
-                if provider.is_rented:  # nothing can be asked of it afterwards
-                    self._bring_log(op)
+            if provider.is_rented and op.address:  # nothing can be asked of it afterwards
+                self._bring_log(op)
             with self._journal() as journal:
                 pods.end(provider, journal.op(op.token), journal, reason)
         if not provider.is_rented and op.address:
-            with contextlib.suppress(SlipwayError):  # it stays where it is; the pod is gone
-                self._bring_log(op)
-                self._remove(op)
+            self._bring_log(op)
+            self._remove(op)
 
     def log_of(self, run: str) -> Path:
         """Where its engine's log is kept once it has ended."""
         return self.settings.pods.parent / "logs" / run
 
     def _bring_log(self, op: Op) -> None:
-        home.bring_logs(op, self.reach(op), self.log_of(op.run))
+        """Best effort: one that is deaf is ended all the same."""
+        try:
+            home.bring_logs(op, self.reach(op), self.log_of(op.run))
+        except (SlipwayError, OSError) as error:
+            self.say(f"{op.run}: its log stays behind: {error}")
 
     def _remove(self, op: Op) -> None:
         """What the pod has left: a copy of the code, which nobody will use again. Replicas come and go for weeks."""
         root = pods.folder_of(op).root
         assert root.name == op.run
         script = 'test -e "$1/POD.json" || rm -rf -- "$1"'
-        self.reach(op).run(["sh", "-c", script, "sh", str(root)], timeout_s=REMOVE_S)
+        try:
+            self.reach(op).run(["sh", "-c", script, "sh", str(root)], timeout_s=REMOVE_S)
+        except SlipwayError as error:
+            self.say(f"{op.run}: {root} stays behind: {error}")
 
     def _journal(self) -> Journal:
         """Each thread has one of its own."""
@@ -154,11 +144,10 @@ class Landing:
 
 
 def free_port(taken: Sequence[int]) -> int:
-    """One of PORTS that nobody listens on here. On another machine it may be in use: then the engine says so and ends."""
+    """One of PORTS that nobody listens on here. On another machine it may be in use: its engine says so, and ends."""
     while True:
         port = random.choice(PORTS)
         if port in taken:
             continue
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
-

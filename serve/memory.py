@@ -15,6 +15,7 @@ import msgspec
 from infra.errors import SlipwayError
 from serve import service
 from serve.autoscaler import Memory
+from serve.engines import Tuning
 from serve.service import Service
 from serve.states import Facts, State, state_of
 
@@ -33,10 +34,11 @@ class Version:
     engine: str = "vllm"
     provider: str = "local"
     """Where replicas are placed; "" = wherever there is room, in the order of `placement`."""
-    model: dict[str, Any] = field(default_factory=dict)
-    """The fields of an `engines.Model`: found by the command, so that all replicas serve the same weights."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """More words for `engines.command`."""
+    model: str
+    """As `models.resolve` takes it; what lies on this machine is a folder here, so that all replicas serve the same."""
+    store: str = ""
+    """Of our artifacts."""
+    tuning: Tuning = field(default_factory=Tuning)
 
     @property
     def service(self) -> Service:
