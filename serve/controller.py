@@ -12,6 +12,7 @@ lease `serve:NAME`, and whoever has lost that may write nothing and leaves.
 
 import asyncio
 import contextlib
+import json
 import signal
 import sys
 import time
@@ -103,6 +104,7 @@ class Controller:
         self.serving: tuple[int, ...] = ()
         self.waited: deque[tuple[float, float | None]] = deque()
         self.saved = ""
+        self.counted = (-1, -1)
         self.changed = asyncio.Event()
         self.is_leaving = False
         self.trouble: BaseException | None = None
@@ -512,6 +514,12 @@ class Controller:
         if text != self.saved:
             self.journal.saw(self.name, text, self.lease)
             self.saved = text
+        ready = sum(one.member.state is State.READY for one in self.kept.values())
+        if (ready, self.memory.target) != self.counted:
+            self.counted = (ready, self.memory.target)
+            with self.places.history.open("a", encoding="ascii") as file:
+                line = {"at": round(time.time(), 1), "ready": ready, "target": self.memory.target}
+                file.write(json.dumps(line) + "\n")
 
     def _op(self, one: Kept) -> Op | None:
         return next(reversed(self.journal.ops(run=one.member.run)), None)

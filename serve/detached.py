@@ -45,6 +45,11 @@ class Places:
         return self.folder / "access.jsonl"
 
     @property
+    def history(self) -> Path:
+        """A line whenever another number of replicas is ready."""
+        return self.folder / "replicas.jsonl"
+
+    @property
     def keys(self) -> Path:
         return self.folder / "keys"
 

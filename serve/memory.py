@@ -39,6 +39,8 @@ class Version:
     store: str = ""
     """Of our artifacts."""
     tuning: Tuning = field(default_factory=Tuning)
+    weights: str = ""
+    """Tells one release from the next one in the same place."""
 
     @property
     def service(self) -> Service:
