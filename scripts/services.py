@@ -245,6 +245,17 @@ def ensure(name: str, settings: Settings, journal: Journal) -> Seen:
     return seen
 
 
+def look_after(name: str, settings: Settings, journal: Journal, as_json: bool) -> None:
+    """What `inv keep` does for a service."""
+    was_kept = detached.is_kept(name, journal)
+    seen = ensure(name, settings, journal)
+    holder = journal.holder(detached.lease_name(name))
+    if was_kept and holder:
+        render.say(f"{name} is kept by process {holder.pid} at {seen.endpoint}")
+    if as_json:
+        print_json({"run": name, "state": "kept", "keeper": holder.pid if holder else None})
+
+
 def python(settings: Settings) -> Path:
     return inside.interpreter(ROOT, settings.environments, render.say, "serve")
 

@@ -11,6 +11,7 @@ Raises what `infra.launch` and `infra.pods` raise. Called by: the controller.
 
 import contextlib
 import random
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -61,6 +62,7 @@ class Landing:
 
     def begin(self, version: Version, member: Member, cap_micro_usd: int | None) -> Op:
         """The row of a pod at work: its engine is being loaded. `cap_micro_usd`: what a rented one may cost."""
+        shutil.rmtree(self.log_of(member.run), ignore_errors=True)  # of an earlier service of this name
         wanted = version.service
         request = placement.request_of(wanted, member.run)
         candidates = placement.candidates(version.provider, self.settings)
