@@ -30,8 +30,10 @@ ENVIRONMENTS = {"vllm": "serve-cuda", "vllm-cpu": "serve-cpu", "fake": "serve"}
 HOST = "127.0.0.1"
 GIB = 1 << 30
 QUIET = "/health,/metrics,/ping"  # probes, which would fill the log
-# Nothing is fetched or told at run time; workers talk over loopback, whatever addresses the machine has.
+# Nothing is fetched or told at run time; workers talk over loopback, whatever addresses the machine has. Bytecode is kept:
+# a start is three processes that import everything, and takes twice as long without.
 ALWAYS = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_HOST_IP": HOST}
+ALWAYS |= {"PYTHONDONTWRITEBYTECODE": ""}
 
 
 @dataclass(frozen=True, kw_only=True)
