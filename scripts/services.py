@@ -293,13 +293,14 @@ def await_ready(name: str, wanted: Wanted, settings: Settings, journal: Journal,
             why = f"{name}: not ready after {patience_s:.0f} s"
             break
         time.sleep(POLL_S)
-    failed = [one for one in seen.members if one.version == newest and one.why]
+    if is_new:
+        finish(name, settings, journal)
+    failed = [one for one in seen.members if one.version == newest and one.why and (is_new or one.ended_at)]
     last = (
         f"\n  {failed[-1].run}: {failed[-1].why}\n  its log ends: {last_words(failed[-1], settings)}" if failed else ""
     )
     hints = f"raise initial_delay_seconds ({probe.initial_delay_seconds:g}), or mend what its log says"
     if is_new:
-        finish(name, settings, journal)
         raise SlipwayError(f"{why}{last}\n  {hints}; nothing of it is left")
     raise SlipwayError(
         f"{why}{last}\n  the older replicas go on serving; {hints}, then the same again; "

@@ -13,6 +13,7 @@ lease `serve:NAME`, and whoever has lost that may write nothing and leaves.
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sys
 import time
@@ -154,7 +155,7 @@ class Controller:
             port = await self.gateway.start(self.wanted.host, wanted_port)
         except OSError as error:
             raise UsageError(
-                f"port {wanted_port} of {self.wanted.host} cannot be listened on ({error.strerror or error}); "
+                f"port {wanted_port} of {self.wanted.host} cannot be listened on: {os.strerror(error.errno or 0)}; "
                 f"free it, or take another one: inv serve.up --name {self.name} --port 0"
             ) from None
         host = f"[{self.wanted.host}]" if ":" in self.wanted.host else self.wanted.host

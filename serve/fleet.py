@@ -6,11 +6,12 @@ Called by: the controller, at every change and every tick.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serve import autoscaler, update
 from serve.autoscaler import Memory, Rule
 from serve.memory import Member
+from serve.states import Step, state_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +64,11 @@ def serving(mode: str, rule: Rule, members: Sequence[Member]) -> tuple[int, ...]
 
 
 def scaled(one: Member) -> autoscaler.Member:
-    """As the autoscaler sees it."""
-    was_ready = one.facts.first_ready_at is not None
-    return autoscaler.Member(number=one.number, state=one.state, was_ready=was_ready, spot=one.spot, gpu=one.gpu)
+    """As the autoscaler sees it: what has failed has failed, although its end is still under way."""
+    was_ready, facts = one.facts.first_ready_at is not None, one.facts
+    if facts.down in (Step.SCHEDULED, Step.RUNNING, Step.FAILED) and (facts.app_failed or facts.is_late):
+        facts = replace(facts, down=Step.SUCCEEDED)
+    return autoscaler.Member(number=one.number, state=state_of(facts), was_ready=was_ready, spot=one.spot, gpu=one.gpu)
 
 
 def _updated(one: Member) -> update.Member:
