@@ -103,6 +103,10 @@ MIGRATIONS = (
         "ALTER TABLE ops ADD COLUMN boot_s REAL",
         "ALTER TABLE ops ADD COLUMN lived_s REAL",
     ),
+    (  # of a service: what is wanted, as commands write it, and what there is, as its controller does
+        """CREATE TABLE services (
+            name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, wanted TEXT NOT NULL, seen TEXT NOT NULL)""",
+    ),
 )
 
 

@@ -399,6 +399,11 @@ def more_for(op: Op, journal: Journal, settings: Settings, spend_limit: str, ttl
 def keep_(run, detach, json):
     settings = words.settings()
     with open_journal(settings) as journal:
+        if run and journal.service(run):
+            from scripts import services
+
+            services.look_after(run, settings, journal, json)
+            return
         op = find_run(journal, run)
         holder = journal.holder(keep.lease_name(op.run))
         if holder:

@@ -1,6 +1,5 @@
 """What the user typed, as values: settings, providers, durations. Shared by the tasks."""
 
-import difflib
 import functools
 import re
 from dataclasses import replace
@@ -18,6 +17,7 @@ from infra.providers import Provider, Vendors
 from infra.records import Offer, Request
 from infra.settings import MARKET, VENDORS, Settings
 from infra.transport import Transport
+from infra.vendors import open_provider
 from scripts.planning import ROOT, secrets
 from store import credentials
 
@@ -34,27 +34,11 @@ def settings(**flags: str) -> Settings:
 @functools.lru_cache(maxsize=8)
 def _provider(name: str, place: tuple[str, ...]) -> Provider:
     """One of each, so that a machine is connected to once."""
-    settings = Settings.load(ROOT)
-    if name == "ssh":
-        from infra.providers.ssh import SshPools
-
-        return SshPools.of(settings)
-    if name == "local":
-        from infra.providers.local import Local
-
-        return Local(settings.pods)
-    from infra.offers import open_market
-
-    return open_market(name, settings)
+    return open_provider(name, Settings.load(ROOT))
 
 
 def provider(settings: Settings, name: str) -> Provider:
     """Raises UsageError for one that cannot be used."""
-    known = ("local", "ssh", *VENDORS)
-    if name not in known:
-        near = difflib.get_close_matches(name, [*known, MARKET], 1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise UsageError(f"provider {name!r} is not known; {hint}known: {', '.join(known)}, {MARKET}")
     keys = [getattr(settings, key) + getattr(settings, f"{vendor}_url") for vendor, key in VENDORS.items()]
     return _provider(name, (str(settings.pods), str(settings.pools), str(settings.state_file), *keys))
 
