@@ -22,52 +22,19 @@ from typing import Any
 import msgspec
 
 from infra.errors import SlipwayError, UsageError
-from serve import models
+from serve import models, room
 from serve.models import FAKE, Model
+from serve.tuning import GIB, PLAIN, Tuning
 from store import StoreError
 
 ENVIRONMENTS = {"vllm": "serve-cuda", "vllm-cpu": "serve-cpu", "fake": "serve"}
 HOST = "127.0.0.1"
-GIB = 1 << 30
 QUIET = "/health,/metrics,/ping"  # probes, which would fill the log
-# Nothing is fetched or told at run time; workers talk over loopback, whatever addresses the machine has. Bytecode is kept:
-# a start is three processes that import everything, and takes twice as long without.
-ALWAYS = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_HOST_IP": HOST}
-ALWAYS |= {"PYTHONDONTWRITEBYTECODE": ""}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tuning:
-    """How an engine is run; what a service file may say under `slipway: engine:`."""
-
-    max_model_len: int = 0
-    """Tokens of a prompt and its answer; 0 = what the model has learnt."""
-    max_seqs: int = 0
-    """Requests computed at once; 0 = as the engine chooses."""
-    max_queued: int = 64
-    """Requests that may wait; the next is told that the engine is busy, and the gateway asks elsewhere."""
-    shutdown_s: int = 60
-    """For which streams go on after SIGTERM."""
-    num_gpus: int = 1
-    """That hold the model together."""
-    gpu_share: float = 0.9
-    """Of each GPU's memory."""
-    kv_cache_bytes: int = 0
-    """For keys and values; 0 = a GPU's rest, or 1 GiB of a machine without one."""
-    threads: int = 1
-    """Of a CPU engine; several replicas share a machine's cores."""
-    eager: bool | None = None
-    """Without torch.compile: starts sooner, answers slower. None = on a CPU."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_model_len", "max_seqs", "kv_cache_bytes"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it cannot be below 0")
-        for name in ("max_queued", "shutdown_s", "num_gpus", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if not 0 < self.gpu_share <= 1:
-            raise ValueError(f"gpu_share is {self.gpu_share}; it must be more than 0 and at most 1")
+ALWAYS = {
+    **{"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},  # nothing is fetched or told
+    "VLLM_HOST_IP": HOST,  # of workers among themselves, whatever addresses the machine has
+    "PYTHONDONTWRITEBYTECODE": "",  # three processes import everything, which takes twice as long without bytecode
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +58,11 @@ class Replica:
     """Of the model, for clients."""
     port: int
     store: str = ""
-    tuning: Tuning = Tuning()
+    tuning: Tuning = PLAIN
 
 
 def command(
-    model: Model, engine: str, *, port: int, tuning: Tuning = Tuning(), environ: Mapping[str, str] = os.environ
+    model: Model, engine: str, *, port: int, tuning: Tuning = PLAIN, environ: Mapping[str, str] = os.environ
 ) -> Command:
     """Raises UsageError for an engine that there is not."""
     if engine not in ENVIRONMENTS:
@@ -106,16 +73,11 @@ def command(
     said["VLLM_CACHE_ROOT"] = environ.get("VLLM_CACHE_ROOT") or str(models.default_cache(environ).parent / "vllm")
     if engine == "vllm-cpu":
         said |= {
-            "VLLM_CPU_KVCACHE_SPACE": str(-(-kv_cache_bytes(tuning) // GIB)),
+            "VLLM_CPU_KVCACHE_SPACE": str(tuning.cpu_cache_bytes // GIB),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every replica is bound to the first cores
             "OMP_NUM_THREADS": str(tuning.threads),
         }
     return Command(words=_vllm(model, engine, port, tuning), environ=said, group=ENVIRONMENTS[engine])
-
-
-def kv_cache_bytes(tuning: Tuning) -> int:
-    """Of an engine on a CPU, which takes whole GiB."""
-    return tuning.kv_cache_bytes or GIB
 
 
 def _vllm(model: Model, engine: str, port: int, tuning: Tuning) -> tuple[str, ...]:
@@ -126,6 +88,7 @@ def _vllm(model: Model, engine: str, port: int, tuning: Tuning) -> tuple[str, ..
         "--port": port,
         "--shutdown-timeout": tuning.shutdown_s,
         "--max-num-queued-reqs": tuning.max_queued,
+        "--dtype": tuning.dtype,
         "--generation-config": "vllm",  # sampling is the client's; a checkpoint's file would change it unseen
         "--disable-access-log-for-endpoints": QUIET,
     }
@@ -178,6 +141,8 @@ def become(replica: Replica) -> None:
     cache = models.default_cache()
     model = models.resolve(replica.source, replica.name, store=replica.store, cache=cache, say=_say)
     built = command(model, replica.engine, port=replica.port, tuning=replica.tuning)
+    if replica.engine != "fake":
+        room.check(model.folder, replica.engine, replica.tuning, room.here(replica.engine, replica.tuning))
     _say(f"{replica.engine}: {model.folder} as {model.name!r} on {HOST}:{replica.port}")
     os.execve(sys.executable, [sys.executable, *built.words], {**os.environ, **built.environ})
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from infra.errors import UsageError
 from store import Artifact, Manifest, Store, StoreError, catalogue, credentials
-from store.manifest import MANIFEST
+from store.manifest import MANIFEST, check_name
 from store.seam import Entry, Place, open_place
 
 CONFIG, TOKENIZER, FAKE = "config.json", "tokenizer.json", "fake.json"
@@ -81,9 +81,10 @@ def of_store(source: str, store: str) -> Artifact | None:
         run = _of_run(source, store)
         return Store(store).check(run) if run else None
     try:
-        found = Store(store).check(source)
-    except StoreError:  # no name of an artifact: a path
+        check_name(source)
+    except StoreError:  # a path, then
         return None
+    found = Store(store).check(source)
     if not found.problem:
         return found
     if found.fingerprint:
@@ -146,10 +147,12 @@ def _is_wanted(name: str, inside: str) -> bool:
 
 
 def _bring_file(place: Place, name: str, at: str, entry: Entry, sha256: str, path: Path) -> None:
-    """Whole at `path`, or not at all; what came of it before is kept. Raises StoreError."""
+    """Whole at `path`, or not at all; what came of it before is gone on with. Raises StoreError."""
     if path.exists():
         return
     part = path.with_name(f"{path.name}.part")
+    if not sha256:  # nobody would notice a beginning that is damaged
+        part.unlink(missing_ok=True)
     for _ in range(2):  # what an earlier try has left may be of another file: then all of it is brought
         digest = hashlib.sha256()
         with part.open("a+b") as copy:
