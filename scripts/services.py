@@ -25,7 +25,7 @@ from scripts.models import model_folder
 from scripts.planning import ROOT
 from scripts.program import print_json
 from scripts.project import columns
-from serve import detached, engines, memory, models, placement, update
+from serve import detached, engines, memory, models, placement, room, update
 from serve import service as service_file
 from serve.gateway import keys
 from serve.memory import Member, Seen, Version, Wanted
@@ -160,8 +160,12 @@ def weights_of(source: str) -> str:
 
 
 def check_reach(version: Version, settings: Settings) -> None:
-    """Whether the machines of a service can find its model. Raises UsageError, before anything is rented."""
-    rented = [one for one in placement.candidates(version.provider, settings) if one in VENDORS]
+    """Whether the machines of a service can find its model, and hold it. Raises UsageError, before any is rented."""
+    candidates = placement.candidates(version.provider, settings)
+    if candidates == ("local",) and "://" not in version.model and version.engine != "fake":
+        tuning = version.service.ours.engine
+        room.check(Path(version.model), version.engine, tuning, room.here(version.engine, tuning))
+    rented = [one for one in candidates if one in VENDORS]
     if rented and "://" not in version.model:
         raise UsageError(
             f"the model is {version.model} on this machine, which no rented machine can reach; first: "
@@ -198,8 +202,9 @@ def replaces_nothing(one: Version, other: Version) -> bool:
 
 def _of_replicas(version: Version) -> tuple[Any, ...]:
     said = {key: value for key, value in version.document.items() if key not in ("service", "slipway")}
-    served = version.document.get("slipway", {}).get("served_name", "")
-    return (said, served, version.engine, version.model, version.weights, version.tuning)
+    ours = version.document.get("slipway", {})
+    same = (said, ours.get("served_name", ""), ours.get("engine", {}))
+    return (*same, version.engine, version.model, version.weights)
 
 
 def ready_of(seen: Seen, version: int) -> int:

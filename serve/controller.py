@@ -90,7 +90,7 @@ class Controller:
         self.epoch = -1
         self.wanted = self._read_wanted()
         self.service = self.wanted.newest.service
-        self.seen = replace(seen_of(self._row().seen), began_at=time.time())
+        self.seen = replace(seen_of(self._row().seen), began_at=time.time(), problem="")
         self.kept: dict[int, Kept] = {}
         self.past: list[Member] = []
         """Those that have failed and are gone."""
@@ -159,7 +159,7 @@ class Controller:
                 f"free it, or take another one: inv serve.up --name {self.name} --port 0"
             ) from None
         host = f"[{self.wanted.host}]" if ":" in self.wanted.host else self.wanted.host
-        self.seen = replace(self.seen, endpoint=f"http://{host}:{port}", port=port, problem="")
+        self.seen = replace(self.seen, endpoint=f"http://{host}:{port}", port=port)
         self.say(f"{self.name}: listening on {port}")
 
     async def _close(self) -> None:
@@ -549,7 +549,7 @@ def limits_of(service: Service) -> Limits:
 async def keep(name: str) -> None:
     settings = Settings.load(ROOT)
     with Journal.open(settings.state_file) as journal:
-        lease = journal.take(lease_name(name))
+        lease = journal.take(lease_name(name))  # until this process is gone: whoever waits for that waits for its end
         controller = None
         try:
             controller = Controller(name, settings, journal, lease, _say)
@@ -563,9 +563,6 @@ async def keep(name: str) -> None:
                 text = str(error) or type(error).__name__
                 journal.saw(name, write(replace(seen, problem=text)), lease)
             raise
-        finally:
-            if journal.is_ours(lease):
-                journal.release(lease)
 
 
 def _say(text: str) -> None:

@@ -80,12 +80,14 @@ def ensure(name: str, settings: Settings, journal: Journal, python: Callable[[],
         seen = seen_of(row.seen) if row else Seen()
         if row is None:
             return seen  # it was to be ended, and has been
+        is_new = seen.began_at != before
         if is_kept(name, journal):
-            if seen.began_at != before:
+            if is_new and not seen.problem:  # else it is about to end
                 return seen
+        elif is_new and seen.problem:
+            raise UsageError(seen.problem)
         elif has_ended and process is not None:
-            kind = UsageError if process.returncode == UsageError.exit_code else SlipwayError
-            raise kind(seen.problem or f"the controller of {name} ended with {process.returncode}: {tail(places.log)}")
+            raise SlipwayError(f"the controller of {name} ended with code {process.returncode}: {tail(places.log)}")
         time.sleep(POLL_S)
     raise SlipwayError(f"the controller of {name} does not answer after {START_S:g} s; its log: {places.log}")
 

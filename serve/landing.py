@@ -10,12 +10,13 @@ Raises what `infra.launch` and `infra.pods` raise. Called by: the controller.
 """
 
 import contextlib
+import os
 import random
 import shutil
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from infra import home, launch, pods
@@ -34,8 +35,12 @@ from serve.memory import Member, Version, environ_of, served_name
 
 ROOT = Path(__file__).resolve().parents[1]
 STEP = "engine"
+CACHE_THERE = (
+    "../../../models"  # from a pod's code folder on an own machine: ~/.slipway/models, whatever pods come and go
+)
 PORTS = range(20_000, 30_000)  # below those that systems give to outgoing connections
-REMOVE_S = 60.0
+REMOVE_S = ASK_S = 60.0
+PUT_IN_PLACE = 'test -d "$2" || mv -- "$1" "$2"; rm -rf -- "$1"; test -d "$2"'  # another one may have been first
 
 
 def role_of(name: str) -> str:
@@ -68,25 +73,31 @@ class Landing:
         candidates = placement.candidates(version.provider, self.settings)
         offers = placement.find(candidates, self.vendor, request, wants_spot=member.spot)
         limits = Limits(reserve_bytes=self.settings.reserve_bytes, spend_micro_usd=cap_micro_usd)
+        is_here = all(self.vendor(one.provider).is_here for one in offers)
+        is_sent = not is_here and "://" not in version.model
+        tuning = wanted.ours.engine
         engine = engines.Replica(
             engine=version.engine,
-            source=version.model,
+            source=f"{CACHE_THERE}/{version.weights}" if is_sent else version.model,
             name=served_name(self.name, wanted),
             port=member.port,
-            store=version.store,
-            tuning=version.tuning,
+            store=version.store if is_here else "",
+            tuning=replace(tuning, num_gpus=request.num_gpus or tuning.num_gpus),
         )
         step = Step(STEP, ("-m", "serve.engines"), engines.ENVIRONMENTS[version.engine], engines.config_of(engine),
                     max_restarts=0)  # fmt: skip
-        is_here = all(self.vendor(one.provider).is_here for one in offers)
         job = Job(run=member.run, token="", steps=(step,), kind="service", limits=limits,
                   torch=environment.torch_build() if is_here else "cuda" if request.num_gpus else "cpu",
                   environments=str(self.settings.environments) if is_here else "", environ=dict(environ_of(wanted)),
                   secrets=tuple(self.secrets()), num_gpus=request.num_gpus)  # fmt: skip
+
+        def prepare(op: Op, transport: Transport) -> None:
+            send_model(Path(version.model), version.weights, op, transport, self.say)
+
         plan = Plan(target="", store="", artifacts=(), job=job, request=request)
         with self._journal() as journal:
             return launch.start(plan, offers, self.vendor, journal, ROOT, self.secrets(), self.say,
-                                Terms(role=role_of(self.name)))  # fmt: skip
+                                Terms(role=role_of(self.name), prepare=prepare if is_sent else None))  # fmt: skip
 
     def secrets(self) -> dict[str, str]:
         """What an engine needs to fetch a model; by variable."""
@@ -143,6 +154,21 @@ class Landing:
     def _journal(self) -> Journal:
         """Each thread has one of its own."""
         return Journal.open(self.settings.state_file)
+
+
+def send_model(folder: Path, weights: str, op: Op, transport: Transport, say: Callable[[str], None]) -> None:
+    """Copy a model to where every replica on that machine finds it; one that is there already is not sent again."""
+    cache = os.path.normpath(pods.folder_of(op).code / CACHE_THERE)
+    target, draft = f"{cache}/{weights}", f"{cache}/.{weights}.{op.token}.draft"
+    if transport.run(["test", "-d", target], timeout_s=ASK_S).exited == 0:
+        return
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    say(f"{op.run}: sending the model, {sum(path.stat().st_size for path in files) / 1e9:.2f} GB")
+    for path in files:
+        home.put(transport, path, f"{draft}/{path.name}")
+    done = transport.run(["sh", "-c", PUT_IN_PLACE, "sh", draft, target], timeout_s=ASK_S)
+    if done.exited != 0:
+        raise SlipwayError(f"{op.run}: the model was not put in place: {done.stderr.strip()}")
 
 
 def free_port(taken: Sequence[int]) -> int:

@@ -15,7 +15,6 @@ import msgspec
 from infra.errors import SlipwayError
 from serve import service
 from serve.autoscaler import Memory
-from serve.engines import Tuning
 from serve.service import Service
 from serve.states import Facts, State, state_of
 
@@ -38,7 +37,6 @@ class Version:
     """As `models.resolve` takes it; what lies on this machine is a folder here, so that all replicas serve the same."""
     store: str = ""
     """Of our artifacts."""
-    tuning: Tuning = field(default_factory=Tuning)
     weights: str = ""
     """Tells one release from the next one in the same place."""
 
