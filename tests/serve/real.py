@@ -15,13 +15,15 @@ from typing import Any
 
 import torch
 
+from data import chat
+from data.tokenizer import Tokenizer
 from infra.agent import environment
 from serve.engines import Replica, config_of
 from serve.tuning import Tuning
 from tests.serve.engine import ROOT
 from trainer import export
 from trainer.config import ModelConfig
-from trainer.model import Decoder
+from trainer.model import Decoder, initialise
 
 START_S = 570  # three processes import everything, and others compute too
 GAIN = {"llama": 0.7, "qwen3": 1.5}  # of every block: tied embeddings would say the same word again and again
@@ -51,8 +53,8 @@ def shape(kind: str, vocab: int = 320) -> ModelConfig:
     )
 
 
-def write_model(folder: Path, kind: str, tokenizer: Path, seed: int) -> Path:
-    """A random model that has much to say: its logits lie far apart, and every block has its part in them."""
+def random_model(kind: str, seed: int) -> Decoder:
+    """One that has much to say: its logits lie far apart, and every block has its part in them."""
     model = Decoder(shape(kind))
     generator = torch.Generator().manual_seed(seed)
     for name, one in model.named_parameters():
@@ -61,8 +63,33 @@ def write_model(folder: Path, kind: str, tokenizer: Path, seed: int) -> Path:
             one.data.normal_(std=gain if "embed" in name else gain * one.shape[1] ** -0.5, generator=generator)
         else:
             one.data.uniform_(0.5, 1.5, generator=generator)
+    return model.eval()
+
+
+def write_model(folder: Path, model: Decoder, tokenizer: Path) -> Path:
     export.write(folder, model.config, model.state_dict(), tokenizer)
     return folder
+
+
+def taught_model(kind: str, question: str, answer: str, words: Tokenizer) -> Decoder:
+    """One that has learnt one answer by heart, and has no doubt about any token of it."""
+    torch.manual_seed(0)
+    model = Decoder(shape(kind))
+    initialise(model, seed=0)
+    talk = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    ids, mask = chat.render(talk, words)
+    inputs, targets = (torch.from_numpy(one)[None] for one in chat.targets(ids, mask))
+    steps = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(1000):
+        logits = model(inputs)
+        best = logits.detach().topk(2, dim=-1).values[0, targets[0] >= 0]
+        loss = torch.nn.functional.cross_entropy(logits[0].float(), targets[0], ignore_index=-1)
+        if loss < 0.01 and (best[:, 0] - best[:, 1]).min() > 3:
+            return model.eval()
+        steps.zero_grad()
+        loss.backward()
+        steps.step()
+    raise AssertionError(f"{kind} has not learnt it")
 
 
 @torch.inference_mode()
@@ -107,7 +134,13 @@ class Running:
             time.sleep(0.25)
 
     def ask(self, path: str, **said: Any) -> Any:
-        """What it answers; the body of an error too."""
+        """What it answers to a request that it takes."""
+        found = self.hear(path, **said)
+        assert "status" not in found, found
+        return found
+
+    def hear(self, path: str, **said: Any) -> Any:
+        """What it answers; with `status` where that is an error."""
         body = json.dumps({"model": "demo", "temperature": 0, **said}).encode()
         request = urllib.request.Request(self.url + path, body, {"Content-Type": "application/json"})
         try:
