@@ -292,6 +292,16 @@ def _lines(seen: Iterator[Any], every_s: float = 15.0) -> Iterator[Any]:
 def down(run, all, json):
     settings = words.settings()
     with open_journal(settings) as journal:
+        if all or (run and journal.service(run)):
+            from scripts import services
+
+            for one in [one.name for one in journal.services()] if all else [run]:  # else they replace what is ended
+                services.finish(one, settings, journal)
+                render.say(f"{one}: ended, nothing of it runs")
+            if not all:
+                if json:
+                    print_json({"ended": [run]})
+                return
         if all:
             live = journal.ops(live=True)
         else:

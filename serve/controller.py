@@ -13,6 +13,7 @@ lease `serve:NAME`, and whoever has lost that may write nothing and leaves.
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -381,7 +382,7 @@ class Controller:
             found = await probe(self.session, one.replica.url, "", served_name(self.name, service), asked, before)
             now = time.monotonic()
             one.counters = found.counters
-            if found.why and found.why != one.probed:
+            if found.why and not one.probed:  # what follows it is told by its state
                 self.say(f"{one.member.run}: {found.why}")
             one.probed = found.why
             facts = states.probed(one.member.facts, found.passed, now)
@@ -547,6 +548,7 @@ def limits_of(service: Service) -> Limits:
 
 
 async def keep(name: str) -> None:
+    logging.getLogger("infra.relay").setLevel(logging.ERROR)  # that nobody answers behind a port is told by probes
     settings = Settings.load(ROOT)
     with Journal.open(settings.state_file) as journal:
         lease = journal.take(lease_name(name))  # until this process is gone: whoever waits for that waits for its end
