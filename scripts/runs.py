@@ -29,6 +29,7 @@ from infra.records import Offer, Plan
 from infra.settings import Settings
 from infra.stages import stage
 from infra.states import TERMINATING
+from infra.terms import terms_for
 from scripts import choosing, render, words
 from scripts.keeping import hand_on, keeper_of, leave, say_how
 from scripts.ledger import bring_home, end_others, find_run, last_verdict, open_journal, settle, way
@@ -135,7 +136,7 @@ def begin(
             with stage("connect", render.say):
                 offers = street.choose(vendor, plan.request)
         return street.start(plan, offers, words.vendors(settings), journal, ROOT, words.secrets(settings), render.say,
-                            words.terms(settings, vendor, unchecked))  # fmt: skip
+                            terms_for(settings, vendor, unchecked))  # fmt: skip
     except Taken as taken_by:
         if (taken_by.op.target, taken_by.op.store) != (plan.target, plan.store):
             raise

@@ -20,6 +20,7 @@ from infra.money import dollars
 from infra.names import check_name, match
 from infra.settings import VENDORS, Settings
 from scripts import render, words
+from scripts.choosing import SPEND_LIMIT
 from scripts.ledger import open_journal
 from scripts.models import model_folder
 from scripts.planning import ROOT
@@ -55,6 +56,7 @@ def up(name, model, tag, replicas, provider, config, engine, mode, host, port, d
         version = version_of(
             document, model, tag, "" if where == ANY else where, engine, settings, old.newest if old else None, name
         )
+        version = with_limit(version, settings)
         if dry_run:
             show_placement(name, version, settings, json)
             return
@@ -159,6 +161,16 @@ def weights_of(source: str) -> str:
     return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
+def with_limit(version: Version, settings: Settings) -> Version:
+    """What is rented never goes without a limit."""
+    rented = [one for one in placement.candidates(version.provider, settings) if one in VENDORS]
+    if not rented or version.service.ours.spend_limit is not None:
+        return version
+    render.say(f"slipway.spend_limit is not set: all replicas together may cost {SPEND_LIMIT} USD")
+    ours = {**version.document.get("slipway", {}), "spend_limit": SPEND_LIMIT}
+    return dataclasses.replace(version, document={**version.document, "slipway": ours})
+
+
 def check_reach(version: Version, settings: Settings) -> None:
     """Whether the machines of a service can find its model, and hold it. Raises UsageError, before any is rented."""
     candidates = placement.candidates(version.provider, settings)
@@ -166,7 +178,7 @@ def check_reach(version: Version, settings: Settings) -> None:
         tuning = version.service.ours.engine
         room.check(Path(version.model), version.engine, tuning, room.here(version.engine, tuning))
     rented = [one for one in candidates if one in VENDORS]
-    if rented and "://" not in version.model:
+    if rented and "://" not in version.model and not settings.rehearsal:
         raise UsageError(
             f"the model is {version.model} on this machine, which no rented machine can reach; first: "
             "inv ckpt.push --to hf://user/repo, then --model hf://user/repo"
