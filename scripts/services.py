@@ -191,7 +191,8 @@ def after(
 ) -> Wanted:  # fmt: skip
     """What is wanted from now on. Raises UsageError for what cannot be changed while it runs."""
     if old is None:
-        return Wanted(versions=(new,), mode=mode or "rolling", host=host or "127.0.0.1", port=port or 0)
+        return Wanted(versions=(new,), mode=mode or "rolling", host=host or "127.0.0.1", port=port or 0,
+                      since=time.time())  # fmt: skip
     assert row is not None
     seen = memory.seen_of(row.seen)
     if (host and host != old.host) or (port and port not in (old.port, seen.port)):
@@ -246,10 +247,12 @@ def show_placement(name: str, version: Version, settings: Settings, as_json: boo
     render.say(f"{name}: {version.model} by {version.engine}, {least} to {most} replicas; machines in the order "
                "in which they are tried:")  # fmt: skip
     print(render.clean(columns(table)))
-    first = found[: max(1, least)]
-    render.say(
-        f"{least} replicas: about {dollars(sum(one.micro_usd_per_hour for one in first))} USD/h; nothing was started"
-    )
+    rate, left = 0, least
+    for one in found:  # an own machine holds one replica; a vendor has many of a kind
+        taken = min(left, 1 if one.place else left)
+        rate, left = rate + taken * one.micro_usd_per_hour, left - taken
+    missing = f" ({least - left} of them: there is no machine for more)" if left else ""
+    render.say(f"{least} replicas{missing}: about {dollars(rate)} USD/h; nothing was started")
 
 
 def ensure(name: str, settings: Settings, journal: Journal) -> Seen:

@@ -24,7 +24,7 @@ from infra.agent import environment
 from infra.agent.job import Job, Limits, Step
 from infra.errors import SlipwayError
 from infra.journal import Journal, Op
-from infra.providers import Provider
+from infra.providers import Provider, market
 from infra.records import Plan
 from infra.settings import Settings
 from infra.terms import terms_for
@@ -66,14 +66,14 @@ class Landing:
                 self._providers[name] = open_provider(name, self.settings)
             return self._providers[name]
 
-    def begin(self, version: Version, member: Member, cap_micro_usd: int | None) -> Op:
-        """The row of a pod at work: its engine is being loaded. `cap_micro_usd`: what a rented one may cost."""
+    def begin(self, version: Version, member: Member) -> Op:
+        """The row of a pod at work: its engine is being loaded."""
         shutil.rmtree(self.log_of(member.run), ignore_errors=True)  # of an earlier service of this name
         wanted = version.service
         request = placement.request_of(wanted, member.run)
         candidates = placement.candidates(version.provider, self.settings)
         offers = placement.find(candidates, self.vendor, request, wants_spot=member.spot)
-        limits = Limits(reserve_bytes=self.settings.reserve_bytes, spend_micro_usd=cap_micro_usd)
+        limits = Limits(reserve_bytes=self.settings.reserve_bytes, spend_micro_usd=member.cap_micro_usd)
         is_here = all(self.vendor(one.provider).is_here for one in offers)
         is_sent = not is_here and "://" not in version.model
         tuning = wanted.ours.engine
@@ -129,9 +129,10 @@ class Landing:
         verdict = pods.verdict_of(op, self.reach(op))
         return f"its engine has ended: {verdict['reason'] or verdict['state']}" if verdict else ""
 
-    def is_gone(self, op: Op) -> bool:
-        """Whether its machine is no more: preempted. Raises SlipwayError: its vendor does not say."""
-        return not op.is_live or pods.is_absent(self.vendor(op.vendor), op)
+    def loss(self, op: Op) -> str:
+        """What its vendor says became of its machine; "" while it is well. Raises SlipwayError: it does not say."""
+        rented = market(self.vendor(op.vendor))
+        return pods.fate(rented, op) if rented and op.is_live else ""
 
     def end(self, op: Op, reason: str) -> None:
         """Nothing of it is left. Raises SlipwayError when that is not proven; may be repeated."""
