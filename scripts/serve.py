@@ -8,6 +8,7 @@ REPLICA = "its number, as serve.status shows it"
 
 @command(
     "scripts.services",
+    world="begin",
     word="name",
     help={
         "name": "of the service; one that is there already is updated",

@@ -20,6 +20,7 @@ from infra.money import dollars
 from infra.names import check_name, match
 from infra.settings import VENDORS, Settings
 from scripts import render, words
+from scripts.choosing import SPEND_LIMIT
 from scripts.ledger import open_journal
 from scripts.models import model_folder
 from scripts.planning import ROOT
@@ -55,6 +56,7 @@ def up(name, model, tag, replicas, provider, config, engine, mode, host, port, d
         version = version_of(
             document, model, tag, "" if where == ANY else where, engine, settings, old.newest if old else None, name
         )
+        version = with_limit(version, settings)
         if dry_run:
             show_placement(name, version, settings, json)
             return
@@ -159,6 +161,16 @@ def weights_of(source: str) -> str:
     return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
+def with_limit(version: Version, settings: Settings) -> Version:
+    """What is rented never goes without a limit."""
+    rented = [one for one in placement.candidates(version.provider, settings) if one in VENDORS]
+    if not rented or version.service.ours.spend_limit is not None:
+        return version
+    render.say(f"slipway.spend_limit is not set: all replicas together may cost {SPEND_LIMIT} USD")
+    ours = {**version.document.get("slipway", {}), "spend_limit": SPEND_LIMIT}
+    return dataclasses.replace(version, document={**version.document, "slipway": ours})
+
+
 def check_reach(version: Version, settings: Settings) -> None:
     """Whether the machines of a service can find its model, and hold it. Raises UsageError, before any is rented."""
     candidates = placement.candidates(version.provider, settings)
@@ -166,7 +178,7 @@ def check_reach(version: Version, settings: Settings) -> None:
         tuning = version.service.ours.engine
         room.check(Path(version.model), version.engine, tuning, room.here(version.engine, tuning))
     rented = [one for one in candidates if one in VENDORS]
-    if rented and "://" not in version.model:
+    if rented and "://" not in version.model and not settings.rehearsal:
         raise UsageError(
             f"the model is {version.model} on this machine, which no rented machine can reach; first: "
             "inv ckpt.push --to hf://user/repo, then --model hf://user/repo"
@@ -179,7 +191,8 @@ def after(
 ) -> Wanted:  # fmt: skip
     """What is wanted from now on. Raises UsageError for what cannot be changed while it runs."""
     if old is None:
-        return Wanted(versions=(new,), mode=mode or "rolling", host=host or "127.0.0.1", port=port or 0)
+        return Wanted(versions=(new,), mode=mode or "rolling", host=host or "127.0.0.1", port=port or 0,
+                      since=time.time())  # fmt: skip
     assert row is not None
     seen = memory.seen_of(row.seen)
     if (host and host != old.host) or (port and port not in (old.port, seen.port)):
@@ -234,10 +247,12 @@ def show_placement(name: str, version: Version, settings: Settings, as_json: boo
     render.say(f"{name}: {version.model} by {version.engine}, {least} to {most} replicas; machines in the order "
                "in which they are tried:")  # fmt: skip
     print(render.clean(columns(table)))
-    first = found[: max(1, least)]
-    render.say(
-        f"{least} replicas: about {dollars(sum(one.micro_usd_per_hour for one in first))} USD/h; nothing was started"
-    )
+    rate, left = 0, least
+    for one in found:  # an own machine holds one replica; a vendor has many of a kind
+        taken = min(left, 1 if one.place else left)
+        rate, left = rate + taken * one.micro_usd_per_hour, left - taken
+    missing = f" ({least - left} of them: there is no machine for more)" if left else ""
+    render.say(f"{least} replicas{missing}: about {dollars(rate)} USD/h; nothing was started")
 
 
 def ensure(name: str, settings: Settings, journal: Journal) -> Seen:

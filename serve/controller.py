@@ -13,6 +13,7 @@ lease `serve:NAME`, and whoever has lost that may write nothing and leaves.
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -55,6 +56,7 @@ NO_OFFER_S = 30.0  # until it is asked again whether there is a machine
 RETRY_S, LONGEST_RETRY_S = 2.0, 60.0  # of an end that is not proven
 GONE_EVERY_S = 10.0  # a vendor is asked whether a silent machine still exists
 MEAN_S = 60.0  # of what waits
+LEAST_OF_A_SHARE = 20  # a replica is not worth beginning with less than this part of its share of the budget
 KEPT = 20  # failed replicas that are remembered
 LEAVE_S = 2.0  # for requests that are under way when a controller is told to leave
 
@@ -251,19 +253,27 @@ class Controller:
         waiting = None if not known or None in known else sum(c for c in known if c is not None) / len(known)
         return fleet.Load(qps=qps, waiting=waiting, affordable=self._affordable())
 
-    def _affordable(self) -> int | None:
-        share = self._share()
-        if share is None:
-            return None
-        rows = [op for op in self.journal.ops() if op.role == role_of(self.name)]
-        clocks, scale = read_clocks(), self.settings.clock_scale
-        bound = sum((op.cap or 0) if op.is_live else spend.spent(op, clocks, scale) for op in rows if op.rate)
-        return max(0, (micro_usd(self.service.ours.spend_limit or "0") - bound) // share)
-
-    def _share(self) -> int | None:
-        """Micro-dollars that one rented replica may cost; None = there is no limit."""
+    def _left(self) -> int | None:
+        """Micro-dollars of the budget that neither were spent nor may be by what lives; None = there is no limit."""
         limit = self.service.ours.spend_limit
-        return None if limit is None else max(1, micro_usd(limit.lstrip("$")) // self.service.policy.most)
+        if limit is None:
+            return None
+        rows = [op for op in self.journal.ops(live=False) if op.role == role_of(self.name) and op.rate]
+        clocks, scale = read_clocks(), self.settings.clock_scale
+        spent = sum(spend.spent(op, clocks, scale) for op in rows if op.intent_at >= self.wanted.since)
+        return micro_usd(limit.lstrip("$")) - spent - sum(one.member.cap_micro_usd or 0 for one in self.kept.values())
+
+    def _share(self) -> int:
+        return max(1, micro_usd((self.service.ours.spend_limit or "0").lstrip("$")) // self.service.policy.most)
+
+    def _affordable(self) -> int | None:
+        left = self._left()
+        return None if left is None else max(0, left // max(1, self._share() // LEAST_OF_A_SHARE))
+
+    def _cap(self) -> int | None:
+        """What one more rented replica may cost: its share, or of what is left as much as each that may come yet."""
+        left, alive = self._left(), sum(one.member.state.is_alive for one in self.kept.values())
+        return None if left is None else max(0, min(self._share(), left // max(1, self.service.policy.most - alive)))
 
     def _look_at_load(self) -> None:
         """How much waits now; and which replicas fail request after request, whatever their probes say."""
@@ -288,7 +298,8 @@ class Controller:
         taken = [one.member.port for one in self.kept.values()]
         request = placement.request_of(self.service, "")
         member = Member(number=number, version=version.number, run=f"{self.name}-{number}", spot=is_spot,
-                        gpu=placement.gpu_of(request), port=free_port(taken), began_at=time.time())  # fmt: skip
+                        gpu=placement.gpu_of(request), port=free_port(taken),
+                        cap_micro_usd=self._cap(), began_at=time.time())  # fmt: skip
         one = self.kept[number] = Kept(member)
         self._save()  # before its pod is asked for
         one.task = asyncio.create_task(self._guarded(one, self._launch(one)))
@@ -324,8 +335,9 @@ class Controller:
                 if not one.told.is_set():
                     self._set(one, replace(one.member.facts, launch=Step.RUNNING))
                     self.say(f"{one.member.run}: launching version {version.number}")
-                    op = await self._in_thread(self.landing.begin, version, one.member, self._share())
-                    one.member = replace(one.member, vendor=op.vendor)
+                    op = await self._in_thread(self.landing.begin, version, one.member)
+                    cap = one.member.cap_micro_usd if op.rate else None
+                    one.member = replace(one.member, vendor=op.vendor, cap_micro_usd=cap)
         except SlipwayError as error:  # what there was of it has been ended
             if isinstance(error, NoOffer):
                 self.held, self.not_before = str(error), time.monotonic() + NO_OFFER_S
@@ -381,7 +393,7 @@ class Controller:
             found = await probe(self.session, one.replica.url, "", served_name(self.name, service), asked, before)
             now = time.monotonic()
             one.counters = found.counters
-            if found.why and found.why != one.probed:
+            if found.why and not one.probed:  # what follows it is told by its state
                 self.say(f"{one.member.run}: {found.why}")
             one.probed = found.why
             facts = states.probed(one.member.facts, found.passed, now)
@@ -398,9 +410,9 @@ class Controller:
             if not found.passed and op and op.rate and now - gone_asked_at > GONE_EVERY_S:
                 gone_asked_at = now
                 with contextlib.suppress(SlipwayError):  # no word is no proof
-                    if await self._in_thread(self.landing.is_gone, op):
+                    if loss := await self._in_thread(self.landing.loss, op):
                         facts = replace(one.member.facts, preempted=True)
-                        self._end(one, "its machine was taken away", facts, drains=False)
+                        self._end(one, f"its machine was taken away: {loss}", facts, drains=False)
                         return
             interval_s = asked.endpoint_probe_interval_seconds
             await asyncio.sleep(interval_s if facts.is_ready and found.passed else min(interval_s, YOUNG_S))
@@ -547,6 +559,7 @@ def limits_of(service: Service) -> Limits:
 
 
 async def keep(name: str) -> None:
+    logging.getLogger("infra.relay").setLevel(logging.ERROR)  # that nobody answers behind a port is told by probes
     settings = Settings.load(ROOT)
     with Journal.open(settings.state_file) as journal:
         lease = journal.take(lease_name(name))  # until this process is gone: whoever waits for that waits for its end

@@ -24,14 +24,15 @@ from infra.agent import environment
 from infra.agent.job import Job, Limits, Step
 from infra.errors import SlipwayError
 from infra.journal import Journal, Op
-from infra.launch import Terms
-from infra.providers import Provider
+from infra.providers import Provider, market
 from infra.records import Plan
 from infra.settings import Settings
+from infra.terms import terms_for
 from infra.transport import Transport
 from infra.vendors import open_provider
 from serve import engines, placement
 from serve.memory import Member, Version, environ_of, served_name
+from store import credentials
 
 ROOT = Path(__file__).resolve().parents[1]
 STEP = "engine"
@@ -65,14 +66,14 @@ class Landing:
                 self._providers[name] = open_provider(name, self.settings)
             return self._providers[name]
 
-    def begin(self, version: Version, member: Member, cap_micro_usd: int | None) -> Op:
-        """The row of a pod at work: its engine is being loaded. `cap_micro_usd`: what a rented one may cost."""
+    def begin(self, version: Version, member: Member) -> Op:
+        """The row of a pod at work: its engine is being loaded."""
         shutil.rmtree(self.log_of(member.run), ignore_errors=True)  # of an earlier service of this name
         wanted = version.service
         request = placement.request_of(wanted, member.run)
         candidates = placement.candidates(version.provider, self.settings)
         offers = placement.find(candidates, self.vendor, request, wants_spot=member.spot)
-        limits = Limits(reserve_bytes=self.settings.reserve_bytes, spend_micro_usd=cap_micro_usd)
+        limits = Limits(reserve_bytes=self.settings.reserve_bytes, spend_micro_usd=member.cap_micro_usd)
         is_here = all(self.vendor(one.provider).is_here for one in offers)
         is_sent = not is_here and "://" not in version.model
         tuning = wanted.ours.engine
@@ -86,22 +87,36 @@ class Landing:
         )
         step = Step(STEP, ("-m", "serve.engines"), engines.ENVIRONMENTS[version.engine], engines.config_of(engine),
                     max_restarts=0)  # fmt: skip
-        job = Job(run=member.run, token="", steps=(step,), kind="service", limits=limits,
-                  torch=environment.torch_build() if is_here else "cuda" if request.num_gpus else "cpu",
-                  environments=str(self.settings.environments) if is_here else "", environ=dict(environ_of(wanted)),
-                  secrets=tuple(self.secrets()), num_gpus=request.num_gpus)  # fmt: skip
+        is_near = is_here or bool(self.settings.rehearsal)  # a rehearsal's pods are processes of this machine
+        rented = next((one for one in candidates if self.vendor(one).is_rented), candidates[0])
+        secrets = self._secrets(version)
+        terms = terms_for(self.settings, self.vendor(rented))
+        job = Job(
+            run=member.run,
+            token="",
+            steps=(step,),
+            kind="service",
+            limits=limits,
+            torch=environment.torch_build() if is_near else "cuda" if request.num_gpus else "cpu",
+            environments=str(self.settings.environments) if is_near else "",
+            environ={**_places_of(version.model), **environ_of(wanted)},
+            secrets=tuple(secrets),
+            num_gpus=0 if self.settings.rehearsal else request.num_gpus,
+            clock_scale=self.settings.clock_scale if self.settings.rehearsal else 1.0,
+        )
 
         def prepare(op: Op, transport: Transport) -> None:
             send_model(Path(version.model), version.weights, op, transport, self.say)
 
         plan = Plan(target="", store="", artifacts=(), job=job, request=request)
+        terms = replace(terms, role=role_of(self.name), prepare=prepare if is_sent else None)
         with self._journal() as journal:
-            return launch.start(plan, offers, self.vendor, journal, ROOT, self.secrets(), self.say,
-                                Terms(role=role_of(self.name), prepare=prepare if is_sent else None))  # fmt: skip
+            return launch.start(plan, offers, self.vendor, journal, ROOT, secrets, self.say, terms)
 
-    def secrets(self) -> dict[str, str]:
-        """What an engine needs to fetch a model; by variable."""
-        found = {"HUGGINGFACEHUB_API_TOKEN": self.settings.huggingfacehub_api_token, "HF_TOKEN": self.settings.hf_token}
+    def _secrets(self, version: Version) -> dict[str, str]:
+        """What an engine needs to fetch its model; by variable."""
+        names = credentials.KEYS.get(credentials.kind(version.model), ())
+        found = {name: getattr(self.settings, name.lower()) for name in names}
         return {name: value for name, value in found.items() if value}
 
     def reach(self, op: Op) -> Transport:
@@ -114,9 +129,10 @@ class Landing:
         verdict = pods.verdict_of(op, self.reach(op))
         return f"its engine has ended: {verdict['reason'] or verdict['state']}" if verdict else ""
 
-    def is_gone(self, op: Op) -> bool:
-        """Whether its machine is no more: preempted. Raises SlipwayError: its vendor does not say."""
-        return not op.is_live or pods.is_absent(self.vendor(op.vendor), op)
+    def loss(self, op: Op) -> str:
+        """What its vendor says became of its machine; "" while it is well. Raises SlipwayError: it does not say."""
+        rented = market(self.vendor(op.vendor))
+        return pods.fate(rented, op) if rented and op.is_live else ""
 
     def end(self, op: Op, reason: str) -> None:
         """Nothing of it is left. Raises SlipwayError when that is not proven; may be repeated."""
@@ -154,6 +170,12 @@ class Landing:
     def _journal(self) -> Journal:
         """Each thread has one of its own."""
         return Journal.open(self.settings.state_file)
+
+
+def _places_of(model: str) -> dict[str, str]:
+    """Where a model's store is asked for; no secrets."""
+    names = credentials.PLACES.get(credentials.kind(model), ())
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 
 def send_model(folder: Path, weights: str, op: Op, transport: Transport, say: Callable[[str], None]) -> None:

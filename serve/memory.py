@@ -54,6 +54,8 @@ class Wanted:
     port: int = 0
     """0 = any that is free; the first controller's choice holds for those after it."""
     is_ending: bool = False
+    since: float = 0.0
+    """UTC epoch seconds; what was spent before then was another service's of this name."""
 
     @property
     def newest(self) -> Version:
@@ -79,6 +81,8 @@ class Member:
     vendor: str = ""
     port: int = 0
     """Of its engine, on its machine."""
+    cap_micro_usd: int | None = None
+    """What it may cost, where it is rented."""
     why: str = ""
     """Why it is to end or has ended."""
     began_at: float = 0.0

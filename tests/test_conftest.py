@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 TESTS = """
 import pytest
@@ -30,8 +32,9 @@ def run(folder: Path, *words: str) -> tuple[int, list[str]]:
     return done.returncode, done.stdout.splitlines()
 
 
-def test_a_skipped_test_fails_the_run_by_name(tmp_path):
-    code, lines = run(tmp_path)
+@pytest.mark.parametrize("words", [(), ("-n", "1")], ids=str)
+def test_a_skipped_test_fails_the_run_by_name(tmp_path, words):
+    code, lines = run(tmp_path, *words)
     assert code == 1
     assert "test_some.py::test_over_ssh: Skipped: sshd is missing" in lines
     assert "1 passed, 1 skipped, 1 xfailed" in lines[-1]

@@ -20,6 +20,8 @@ import pytest
 from infra.agent.process import find
 from infra.journal import Journal
 from serve.load import Heard, Load, ask
+from tests.hosts import loopback
+from tests.test_street_ssh import with_machines
 from tests.world import World, until
 
 GUARD_S = 60.0  # against a test that hangs; nothing is measured by it
@@ -262,3 +264,32 @@ def test_a_service_that_sleeps_holds_its_first_request_until_it_is_awake(place):
     up = place.up("demo", place.model("A"), "--config", config)
     assert (up["ready"], up["target"]) == (0, 0) and place.engines("demo") == {}
     assert say(up["endpoint"]) == (" A A A", "demo-0")
+
+
+def test_replicas_on_own_machines_are_reached_by_ssh_and_leave_nothing_there(tmp_path):
+    with contextlib.ExitStack() as stack:
+        boxes = []
+        for name in ("left", "right"):
+            (tmp_path / name).mkdir()
+            boxes.append(stack.enter_context(loopback(tmp_path / name)))
+        place = Place(with_machines(tmp_path, *boxes), tmp_path)
+        stack.callback(place.world.inv, "serve.down", "--all")
+        model = place.model("A")
+        line = ("serve.up", "demo", "--model", str(model), "--provider", "ssh", "--config", place.config())
+        url = place.world.json(*line)["endpoint"]
+        assert {say(url)[1] for _ in range(4)} == {"demo-0", "demo-1"}
+        with place.journal() as journal:
+            tokens = [op.token for op in journal.ops(live=True)]
+        homes = {place.world.inv("serve.ssh", "demo", "--replica-id", number, "--", "pwd").strip() for number in "01"}
+        assert {Path(home).parents[2] for home in homes} == {box.folder for box in boxes}
+        for box in boxes:
+            assert [one.name for one in (box.folder / ".slipway" / "models").iterdir()] != []
+
+        boxes[0].stop()  # its engine lives on, and cannot be reached: the other one answers
+        until(lambda: place.status("demo")["ready"] == 1, "a replica that is not ready", GUARD_S)
+        assert len({say(url)[1] for _ in range(4)}) == 1
+        boxes[0].start()
+        until(lambda: place.status("demo")["ready"] == 2, "the same replica, ready again", GUARD_S)
+        place.world.inv("serve.down", "demo")
+        assert not [one for token in tokens for one in find(token)]
+        assert not [pod for box in boxes for pod in (box.folder / ".slipway" / "pods").glob("demo*")]

@@ -15,13 +15,14 @@ CRASHED = Facts(launch=Step.SUCCEEDED, app_failed=True, down=Step.SUCCEEDED)
 CRASHING = Facts(launch=Step.SUCCEEDED, app_failed=True, down=Step.RUNNING)
 LEAVING = Facts(launch=Step.SUCCEEDED, first_ready_at=1.0, is_ready=True, down=Step.SCHEDULED)
 FIXED = Rule(least=2, most=2)
+TWO = Memory(2)
 
 
 def members(*facts, version=1):
     return [Member(number=n, version=version, run=f"s-{n}", facts=one) for n, one in enumerate(facts)]
 
 
-def course(there, newest=1, mode="rolling", rule=FIXED, memory=Memory(2), is_tick=False, **load):
+def course(there, newest=1, mode="rolling", rule=FIXED, memory=TWO, is_tick=False, **load):
     return fleet.course(mode, rule, memory, newest, there, Load(**load), is_tick)
 
 
