@@ -6,7 +6,7 @@ sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)  # invoke turns ca
 
 from invoke import Collection  # noqa: E402
 
-from scripts import data, launch, market, pod, pool, program, project, sweep, train  # noqa: E402
+from scripts import data, launch, market, pod, pool, program, project, serve, sweep, train  # noqa: E402
 
 program.mend()
 namespace = Collection(
@@ -32,5 +32,10 @@ namespace = Collection(
     Collection("pod", pod.create, pod.sync, pod.setup, pod.run, pod.down, pod.list_),
     Collection("tokenizer", data.tokenizer, data.tokenizer_eval),
     Collection("pool", pool.list_, pool.up, pool.check, pool.import_),
+    Collection(
+        "serve",
+        *(serve.up, serve.status, serve.scale, serve.down, serve.key, serve.logs, serve.ssh, serve.doctor, serve.bench),
+        serve.export,
+    ),
     *(project.config, project.doctor, project.test, project.check),
 )

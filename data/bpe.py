@@ -42,7 +42,8 @@ CHAT_TEMPLATE = """\
 {{- '<|bos|>' -}}
 {%- for message in messages -%}
 {%- if message.role == 'system' and loop.first -%}
-{%- set ns.lead = message.content + '\\n\\n' -%}
+{%- set ns.lead = (message.content if message.content is string else message.content | map(attribute='text') | join) -%}
+{%- set ns.lead = ns.lead + '\\n\\n' -%}
 {%- elif message.role != ('user', 'assistant')[ns.turn % 2] -%}
 {{- raise_exception('roles must alternate user/assistant, after at most one system message') -}}
 {%- elif message.role == 'user' -%}

@@ -57,8 +57,7 @@ def render(
             raise InputError(f"message {turn} is by {message.get('role')!r} where {role!r} must speak")
         content = message["content"]
         if role == "user":
-            asked = content if isinstance(content, str) else "".join(part["text"] for part in content)
-            add([special("<|user_start|>"), *tokenizer.encode(asked), special("<|user_end|>")], 0)
+            add([special("<|user_start|>"), *tokenizer.encode(_text(content)), special("<|user_end|>")], 0)
             continue
         add([special("<|assistant_start|>")], 0)
         for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
@@ -93,8 +92,13 @@ def _merged(messages: Sequence[Message]) -> list[Message]:
         return list(messages)
     if len(messages) < 2 or messages[1].get("role") != "user":
         raise InputError("a system message must be followed by a user's")
-    first = {**messages[1], "content": f"{messages[0]['content']}\n\n{messages[1]['content']}"}
+    first = {**messages[1], "content": "\n\n".join(_text(one["content"]) for one in messages[:2])}
     return [first, *messages[2:]]
+
+
+def _text(content: str | Sequence[Mapping[str, str]]) -> str:
+    """Engines hand over parts where the template can take them, also of what was one string."""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 class Conversations:

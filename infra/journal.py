@@ -109,6 +109,16 @@ class Lease:
     epoch: int
 
 
+@dataclass(frozen=True)
+class Service:
+    """Several pods kept under one name. Both texts are for whoever keeps them; "" = nothing was written yet."""
+
+    name: str
+    epoch: int  # counts the changes of `wanted`
+    wanted: str
+    seen: str
+
+
 Admit = Callable[[list[Op], Op], None]
 
 _COLUMNS = tuple(one.name for one in fields(Op))
@@ -270,6 +280,44 @@ class Journal:
         rows = self._db.execute("SELECT token, at, amount FROM spend WHERE source = ? ORDER BY rowid", (source,))
         return {token: (at, amount) for token, at, amount in rows.fetchall()}
 
+    # Services.
+
+    def services(self) -> list[Service]:
+        """By name."""
+        rows = self._db.execute("SELECT name, epoch, wanted, seen FROM services ORDER BY name")
+        return [Service(*row) for row in rows.fetchall()]
+
+    def service(self, name: str) -> Service | None:
+        row = self._db.execute("SELECT name, epoch, wanted, seen FROM services WHERE name = ?", (name,)).fetchone()
+        return Service(*row) if row else None
+
+    def want(self, name: str, wanted: str, before: Service | None) -> Service:
+        """Write down what is wanted, where it is still as in `before`. Raises Fenced."""
+        with self._writing():
+            now = self.service(name)
+            if (now and now.epoch) != (before and before.epoch):
+                raise Fenced(f"{name}: another command changed it meanwhile; run: inv serve.status {name}")
+            if now is None:
+                self._db.execute("INSERT INTO services VALUES (?, 1, ?, '')", (name, wanted))
+            else:
+                sql = "UPDATE services SET epoch = epoch + 1, wanted = ? WHERE name = ?"
+                self._db.execute(sql, (wanted, name))
+        found = self.service(name)
+        assert found is not None
+        return found
+
+    def saw(self, name: str, seen: str, lease: Lease) -> None:
+        """Write down what there is. Raises Fenced when `lease` was taken over."""
+        with self._writing():
+            self._check_lease(lease)
+            self._db.execute("UPDATE services SET seen = ? WHERE name = ?", (seen, name))
+
+    def forget(self, name: str, lease: Lease) -> None:
+        """Remove a service of which nothing is left. Raises Fenced when `lease` was taken over."""
+        with self._writing():
+            self._check_lease(lease)
+            self._db.execute("DELETE FROM services WHERE name = ?", (name,))
+
     # Leases.
 
     def take(self, name: str) -> Lease:
@@ -313,6 +361,10 @@ class Journal:
         epoch, *holder = row.fetchone() or (0, None, None, None)
         found = Identity(*holder) if holder[1] is not None else None
         return epoch, found if found and is_alive(found) else None
+
+    def _check_lease(self, lease: Lease) -> None:
+        if self._lease(lease.name)[0] != lease.epoch:
+            raise Fenced(f"{lease.name}: another process has taken over")
 
     def _hold(self, lease: Lease, *holder: str | int | None) -> Lease:
         with self._writing():

@@ -111,6 +111,10 @@ MIGRATIONS = (
         """UPDATE ops SET outcome = substr(reason, 8)
             WHERE reason IN ('it has succeeded', 'it has failed', 'it has stopped', 'it has lost')""",
     ),
+    (  # of a service: what is wanted, as commands write it, and what there is, as its controller does
+        """CREATE TABLE services (
+            name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, wanted TEXT NOT NULL, seen TEXT NOT NULL)""",
+    ),
 )
 
 

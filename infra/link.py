@@ -27,6 +27,9 @@ SESSIONS = 8  # at once; sshd allows ten by default, and a shell may want one
 ALIAS = "pod"  # the one name in a pod's known_hosts: its address may change, its key may not
 
 
+_LOADING = threading.Lock()
+
+
 class StrangeHost(SlipwayError):
     """Another host key than the pinned one: nothing was sent."""
 
@@ -59,6 +62,7 @@ class Link:
     """An open connection. Raises Unreachable, StrangeHost, AuthError, UsageError when it cannot be made."""
 
     def __init__(self, address: Address, known_hosts: Path) -> None:
+        _load()
         self.silent = False
         self._free = threading.BoundedSemaphore(SESSIONS)
         self._closed = threading.Event()
@@ -162,6 +166,12 @@ class Link:
                 self.silent = True
                 with contextlib.suppress(OSError):  # it fell just now by itself
                     self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def _load() -> None:
+    """The libraries, by one thread: their modules import each other, and two that begin at once get halves of them."""
+    with _LOADING:
+        import fabric  # noqa: F401
 
 
 def hush(channel: Any) -> None:

@@ -28,6 +28,7 @@ SHELL_ONLY = {  # what others read straight from their environment
     "HF_ENDPOINT": "Hugging Face: another hub",
     "AWS_ENDPOINT_URL": "S3: another service than AWS",
     "AWS_REGION": "S3: where the bucket is",
+    "SLIPWAY_ENDPOINT_KEY": "inv chat --endpoint and inv serve.bench: the API key of the service",
     "SLIPWAY_GRACE_S": "from a step's SIGTERM to its SIGKILL; 60",
     "SLIPWAY_NODE_SILENT_S": "a node that is silent for so long ends a round of training; 10",
     "SLIPWAY_NODE_RETURN_S": "a node that is silent for so long is lost, and the run begins anew without it; 60",

@@ -23,6 +23,7 @@ from infra.providers import Market, Provider, clock_scale
 from infra.providers import market as as_market
 from infra.records import Offer, Plan, Request
 from infra.settings import Settings
+from infra.terms import known_as
 from scripts import offers as table
 from scripts import render, words
 from scripts.project import columns
@@ -81,9 +82,9 @@ def find(candidates: Sequence[Provider], request: Request) -> list[Offer]:
 def doubtful_last(offers: Sequence[Offer], scale: float) -> list[Offer]:
     """Those that could not be had, did not boot or were not as promised lately are tried after all others."""
     failed = HostMemory.beside(words.settings().state_file).blamed(DOUBT_S / scale)
-    doubtful = [one for one in offers if words.known_as(one) in failed]
+    doubtful = [one for one in offers if known_as(one) in failed]
     for one in doubtful if len(doubtful) < len(offers) else ():
-        why = failed[words.known_as(one)].failure
+        why = failed[known_as(one)].failure
         render.say(render.clean(f"tried last: {in_words(one)}: {' '.join(why.split())[:200]}"))
     return [*(one for one in offers if one not in doubtful), *doubtful]
 

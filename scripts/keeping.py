@@ -8,6 +8,7 @@ from infra.journal import Journal, Op
 from infra.keep import Keeper
 from infra.records import Offer, Request
 from infra.settings import Settings
+from infra.terms import terms_for
 from scripts import choosing, hints, render, words
 from scripts.ledger import tell
 from scripts.planning import ROOT
@@ -15,7 +16,7 @@ from scripts.program import print_json
 
 
 def keeper_of(op: Op, journal: Journal, settings: Settings) -> Keeper:
-    terms = words.terms(settings, words.provider(settings, op.vendor))
+    terms = terms_for(settings, words.provider(settings, op.vendor))
     folder = words.homes(settings) / op.run
 
     def find(request: Request) -> Sequence[Offer]:

@@ -39,7 +39,7 @@ def train(profile, init, source, out, prepare, json, **wanted):
         render.say(f"Next: ./inv chat {made}, or for transformers and vLLM: ./inv export {made} --out DIR")
 
 
-def chat(model, tag, prompt, temperature, max_tokens):
+def chat(model, tag, prompt, temperature, max_tokens, endpoint):
     from infra import inside
 
     if prompt is not None and not prompt.strip():
@@ -49,6 +49,11 @@ def chat(model, tag, prompt, temperature, max_tokens):
     if not 0 <= temperature < math.inf:
         raise UsageError(f"--temperature is {temperature}; it must be a number from 0 up")
     settings = words.settings()
+    if endpoint:
+        from scripts import conversation
+
+        conversation.hold(endpoint, settings, model, prompt, temperature, max_tokens)
+        return
     folder = model_folder(settings, model, tag)
     python = steps.python(settings)
     said = ["-m", "trainer", "chat", "--model", str(folder), "--temperature", str(temperature)]

@@ -29,6 +29,7 @@ from infra.records import Offer, Plan
 from infra.settings import Settings
 from infra.stages import stage
 from infra.states import TERMINATING
+from infra.terms import terms_for
 from scripts import choosing, initial, render, words
 from scripts.keeping import hand_on, keeper_of, leave, say_how
 from scripts.ledger import bring_home, end_others, find_run, last_verdict, open_journal, settle, way
@@ -136,7 +137,7 @@ def begin(
             with stage("connect", render.say):
                 offers = street.choose(vendor, plan.request)
         return street.start(plan, offers, words.vendors(settings), journal, ROOT, words.secrets(settings), render.say,
-                            words.terms(settings, vendor, unchecked))  # fmt: skip
+                            terms_for(settings, vendor, unchecked))  # fmt: skip
     except Taken as taken_by:
         if (taken_by.op.target, taken_by.op.store) != (plan.target, plan.store):
             raise
@@ -293,6 +294,16 @@ def _lines(seen: Iterator[Any], every_s: float = 15.0) -> Iterator[Any]:
 def down(run, all, json):
     settings = words.settings()
     with open_journal(settings) as journal:
+        if all or (run and journal.service(run)):
+            from scripts import services
+
+            for one in [one.name for one in journal.services()] if all else [run]:  # else they replace what is ended
+                services.finish(one, settings, journal)
+                render.say(f"{one}: ended, nothing of it runs")
+            if not all:
+                if json:
+                    print_json({"ended": [run]})
+                return
         if all:
             live = journal.ops(live=True)
         else:
@@ -400,6 +411,11 @@ def more_for(op: Op, journal: Journal, settings: Settings, spend_limit: str, ttl
 def keep_(run, detach, json):
     settings = words.settings()
     with open_journal(settings) as journal:
+        if run and journal.service(run):
+            from scripts import services
+
+            services.look_after(run, settings, journal, json)
+            return
         op = find_run(journal, run)
         holder = journal.holder(keep.lease_name(op.run))
         if holder:

@@ -18,6 +18,7 @@ from infra.names import check_name, run_name
 from infra.providers import Provider
 from infra.records import Offer, Plan, Request
 from infra.settings import VENDORS, Settings
+from infra.terms import terms_for
 from scripts import chain, choosing, render, runs, words
 from scripts.keeping import leave
 from scripts.ledger import find_run, open_journal, settle
@@ -67,7 +68,7 @@ def make(
     """A pod that stays, under the request's name or a new one; the rest of the line deals with it."""
     if request.run == "new":
         request = replace(request, run=run_name([op.run for op in journal.ops()]))
-    terms = replace(words.terms(settings, vendor, unchecked), role=role, spec_hash=spec_hash)
+    terms = replace(terms_for(settings, vendor, unchecked), role=role, spec_hash=spec_hash)
     scale = settings.clock_scale if settings.rehearsal else 1.0
     op = street.hold(request, limits, offers, words.vendors(settings), journal, render.say, terms, scale)
     chain.use(op)

@@ -72,9 +72,10 @@ def fit(c, profile="", phase="base", gpu="", num_gpus=1, nodes=1, json=False):
         "prompt": "one question; without it, a conversation",
         "temperature": "0 = always the likeliest word",
         "max-tokens": "longest answer",
+        "endpoint": "a service (inv serve.status) or an address instead of a model; its key: SLIPWAY_ENDPOINT_KEY",
     },
 )
-def chat(c, model="", tag="", prompt: str | None = None, temperature=0.0, max_tokens=256):
+def chat(c, model="", tag="", prompt: str | None = None, temperature=0.0, max_tokens=256, endpoint=""):
     """Talk to a model."""
 
 

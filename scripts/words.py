@@ -1,23 +1,14 @@
 """What the user typed, as values: settings, providers, durations. Shared by the tasks."""
 
-import difflib
 import functools
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from infra import gpus, spend
-from infra.agent.limits import read_clocks
 from infra.errors import UsageError
-from infra.hosts import HostMemory
-from infra.journal import Op
-from infra.launch import Accept, Terms
-from infra.money import micro_usd
 from infra.providers import Provider, Vendors
-from infra.records import Offer, Request
 from infra.settings import MARKET, VENDORS, Settings
-from infra.transport import Transport
+from infra.vendors import open_provider
 from scripts.planning import ROOT, secrets
 from store import credentials
 
@@ -34,27 +25,11 @@ def settings(**flags: str) -> Settings:
 @functools.lru_cache(maxsize=8)
 def _provider(name: str, place: tuple[str, ...]) -> Provider:
     """One of each, so that a machine is connected to once."""
-    settings = Settings.load(ROOT)
-    if name == "ssh":
-        from infra.providers.ssh import SshPools
-
-        return SshPools.of(settings)
-    if name == "local":
-        from infra.providers.local import Local
-
-        return Local(settings.pods)
-    from infra.offers import open_market
-
-    return open_market(name, settings)
+    return open_provider(name, Settings.load(ROOT))
 
 
 def provider(settings: Settings, name: str) -> Provider:
     """Raises UsageError for one that cannot be used."""
-    known = ("local", "ssh", *VENDORS)
-    if name not in known:
-        near = difflib.get_close_matches(name, [*known, MARKET], 1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise UsageError(f"provider {name!r} is not known; {hint}known: {', '.join(known)}, {MARKET}")
     keys = [getattr(settings, key) + getattr(settings, f"{vendor}_url") for vendor, key in VENDORS.items()]
     return _provider(name, (str(settings.pods), str(settings.pools), str(settings.state_file), *keys))
 
@@ -73,47 +48,6 @@ def providers(settings: Settings) -> list[Provider]:
 def vendors(settings: Settings) -> Vendors:
     """Every provider by its name, also of pods that an earlier launch has rented."""
     return lambda name: provider(settings, name)
-
-
-def terms(settings: Settings, vendor: Provider, unchecked: bool = False) -> Terms:
-    """On what terms its machines are taken; `unchecked`: without looking whether they work."""
-    if vendor.is_here:
-        return Terms()
-    examine = None if unchecked else accept(settings)
-    if not vendor.is_rented:
-        return Terms(accept=examine)
-    of_all = micro_usd(str(settings.spend_cap_usd)) or None
-
-    def admit(rows: list[Op], new: Op) -> None:
-        spend.admit(rows, new, of_all=of_all, now=read_clocks(), scale=settings.clock_scale)
-
-    def blame(offer: Offer, failure: str) -> None:
-        HostMemory.beside(settings.state_file).blame(known_as(offer), failure)
-
-    return Terms(accept=examine, admit=admit, blame=blame, boot_s=settings.boot_s)
-
-
-def known_as(offer: Offer) -> str:
-    """The name under which a machine, or an offer of a vendor's, is remembered when it fails."""
-    return f"{offer.provider}:{offer.place or offer.offer_id}"
-
-
-def accept(settings: Settings) -> Accept:
-    """What `start` asks of a machine before any work; an own one that fails is remembered and not offered again."""
-    from infra.acceptance import Thresholds, examine
-
-    def judge(transport: Transport, request: Request, offer: Offer) -> str:
-        promised = request
-        if offer.num_gpus and not offer.place:  # of rented machines: the kind that the vendor named, and its size
-            kind = request.gpu if len(gpus.read_set(request.gpu)) == 1 else offer.gpu
-            promised = replace(request, num_gpus=offer.num_gpus, gpu=kind.partition(":")[0],
-                               gpu_memory_bytes=offer.gpu_memory_bytes)  # fmt: skip
-        report = examine(transport, promised, Thresholds.of(settings), python=transport.python)
-        if offer.place and not report.is_accepted:
-            HostMemory.beside(settings.state_file).blame(known_as(offer), report.failure)
-        return report.failure
-
-    return judge
 
 
 def homes(settings: Settings) -> Path:

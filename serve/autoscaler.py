@@ -106,7 +106,11 @@ def updated(rule: Rule, memory: Memory, seen: Seen) -> Memory:
 def decide(rule: Rule, memory: Memory, seen: Seen) -> Decision:
     """What to start and what to stop now."""
     wanted = want(rule, memory, seen)
-    memory = memory if wanted is None else _after(rule, memory, wanted)
+    return fill(rule, memory if wanted is None else _after(rule, memory, wanted), seen)
+
+
+def fill(rule: Rule, memory: Memory, seen: Seen) -> Decision:
+    """What to start and what to stop for the target that there is: between two ticks, when a replica came or went."""
     final = memory.target + rule.extra
     alive = [one for one in seen.members if one.state.is_alive]
     spots, others = _mix(rule, final, alive)

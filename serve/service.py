@@ -21,6 +21,7 @@ import msgspec
 
 from infra import strict_yaml
 from infra.errors import UsageError
+from serve.tuning import PLAIN, Tuning
 
 POLICIES = ("least_load", "round_robin", "instance_aware_least_load")
 PLACERS = ("dynamic_fallback",)
@@ -109,6 +110,8 @@ class Ours:
     """So much of a prompt's beginning decides which replica is asked first."""
     spend_limit: str | None = None
     """US dollars; no replica is started that would not fit."""
+    engine: Tuning = PLAIN
+    """How the engine is run."""
 
 
 @dataclass(frozen=True, kw_only=True)

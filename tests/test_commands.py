@@ -31,6 +31,7 @@ def test_whatever_deals_with_pods_can_be_rehearsed():
         "eval",
         "chat",
         "export",
+        "serve.export",
         "config",
         "doctor",
         "test",

@@ -3,6 +3,8 @@
 In: a group of `[dependency-groups]` in pyproject.toml, its pins in constraints/<group>.txt, and which build of
 torch. Out: the interpreter of an environment that holds exactly that. It is built in place, since a virtual
 environment does not survive a rename, and counts only once its marker is written, which happens last.
+A group whose name ends in -cpu or -cuda has that build of torch, whatever the machine has. Pins that say that they are
+the whole list are installed as they stand, and what packages ask for besides is left out.
 uv does the work where it can be had, else pip; both under pip's configuration. Pins are exact, so what uv has cached
 is taken without asking any index.
 
@@ -42,6 +44,7 @@ ADVICE = (
     "check the network and `pip config list`; a machine without a network takes a folder of wheels that"
     " `find-links = FOLDER` under [global] in its ~/.config/pip/pip.conf names, or a uv cache in ~/.cache/uv"
 )
+WHOLE = re.compile(r"^# The whole list", re.M)  # in a file of pins
 KNOWN = (  # what a tool prints, what it means
     (
         r"ensurepip|no module named venv",
@@ -78,6 +81,7 @@ class Spec:
     torch: str  # "cpu", "cuda", or "" when torch is not among the requirements
     python: str  # the interpreter it is made from, or MANAGED
     key: str
+    is_whole: bool = False  # the constraints are all that is installed
 
 
 def ensure(name: str, code: Path, cache: Path, torch: str, say: Say, carried: Carried = NOTHING) -> Path:
@@ -135,15 +139,17 @@ def read_spec(name: str, code: Path, torch: str) -> Spec:
         raise EnvironmentFailed(f"the {name} environment is not described: {error}") from error
     except (ValueError, SyntaxError) as error:
         raise EnvironmentFailed(f"pyproject.toml: [dependency-groups]: {error}") from error
-    if not any(_project(one) == "torch" for one in requirements):
-        torch = ""
+    fixed = next((build for build in ("cpu", "cuda") if name.endswith(f"-{build}")), torch)
+    if fixed == "cuda" != torch:
+        raise EnvironmentFailed(f"the {name} environment is for NVIDIA GPUs, and here is none: nvidia-smi is not there")
+    torch = fixed if any(_project(one) == "torch" for one in requirements) else ""
     return _spec(name, requirements, constraints, pins, torch)
 
 
 def _spec(name: str, requirements: Tuple[str, ...], constraints: Optional[Path], pins: str, torch: str) -> Spec:
     python, about = _tell_python() if name == "uv" else _base_python()  # uv runs on any Python that we do
-    said = "\n".join([*requirements, pins, torch, about])
-    return Spec(name, requirements, constraints, torch, python, hashlib.sha256(said.encode()).hexdigest())
+    key = hashlib.sha256("\n".join([*requirements, pins, torch, about]).encode()).hexdigest()
+    return Spec(name, requirements, constraints, torch, python, key, WHOLE.search(pins) is not None)
 
 
 def read_group(pyproject: str, name: str) -> Tuple[str, ...]:
@@ -264,8 +270,12 @@ def _install(work: "_Work", target: Path, spec: Spec, uv: Optional[Path], flags:
         environ = pip_environ(settings)
         work.run([spec.python, "-m", "venv", target], environ)
         install = [str(python), "-m", "pip", "install"]
-    pins = ["-c", str(spec.constraints)] if spec.constraints else []
-    work.run([*install, *flags, *pins, *(_with_build(one, spec.torch) for one in spec.requirements)], environ)
+    wanted = [_with_build(one, spec.torch) for one in spec.requirements]
+    if spec.is_whole:
+        wanted = ["--no-deps", "-r", str(spec.constraints), *wanted]
+    elif spec.constraints:
+        wanted = ["-c", str(spec.constraints), *wanted]
+    work.run([*install, *flags, *wanted], environ)
     if spec.torch:
         _check_torch(work.run([python, "-c", TELL_TORCH], environ), spec.torch)
 

@@ -26,6 +26,10 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._hashes)
 
+    def take(self, others: "Keys") -> None:
+        """From now on these, for whoever holds this object."""
+        self._hashes = others._hashes
+
     def name_of(self, authorization: str | None) -> str | None:
         """The name of the key in `Bearer KEY`; None when there is none such. Takes as long for each wrong one."""
         scheme, _, key = (authorization or "").partition(" ")

@@ -153,11 +153,11 @@ class Fleet:
                 seat.ejected_until = now + min(out_s, self.limits.eject_most_s)
 
     def _least_loaded(self, seats: list[Seat], now: float) -> Seat:
-        """The fewest requests for its weight; of equals the next in turn."""
+        """The fewest requests for its weight; of equals the next in turn, as is a new one that has none."""
         first = self._turn % len(seats)
         around = seats[first:] + seats[:first] if first else seats
         limits = self.limits
-        return min(around, key=lambda seat: (seat.in_flight + 1) / seat.weight(now, limits))
+        return min(around, key=lambda seat: seat.in_flight / seat.weight(now, limits))
 
     def _with_affinity(self, seats: list[Seat], affinity: bytes) -> Seat | None:
         """The one that this prefix belongs to, unless it is loaded beyond the bound; then the next one that is not.

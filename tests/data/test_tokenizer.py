@@ -81,7 +81,9 @@ def theirs(tokenizer_folder):
     return transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
 
 
-@pytest.mark.parametrize("system", [None, "Be brief."])
+@pytest.mark.parametrize(
+    "system", [None, "Be brief.", [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]]
+)
 @pytest.mark.parametrize("turns", [2, 4, 6])
 def test_transformers_renders_a_conversation_as_we_do(theirs, tokenizer, turns, system):
     messages = [{"role": "system", "content": system}] * (system is not None) + TURNS[:turns]

@@ -37,6 +37,7 @@ from infra.follow import follow
 from infra.journal import Journal
 from infra.providers.ssh import SshPools
 from infra.settings import Settings
+from infra.terms import terms_for
 from scripts import ledger, render, words
 from tests.faults.trial import COUNT, plan
 from tests.street import launch_on
@@ -46,7 +47,7 @@ vendor = SshPools.of(settings)
 with Journal.open(settings.state_file) as journal:
     wanted = plan(store, COUNT, secrets=("HF_TOKEN", "HUGGINGFACEHUB_API_TOKEN"))
     secrets = words.secrets(settings)
-    op = launch_on(vendor, wanted, journal, root, render.say, secrets, words.terms(settings, vendor))
+    op = launch_on(vendor, wanted, journal, root, render.say, secrets, terms_for(settings, vendor))
     for progress, verdict in follow(op, journal, vendor.reach(pods.pod_of(op))):
         pass
     ledger.bring_home(op, vendor, settings)

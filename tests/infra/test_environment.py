@@ -34,12 +34,13 @@ except environment.EnvironmentFailed as error:
 BROKEN = "#!/bin/sh\n[ $1 = --version ] && echo uv 0.13.8 || { echo error: this uv is broken; exit 3; }\n"
 
 
-def make_wheel(folder: Path, name: str, version: str, text: str = "") -> None:
+def make_wheel(folder: Path, name: str, version: str, text: str = "", needs: str = "") -> None:
     """A wheel of one module, with the hashes that installers check."""
     about = f"{name}-{version}.dist-info"
     files = {
         f"{name}.py": text,
-        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        + (f"Requires-Dist: {needs}\n" if needs else ""),
         f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     record = ""
@@ -53,10 +54,10 @@ def make_wheel(folder: Path, name: str, version: str, text: str = "") -> None:
             wheel.writestr(path, content)
 
 
-def describe(code: Path, requirement: str, pin: str) -> None:
+def describe(code: Path, requirement: str, pin: str, name: str = "tiny") -> None:
     (code / "constraints").mkdir(parents=True, exist_ok=True)
-    (code / "constraints" / "tiny.txt").write_text(f"{pin}\n")
-    (code / "pyproject.toml").write_text(f'[dependency-groups]\nother = []\ntiny = [\n    "{requirement}",\n]\n')
+    (code / "constraints" / f"{name}.txt").write_text(f"{pin}\n")
+    (code / "pyproject.toml").write_text(f'[dependency-groups]\nother = []\n{name} = [\n    "{requirement}",\n]\n')
 
 
 class Rig:
@@ -79,8 +80,10 @@ class Rig:
         make_wheel(self.wheels, "whale", "2.0", "size = 'bigger'\n")
         describe(self.code, "whale", "whale==1.0")
 
-    def ensure(self, torch: str = "", python: str = sys.executable, **environ: str) -> subprocess.CompletedProcess:
-        words = [python, "-c", ENSURE, "tiny", str(self.code), str(self.cache), torch]
+    def ensure(
+        self, torch: str = "", python: str = sys.executable, name: str = "tiny", **environ: str
+    ) -> subprocess.CompletedProcess:
+        words = [python, "-c", ENSURE, name, str(self.code), str(self.cache), torch]
         return subprocess.run(words, env={**self.environ, **environ}, capture_output=True, text=True)
 
     def ask(self, done: subprocess.CompletedProcess, text: str) -> str:
@@ -236,6 +239,25 @@ def test_a_wheel_that_lies_about_its_build_is_refused(rig):
     assert not list(rig.cache.glob(f"*/{environment.MARKER}"))
 
 
+@pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.nightly)])
+def test_pins_that_are_the_whole_list_are_all_that_is_installed(rig, installer):
+    make_wheel(rig.wheels, "boat", "1.0", needs="whale")
+    make_wheel(rig.wheels, "torch", "2.13.0", "class version: cuda = '13.0'\n")
+    make_wheel(rig.wheels, "torch", "2.13.0+cpu", "class version: cuda = None\n", needs="triton")
+    describe(rig.code, "torch==2.13.0", "# The whole list.\nboat==1.0\ntorch==2.13.0", "tiny-cpu")
+    done = rig.ensure("cuda", name="tiny-cpu", SLIPWAY_INSTALLER=installer)  # on a machine with a GPU, too
+    here = "import importlib.util as u; print([bool(u.find_spec(one)) for one in ('torch', 'boat', 'whale')])"
+    assert rig.ask(done, here) == "[True, True, False]"
+    assert rig.ask(done, "import torch; print(torch.version.cuda)") == "None"
+
+
+def test_an_environment_for_gpus_is_not_made_where_there_is_none(rig):
+    describe(rig.code, "torch==2.13.0", "torch==2.13.0", "tiny-cuda")
+    done = rig.ensure("cpu", name="tiny-cuda")
+    assert "the tiny-cuda environment is for NVIDIA GPUs, and here is none" in done.stderr
+    assert not rig.cache.exists()
+
+
 def test_the_cache_lies_where_it_is_told_to():
     assert environment.default_cache({"SLIPWAY_ENVIRONMENTS": "/e"}) == Path("/e")
     assert environment.default_cache({"XDG_CACHE_HOME": "/c"}) == Path("/c/slipway/environments")
@@ -243,7 +265,7 @@ def test_the_cache_lies_where_it_is_told_to():
 
 def test_every_requirement_is_pinned_by_name_and_version_only():
     pyproject = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
-    for name in ("control", "train", "serve", "skypilot", "dev"):
+    for name in ("control", "train", "serve", "serve-cpu", "serve-cuda", "skypilot", "dev"):
         pins = (REPOSITORY / "constraints" / f"{name}.txt").read_text(encoding="utf-8")
         lines = [line for line in pins.splitlines() if not line.startswith("#")]
         assert all(re.fullmatch(r"[a-z0-9.-]+==[0-9][0-9a-z.]*( ; .+)?", line) for line in lines)

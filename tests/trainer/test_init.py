@@ -29,7 +29,7 @@ from trainer.errors import Refused
 from trainer.plan import resolve
 
 
-def foreign(kind: str, folder: Path, vocab: int = 400, dtype: torch.dtype = torch.float32) -> Path:
+def foreign(kind: str, folder: Path, vocab: int = 400, dtype: torch.dtype = torch.float32, head_dim: int = 8) -> Path:
     """A random model as `transformers` saves it."""
     import transformers
 
@@ -41,7 +41,7 @@ def foreign(kind: str, folder: Path, vocab: int = 400, dtype: torch.dtype = torc
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=8,
+        head_dim=head_dim,
         max_position_embeddings=96,
         tie_word_embeddings=kind == "Qwen3",
     )

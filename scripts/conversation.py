@@ -1,0 +1,105 @@
+"""`inv chat --endpoint`: a conversation with a service, or any address that answers as OpenAI's does."""
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from infra.errors import AuthError, SlipwayError
+from infra.settings import Settings
+from scripts import render, services
+from scripts.ledger import open_journal
+
+KEY = "SLIPWAY_ENDPOINT_KEY"
+SILENT_S = 120.0
+
+
+def hold(
+    endpoint: str, settings: Settings, model: str, prompt: str | None, temperature: float, max_tokens: int
+) -> None:
+    """One question, or questions until the input ends. Raises SlipwayError, AuthError."""
+    url = endpoint.rstrip("/").removesuffix("/v1")
+    if "://" not in endpoint:
+        with open_journal(settings) as journal:
+            url = services.ensure(services.find(endpoint, journal), settings, journal).endpoint
+    with _client(url) as client:
+        asked = {"model": model or _model(client, url), "temperature": temperature, "max_tokens": max_tokens}
+        said: list[dict[str, str]] = []
+        for question in [prompt] if prompt is not None else _questions():
+            said.append({"role": "user", "content": question})
+            answer = ""
+            for piece in _answer(client, url, {**asked, "messages": said, "stream": True}):
+                answer += piece
+                print(render.clean(piece), end="", flush=True)
+            print(flush=True)
+            said.append({"role": "assistant", "content": answer})
+
+
+def _client(url: str) -> Any:
+    import httpx
+
+    key = os.environ.get(KEY, "")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(SILENT_S, connect=10.0), trust_env=False)
+
+
+def _questions() -> Iterator[str]:
+    prompt = "> " if sys.stdin.isatty() else ""
+    if prompt:
+        render.say("Ctrl-D ends the conversation")
+    while True:
+        try:
+            words = input(prompt).strip()
+        except EOFError:
+            return
+        if words:
+            yield words
+
+
+def _model(client: Any, url: str) -> str:
+    with _told(url):
+        reply = client.get("/v1/models")
+        _check(reply, url)
+        return str(reply.json()["data"][0]["id"])
+
+
+def _answer(client: Any, url: str, asked: dict[str, Any]) -> Iterator[str]:
+    """Its pieces as they come."""
+    with _told(url), client.stream("POST", "/v1/chat/completions", json=asked) as reply:
+        if reply.status_code != 200:
+            reply.read()
+        _check(reply, url)
+        for line in reply.iter_lines():
+            if not line.startswith("data:") or line == "data: [DONE]":
+                continue
+            event = json.loads(line[5:])
+            if "error" in event:
+                raise SlipwayError(f"{url}: the answer broke off: {event['error'].get('message', event['error'])}")
+            for choice in event["choices"]:
+                yield choice["delta"].get("content") or ""
+
+
+def _check(reply: Any, url: str) -> None:
+    if reply.status_code == 200:
+        return
+    try:
+        error = reply.json()["error"]
+        what = error.get("message", error) if isinstance(error, dict) else error
+    except (ValueError, KeyError, TypeError):
+        what = reply.text[:300]
+    if reply.status_code == 401:
+        raise AuthError(f"{url}: {what}; put its key into {KEY} (a new one: inv serve.key NAME --for YOU)")
+    raise SlipwayError(f"{url}: status {reply.status_code}: {what}; see: inv serve.doctor")
+
+
+@contextlib.contextmanager
+def _told(url: str) -> Iterator[None]:
+    """Turns what the client raises into what we say."""
+    import httpx
+
+    try:
+        yield
+    except httpx.HTTPError as error:
+        raise SlipwayError(f"{url}: {error or type(error).__name__}; see: inv serve.status") from error

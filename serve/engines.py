@@ -1,0 +1,165 @@
+"""Engines behind one command builder: `vllm` (GPUs), `vllm-cpu` (this machine, CI), `fake` (tests, rehearsals).
+
+In: a Model and how it is to be run. Out: a Command: words after the interpreter, variables, the environment (a group of
+pyproject.toml) that has the engine. All listen on loopback only, under the service's name for the model, take a bounded
+number of requests, and let streams go on when they are told to end: only the gateway listens to others.
+
+    python -m serve.engines --config FILE        a replica as one process: finds the model, then becomes the engine
+
+Called by: the controller and the steps of a replica's job. Source: vLLM 0.32.0, --help=all and envs.py.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from infra.errors import SlipwayError, UsageError
+from serve import models, room
+from serve.models import FAKE, Model
+from serve.tuning import GIB, PLAIN, Tuning
+from store import StoreError
+
+ENVIRONMENTS = {"vllm": "serve-cuda", "vllm-cpu": "serve-cpu", "fake": "serve"}
+HOST = "127.0.0.1"
+QUIET = "/health,/metrics,/ping"  # probes, which would fill the log
+ALWAYS = {
+    **{"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},  # nothing is fetched or told
+    "VLLM_HOST_IP": HOST,  # of workers among themselves, whatever addresses the machine has
+    "PYTHONDONTWRITEBYTECODE": "",  # three processes import everything, which takes twice as long without bytecode
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    words: tuple[str, ...]
+    """After the interpreter."""
+    environ: Mapping[str, str]
+    """Besides what its parent has."""
+    group: str
+    """The environment that has the engine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replica:
+    """All that one replica needs to start by itself, on any machine: the config of its step."""
+
+    engine: str
+    source: str
+    """Of the model, as `models.resolve` takes it."""
+    name: str
+    """Of the model, for clients."""
+    port: int
+    store: str = ""
+    tuning: Tuning = PLAIN
+
+
+def command(
+    model: Model, engine: str, *, port: int, tuning: Tuning = PLAIN, environ: Mapping[str, str] = os.environ
+) -> Command:
+    """Raises UsageError for an engine that there is not."""
+    if engine not in ENVIRONMENTS:
+        raise UsageError(f"there is no engine {engine!r}; known: {', '.join(ENVIRONMENTS)}")
+    if engine == "fake":
+        return Command(words=_fake(model, port, tuning), environ={}, group=ENVIRONMENTS[engine])
+    said = dict(ALWAYS)
+    said["VLLM_CACHE_ROOT"] = environ.get("VLLM_CACHE_ROOT") or str(models.default_cache(environ).parent / "vllm")
+    if engine == "vllm-cpu":
+        said |= {
+            "VLLM_CPU_KVCACHE_SPACE": str(tuning.cpu_cache_bytes // GIB),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every replica is bound to the first cores
+            "OMP_NUM_THREADS": str(tuning.threads),
+        }
+    return Command(words=_vllm(model, engine, port, tuning), environ=said, group=ENVIRONMENTS[engine])
+
+
+def _vllm(model: Model, engine: str, port: int, tuning: Tuning) -> tuple[str, ...]:
+    options: dict[str, Any] = {
+        "--model": model.folder,
+        "--served-model-name": model.name,
+        "--host": HOST,
+        "--port": port,
+        "--shutdown-timeout": tuning.shutdown_s,
+        "--max-num-queued-reqs": tuning.max_queued,
+        "--dtype": tuning.dtype,
+        "--generation-config": "vllm",  # sampling is the client's; a checkpoint's file would change it unseen
+        "--disable-access-log-for-endpoints": QUIET,
+    }
+    if tuning.max_model_len:
+        options["--max-model-len"] = tuning.max_model_len
+    if tuning.max_seqs:
+        options["--max-num-seqs"] = tuning.max_seqs
+    if engine == "vllm":
+        options |= {"--tensor-parallel-size": tuning.num_gpus, "--gpu-memory-utilization": tuning.gpu_share}
+        if tuning.kv_cache_bytes:
+            options["--kv-cache-memory-bytes"] = tuning.kv_cache_bytes
+    words = ["-m", "vllm.entrypoints.openai.api_server"]  # `vllm serve` asks for a distribution that vllm-cpu is not
+    words += [str(word) for pair in options.items() for word in pair]
+    is_eager = engine == "vllm-cpu" if tuning.eager is None else tuning.eager
+    return (*words, "--enable-request-id-headers", *(["--enforce-eager"] if is_eager else []))
+
+
+def _fake(model: Model, port: int, tuning: Tuning) -> tuple[str, ...]:
+    """Its script is the model's `fake.json`; it says the name of its folder where that is missing or says nothing."""
+    path = model.folder / FAKE
+    said = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    script = {
+        "words": [f" {model.folder.name}"],
+        "root": str(model.folder),
+        "max_queued": tuning.max_queued,
+        "shutdown_s": tuning.shutdown_s,
+        **({"max_model_len": tuning.max_model_len} if tuning.max_model_len else {}),
+        **({"max_seqs": tuning.max_seqs} if tuning.max_seqs else {}),
+        **said,
+        "model": model.name,
+    }
+    return ("-m", "serve.fake", "--port", str(port), "--script", json.dumps(script))
+
+
+def read(path: Path) -> Replica:
+    """Raises UsageError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Replica)
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
+def config_of(replica: Replica) -> dict[str, Any]:
+    """As a step's config."""
+    return dataclasses.asdict(replica)
+
+
+def become(replica: Replica) -> None:
+    """Find the model and be the engine from then on: one process, which its keeper ends as a group."""
+    cache = models.default_cache()
+    model = models.resolve(replica.source, replica.name, store=replica.store, cache=cache, say=_say)
+    built = command(model, replica.engine, port=replica.port, tuning=replica.tuning)
+    if replica.engine != "fake":
+        room.check(model.folder, replica.engine, replica.tuning, room.here(replica.engine, replica.tuning))
+    _say(f"{replica.engine}: {model.folder} as {model.name!r} on {HOST}:{replica.port}")
+    os.execve(sys.executable, [sys.executable, *built.words], {**os.environ, **built.environ})
+
+
+def _say(text: str) -> None:
+    print(f"serve.engines: {text}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="serve.engines")
+    parser.add_argument("--config", type=Path, required=True, help="a Replica, as JSON")
+    try:
+        become(read(parser.parse_args().config))
+    except (SlipwayError, StoreError) as error:
+        print(f"serve.engines: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

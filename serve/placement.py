@@ -1,0 +1,122 @@
+"""Where replicas go: own machines first, then the cheapest spot machine that fits, then what cannot be taken away.
+
+In: a service's `resources`, providers. Out: offers in the order in which they are tried. Reads what is offered; rents
+nothing. Called by: `landing`, `inv serve.up --dry-run`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from infra import gpus, offers
+from infra.errors import NoOffer, SlipwayError, UsageError
+from infra.money import micro_usd
+from infra.offers import Source
+from infra.providers import Provider, market
+from infra.records import Offer, Request
+from infra.settings import MARKET, VENDORS, Settings
+from serve.service import Resources, Service
+
+GB = 10**9
+
+
+def candidates(provider: str, settings: Settings) -> tuple[str, ...]:
+    """Names of providers, in the order of their turn. `provider`: one of them, "market", or "" for all there are."""
+    rented = tuple(name for name, key in VENDORS.items() if getattr(settings, key))
+    if provider == MARKET:
+        if not rented:
+            raise UsageError("provider market: no key is set; put one into the shell or .env")
+        return rented
+    if provider:
+        return (provider,)
+    own = ("ssh",) if settings.pools.exists() else ()
+    return (*own, *rented) or ("local",)
+
+
+def find(names: Sequence[str], vendor: Callable[[str], Provider], request: Request, wants_spot: bool) -> list[Offer]:
+    """What fits, in the order in which it is tried. Raises NoOffer, with what each of them says."""
+    own: list[Offer] = []
+    said: list[str] = []
+    sources: list[Source] = []
+    for name in names:
+        provider = vendor(name)
+        if rented := market(provider):
+            sources.append(Source(name, rented.catalog))
+            continue
+        try:
+            own += provider.offers(replace(request, spot=False, provider=name))
+        except SlipwayError as error:
+            said.append(f"{name}: {error}")
+    found = sorted(own, key=_price)
+    for is_spot in (True, False) if wants_spot else (False,):
+        if not sources:
+            break
+        asked = replace(request, spot=is_spot, provider=MARKET)
+        survey = offers.survey(sources, asked)
+        found += [one for one in survey.offers if one.spot is is_spot]
+        said += [f"{one.provider}: {one.error}" for one in survey.silent]
+    if not found:
+        told = "; ".join(said) or "nothing there satisfies `resources`"
+        raise NoOffer(f"no machine for a replica on {', '.join(names)}: {told}; see: inv offers")
+    return found
+
+
+def kind_of(offer: Offer) -> str:
+    """For people: how an offer stands in the order."""
+    return "own" if not offer.micro_usd_per_hour or offer.place else "spot" if offer.spot else "on-demand"
+
+
+def request_of(service: Service, run: str) -> Request:
+    """Raises UsageError for words of `resources` that mean nothing here."""
+    wanted = service.file.resources
+    gpu, num_gpus = _gpus(wanted)
+    most = wanted.max_hourly_cost
+    return Request(
+        run=run,
+        gpu=gpu,
+        num_gpus=num_gpus,
+        cpus=_at_least("cpus", wanted.cpus),
+        memory_bytes=_at_least("memory", wanted.memory) * GB,
+        disk_bytes=_at_least("disk_size", wanted.disk_size) * GB,
+        region=wanted.region or "",
+        instance_type=wanted.instance_type or "",
+        max_micro_usd_per_hour=0 if most is None else micro_usd(str(most)),
+    )
+
+
+def gpu_of(request: Request) -> str:
+    """As `target_qps_per_replica` names it."""
+    return f"{request.gpu}:{max(1, request.num_gpus)}" if request.gpu else ""
+
+
+def _gpus(wanted: Resources) -> tuple[str, int]:
+    """`H100:8`, {H100: 8}, or several of which any will do."""
+    said = wanted.accelerators
+    if not said:
+        return "", 0
+    kinds: Mapping[str, float | None] = said if isinstance(said, dict) else {}
+    several = said if isinstance(said, list) else [said] if isinstance(said, str) else []
+    pairs = [(gpu, int(count or 1)) for gpu, count in kinds.items()]
+    for one in several:
+        gpu, _, count = one.partition(":")
+        if count and not count.isdecimal():
+            raise UsageError(f"resources.accelerators: {one!r}; expected KIND or KIND:COUNT")
+        pairs.append((gpu, int(count or 1)))
+    counts = {count for _, count in pairs}
+    text = ",".join(gpu for gpu, _ in pairs) if len(counts) == 1 else ",".join(f"{g}:{n}" for g, n in pairs)
+    gpus.read_set(text)
+    return text, counts.pop() if len(counts) == 1 else 0
+
+
+def _at_least(key: str, said: str | float | None) -> int:
+    """Of `16+`, `16` and 16. Machines come in sizes, so that a plain number is a floor, too."""
+    if said is None:
+        return 0
+    text = str(said).removesuffix("+").removesuffix("GB")
+    try:
+        return int(float(text))
+    except ValueError:
+        raise UsageError(f"resources.{key}: {said!r}; expected a number, or 16+ for at least 16") from None
+
+
+def _price(offer: Offer) -> tuple[int, str]:
+    return offer.micro_usd_per_hour, offer.offer_id

@@ -1,0 +1,123 @@
+"""Whether a replica serves: what its file asks for, and one token from the model that is expected.
+
+In: where an engine answers, the probe of the service file. Out: a Probed; nothing is raised. A `/health` of 200 is not
+enough: it stays so with an engine that hangs. A token that does not come in time is not enough either: an engine with
+a long line is not ill as long as it makes tokens for others, which its counters tell.
+Called by: the controller.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from serve.service import Probe
+
+METRICS_S = 5.0
+WAITING = ("vllm:num_requests_waiting", "vllm:num_requests_waiting_total")
+TOKENS = "vllm:generation_tokens_total"
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What an engine tells of itself at /metrics; None = it does not."""
+
+    waiting: float | None = None
+    tokens: float | None = None
+
+
+@dataclass(frozen=True)
+class Probed:
+    passed: bool
+    why: str = ""
+    """Why not."""
+    counters: Counters = Counters()
+
+
+async def probe(
+    session: aiohttp.ClientSession, url: str, key: str, model: str, asked: Probe, before: Counters | None
+) -> Probed:
+    """`before`: the counters of the last probe, for a replica that was ready then; None = it has yet to become so."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    limit = aiohttp.ClientTimeout(asked.timeout_seconds)
+    try:
+        await _path(session, url, {**headers, **asked.headers}, asked, limit)
+    except asyncio.TimeoutError:
+        return Probed(False, f"{asked.path}: no answer in {asked.timeout_seconds:g} s")
+    except (aiohttp.ClientError, OSError, _Wrong) as error:
+        return Probed(False, f"{asked.path}: {str(error) or type(error).__name__}")
+    try:
+        await _token(session, url, headers, model, limit)
+        why = ""
+    except asyncio.TimeoutError:
+        why = f"no token in {asked.timeout_seconds:g} s"
+    except _Busy:
+        why = "it is full"
+    except (aiohttp.ClientError, OSError, _Wrong) as error:
+        return Probed(False, f"a token: {str(error) or type(error).__name__}")
+    counters = await _counters(session, url)
+    if why and before is not None and before.tokens is not None and counters.tokens is not None:
+        if counters.tokens > before.tokens:
+            return Probed(True, counters=counters)
+        why += ", and it makes none for others"
+    return Probed(not why, why, counters)
+
+
+class _Wrong(Exception):
+    pass
+
+
+class _Busy(Exception):
+    pass
+
+
+async def _path(
+    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], asked: Probe, limit: aiohttp.ClientTimeout
+) -> None:
+    method, said = ("GET", None) if asked.post_data is None else ("POST", asked.post_data)
+    async with session.request(method, url + asked.path, headers=headers, json=said, timeout=limit) as reply:
+        await reply.read()
+        if reply.status != 200:
+            raise _Wrong(f"status {reply.status}")
+
+
+async def _token(
+    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], model: str, limit: aiohttp.ClientTimeout
+) -> None:
+    ask = {"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}
+    async with session.post(f"{url}/v1/completions", headers=headers, json=ask, timeout=limit) as reply:
+        body = await reply.read()
+        if reply.status == 503 and b"busy" in body:
+            raise _Busy
+        if reply.status != 200:
+            raise _Wrong(f"status {reply.status}: {body[:300].decode(errors='replace')}")
+    try:
+        said: Any = msgspec.json.decode(body)
+        answered, choices = said["model"], said["choices"]
+    except (msgspec.DecodeError, KeyError, TypeError) as error:
+        raise _Wrong(f"an answer that is none: {error}") from None
+    if answered != model:
+        raise _Wrong(f"the model there is {answered!r}, not {model!r}")
+    if not choices:
+        raise _Wrong("an answer without a choice")
+
+
+async def _counters(session: aiohttp.ClientSession, url: str) -> Counters:
+    """As far as they can be read: names change from release to release."""
+    try:
+        async with session.get(f"{url}/metrics", timeout=aiohttp.ClientTimeout(METRICS_S)) as reply:
+            text = (await reply.read()).decode(errors="replace") if reply.status == 200 else ""
+    except (asyncio.TimeoutError, aiohttp.ClientError, OSError):
+        text = ""
+    sums: dict[str, float] = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition("{") if "{" in line else line.partition(" ")
+        if name in (*WAITING, TOKENS):
+            try:
+                sums[name] = sums.get(name, 0.0) + float(rest.rsplit(" ", 1)[-1])
+            except ValueError:
+                continue
+    return Counters(next((sums[name] for name in WAITING if name in sums), None), sums.get(TOKENS))

@@ -1,0 +1,180 @@
+"""vLLM itself on the CPU of this machine: small models with words of their own, and engines by our command builder."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data import chat
+from data.tokenizer import Tokenizer
+from infra.agent import environment
+from serve.engines import Replica, config_of
+from serve.tuning import Tuning
+from tests.serve.engine import ROOT
+from trainer import export
+from trainer.config import ModelConfig
+from trainer.model import Decoder, initialise
+
+START_S = 570  # three processes import everything, and others compute too
+GAIN = {"llama": 0.7, "qwen3": 1.5}  # of every block: tied embeddings would say the same word again and again
+# Logits that lie closer, in their standard deviations, may change places where a kernel rounds otherwise: twice as much
+# as our own decoder in bfloat16 differs from itself in float32.
+NEAR = {("llama", "auto"): 0.08, ("qwen3", "auto"): 0.2, ("llama", "float32"): 1e-3, ("qwen3", "float32"): 1e-3}
+
+
+def python() -> Path:
+    """Of the environment of vLLM on a CPU: made here, or found."""
+    return environment.ensure("serve-cpu", ROOT, environment.default_cache(), "cpu", print)
+
+
+def shape(kind: str, vocab: int = 320) -> ModelConfig:
+    is_qwen3 = kind == "qwen3"
+    return ModelConfig(
+        vocab_size=vocab,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,  # one that the CPU's attention takes
+        max_position_embeddings=256,
+        qk_norm=is_qwen3,
+        tie_word_embeddings=is_qwen3,
+    )
+
+
+def random_model(kind: str, seed: int) -> Decoder:
+    """One that has much to say: its logits lie far apart, and every block has its part in them."""
+    model = Decoder(shape(kind))
+    generator = torch.Generator().manual_seed(seed)
+    for name, one in model.named_parameters():
+        if one.dim() == 2:
+            gain = 1.0 if "embed" in name else 6.0 if "lm_head" in name else GAIN[kind]
+            one.data.normal_(std=gain if "embed" in name else gain * one.shape[1] ** -0.5, generator=generator)
+        else:
+            one.data.uniform_(0.5, 1.5, generator=generator)
+    return model.eval()
+
+
+def write_model(folder: Path, model: Decoder, tokenizer: Path) -> Path:
+    export.write(folder, model.config, model.state_dict(), tokenizer)
+    return folder
+
+
+def taught_model(kind: str, question: str, answer: str, words: Tokenizer) -> Decoder:
+    """One that has learnt one answer by heart, and has no doubt about any token of it."""
+    torch.manual_seed(0)
+    model = Decoder(shape(kind))
+    initialise(model, seed=0)
+    talk = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    ids, mask = chat.render(talk, words)
+    inputs, targets = (torch.from_numpy(one)[None] for one in chat.targets(ids, mask))
+    steps = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(1000):
+        logits = model(inputs)
+        best = logits.detach().topk(2, dim=-1).values[0, targets[0] >= 0]
+        loss = torch.nn.functional.cross_entropy(logits[0].float(), targets[0], ignore_index=-1)
+        if loss < 0.01 and (best[:, 0] - best[:, 1]).min() > 3:
+            return model.eval()
+        steps.zero_grad()
+        loss.backward()
+        steps.step()
+    raise AssertionError(f"{kind} has not learnt it")
+
+
+@torch.inference_mode()
+def greedy(model: Decoder, prompt: Sequence[int], count: int) -> tuple[list[int], float]:
+    """What our own model says, without a cache, and by how much each word was the likeliest at least.
+
+    That is in standard deviations of the logits.
+    """
+    ids, least = list(prompt), float("inf")
+    for _ in range(count):
+        logits = model(torch.tensor([ids]))[0, -1].float()
+        best = logits.topk(2)
+        least = min(least, float((best.values[0] - best.values[1]) / logits.std()))
+        ids.append(int(best.indices[0]))
+    return ids[len(prompt) :], least
+
+
+@dataclass
+class Running:
+    """One vLLM: its process leads a group, which is all of it."""
+
+    process: "subprocess.Popen[bytes]"
+    port: int
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def is_healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as reply:
+                return bool(reply.status == 200)
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return False
+
+    def wait(self) -> None:
+        end = time.monotonic() + START_S
+        while not self.is_healthy():
+            assert self.process.poll() is None, self.log.read_text()[-4000:]
+            assert time.monotonic() < end, self.log.read_text()[-4000:]
+            time.sleep(0.25)
+
+    def ask(self, path: str, **said: Any) -> Any:
+        """What it answers to a request that it takes."""
+        found = self.hear(path, **said)
+        assert "status" not in found, found
+        return found
+
+    def hear(self, path: str, **said: Any) -> Any:
+        """What it answers; with `status` where that is an error."""
+        body = json.dumps({"model": "demo", "temperature": 0, **said}).encode()
+        request = urllib.request.Request(self.url + path, body, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=120) as reply:
+                return json.load(reply)
+        except urllib.error.HTTPError as error:
+            return {"status": error.code, **json.load(error)}
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(60)
+
+
+@contextlib.contextmanager
+def engines(python: Path, folder: Path, *models: tuple[Path, Tuning]) -> Iterator[list[Running]]:
+    """All started at once, all ready; ended whole."""
+    from serve.landing import free_port
+
+    started: list[Running] = []
+    try:
+        for number, (model, tuning) in enumerate(models):
+            port = free_port([one.port for one in started])
+            replica = Replica(engine="vllm-cpu", source=str(model), name="demo", port=port, tuning=tuning)
+            config, log = folder / f"replica-{number}.json", folder / f"engine-{number}.log"
+            config.write_text(json.dumps(config_of(replica)))
+            words = [str(python), "-m", "serve.engines", "--config", str(config)]
+            environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+            with log.open("wb") as out:
+                process = subprocess.Popen(words, env=environ, stdout=out, stderr=out, start_new_session=True)
+            started.append(Running(process, port, log))
+        for one in started:
+            one.wait()
+        yield started
+    finally:
+        for one in started:
+            one.end()

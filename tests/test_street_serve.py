@@ -1,0 +1,295 @@
+"""Services as people type them: real processes on this machine, the scripted engine in place of a model."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from infra.agent.process import find
+from infra.journal import Journal
+from serve.load import Heard, Load, ask
+from tests.hosts import loopback
+from tests.test_street_ssh import with_machines
+from tests.world import World, until
+
+GUARD_S = 60.0  # against a test that hangs; nothing is measured by it
+PROBE = {"path": "/health", "initial_delay_seconds": 60, "timeout_seconds": 10, "endpoint_probe_interval_seconds": 1}
+
+
+@dataclass
+class Place:
+    """An installation, and what its services answer."""
+
+    world: World
+    folder: Path
+
+    def model(self, name: str, **script) -> Path:
+        """A model of the scripted engine, which says its name over and over."""
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        (folder / "fake.json").write_text(json.dumps({"words": [f" {name}"], **script}))
+        return folder
+
+    def config(self, replicas: int = 2, slipway=None, policy=None, **probe) -> str:
+        many = {"replica_policy": policy} if policy else {"replicas": replicas}
+        file = {"service": {"readiness_probe": {**PROBE, **probe}, **many}, "slipway": slipway or {}}
+        path = self.folder / "service.yaml"
+        path.write_text(json.dumps(file))  # which is YAML, too
+        return str(path)
+
+    def up(self, name: str, model: Path, *words: str, code: int = 0) -> dict:
+        line = ("serve.up", name, "--model", str(model), "--provider", "local", *words)
+        return self.world.json(*line, code=code)
+
+    def status(self, name: str) -> dict:
+        return self.world.json("serve.status", name)
+
+    def journal(self) -> Journal:
+        return Journal.open(self.world.environ["SLIPWAY_STATE_FILE"], {**os.environ, **self.world.environ})
+
+    def engines(self, name: str) -> dict[str, int]:
+        """The pid of each replica's engine, by the replica's name."""
+        with self.journal() as journal:
+            rows = [op for op in journal.ops(live=True) if op.role == f"serve:{name}"]
+        found = {}
+        for op in rows:
+            for one in find(op.token):
+                with contextlib.suppress(OSError):
+                    words = Path(f"/proc/{one.pid}/cmdline").read_bytes().split(b"\0")
+                    if b"serve.fake" in words:
+                        found[op.run] = one.pid
+        return found
+
+    def controller(self, name: str) -> int:
+        with self.journal() as journal:
+            holder = journal.holder(f"serve:{name}")
+        assert holder is not None
+        return holder.pid
+
+
+@pytest.fixture
+def place(tmp_path):
+    world = World(tmp_path)
+    yield Place(world, tmp_path)
+    world.inv("serve.down", "--all")
+    assert world.processes() == []
+
+
+def say(url: str, **more) -> tuple[str, str]:
+    """What is answered to a chat, and by which replica."""
+    said = {"model": "demo", "messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 3, **more}
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(said).encode())
+    request.add_header("Content-Type", "application/json")
+    with urllib.request.urlopen(request, timeout=GUARD_S) as reply:
+        text = json.load(reply)["choices"][0]["message"]["content"]
+        return text, reply.headers["x-slipway-replica"]
+
+
+@dataclass
+class Traffic:
+    """Streams that are asked one after another by several clients at once, until the block ends."""
+
+    load: Load
+    clients: int = 4
+    heard: list[Heard] = field(default_factory=list)
+
+    def __enter__(self) -> "Traffic":
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self._thread.start()
+        self.await_more(8)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(GUARD_S)
+        assert not self._thread.is_alive()
+
+    def await_more(self, count: int) -> None:
+        wanted = len(self.heard) + count
+        until(lambda: len(self.heard) >= wanted, f"{count} more answers", GUARD_S)
+
+    def failures(self) -> list[Heard]:
+        return [one for one in self.heard if one.failure]
+
+    async def _run(self) -> None:
+        async with aiohttp.ClientSession() as session:
+            await asyncio.gather(*(self._ask(session) for _ in range(self.clients)))
+
+    async def _ask(self, session: aiohttp.ClientSession) -> None:
+        while not self._over.is_set():
+            self.heard.append(await ask(session, self.load))
+
+
+def test_a_service_from_its_first_request_to_its_end(place):
+    model = place.model("Bosun")
+    shown = place.world.inv("serve.up", "demo", "--model", str(model), "--provider", "local", "--config",
+                            place.config(), "--dry-run")  # fmt: skip
+    assert "own" in shown and place.world.processes() == []
+    up = place.up("demo", model, "--config", place.config())
+    url = up["endpoint"]
+    assert (up["state"], up["ready"], up["target"]) == ("READY", 2, 2)
+    answers = [say(url) for _ in range(20)]
+    assert {text for text, _ in answers} == {" Bosun Bosun Bosun"}
+    assert Counter(who for _, who in answers) == {"demo-0": 10, "demo-1": 10}
+    urllib.request.urlopen(f"{url}/health", timeout=GUARD_S).close()
+
+    shown = place.world.inv("serve.status", "demo", "--all", "--metrics")
+    for line in ("Service: demo", f"Endpoint: {url}", "Replicas: 2/2 ready", r"qps +0\.\d", r"latency_s\.p99 +[\d.]+"):
+        assert re.search(line, shown), (line, shown)
+    assert shown.count(str(place.folder / "pods")) == 2
+    logs = [place.world.inv("serve.logs", "demo", *words) for words in ([], ["--replica-id", "0"], ["--controller"])]
+    assert len(logs[0].splitlines()) == 20 and "Bosun" not in logs[0]
+    assert "listening on" in logs[1] and "demo-1: ready" in logs[2]
+    assert place.world.inv("serve.ssh", "demo", "--replica-id", "0", "--", "pwd").strip().endswith("pods/demo-0")
+    assert place.world.inv("chat", "--endpoint", "demo", "--prompt", "hi", "--max-tokens", "2") == " Bosun Bosun\n"
+    assert "nothing is wrong" in place.world.inv("serve.doctor", "demo")
+    bench = place.world.json("serve.bench", "demo", "--rate", "20", "--duration", "1s", "--target-ttft", "0.000001")
+    assert bench["rounds"][0]["failed"] == 0 and "miss" in bench["advice"]
+    assert "min_replicas" not in place.world.inv("serve.export", "demo", "--model", "hf://a/b")
+
+    key = place.world.json("serve.key", "demo", "--for", "ann")["key"]
+    until(lambda: refused(url), "a gateway that wants a key", GUARD_S)
+    assert key not in (place.folder / "services" / "demo" / "keys").read_text()
+    place.world.extra["SLIPWAY_ENDPOINT_KEY"] = key
+    assert place.world.inv("chat", "--endpoint", "demo", "--prompt", "hi", "--max-tokens", "1") == " Bosun\n"
+
+    engines = place.engines("demo")
+    assert place.world.json("serve.scale", "demo", "--min-replicas", "3")["ready"] == 3
+    assert place.engines("demo").items() > engines.items()
+    assert place.world.json("serve.down", "demo") == {"ended": ["demo"]}
+    assert list((place.folder / "pods").iterdir()) == []
+    assert place.world.processes() == []
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f"{url}/health", timeout=GUARD_S)
+
+
+def refused(url: str) -> bool:
+    try:
+        urllib.request.urlopen(f"{url}/v1/models", timeout=GUARD_S).close()
+    except urllib.error.HTTPError as error:
+        return error.code == 401
+    return False
+
+
+def test_engines_that_die_and_a_new_version_cost_no_request(place):
+    url = place.up("demo", place.model("A", token_s=0.01), "--config", place.config())["endpoint"]
+    load = Load(url=url, model="demo", rate=1, duration_s=1, max_tokens=8)
+    with Traffic(load) as traffic:
+        before = place.engines("demo")
+        os.kill(before["demo-0"], signal.SIGKILL)
+
+        def replaced():
+            found = place.status("demo")
+            return found["ready"] == 2 and {one["id"] for one in found["replicas"] if one["serving"]} == {1, 2}
+
+        until(replaced, "a replacement", GUARD_S)
+        traffic.await_more(8)
+    # Whoever had a byte of the dead one's has a broken stream; nobody else has noticed.
+    assert all(one.first_s is not None for one in traffic.failures()), traffic.failures()
+    assert len(traffic.failures()) <= traffic.clients
+
+    with Traffic(load) as traffic:
+        after = place.up("demo", place.model("B", token_s=0.01))
+        traffic.await_more(8)
+    assert not traffic.failures(), traffic.failures()
+    assert (after["ready"], after["versions"]) == (2, [2])
+    assert {say(url)[0] for _ in range(4)} == {" B B B"}
+    old = {before["demo-1"]}
+    assert not old & set(place.engines("demo").values())
+
+
+def test_a_dead_controller_leaves_its_replicas_and_the_next_one_takes_them_over(place):
+    up = place.up("demo", place.model("A"), "--config", place.config())
+    engines, first = place.engines("demo"), place.controller("demo")
+    os.kill(first, signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{first}").exists() or stopped(first), "its end")
+    assert place.engines("demo") == engines
+    rivals = [place.world.begin("serve.status", "demo", "--json") for _ in range(3)]
+    seen = [json.loads(one.communicate(timeout=GUARD_S)[0]) for one in rivals]
+    assert {one["endpoint"] for one in seen} == {up["endpoint"]}
+    assert {one["ready"] for one in seen} == {2} and {say(up["endpoint"])[1] for _ in range(4)} == set(engines)
+    assert place.engines("demo") == engines and place.controller("demo") != first
+
+    second = place.controller("demo")  # the next one is to end it, where its port is somebody else's by now
+    os.kill(second, signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{second}").exists() or stopped(second), "its end")
+    with socket.create_server(("127.0.0.1", int(up["endpoint"].rpartition(":")[2]))):
+        place.world.inv("serve.down", "demo")
+    assert place.world.processes() == []
+
+
+def stopped(pid: int) -> bool:
+    """A zombie, which nobody has waited for."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_what_cannot_be_served_is_refused_in_one_message_and_leaves_nothing(place):
+    good = place.model("A")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        said = place.up("demo", good, "--config", place.config(), "--port", port, code=2)
+    assert f"port {port}" in said["error"] and "inv serve.up" in said["error"]
+    assert "no model" in place.up("demo", place.folder / "nowhere", code=2)["error"]
+    assert "key" in place.up("demo", good, "--config", place.config(), "--host", "0.0.0.0", code=2)["error"]
+    assert place.world.json("serve.status") == [] and place.world.processes() == []
+
+    crashing = place.up("demo", place.model("C", crash=3), "--config", place.config(1), code=1)["error"]
+    assert (
+        "never ready" in crashing and "EngineCore failed to start" in crashing and "nothing of it is left" in crashing
+    )
+    with place.journal() as journal:
+        assert len(journal.ops()) <= 3
+    late = place.up("demo", place.model("D", start_s=600), "--config",
+                    place.config(1, initial_delay_seconds=0.2), code=1)["error"]  # fmt: skip
+    assert "initial_delay_seconds" in late
+    assert place.world.json("serve.status") == [] and place.world.processes() == []
+
+
+def test_a_service_that_sleeps_holds_its_first_request_until_it_is_awake(place):
+    policy = {"min_replicas": 0, "max_replicas": 1, "target_qps_per_replica": 1}
+    config = place.config(policy=policy, slipway={"hold_seconds": 60})
+    up = place.up("demo", place.model("A"), "--config", config)
+    assert (up["ready"], up["target"]) == (0, 0) and place.engines("demo") == {}
+    assert say(up["endpoint"]) == (" A A A", "demo-0")
+
+
+def test_replicas_on_own_machines_are_reached_by_ssh_and_leave_nothing_there(tmp_path):
+    with contextlib.ExitStack() as stack:
+        boxes = []
+        for name in ("left", "right"):
+            (tmp_path / name).mkdir()
+            boxes.append(stack.enter_context(loopback(tmp_path / name)))
+        place = Place(with_machines(tmp_path, *boxes), tmp_path)
+        stack.callback(place.world.inv, "serve.down", "--all")
+        model = place.model("A")
+        line = ("serve.up", "demo", "--model", str(model), "--provider", "ssh", "--config", place.config())
+        url = place.world.json(*line)["endpoint"]
+        assert {say(url)[1] for _ in range(4)} == {"demo-0", "demo-1"}
+        with place.journal() as journal:
+            tokens = [op.token for op in journal.ops(live=True)]
+        homes = {place.world.inv("serve.ssh", "demo", "--replica-id", number, "--", "pwd").strip() for number in "01"}
+        assert {Path(home).parents[2] for home in homes} == {box.folder for box in boxes}
+        for box in boxes:
+            assert [one.name for one in (box.folder / ".slipway" / "models").iterdir()] != []
+
+        boxes[0].stop()  # its engine lives on, and cannot be reached: the other one answers
+        until(lambda: place.status("demo")["ready"] == 1, "a replica that is not ready", GUARD_S)
+        assert len({say(url)[1] for _ in range(4)}) == 1
+        boxes[0].start()
+        until(lambda: place.status("demo")["ready"] == 2, "the same replica, ready again", GUARD_S)
+        place.world.inv("serve.down", "demo")
+        assert not [one for token in tokens for one in find(token)]
+        assert not [pod for box in boxes for pod in (box.folder / ".slipway" / "pods").glob("demo*")]
