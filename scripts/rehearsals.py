@@ -49,6 +49,8 @@ def rehearse(*, stop, preempt, bad_host, faults, offers, speed, json, **flags):
     for name, number in (("preempt", preempt), ("bad-host", bad_host)):
         if number < 0:
             raise UsageError(f"--{name} is {number}; it cannot be negative")
+    if speed is not None and speed <= 0:
+        raise UsageError(f"--speed is {speed:g}; a clock runs forward")
     plan = plan_of(faults, preempt, bad_host)
     if not flags["dry_run"]:  # made before the clock runs, or the first pod would spend its money on it
         steps.python(words.settings())

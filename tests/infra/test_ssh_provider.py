@@ -31,8 +31,11 @@ subprocess.Popen([sys.executable, "-c", "import os, time; os.setsid(); time.slee
 print("working", flush=True)
 while True: time.sleep(0.1)
 """
+# It comes before others at a processor: two looks at the table that find nothing between a child and the next are proof.
 RESPAWN = """
-import os, subprocess, time
+import os, subprocess
+if os.geteuid() == 0:
+    os.setpriority(os.PRIO_PROCESS, 0, -20)
 while True:
     subprocess.Popen(["sleep", "600"], env={"SLIPWAY_TOKEN": "%s"}).wait()
 """
