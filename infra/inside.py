@@ -75,8 +75,10 @@ def run(
         try:
             with records.open(encoding="utf-8") as file:
                 yield from _follow(process, file)
-        except (KeyboardInterrupt, Told) as leaving:
-            if isinstance(leaving, Told):  # else the terminal has told the child as well
+        except (KeyboardInterrupt, Told, GeneratorExit) as leaving:
+            # of Ctrl-C, which may have met the reader, the terminal has told the child as well
+            ctrl_c = isinstance(leaving, KeyboardInterrupt)
+            if isinstance(leaving, Told) or not (ctrl_c or _has_left(process, LEAVING_S)):
                 process.terminate()
             _has_left(process, GRACE_S)
             relay.join(LEAVING_S)
@@ -133,7 +135,7 @@ def _follow(process: "subprocess.Popen[str]", file: IO[str]) -> Iterator[dict[st
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
-    """End a child whose records nobody reads any more, unless it is leaving: Ctrl-C may have met the reader."""
+    """End a child that had its time to leave, or whose records could not be read."""
     try:
         if not _has_left(process, LEAVING_S):
             process.terminate()

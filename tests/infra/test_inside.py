@@ -42,13 +42,16 @@ sys.exit(config.get("code", 0))
 """
 PARENT = """
 import sys
+from contextlib import closing
 from pathlib import Path
 from infra import inside
 from infra.interrupts import Told, heed
 with heed():
     try:
-        for one in inside.run(["-m", "step"], {"wait": True}, root=Path.cwd(), python=Path(sys.executable)):
-            print(one["pid"], flush=True)
+        records = inside.run(["-m", "step"], {"wait": True}, root=Path.cwd(), python=Path(sys.executable))
+        with closing(records):
+            for one in records:
+                print(one["pid"], flush=True)
     except Told as told:
         sys.exit(told.exit_code)
 """
