@@ -41,7 +41,7 @@ if config.get("signal"):
 sys.exit(config.get("code", 0))
 """
 PARENT = """
-import sys
+import signal, sys
 from contextlib import closing
 from pathlib import Path
 from infra import inside
@@ -52,6 +52,8 @@ with heed():
         with closing(records):
             for one in records:
                 print(one["pid"], flush=True)
+                if "busy" in sys.argv:
+                    signal.pause()
     except Told as told:
         sys.exit(told.exit_code)
 """
@@ -112,8 +114,10 @@ def test_ctrl_c_reaches_the_step_once_and_is_waited_for(root):
     assert (root / "interrupted").exists()
 
 
-def test_a_command_that_alone_is_told_to_leave_takes_its_step_along(root):
-    words, environ = [sys.executable, "-c", PARENT], {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+@pytest.mark.parametrize("busy", ["", "busy"])
+def test_a_command_that_alone_is_told_to_leave_takes_its_step_along(root, busy):
+    """Also where it is between two records of the step at that moment."""
+    words, environ = [sys.executable, "-c", PARENT, busy], {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     pipe = subprocess.PIPE
     with subprocess.Popen(words, cwd=root, env=environ, stdout=pipe, stderr=pipe, text=True) as parent:
         step = int(parent.stdout.readline())
