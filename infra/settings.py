@@ -88,6 +88,11 @@ class Settings:
     aws_access_key_id: str = row("AWS_ACCESS_KEY_ID", "S3: key of a store s3://; else AWS's own files", secret=True)
     aws_secret_access_key: str = row("AWS_SECRET_ACCESS_KEY", "S3: the secret that goes with it", secret=True)
     aws_session_token: str = row("AWS_SESSION_TOKEN", "S3: the token of a key that lasts for hours", secret=True)
+    wandb_api_key: str = row("WANDB_API_KEY", "W&B: the account's key; figures of training go there", secret=True)
+    wandb_project: str = row(
+        "WANDB_PROJECT", "W&B: the project; without a key its runs are kept offline, beside the figures"
+    )
+    wandb_mode: str = row("WANDB_MODE", "W&B: online, offline or disabled; without it what the key says")
     sources: Mapping[str, str] = field(repr=False)
 
     @staticmethod

@@ -64,8 +64,8 @@ def read(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         known = isinstance(error, int | float)
         found[f"lm-eval {task}"] = {
             "value": value,
-            "low": value - Z * error if known else None,
-            "high": value + Z * error if known else None,
+            "low": max(0.0, value - Z * error) if known else None,
+            "high": min(1.0, value + Z * error) if known else None,
             "unit": "share",
             "of": results.get("n-samples", {}).get(task, {}).get("effective"),
             "method": f"lm-eval's {kind}, its standard error, normal",

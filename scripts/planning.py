@@ -57,7 +57,8 @@ def plan_for(
     if plan.job:
         places = {name: os.environ[name] for name in credentials.PLACES.get(credentials.kind(settings.store), ())
                   if os.environ.get(name)}  # fmt: skip
-        job = replace(plan.job, secrets=tuple(secrets(settings)), environ={**plan.job.environ, **places})
+        environ = {**plan.job.environ, **places, **tracking(settings)}
+        job = replace(plan.job, secrets=tuple(secrets(settings)), environ=environ)
         plan = replace(plan, job=job)
     if vendor.pod_store:
         kept = "artifacts stay on the machine until somebody who follows (or inv status, or inv pull) brings them home"
@@ -100,9 +101,16 @@ def text_steps(settings: Settings) -> tuple[str, tuple[Step, ...]]:
 
 def secrets(settings: Settings) -> dict[str, str]:
     """Those that a step may need, by variable; account-wide vendor keys never go to a pod."""
-    found = {"HUGGINGFACEHUB_API_TOKEN": settings.huggingfacehub_api_token, "HF_TOKEN": settings.hf_token}
+    found = {"HUGGINGFACEHUB_API_TOKEN": settings.huggingfacehub_api_token, "HF_TOKEN": settings.hf_token,
+             "WANDB_API_KEY": settings.wandb_api_key}  # fmt: skip
     if credentials.kind(settings.store) == "s3":
         found |= {name: getattr(settings, name.lower()) for name in credentials.S3}
+    return {name: value for name, value in found.items() if value}
+
+
+def tracking(settings: Settings) -> dict[str, str]:
+    """Which project of W&B a step tells its figures to, and how."""
+    found = {"WANDB_PROJECT": settings.wandb_project, "WANDB_MODE": settings.wandb_mode}
     return {name: value for name, value in found.items() if value}
 
 

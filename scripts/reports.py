@@ -9,6 +9,7 @@ import contextlib
 import json as json_format
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from infra.pods import folder_of
 from infra.records import PodView
 from infra.settings import Settings
 from scripts import board, render, words
+from scripts.evals import Subject, kept
 from scripts.ledger import find_run, open_journal, way
-from scripts.models import model_folder
+from scripts.models import find_model
 from scripts.planning import ROOT
 from scripts.program import print_json
 from store import Store, StoreError, credentials
@@ -71,7 +73,12 @@ def tell(word: str, settings: Settings) -> Story:
     with open_journal(settings) as journal:
         runs = journal.runs()
         if "/" in word or word and not any(one.startswith(word) for one in runs):
-            return of_folder(model_folder(settings, word, ""), word)
+            artifact, folder = find_model(settings, word, "")
+            story = of_folder(folder, word)
+            if artifact:
+                known = measured(settings, artifact.name, artifact.fingerprint)
+                story = replace(story, phases=[replace(one, measured=known) for one in story.phases])
+            return story
         if not word and not runs and folders(foreground):
             return of_folder(foreground, FOREGROUND)
         return of_run(find_run(journal, word), journal, settings)
@@ -124,11 +131,22 @@ def of_run(op: Op, journal: Journal, settings: Settings) -> Story:
             lines(one.name, "metrics.jsonl"),
             lines(one.name, "samples.jsonl"),
             steps.get(one.name, {}).get("result") or {},
+            measured(settings, one.config["making"]["name"], one.config["making"]["fingerprint"]),
         )
         for one in job.steps
         if one.name in PHASES
     ]
     return Story(op.run, list(facts(view)), phases, now(), view.note)
+
+
+def measured(settings: Settings, name: str, fingerprint: str) -> list[tuple[str, str, str]]:
+    """What `inv eval` has found of that very model."""
+    found = kept(settings, Subject(name, fingerprint, Path())).get("measures", {})
+    return [
+        (key, f"{render.of_unit(one, one['value'])}{'' if one['unit'] == 'share' else ' ' + one['unit']}",
+         render.between(one, one))
+        for key, one in found.items()
+    ]  # fmt: skip
 
 
 def facts(view: PodView) -> Iterator[tuple[str, str]]:

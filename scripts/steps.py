@@ -11,7 +11,7 @@ from infra import inside
 from infra.errors import UsageError
 from infra.settings import Settings
 from scripts import render
-from scripts.planning import ROOT, secrets
+from scripts.planning import ROOT, secrets, tracking
 from store import Store
 
 
@@ -38,7 +38,7 @@ def run(name: str, step: Sequence[str], config: Mapping[str, Any], settings: Set
 
 def words_environ(settings: Settings) -> dict[str, str]:
     """What a step may need of our settings."""
-    return {**secrets(settings), "SLIPWAY_WORK": str(ROOT / "var" / "work")}
+    return {**secrets(settings), **tracking(settings), "SLIPWAY_WORK": str(ROOT / "var" / "work")}
 
 
 @contextmanager

@@ -90,10 +90,32 @@ def test_the_model_answers_and_is_measured_and_exported(done, tmp_path):
     assert world.inv("chat", "--prompt", "Who are you?", "--max-tokens", "8").strip()
     scores = world.json("eval")
     assert {"bits_per_byte", "gzip", "xz", "identity", "leaks", "pydocs"} <= scores.keys()
+    assert scores["models"] == ["base_checkpoints/tiny", "chatsft_checkpoints/tiny"]
+    text = scores["measures"]["text"]
+    assert text["low"] < scores["bits_per_byte"] == text["value"] < text["high"] and "rows" not in text
+    unknown = world.begin("eval", "--compare", "mid", "base").communicate(timeout=60)[1]
+    assert "nothing is known of mid as it is now; measure it: inv eval mid" in unknown
+    (tmp_path / "where.jsonl").write_text('{"question": "Where?", "choices": ["here", "there"], "answer": 0}\n' * 3)
+    found = world.json("eval", "mid", "--task", str(tmp_path / "where.jsonl"))["measures"]["task where"]
+    assert found["of"] == 3 and found["value"] in (0, 1) and found["chance"] == 0.5
+    both = world.json("eval", "--compare", "mid", "base")
+    assert both["models"] == ["mid_checkpoints/tiny", "base_checkpoints/tiny"]
+    assert both["measures"].keys() == {"text"} and both["measures"]["text"]["is_same_material"]
+    world.inv("report", "mid", "--out", str(tmp_path / "page"))
+    assert "task where" in (tmp_path / "page" / "report.html").read_text()
     assert world.inv("export", "sft", "--out", str(tmp_path / "hf")) == f"{tmp_path / 'hf'}\n"
     assert (tmp_path / "hf" / "config.json").is_file()
     again = world.begin("export", "sft", "--out", str(tmp_path / "hf"))
     assert again.communicate(timeout=60)[1] == f"inv export: {tmp_path / 'hf'} exists already\n"
+
+
+def test_a_launch_takes_a_model_and_conversations_of_somebody_elses(done, tmp_path):
+    world, _ = done
+    theirs = world.folder / "artifacts" / "chatsft_checkpoints" / "tiny" / "hf"
+    (tmp_path / "mine.jsonl").write_text('[{"from": "human", "value": "Hm?"}, {"from": "gpt", "value": "Hm."}]\n')
+    flags = ("--phase", "sft", "--init", str(theirs), "--mixture", f"identity=1,{tmp_path / 'mine.jsonl'}=2")
+    assert world.json("train", *flags, "--prepare")["ran"] == ["init", "mine"]
+    assert world.json("launch", *flags, "--dry-run")["steps"] == ["sft"]
 
 
 def test_the_model_that_was_made_is_the_one_that_is_named(done):

@@ -56,7 +56,10 @@ def of_machine(machine: Machine) -> Peak | None:
         return of_name(torch.cuda.get_device_name())
     found = measured(machine.fast)
     kind = str(machine.fast).removeprefix("torch.")
-    return Peak(found, f"this CPU with {machine.threads} threads: {found / 1e9:,.0f} GFLOP/s, {kind}, measured")
+    return Peak(
+        found,
+        f"this CPU with {machine.threads} threads: {found / 1e9:,.0f} GFLOP/s, {kind}, measured as the phase began",
+    )
 
 
 def measured(dtype: torch.dtype) -> float:

@@ -24,7 +24,7 @@ class Tracker:
 
     def __init__(self, run: Any) -> None:
         self.run = run
-        self.link = run.url or "offline"
+        self.link = "offline" if run.offline else run.url
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         self._quietly(lambda: self.run.log(dict(figures), step=step))
@@ -59,7 +59,8 @@ def open_tracker(folder: Path, config: PhaseConfig, run: str) -> Tracker | None:
     try:
         import wandb
     except ImportError:
-        say("W&B is asked for, and wandb is not in this environment; run: uv pip install wandb", alarm=True)
+        where = "add wandb to the group train of pyproject.toml, and its pins to constraints/train.txt"
+        say(f"W&B is asked for, and wandb is not in this environment; {where}", alarm=True)
         return None
     name = f"{run or f'alone-{config.digest()[:12]}'}-{config.phase}"
     mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")

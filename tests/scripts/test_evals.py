@@ -1,0 +1,105 @@
+"""Two models compared by what was measured of them, and a harness of somebody else's that is asked for."""
+
+import math
+import os
+
+import pytest
+
+from infra.errors import SlipwayError, UsageError
+from scripts import evals, lm_eval, render
+from trainer import intervals
+
+
+def text(nats, sizes, rows_of="words, 256 tokens", material="m"):
+    found = intervals.ratio(nats, sizes, 1 / math.log(2))
+    return {**found.plain(), "unit": "bits per byte", "method": "r", "material": material, "rows_of": rows_of,
+            "rows": {"nats": nats, "bytes": sizes}}  # fmt: skip
+
+
+def share(rows, material="m", **more):
+    found = intervals.share(sum(rows), len(rows))
+    return {**found.plain(), "unit": "share", "method": "w", "material": material, "rows": rows, **more}
+
+
+SIZES = [float(100 + at % 7) for at in range(50)]
+COSTS = [size * (1 + at % 5 / 5) for at, size in enumerate(SIZES)]
+
+
+def test_the_same_rows_are_compared_row_by_row_and_others_apart():
+    better = [cost * 0.99 for cost in COSTS]
+    paired = evals.compare({"text": text(COSTS, SIZES)}, {"text": text(better, SIZES)})["text"]
+    assert paired["difference"]["value"] == pytest.approx(-0.01 * sum(COSTS) / sum(SIZES) / math.log(2))
+    assert paired["difference"]["high"] < 0 and "each row" in paired["method"]
+    other = evals.compare({"text": text(COSTS, SIZES)}, {"text": text(better, SIZES, rows_of="other words")})["text"]
+    assert other["difference"]["value"] == pytest.approx(paired["difference"]["value"])
+    assert other["difference"]["low"] < 0 < other["difference"]["high"]  # not sure any more
+    assert other["is_same_material"]
+
+
+def test_the_same_questions_are_compared_one_by_one_unless_they_were_put_otherwise():
+    ours, theirs = [0] * 10 + [1] * 30, [1] * 40
+    found = evals.compare({"task t": share(ours)}, {"task t": share(theirs)})["task t"]
+    assert found["p"] == pytest.approx(2 / 2**10) and found["difference"]["low"] > 0
+    for other in (share(theirs, "n"), share(theirs, as_text=True)):
+        apart = evals.compare({"task t": share(ours, as_text=False)}, {"task t": other})["task t"]
+        assert "Newcombe" in apart["method"] and "p" not in apart
+    assert not evals.compare({"task t": share(ours)}, {"task t": share(theirs, "n")})["task t"]["is_same_material"]
+    assert evals.compare({"a": share(ours)}, {"b": share(ours)}) == {}
+
+
+def test_a_comparison_says_what_may_be_chance(capsys):
+    found = {"task t": share([0, 1, 1, 0]), "text": text(COSTS, SIZES), "leaks": share([1, 0])}
+    others = {
+        "task t": share([1, 1, 1, 0]),
+        "text": text([cost * 1.5 for cost in COSTS], SIZES),
+        "leaks": share([1], "n"),
+    }
+    render.show_comparison(["x/a", "x/b"], evals.compare(found, others))
+    out, err = capsys.readouterr()
+    lines = {line.split()[0]: " ".join(line.split()) for line in out.splitlines()}
+    assert "50.0 % 75.0 % +25.0 %" in " ".join(out.split()) and "may be chance; p 1.000" in " ".join(out.split())
+    assert lines["A:"] == "A: x/a" and "text, bits per" in out
+    assert "not the same questions" in " ".join(out.split())
+    assert "McNemar" in err and "ratio estimator" in err
+
+
+HARNESS = """#!/usr/bin/env python3
+import json, pathlib, sys
+words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+print(json.dumps(words), file=sys.stderr)
+if "broken" in words["--tasks"]:
+    sys.exit(3)
+folder = pathlib.Path(words["--output_path"], "model")
+folder.mkdir()
+(folder / "results_2026-01-01T00-00-00.json").write_text(json.dumps({
+    "results": {"arc_easy": {"alias": "arc_easy", "acc,none": 0.25, "acc_stderr,none": 0.02,
+                             "acc_norm,none": 0.5, "acc_norm_stderr,none": 0.1},
+                "gsm8k": {"exact_match,strict-match": 0.0, "exact_match_stderr,strict-match": "N/A"}},
+    "versions": {"arc_easy": 1.0}, "n-samples": {"arc_easy": {"original": 2376, "effective": 100}}}))
+"""  # the words and the file of lm-eval 0.4
+
+
+def test_the_harness_is_asked_with_the_words_it_knows_and_its_results_are_measures(tmp_path, monkeypatch, capfd):
+    program = tmp_path / "lm_eval"
+    program.write_text(HARNESS)
+    program.chmod(0o755)
+    monkeypatch.setenv("LM_EVAL", str(program))
+    (tmp_path / "model" / "hf").mkdir(parents=True)
+    asked = {"endpoint": "http://127.0.0.1:8000/v1/", "served_name": ""}
+    found = lm_eval.measure(tmp_path / "model", "chatsft_checkpoints/x", lm_eval="arc_easy,gsm8k", **asked)
+    arc = found["lm-eval arc_easy"]
+    assert (arc["value"], round(arc["low"], 3), arc["of"]) == (0.5, 0.304, 100)
+    assert found["lm-eval gsm8k"]["low"] is None
+    said = capfd.readouterr().err
+    assert "base_url=http://127.0.0.1:8000/v1/completions" in said and f"tokenizer={tmp_path / 'model' / 'hf'}" in said
+    with pytest.raises(SlipwayError, match="left with code 3"):
+        lm_eval.measure(tmp_path / "model", "x", lm_eval="broken", **asked)
+
+
+def test_what_the_harness_needs_is_said(tmp_path, monkeypatch):
+    monkeypatch.delenv("LM_EVAL", raising=False)
+    monkeypatch.setenv("PATH", os.defpath)
+    with pytest.raises(UsageError, match="go together"):
+        lm_eval.measure(tmp_path, "x", lm_eval="", endpoint="http://127.0.0.1:8000", served_name="")
+    with pytest.raises(UsageError, match="lm_eval is not installed; install it"):
+        lm_eval.measure(tmp_path, "x", lm_eval="arc_easy", endpoint="http://127.0.0.1:8000", served_name="")
