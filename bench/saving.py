@@ -73,7 +73,7 @@ def measure(one: Training, batches: Ahead[Any], rounds: int) -> Iterator[tuple[f
     for _ in range(rounds):
         alone = statistics.mean(step_s(one, batches) for _ in range(STEPS))
         began, steps = time.perf_counter(), 0
-        one._begin_save()
+        one._save()
         copy = time.perf_counter() - began
         while not one.saver.collect():
             step_s(one, batches)
@@ -81,7 +81,7 @@ def measure(one: Training, batches: Ahead[Any], rounds: int) -> Iterator[tuple[f
         beside = (time.perf_counter() - began) / max(1, steps)
         after = statistics.mean(step_s(one, batches) for _ in range(STEPS))
         began = time.perf_counter()
-        one._begin_save()
+        one._save()
         one._collect(wait=True)
         for _ in range(STEPS):
             step_s(one, batches)
@@ -99,7 +99,7 @@ def main() -> None:
         with Ahead(one.batch, 0, CONFIG.steps) as batches:
             for _ in range(3):
                 step_s(one, batches)
-            one._begin_save()
+            one._save()
             one._collect(wait=True)
             found = list(measure(one, batches, given.rounds))
         (saved,) = {path.stat().st_size for path in one.checkpoints.steps()[-1].glob("optimizer*")}

@@ -167,9 +167,16 @@ class Checkpoints:
             draft.abandon()  # the first error is the one to report
             raise
 
+    def has(self, step: int) -> bool:
+        """Whether there is something under that name; not verified."""
+        return self._target(step).exists()
+
+    def _target(self, step: int) -> Path:
+        return self.folder / f"step-{step:09d}"
+
     def begin(self, step: int, num_bytes: int) -> Draft | Checkpoint:
         """The draft of a checkpoint of `step`, or the whole one that is there already. Raises OSError, DiskFull."""
-        target = self.folder / f"step-{step:09d}"
+        target = self._target(step)
         if target.exists():
             if not problem_of(target):
                 return Checkpoint(target, _read_manifest(target))

@@ -8,13 +8,14 @@ In: a `Making` and the records of a phase. Out: `<work>/checkpoints/<phase>-<spe
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from data import tokenizer as tokenizers
 from data.config import Making
@@ -67,17 +68,21 @@ class PhaseRun:
     def _model(self, fill: Callable[[Decoder], None]) -> Decoder:
         """Whole, or this process's part of it; the first process alone fills it, the others hear from it."""
         dtype, device = self.machine.dtype(self.config), self.machine.device
-        if self.ranks.is_first or self.parallel == "ddp":
-            whole = Decoder(self.config.model, dtype)
+        if self.parallel == "ddp":
+            model = Decoder(self.config.model, dtype)
             if self.ranks.is_first:
-                fill(whole)
-            if self.parallel == "ddp":
-                return whole.to(device)
+                fill(model)
+            return model.to(device)
         with torch.device("meta"):
             model = Decoder(self.config.model, dtype)
-        self.cut = cut(model, self.parallel, self.ranks)
+        self.cut = cut(model, self.parallel, self.ranks)  # before what takes long: groups are made with less patience
         model.to_empty(device=device)
-        self.cut.deal(parts_of(model.state_dict()), whole.state_dict() if self.ranks.is_first else {}, self.ranks)
+        first: Mapping[str, Tensor] = {}
+        if self.ranks.is_first:
+            whole = Decoder(self.config.model, dtype)
+            fill(whole)
+            first = whole.state_dict()
+        self.cut.deal(parts_of(model.state_dict()), first, self.ranks)
         return model
 
     def _fill_from(self, model: Decoder, role: str) -> None:

@@ -52,8 +52,10 @@ class Saver:
         """
         assert not self.is_busy, "one save at a time"
         size = sum(one.nbytes for named in tensors.values() for one in named.values())
-        num_bytes = sum(self.ranks.tell_all(size))
-        said = self.ranks.tell_all(self._open(step, num_bytes))[0]
+        sizes, has_some = zip(*self.ranks.tell_all((size, self.checkpoints.has(step))), strict=True)
+        opened = self._open(step, sum(sizes))
+        # to verify one that is there may take long, and only the first one does
+        said = self.ranks.tell(opened) if has_some[0] else self.ranks.tell_all(opened)[0]
         if "error" in said:
             raise OSError(said["errno"], said["error"])
         if said["is_there"]:

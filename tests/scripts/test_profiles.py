@@ -55,3 +55,14 @@ def test_what_is_not_known_is_refused_with_what_is():
         profiles.fit(profile="smoke", phase="base", gpu="XX", json=False)
     with pytest.raises(UsageError, match="--phase rl: known: base, mid, sft"):
         profiles.fit(profile="smoke", phase="rl", gpu="", json=False)
+    with pytest.raises(UsageError, match="at least 1"):
+        profiles.fit(profile="smoke", phase="base", gpu="", json=False, num_gpus=0)
+
+
+def test_fit_says_how_a_model_is_spread_over_several_gpus(capsys):
+    profiles.fit(profile="runpod_4b", phase="base", gpu="L40S", json=False, num_gpus=8, nodes=2)
+    shown = capsys.readouterr().out
+    assert "2 machines of 8 GPUs" in shown and "hybrid over 16" in shown
+    profiles.fit(profile="runpod_4b", phase="base", gpu="L40S", json=True, num_gpus=8)
+    (one,) = json.loads(capsys.readouterr().out)["gpus"]
+    assert (one["parallel"], one["fits"]) == ("fsdp", True)

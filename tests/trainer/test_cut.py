@@ -1,5 +1,6 @@
 """A model cut over processes trains, saves and goes on as one that is whole."""
 
+import errno
 import json
 import shutil
 from dataclasses import replace
@@ -13,6 +14,7 @@ from tests.faults.lives import Tell
 from tests.trainer.conftest import TINY, tiny
 from tests.trainer.test_checkpoint import FACTS, random_batch
 from tests.trainer.together import together
+from trainer import tensorfile
 from trainer.checkpoint import Checkpoint, Checkpoints
 from trainer.config import Keeping, PhaseConfig
 from trainer.cut import cut, parts_of
@@ -73,6 +75,8 @@ def alone(tmp_path_factory):
 def test_several_processes_have_the_losses_of_one(tmp_path, alone, size, parallel):
     losses = run(tmp_path, config(), size, parallel, per_node=2)
     assert losses == pytest.approx(alone[0], rel=TOLERANCE)
+    parts = {"ddp": 1, "hybrid": 2, "fsdp": size}[parallel]
+    assert Checkpoints(tmp_path / "saved", EASY).newest().manifest["world"] == parts
 
 
 def test_what_four_processes_saved_two_and_one_go_on_with_bit_for_bit(tmp_path, alone):
@@ -107,6 +111,25 @@ def test_processes_that_see_no_common_disk_send_their_parts_to_the_first(tmp_pat
     assert not [*tmp_path.glob("[12]/saved/*")]
     shutil.rmtree(saved.steps()[1])
     assert run(tmp_path, config(), 2, apart=True) == pytest.approx(alone[0], rel=TOLERANCE)
+
+
+def test_a_full_disk_under_one_of_them_costs_all_the_save_and_nothing_else(tmp_path, alone):
+    def work(ranks: Ranks, tell: Tell) -> None:
+        one, write = training(tmp_path, config(), ranks, "fsdp"), tensorfile.write
+
+        def full(path: Path, *words: Any) -> tensorfile.Written:
+            if "000000004" in str(path) and ranks.rank == 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return write(path, *words)
+
+        tensorfile.write = full
+        one.run()
+        tell("failed", str(one.failed_saves))
+
+    assert [told["failed"] for told in together(2, work)] == ["0", "0"]  # in a row: the last one was whole
+    saved = Checkpoints(tmp_path / "saved", EASY)
+    assert [path.name for path in saved.steps()] == ["step-000000008"] and saved.newest().manifest["world"] == 2
+    assert not list((tmp_path / "saved").glob(".tmp-*"))
 
 
 def resaved(folder: Path, size: int, parallel: str) -> dict[str, Any]:

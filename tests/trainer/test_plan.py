@@ -219,3 +219,15 @@ def test_a_glob_may_have_wildcards_in_its_folders(tmp_path):
 def test_a_source_that_does_not_exist_is_refused():
     with pytest.raises(ConfigError, match="no such file"):
         planned(replace(WANTED, source="nowhere/*.txt"), Inventory("somewhere"))
+
+
+def test_the_plan_says_how_a_model_is_spread_over_several_gpus():
+    def asked(**more) -> Plan:
+        wanted = replace(WANTED, phases=("base",), profile="runpod_4b")
+        request = Request(run="r", **more)
+        return resolve(wanted, Inventory("somewhere"), ROOT, run="r", request=request, flops_per_s=1e15)
+
+    one, eight, two = asked(num_gpus=1), asked(num_gpus=8), asked(num_gpus=8, nodes=2)
+    assert one.notes == () and one.gpu_memory_bytes > 4 * eight.gpu_memory_bytes
+    assert "base: several GPUs: ddp with 68 GB on each GPU, else fsdp with" in eight.notes[0]
+    assert "else hybrid with" in two.notes[0] and two.gpu_memory_bytes < eight.gpu_memory_bytes

@@ -142,6 +142,20 @@ def test_the_largest_micro_batch_keeps_the_batch_and_fits_and_the_next_does_not(
     assert not memory.largest(PROFILES["runpod_4b"]().phases["base"], 48 * 10**9).fits
 
 
+def test_over_several_gpus_a_model_is_cut_where_one_does_not_hold_it():
+    base = PROFILES["runpod_4b"]().phases["base"]
+    assert [memory.largest(base, size * 10**9, 8).parallel for size in (24, 48, 80)] == ["fsdp", "fsdp", "ddp"]
+    two = memory.largest(base, 48 * 10**9, 8, 2)
+    assert (two.parallel, two.gpus, two.memory) == ("hybrid", 16, memory.estimate(two.config, parts=8))
+    assert two.accumulation * two.config.micro_rows * two.gpus == base.rows
+    assert not memory.largest(replace(base, parallel="ddp"), 48 * 10**9, 8).fits
+    for size in (24, 48, 80):  # a run decides as it was foretold
+        found = memory.largest(base, size * 10**9, 8)
+        assert memory.parallel(found.config, size * 10**9, 8) == found.parallel
+    sizes = [memory.estimate(base, parts=parts).total for parts in (1, 2, 8)]
+    assert sizes == sorted(sizes, reverse=True)
+
+
 def test_the_profile_for_one_gpu_of_80_gb_fits_there_as_it_is():
     for name in ("runpod_1b", "runpod_2b", "runpod_4b", "smollm2_135m", "qwen3_0_6b", "d12", "d20", "d26", "d32"):
         config = PROFILES[name]().phases["base"]
