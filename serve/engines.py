@@ -29,7 +29,6 @@ from store import StoreError
 
 ENVIRONMENTS = {"vllm": "serve-cuda", "vllm-cpu": "serve-cpu", "fake": "serve"}
 HOST = "127.0.0.1"
-QUIET = "/health,/metrics,/ping"  # probes, which would fill the log
 ALWAYS = {
     **{"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},  # nothing is fetched or told
     "VLLM_HOST_IP": HOST,  # of workers among themselves, whatever addresses the machine has
@@ -90,7 +89,6 @@ def _vllm(model: Model, engine: str, port: int, tuning: Tuning) -> tuple[str, ..
         "--max-num-queued-reqs": tuning.max_queued,
         "--dtype": tuning.dtype,
         "--generation-config": "vllm",  # sampling is the client's; a checkpoint's file would change it unseen
-        "--disable-access-log-for-endpoints": QUIET,
     }
     if tuning.max_model_len:
         options["--max-model-len"] = tuning.max_model_len
@@ -103,7 +101,9 @@ def _vllm(model: Model, engine: str, port: int, tuning: Tuning) -> tuple[str, ..
     words = ["-m", "vllm.entrypoints.openai.api_server"]  # `vllm serve` asks for a distribution that vllm-cpu is not
     words += [str(word) for pair in options.items() for word in pair]
     is_eager = engine == "vllm-cpu" if tuning.eager is None else tuning.eager
-    return (*words, "--enable-request-id-headers", *(["--enforce-eager"] if is_eager else []))
+    words += ["--enforce-eager"] if is_eager else []
+    # The gateway tells who asked what; a line for each request would fill the disk of a service that lives for weeks.
+    return (*words, "--enable-request-id-headers", "--disable-uvicorn-access-log")
 
 
 def _fake(model: Model, port: int, tuning: Tuning) -> tuple[str, ...]:
