@@ -47,6 +47,7 @@ from serve.probe import Counters, probe
 from serve.service import Service
 from serve.states import Facts, State, Step
 
+FREED_S = 10.0  # until the port of a controller that was killed is free: its threads end one by one
 POLL_S = 0.25  # at what is wanted
 FATE_S, FATE_THERE_S = 0.5, 5.0  # at the verdict of an engine: on this machine, on another
 YOUNG_S = 0.5  # between probes of a replica that is not ready, where the file has not less
@@ -152,14 +153,19 @@ class Controller:
             self.say(f"{self.name}: ended, nothing of it runs")
 
     async def _listen(self) -> None:
-        wanted_port = self.wanted.port or self.seen.port
-        try:
-            port = await self.gateway.start(self.wanted.host, wanted_port)
-        except OSError as error:
-            raise UsageError(
-                f"port {wanted_port} of {self.wanted.host} cannot be listened on: {os.strerror(error.errno or 0)}; "
-                f"free it, or take another one: inv serve.up --name {self.name} --port 0"
-            ) from None
+        wanted_port, until = self.wanted.port or self.seen.port, time.monotonic() + FREED_S
+        while True:
+            try:
+                port = await self.gateway.start(self.wanted.host, wanted_port)
+                break
+            except OSError as error:
+                if self.took_over and time.monotonic() < until:
+                    await asyncio.sleep(POLL_S)
+                    continue
+                raise UsageError(
+                    f"port {wanted_port} of {self.wanted.host} cannot be listened on: {os.strerror(error.errno or 0)}; "
+                    f"free it, or take another one: inv serve.up --name {self.name} --port 0"
+                ) from None
         host = f"[{self.wanted.host}]" if ":" in self.wanted.host else self.wanted.host
         self.seen = replace(self.seen, endpoint=f"http://{host}:{port}", port=port)
         self.say(f"{self.name}: listening on {port}")
