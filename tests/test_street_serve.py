@@ -263,9 +263,14 @@ def test_what_cannot_be_served_is_refused_in_one_message_and_leaves_nothing(plac
     )
     with place.journal() as journal:
         assert len(journal.ops()) <= 3
-    late = place.up("demo", place.model("D", start_s=600), "--config",
-                    place.config(1, initial_delay_seconds=0.2), code=1)["error"]  # fmt: skip
-    assert "initial_delay_seconds" in late
+    assert place.world.json("serve.status") == [] and place.world.processes() == []
+
+
+@pytest.mark.nightly
+def test_a_model_that_is_never_healthy_is_given_up_and_leaves_nothing(place):
+    config = place.config(1, initial_delay_seconds=0.2)
+    late = place.up("demo", place.model("D", start_s=600), "--config", config, code=1)["error"]
+    assert "initial_delay_seconds" in late and "never ready" in late
     assert place.world.json("serve.status") == [] and place.world.processes() == []
 
 
