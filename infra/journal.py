@@ -98,7 +98,8 @@ class Op:
     @property
     def pod_set(self) -> str:
         """The set of pods that it belongs to, "" for none."""
-        return self.role.partition(":")[2]
+        kind, _, name = self.role.partition(":")
+        return name if kind == POD else ""
 
 
 @dataclass(frozen=True)

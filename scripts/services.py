@@ -74,7 +74,13 @@ def up(name, model, tag, replicas, provider, config, engine, mode, host, port, d
             raise
         render.say(f"{name}: {seen.endpoint}")
         if not detach:
-            await_ready(name, wanted, settings, journal, is_new=old is None)
+            try:
+                await_ready(name, wanted, settings, journal, is_new=old is None)
+            except KeyboardInterrupt:
+                render.say(
+                    f"{name} goes on without this command; see: inv serve.status {name}; end it: inv serve.down {name}"
+                )
+                raise
         tell(name, settings, journal, json)
 
 
@@ -204,7 +210,9 @@ def after(
     if replaces_nothing(newest, new) and not (seen.held and not ready_of(seen, newest.number)):
         versions = (*old.versions[:-1], dataclasses.replace(new, number=newest.number))
     else:
-        versions = (newest, dataclasses.replace(new, number=newest.number + 1))
+        live = {one.version for one in seen.members if one.state in LIVE}
+        kept = (one for one in old.versions if one.number in live or one is newest)
+        versions = (*kept, dataclasses.replace(new, number=newest.number + 1))
     return dataclasses.replace(old, versions=versions, mode=mode or old.mode)
 
 

@@ -30,10 +30,10 @@ from infra import spend
 from infra.agent.limits import read_clocks
 from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.journal import Fenced, Journal, Lease, Op
-from infra.money import micro_usd
 from infra.settings import Settings
 from infra.states import LOST, READY
 from serve import autoscaler, fleet, placement, states
+from serve.budget import Budget, limit_of
 from serve.detached import Places, lease_name
 from serve.gateway import keys
 from serve.gateway.access import AccessLog
@@ -47,6 +47,7 @@ from serve.probe import Counters, probe
 from serve.service import Service
 from serve.states import Facts, State, Step
 
+FREED_S = 10.0  # until the port of a controller that was killed is free: its threads end one by one
 POLL_S = 0.25  # at what is wanted
 FATE_S, FATE_THERE_S = 0.5, 5.0  # at the verdict of an engine: on this machine, on another
 YOUNG_S = 0.5  # between probes of a replica that is not ready, where the file has not less
@@ -56,7 +57,6 @@ NO_OFFER_S = 30.0  # until it is asked again whether there is a machine
 RETRY_S, LONGEST_RETRY_S = 2.0, 60.0  # of an end that is not proven
 GONE_EVERY_S = 10.0  # a vendor is asked whether a silent machine still exists
 MEAN_S = 60.0  # of what waits
-LEAST_OF_A_SHARE = 20  # a replica is not worth beginning with less than this part of its share of the budget
 KEPT = 20  # failed replicas that are remembered
 LEAVE_S = 2.0  # for requests that are under way when a controller is told to leave
 
@@ -152,14 +152,19 @@ class Controller:
             self.say(f"{self.name}: ended, nothing of it runs")
 
     async def _listen(self) -> None:
-        wanted_port = self.wanted.port or self.seen.port
-        try:
-            port = await self.gateway.start(self.wanted.host, wanted_port)
-        except OSError as error:
-            raise UsageError(
-                f"port {wanted_port} of {self.wanted.host} cannot be listened on: {os.strerror(error.errno or 0)}; "
-                f"free it, or take another one: inv serve.up --name {self.name} --port 0"
-            ) from None
+        wanted_port, until = self.wanted.port or self.seen.port, time.monotonic() + FREED_S
+        while True:
+            try:
+                port = await self.gateway.start(self.wanted.host, wanted_port)
+                break
+            except OSError as error:
+                if self.took_over and time.monotonic() < until:
+                    await asyncio.sleep(POLL_S)
+                    continue
+                raise UsageError(
+                    f"port {wanted_port} of {self.wanted.host} cannot be listened on: {os.strerror(error.errno or 0)}; "
+                    f"free it, or take another one: inv serve.up --name {self.name} --port 0"
+                ) from None
         host = f"[{self.wanted.host}]" if ":" in self.wanted.host else self.wanted.host
         self.seen = replace(self.seen, endpoint=f"http://{host}:{port}", port=port)
         self.say(f"{self.name}: listening on {port}")
@@ -251,29 +256,22 @@ class Controller:
             qps = None  # the minute before was counted by another controller
         known = [count for _, count in self.waited]
         waiting = None if not known or None in known else sum(c for c in known if c is not None) / len(known)
-        return fleet.Load(qps=qps, waiting=waiting, affordable=self._affordable())
+        budget = self._budget()
+        return fleet.Load(qps=qps, waiting=waiting, affordable=budget.affordable if budget else None)
 
-    def _left(self) -> int | None:
-        """Micro-dollars of the budget that neither were spent nor may be by what lives; None = there is no limit."""
+    def _budget(self) -> Budget | None:
+        """None = there is no limit."""
         limit = self.service.ours.spend_limit
         if limit is None:
             return None
         rows = [op for op in self.journal.ops(live=False) if op.role == role_of(self.name) and op.rate]
         clocks, scale = read_clocks(), self.settings.clock_scale
-        spent = sum(spend.spent(op, clocks, scale) for op in rows if op.intent_at >= self.wanted.since)
-        return micro_usd(limit.lstrip("$")) - spent - sum(one.member.cap_micro_usd or 0 for one in self.kept.values())
-
-    def _share(self) -> int:
-        return max(1, micro_usd((self.service.ours.spend_limit or "0").lstrip("$")) // self.service.policy.most)
-
-    def _affordable(self) -> int | None:
-        left = self._left()
-        return None if left is None else max(0, left // max(1, self._share() // LEAST_OF_A_SHARE))
-
-    def _cap(self) -> int | None:
-        """What one more rented replica may cost: its share, or of what is left as much as each that may come yet."""
-        left, alive = self._left(), sum(one.member.state.is_alive for one in self.kept.values())
-        return None if left is None else max(0, min(self._share(), left // max(1, self.service.policy.most - alive)))
+        return Budget(
+            limit=limit_of(limit),
+            most=self.service.policy.most,
+            spent=sum(spend.spent(op, clocks, scale) for op in rows if op.intent_at >= self.wanted.since),
+            armed=sum(one.member.cap_micro_usd or 0 for one in self.kept.values()),
+        )
 
     def _look_at_load(self) -> None:
         """How much waits now; and which replicas fail request after request, whatever their probes say."""
@@ -296,10 +294,11 @@ class Controller:
         version, number = self.wanted.newest, self.next_number
         self.next_number += 1
         taken = [one.member.port for one in self.kept.values()]
-        request = placement.request_of(self.service, "")
+        request, budget = placement.request_of(self.service, ""), self._budget()
+        alive = sum(one.member.state.is_alive for one in self.kept.values())
         member = Member(number=number, version=version.number, run=f"{self.name}-{number}", spot=is_spot,
                         gpu=placement.gpu_of(request), port=free_port(taken),
-                        cap_micro_usd=self._cap(), began_at=time.time())  # fmt: skip
+                        cap_micro_usd=budget.cap(alive) if budget else None, began_at=time.time())  # fmt: skip
         one = self.kept[number] = Kept(member)
         self._save()  # before its pod is asked for
         one.task = asyncio.create_task(self._guarded(one, self._launch(one)))

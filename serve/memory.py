@@ -48,7 +48,7 @@ class Version:
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
     versions: tuple[Version, ...]
-    """The newest is the last one; the one before it is kept for replicas of it that are being replaced."""
+    """The newest is the last one; those before it are kept for as long as replicas of them live."""
     mode: str = "rolling"
     host: str = "127.0.0.1"
     port: int = 0

@@ -21,6 +21,7 @@ import msgspec
 
 from infra import strict_yaml
 from infra.errors import UsageError
+from serve.budget import limit_of
 from serve.tuning import PLAIN, Tuning
 
 POLICIES = ("least_load", "round_robin", "instance_aware_least_load")
@@ -108,7 +109,7 @@ class Ours:
     """A request that finds no replica waits so long for one; for services that go down to none."""
     affinity_chars: int = 0
     """So much of a prompt's beginning decides which replica is asked first."""
-    spend_limit: str | None = None
+    spend_limit: str | float | None = None
     """US dollars; no replica is started that would not fit."""
     engine: Tuning = PLAIN
     """How the engine is run."""
@@ -273,6 +274,11 @@ def _policy(where: str, section: ServiceSection, ours: Ours) -> ReplicaPolicy:
         raise UsageError(f"{where}: slipway.target_queue_per_replica must be more than 0")
     if target is None and ours.target_queue_per_replica is None and policy.most != policy.min_replicas:
         raise UsageError(f"{where}: {policy.min_replicas} to {policy.most} replicas, but no target_qps_per_replica")
+    if ours.spend_limit is not None:
+        try:
+            limit_of(ours.spend_limit)
+        except ValueError as error:
+            raise UsageError(f"{where}: slipway.spend_limit: {error}") from None
     if not policy.most:
         raise UsageError(f"{where}: at most 0 replicas; nobody would ever answer")
     for name, known in (("load_balancing_policy", POLICIES), ("spot_placer", PLACERS)):

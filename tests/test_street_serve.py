@@ -19,7 +19,9 @@ import pytest
 
 from infra.agent.process import find
 from infra.journal import Journal
+from infra.rehearsal import attach
 from serve.load import Heard, Load, ask
+from serve.memory import seen_of
 from tests.hosts import loopback
 from tests.test_street_ssh import with_machines
 from tests.world import World, until
@@ -42,9 +44,10 @@ class Place:
         (folder / "fake.json").write_text(json.dumps({"words": [f" {name}"], **script}))
         return folder
 
-    def config(self, replicas: int = 2, slipway=None, policy=None, **probe) -> str:
+    def config(self, replicas: int = 2, slipway=None, policy=None, resources=None, **probe) -> str:
         many = {"replica_policy": policy} if policy else {"replicas": replicas}
-        file = {"service": {"readiness_probe": {**PROBE, **probe}, **many}, "slipway": slipway or {}}
+        file = {"service": {"readiness_probe": {**PROBE, **probe}, **many}, "slipway": slipway or {},
+                "resources": resources or {}}  # fmt: skip
         path = self.folder / "service.yaml"
         path.write_text(json.dumps(file))  # which is YAML, too
         return str(path)
@@ -226,9 +229,17 @@ def test_a_dead_controller_leaves_its_replicas_and_the_next_one_takes_them_over(
     second = place.controller("demo")  # the next one is to end it, where its port is somebody else's by now
     os.kill(second, signal.SIGKILL)
     until(lambda: not Path(f"/proc/{second}").exists() or stopped(second), "its end")
-    with socket.create_server(("127.0.0.1", int(up["endpoint"].rpartition(":")[2]))):
+    port = int(up["endpoint"].rpartition(":")[2])
+    with until(lambda: taken(port), "its port, which its last thread lets go of", GUARD_S):
         place.world.inv("serve.down", "demo")
     assert place.world.processes() == []
+
+
+def taken(port: int) -> socket.socket | None:
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError:
+        return None
 
 
 def stopped(pid: int) -> bool:
@@ -252,9 +263,14 @@ def test_what_cannot_be_served_is_refused_in_one_message_and_leaves_nothing(plac
     )
     with place.journal() as journal:
         assert len(journal.ops()) <= 3
-    late = place.up("demo", place.model("D", start_s=600), "--config",
-                    place.config(1, initial_delay_seconds=0.2), code=1)["error"]  # fmt: skip
-    assert "initial_delay_seconds" in late
+    assert place.world.json("serve.status") == [] and place.world.processes() == []
+
+
+@pytest.mark.nightly
+def test_a_model_that_is_never_healthy_is_given_up_and_leaves_nothing(place):
+    config = place.config(1, initial_delay_seconds=0.2)
+    late = place.up("demo", place.model("D", start_s=600), "--config", config, code=1)["error"]
+    assert "initial_delay_seconds" in late and "never ready" in late
     assert place.world.json("serve.status") == [] and place.world.processes() == []
 
 
@@ -266,6 +282,32 @@ def test_a_service_that_sleeps_holds_its_first_request_until_it_is_awake(place):
     assert say(up["endpoint"]) == (" A A A", "demo-0")
 
 
+def test_an_engine_that_hangs_is_taken_out_and_replaced_and_all_change_at_once(place):
+    config = place.config(timeout_seconds=1, consecutive_failure_threshold_timeout=2)
+    url = place.up("demo", place.model("A"), "--config", config)["endpoint"]
+    with place.journal() as journal:
+        row = journal.service("demo")
+    port = next(one.port for one in seen_of(row.seen).members if one.number == 0)
+    hang = urllib.request.Request(f"http://127.0.0.1:{port}/fake/script", b'{"fail": "hang"}')
+    urllib.request.urlopen(hang, timeout=GUARD_S).close()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=GUARD_S) as reply:
+        assert reply.status == 200
+    until(lambda: 0 not in serving(place), "the hung one taken out", GUARD_S)
+    assert {who for _, who in (say(url) for _ in range(4))} <= {"demo-1", "demo-2"}
+    until(lambda: serving(place) == {1, 2}, "a replacement", GUARD_S)
+    assert "no token in 1 s" in place.world.inv("serve.status", "demo", "--all")
+
+    with Traffic(Load(url=url, model="demo", rate=1, duration_s=1, max_tokens=2)) as traffic:
+        after = place.up("demo", place.model("B"), "--mode", "blue_green")
+        traffic.await_more(8)
+    assert not traffic.failures() and after["versions"] == [2] and serving(place) == {3, 4}
+
+
+def serving(place) -> set[int]:
+    return {one["id"] for one in place.status("demo")["replicas"] if one["serving"]}
+
+
+@pytest.mark.nightly
 def test_replicas_on_own_machines_are_reached_by_ssh_and_leave_nothing_there(tmp_path):
     with contextlib.ExitStack() as stack:
         boxes = []
@@ -293,3 +335,32 @@ def test_replicas_on_own_machines_are_reached_by_ssh_and_leave_nothing_there(tmp
         place.world.inv("serve.down", "demo")
         assert not [one for token in tokens for one in find(token)]
         assert not [pod for box in boxes for pod in (box.folder / ".slipway" / "pods").glob("demo*")]
+
+
+@pytest.mark.nightly
+def test_rented_replicas_are_replaced_when_their_machine_is_taken_away_and_never_pass_the_budget(tmp_path):
+    keys = {"RUNPOD_API_KEY": "", "LIUM_API_KEY": "", "SHADEFORM_API_KEY": ""}
+    place = Place(World(tmp_path, keys), tmp_path)
+    model, resources = place.model("A"), {"accelerators": "L40S:1", "use_spot": True}
+    config = place.config(resources=resources, slipway={"spend_limit": "40"})
+    line = ("serve.up", "demo", "--model", str(model), "--provider", "runpod", "--config", config, "--rehearse")
+    try:
+        shown = place.world.json(*line, "--dry-run")["placement"]
+        assert [one["kind"] for one in shown[:2]] == ["spot", "on-demand"]
+        place.world.json(*line)
+        market = attach.find(attach.beside(tmp_path / "state" / "journal.db"))
+        first = next(pod for pod in market.truth()["pods"] if pod["state"] == "running")
+        market.tell("/preempt", {"id": first["id"]})
+
+        def replaced():
+            found = place.world.json("serve.status", "demo", "--rehearse")
+            return found["ready"] == 2 and 2 in {one["id"] for one in found["replicas"]}
+
+        until(replaced, "a replacement", GUARD_S)
+        with Journal.open(market.folder / "journal.sqlite") as journal:
+            assert sum(op.cap for op in journal.ops() if op.is_live) <= 40_000_000
+        place.world.inv("serve.down", "demo", "--rehearse")
+        assert {pod["state"] for pod in market.truth()["pods"]} <= {"gone", "deleting"}
+    finally:
+        place.world.inv("serve.down", "--all", "--rehearse")
+        place.world.inv("rehearse", "--stop")

@@ -53,6 +53,7 @@ class Gateway:
             raise UsageError(
                 f"{host} can be reached by others and there is no API key; make one or listen on 127.0.0.1"
             )
+        self.is_stopping = False  # it may have tried before, where somebody else listened
         self._engines = Engines(self.limits)
         self._proxy = Proxy(self.limits, self.keys, self.turns, self._engines, self.metrics, self.access)
         self._runner = web.ServerRunner(_Front(self), shutdown_timeout=0.1)

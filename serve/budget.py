@@ -1,0 +1,45 @@
+"""How the money of a service is shared among its rented replicas. Pure; micro-dollars.
+
+In: the limit of all, what was spent, what the living are armed with. Out: how many more may come, and what the next one
+may cost. The sum of what was spent and of all armed limits never passes the limit, whatever replicas do.
+Called by: the controller.
+"""
+
+from dataclasses import dataclass
+
+from infra.money import micro_usd
+
+LEAST_OF_A_SHARE = 20  # a replica is not worth beginning with less than this part of its share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    limit: int
+    most: int
+    """Replicas that there may be at once."""
+    spent: int
+    """By those that are gone."""
+    armed: int
+    """What the living may cost, all together."""
+
+    @property
+    def share(self) -> int:
+        return max(1, self.limit // self.most)
+
+    @property
+    def left(self) -> int:
+        return max(0, self.limit - self.spent - self.armed)
+
+    @property
+    def affordable(self) -> int:
+        """More replicas."""
+        return self.left // max(1, self.share // LEAST_OF_A_SHARE)
+
+    def cap(self, alive: int) -> int:
+        """For one more beside so many: its share, or of what is left as much as each that may come yet."""
+        return min(self.share, self.left // max(1, self.most - alive))
+
+
+def limit_of(said: str | float) -> int:
+    """Of `40`, 40 or `$40`. Raises BadAmount, which is a ValueError."""
+    return micro_usd(str(said).lstrip("$"))

@@ -1,0 +1,64 @@
+"""What serve.doctor says of what it sees."""
+
+import json
+import time
+
+import pytest
+
+from scripts.serving import advice, figures, percentiles
+from serve.memory import Member, Seen, Version, Wanted
+from serve.states import Facts, Step
+
+WANTED = Wanted(versions=(Version(number=1, document={"service": {"replicas": 2}}, model="/m"),))
+CALM = {"requests": 0, "failed": 0, "queue_s": {"p95": None}}
+LATE = Facts(launch=Step.SUCCEEDED, is_late=True, down=Step.SUCCEEDED)
+CRASHED = Facts(launch=Step.SUCCEEDED, app_failed=True, down=Step.SUCCEEDED)
+SILENT = Facts(launch=Step.SUCCEEDED, first_ready_at=1.0)
+
+
+def said(seen=Seen(serving=(0, 1)), metrics=CALM, was_kept=True):  # noqa: B008 it is frozen
+    return " ".join(f"{what} {do}" for what, do in advice("demo", WANTED, seen, metrics, was_kept))
+
+
+def test_nothing_is_said_of_a_service_that_is_well():
+    assert said() == ""
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (CRASHED, ("demo-0 FAILED: it broke", "serve.logs demo --replica-id 0", "inv doctor --provider local")),
+        (LATE, ("not ready within", "raise initial_delay_seconds")),
+        (SILENT, ("demo-0 is NOT_READY", "serve.logs demo --replica-id 0", "serve.ssh demo --replica-id 0")),
+    ],
+)
+def test_a_replica_that_is_not_well_leads_to_its_log_its_machine_and_its_patience(facts, words):
+    seen = Seen(members=(Member(number=0, version=1, run="demo-0", facts=facts, why="it broke"),))
+    for word in words:
+        assert word in said(seen)
+
+
+def test_an_overload_a_dead_controller_and_a_held_launch_are_told():
+    busy = {"requests": 10, "failed": 5, "queue_s": {"p95": 3.0}}
+    text = said(Seen(held="the budget admits 0 more"), busy, was_kept=False)
+    for word in ("wait 3 s", "serve.scale demo --min-replicas 3", "50.0% of the requests", "--controller", "budget"):
+        assert word in text
+
+
+def test_figures_come_from_lines_that_may_be_cut(tmp_path):
+    class Settings:
+        pods = tmp_path / "pods"
+
+    assert figures("demo", Settings())["latency_s"] == {"p50": None, "p95": None, "p99": None}
+    folder = tmp_path / "services" / "demo"
+    folder.mkdir(parents=True)
+    asked = {"at": time.time(), "route": "chat", "status": 200, "replica": "demo-0", "streams": True}
+    line = json.dumps({**asked, "first_byte_s": 0.1, "queue_s": 0.0, "total_s": 0.5})
+    (folder / "access.jsonl").write_text(f'{line}\n{{"at": 17')
+    found = figures("demo", Settings())
+    assert (found["requests"], found["failed"], found["latency_s"]["p99"]) == (1, 0, 0.5)
+    assert found["qps_per_replica"] == {"demo-0": round(1 / 60, 3)}
+
+
+def test_percentiles_are_values_that_were_measured():
+    assert percentiles([3.0, 1.0, 2.0]) == {"p50": 2.0, "p95": 3.0, "p99": 3.0}
