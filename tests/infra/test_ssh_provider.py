@@ -31,7 +31,7 @@ subprocess.Popen([sys.executable, "-c", "import os, time; os.setsid(); time.slee
 print("working", flush=True)
 while True: time.sleep(0.1)
 """
-# It comes before others at a processor: two looks at the table that find nothing between a child and the next are proof.
+# It comes before others at a processor: two looks in a row that find nothing, between two of its children, are proof.
 RESPAWN = """
 import os, subprocess
 if os.geteuid() == 0:
