@@ -21,7 +21,8 @@ from infra.agent.process import find
 from infra.journal import Journal
 from infra.rehearsal import attach
 from serve.load import Heard, Load, ask
-from serve.memory import seen_of
+from serve.memory import Seen, seen_of
+from serve.states import State
 from tests.hosts import loopback
 from tests.test_street_ssh import with_machines
 from tests.world import World, until
@@ -61,6 +62,12 @@ class Place:
 
     def journal(self) -> Journal:
         return Journal.open(self.world.environ["SLIPWAY_STATE_FILE"], {**os.environ, **self.world.environ})
+
+    def seen(self, name: str) -> Seen:
+        with self.journal() as journal:
+            row = journal.service(name)
+        assert row is not None
+        return seen_of(row.seen)
 
     def engines(self, name: str) -> dict[str, int]:
         """The pid of each replica's engine, by the replica's name."""
@@ -193,13 +200,10 @@ def test_engines_that_die_and_a_new_version_cost_no_request(place):
     with Traffic(load) as traffic:
         before = place.engines("demo")
         os.kill(before["demo-0"], signal.SIGKILL)
-
-        def replaced():
-            found = place.status("demo")
-            return found["ready"] == 2 and {one["id"] for one in found["replicas"] if one["serving"]} == {1, 2}
-
-        until(replaced, "a replacement", GUARD_S)
+        until(lambda: serving(place) == {1, 2}, "a replacement", GUARD_S)
         traffic.await_more(8)
+    states = {one["id"]: one["state"] for one in place.status("demo")["replicas"]}
+    assert states == {0: "FAILED", 1: "READY", 2: "READY"}
     # Whoever had a byte of the dead one's has a broken stream; nobody else has noticed.
     assert all(one.first_s is not None for one in traffic.failures()), traffic.failures()
     assert len(traffic.failures()) <= traffic.clients
@@ -285,9 +289,7 @@ def test_a_service_that_sleeps_holds_its_first_request_until_it_is_awake(place):
 def test_an_engine_that_hangs_is_taken_out_and_replaced_and_all_change_at_once(place):
     config = place.config(timeout_seconds=1, consecutive_failure_threshold_timeout=2)
     url = place.up("demo", place.model("A"), "--config", config)["endpoint"]
-    with place.journal() as journal:
-        row = journal.service("demo")
-    port = next(one.port for one in seen_of(row.seen).members if one.number == 0)
+    port = next(one.port for one in place.seen("demo").members if one.number == 0)
     hang = urllib.request.Request(f"http://127.0.0.1:{port}/fake/script", b'{"fail": "hang"}')
     urllib.request.urlopen(hang, timeout=GUARD_S).close()
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=GUARD_S) as reply:
@@ -304,7 +306,9 @@ def test_an_engine_that_hangs_is_taken_out_and_replaced_and_all_change_at_once(p
 
 
 def serving(place) -> set[int]:
-    return {one["id"] for one in place.status("demo")["replicas"] if one["serving"]}
+    """The numbers of those that requests go to, as the controller wrote it down."""
+    seen = place.seen("demo")
+    return {one.number for one in seen.members if one.number in seen.serving and one.state is State.READY}
 
 
 @pytest.mark.nightly
@@ -328,10 +332,10 @@ def test_replicas_on_own_machines_are_reached_by_ssh_and_leave_nothing_there(tmp
             assert [one.name for one in (box.folder / ".slipway" / "models").iterdir()] != []
 
         boxes[0].stop()  # its engine lives on, and cannot be reached: the other one answers
-        until(lambda: place.status("demo")["ready"] == 1, "a replica that is not ready", GUARD_S)
+        until(lambda: len(serving(place)) == 1, "a replica that is not ready", GUARD_S)
         assert len({say(url)[1] for _ in range(4)}) == 1
         boxes[0].start()
-        until(lambda: place.status("demo")["ready"] == 2, "the same replica, ready again", GUARD_S)
+        until(lambda: serving(place) == {0, 1}, "the same replica, ready again", GUARD_S)
         place.world.inv("serve.down", "demo")
         assert not [one for token in tokens for one in find(token)]
         assert not [pod for box in boxes for pod in (box.folder / ".slipway" / "pods").glob("demo*")]
