@@ -211,7 +211,7 @@ def test_a_service_of_real_engines_survives_a_kill_an_update_and_its_end(place, 
     assert (after["ready"], after["versions"]) == (2, [2])
     assert all(one.text in (a, b) for one in load.told)
     assert load.told[0].text == a and all(one.text == b for one in load.told[begun:])
-    assert workers(place).keys() == {"demo-3", "demo-4"}
+    until(lambda: workers(place).keys() == {"demo-3", "demo-4"}, "the end of the old ones", START_S)
 
     with Load(url, key, clients=4, pause_s=0.5) as load:
         load.await_more(4)
