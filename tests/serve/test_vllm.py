@@ -171,7 +171,7 @@ def test_a_model_trained_from_a_random_qwen3_answers_in_transformers_and_in_vllm
         assert engine.process.wait(GUARD_S * 4) == 0
 
 
-def test_the_official_client_and_curl_talk_to_an_engine(served, python):
+def test_the_official_client_talks_to_an_engine(served, python):
     """The client is that of vLLM's environment."""
     script = (
         "import openai, sys\n"
