@@ -25,7 +25,7 @@ from tests.test_street_serve import Place
 from tests.trainer import conftest as trained
 from tests.world import World, until
 
-pytestmark = pytest.mark.timeout(2400)
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(2400)]
 one_thread, inputs = trained.one_thread, trained.inputs
 
 TALK = [{"role": "user", "content": "Who are you?"}]
