@@ -9,20 +9,21 @@ said: the pod is rented and at work, or proven gone; whatever else there is was 
 
 import argparse
 import contextlib
+import functools
 import importlib
 import os
 import random
 import signal
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import infra.journal
 from infra import launch
+from infra.agent.limits import Clocks, read_clocks
 from infra.journal import Journal
 from infra.reconcile import reconcile
 from infra.settings import VENDORS as KEYS
@@ -85,6 +86,11 @@ class Left:
     points: tuple[str, ...]
     was_struck: bool
     said: str
+
+
+def clocks_in(seconds: float) -> Clocks:
+    now = read_clocks()
+    return replace(now, boot_s=now.boot_s + seconds, wall_s=now.wall_s + seconds)
 
 
 @dataclass
@@ -180,7 +186,7 @@ class Rig:
                 self._judge_words(kind, label, left, there, {op.token: op.state for op in rows if op.is_live})
             provider = self.here.vendor(vendor, journal_of(folder), clock_scale=SPEED)
             for number in range(60):
-                done = reconcile(provider, journal, lambda: time.time() + 61 * number)  # noqa: B023
+                done = reconcile(provider, journal, functools.partial(clocks_in, 61.0 * number))
                 judge.at_any_time(journal.ops())
                 if hold_still(journal.ops(), done):
                     break
