@@ -222,6 +222,7 @@ def view_json(view: PodView) -> dict[str, Any]:
         "ends": list(view.ends),
         "started_at": iso(view.started_at),
         "note": view.note or None,
+        "tracking": seen["tracking"] or "offline",
         "in_store": {name: iso(at) for name, at in view.in_store.items()},
         "recoveries": view.recoveries,
     }

@@ -69,7 +69,7 @@ def test_a_report_is_the_same_of_the_run_of_its_artifact_and_of_a_folder(done, t
     text = (tmp_path / "run" / "report.html").read_text()
     assert "bits per byte" in text and "Who are you?" in text and "0.00" in text
     folder = world.folder / "artifacts" / "chatsft_checkpoints" / "tiny"
-    for word in ("chatsft_checkpoints/tiny", "sft", str(folder)):
+    for word in ("sft", str(folder)):
         world.inv("report", word, "--out", str(tmp_path / "one"))
         pictures = [(tmp_path / name / "sft-loss.png").read_bytes() for name in ("run", "one")]
         assert pictures[0] == pictures[1]
@@ -210,7 +210,6 @@ def test_down_ends_a_run_and_resume_goes_on_with_it(world):
     assert world.json(*page)["phases"][0]["name"] == "base"  # while it is at work
     world.inv("down", run)
     assert world.json("status")[0]["state"] == "stopped"
-    assert world.json(*page)["phases"][0]["steps"] <= 12
     assert world.json("resume", run)["state"] == "succeeded"
     assert world.json(*page)["phases"] == [{"name": "base", "state": "done", "steps": 12}]
 

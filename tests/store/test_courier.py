@@ -172,6 +172,9 @@ def test_another_pod_begins_where_the_first_one_ended(pods, tmp_path):
     first.save(5)
     first.save(10)
     first.write("work/runs/base/metrics.jsonl", "".join(f'{{"step": {n}}}\n' for n in range(1, 14)) + '{"st')
+    first.write(
+        "work/runs/base/samples.jsonl", "".join(f'{{"step": {n}, "text": "x"}}\n' for n in (4, 4, 8, 8, 12, 12))
+    )
     for step in ("text", "lost", "other"):
         first.write(f"state/marks/{step}.json", json.dumps({"digest": step, "result": {}}))
     first.write("logs/base.log", "one\n")
@@ -192,6 +195,7 @@ def test_another_pod_begins_where_the_first_one_ended(pods, tmp_path):
         assert [path.name for path in (second.root / FOLDER).iterdir()] == ["step-000000010"]
         assert {path.stem for path in (second.root / "state/marks").iterdir()} == {"fetch", "text"}
         assert (second.root / "work/runs/base/metrics.jsonl").read_text().count("\n") == 10
+        assert (second.root / "work/runs/base/samples.jsonl").read_text().count("\n") == 4  # up to the checkpoint
     assert brought["kind"] == "result" and brought["damaged"] == []
     with (second.root / "logs/base.log").open("a") as log:
         log.write("two\n")

@@ -104,9 +104,9 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, words
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True)
 def one_thread() -> None:
-    """Tiny tensors are not worth two."""
+    """Tiny tensors are not worth two; a program that ran in this process may have chosen otherwise."""
     import torch
 
     torch.set_num_threads(1)
