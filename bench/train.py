@@ -12,10 +12,12 @@ same width and depth in plain PyTorch; its head and embedding are two, so it has
 
 import argparse
 import json
+import os
 import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -239,6 +241,8 @@ class Arm:
 def begun(mode: str, wanted: re.Pattern[str], peers: str, compiled: tuple[bool, ...]) -> Iterator[list[Arm]]:
     """Each warmed up, one after another."""
     arms: list[Arm] = []
+    kernels = tempfile.TemporaryDirectory(prefix="kernels-")  # a compiler's cache that nobody left half-written
+    environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": kernels.name}
     try:
         for name in ARMS:
             for is_compiled in compiled:
@@ -249,13 +253,16 @@ def begun(mode: str, wanted: re.Pattern[str], peers: str, compiled: tuple[bool, 
                 words = [python, "-m", "bench.train", "--arm", name, "--modes", mode]
                 words += ["--rows", str(ROWS), "--length", str(LENGTH), *([] if is_compiled else ["--only-eager"])]
                 pipe = subprocess.PIPE
-                arms.append(Arm(title, subprocess.Popen(words, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)))
+                arms.append(
+                    Arm(title, subprocess.Popen(words, cwd=ROOT, env=environ, stdin=pipe, stdout=pipe, text=True))
+                )
                 arms[-1].hear()
         yield arms
     finally:
         for one in arms:
             one.process.kill()
             one.process.communicate()
+        kernels.cleanup()
 
 
 def main() -> None:
