@@ -293,14 +293,14 @@ def main() -> None:
 
 def tell(mode: str, found: dict[str, list[dict[str, float]]], steps: int) -> None:
     """A table; each ratio is of a turn against the turn of `transformers eager`, and of ours, in the same round."""
-    anchor = next((name for name in ("transformers eager", "ours compiled", "ours eager") if name in found), "")
-    best = "ours compiled" if "ours compiled" in found else "ours eager"
+    anchor = next(name for name in ("transformers eager", "ours compiled", *found) if name in found)
+    best = next(name for name in ("ours compiled", "ours eager", *found) if name in found)
     print(f"\n{mode}: {ROWS} x {LENGTH} tokens a step, {steps} steps a turn; median [range]\n")
     print(f"| arm | tokens/s | / {anchor} | {best} / it | peak MB | last loss |\n|---|---|---|---|---|---|")
     for name, turns in found.items():
         speeds = [steps * ROWS * LENGTH / one["s"] for one in turns]
         over = [base["s"] / one["s"] for one, base in zip(turns, found[anchor], strict=True)]
-        under = [one["s"] / mine["s"] for one, mine in zip(turns, found.get(best, turns), strict=True)]
+        under = [one["s"] / mine["s"] for one, mine in zip(turns, found[best], strict=True)]
         peak, loss = max(one["peak_bytes"] for one in turns) / 1e6, turns[-1]["loss"]
         print(f"| {name} | {shown(speeds, 0)} | {shown(over, 2)} | {shown(under, 2)} | {peak:.0f} | {loss:.2f} |")
 
