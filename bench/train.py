@@ -12,10 +12,12 @@ same width and depth in plain PyTorch; its head and embedding are two, so it has
 
 import argparse
 import json
+import os
 import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -239,6 +241,8 @@ class Arm:
 def begun(mode: str, wanted: re.Pattern[str], peers: str, compiled: tuple[bool, ...]) -> Iterator[list[Arm]]:
     """Each warmed up, one after another."""
     arms: list[Arm] = []
+    kernels = tempfile.TemporaryDirectory(prefix="kernels-")  # a compiler's cache that nobody left half-written
+    environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": kernels.name}
     try:
         for name in ARMS:
             for is_compiled in compiled:
@@ -249,13 +253,16 @@ def begun(mode: str, wanted: re.Pattern[str], peers: str, compiled: tuple[bool, 
                 words = [python, "-m", "bench.train", "--arm", name, "--modes", mode]
                 words += ["--rows", str(ROWS), "--length", str(LENGTH), *([] if is_compiled else ["--only-eager"])]
                 pipe = subprocess.PIPE
-                arms.append(Arm(title, subprocess.Popen(words, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)))
+                arms.append(
+                    Arm(title, subprocess.Popen(words, cwd=ROOT, env=environ, stdin=pipe, stdout=pipe, text=True))
+                )
                 arms[-1].hear()
         yield arms
     finally:
         for one in arms:
             one.process.kill()
             one.process.communicate()
+        kernels.cleanup()
 
 
 def main() -> None:
@@ -286,14 +293,14 @@ def main() -> None:
 
 def tell(mode: str, found: dict[str, list[dict[str, float]]], steps: int) -> None:
     """A table; each ratio is of a turn against the turn of `transformers eager`, and of ours, in the same round."""
-    anchor = next((name for name in ("transformers eager", "ours compiled", "ours eager") if name in found), "")
-    best = "ours compiled" if "ours compiled" in found else "ours eager"
+    anchor = next(name for name in ("transformers eager", "ours compiled", *found) if name in found)
+    best = next(name for name in ("ours compiled", "ours eager", *found) if name in found)
     print(f"\n{mode}: {ROWS} x {LENGTH} tokens a step, {steps} steps a turn; median [range]\n")
     print(f"| arm | tokens/s | / {anchor} | {best} / it | peak MB | last loss |\n|---|---|---|---|---|---|")
     for name, turns in found.items():
         speeds = [steps * ROWS * LENGTH / one["s"] for one in turns]
         over = [base["s"] / one["s"] for one, base in zip(turns, found[anchor], strict=True)]
-        under = [one["s"] / mine["s"] for one, mine in zip(turns, found.get(best, turns), strict=True)]
+        under = [one["s"] / mine["s"] for one, mine in zip(turns, found[best], strict=True)]
         peak, loss = max(one["peak_bytes"] for one in turns) / 1e6, turns[-1]["loss"]
         print(f"| {name} | {shown(speeds, 0)} | {shown(over, 2)} | {shown(under, 2)} | {peak:.0f} | {loss:.2f} |")
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -167,17 +168,29 @@ import json, sys
 from dataclasses import replace
 import numpy as np
 from data.config import load
+import torch
 from trainer.config import PhaseConfig
+from trainer.cut import WHOLE, cut, parts_of
 from trainer.loop import accumulate
 from trainer.machine import prepare
 from trainer.model import Decoder, initialise
 from trainer.optim import Optimizer
+from trainer.ranks import joined
 from trainer.speed import equipped
 config, machine = load(PhaseConfig, json.loads(sys.argv[1])), prepare()
-model = Decoder(config.model, machine.dtype(config))
-initialise(model, 1)
-model.to(machine.device)
-optimizer = Optimizer(model, config.optimizer)
+ranks = joined().__enter__()
+with torch.device("cpu" if ranks.size == 1 else "meta"):
+    model = Decoder(config.model, machine.dtype(config))
+if ranks.size == 1:
+    initialise(model, 1)
+    model.to(machine.device)
+    part = WHOLE
+else:
+    part = cut(model, "fsdp", ranks)
+    model.to_empty(device=machine.device)
+    for one in parts_of(model.state_dict()).values():
+        one.normal_(std=0.02)
+optimizer = Optimizer(model, config.optimizer, part)
 ids = np.random.default_rng(1).integers(0, config.model.vocab_size, (config.rows, config.sequence_len))
 with equipped(model, config, machine):
     for _ in range(2):  # the first has neither gradients nor the optimizer's state at the time of most activations
@@ -185,7 +198,6 @@ with equipped(model, config, machine):
         optimizer.clip()
         optimizer.step(1.0)
 if machine.device.type == "cuda":
-    import torch
     print(torch.cuda.max_memory_reserved())
 else:
     # of this program alone: getrusage goes on from the peak of the process that started it
@@ -212,14 +224,18 @@ MEASURED: PhaseConfig = replace(
 )
 
 
-def measured(config: PhaseConfig) -> int:
-    """Peak bytes of two steps in a process of their own."""
+def measured(config: PhaseConfig, size: int = 1) -> int:
+    """Peak bytes of two steps in a process of their own, of `size` that share the model."""
     # what is freed goes back at once: the question is what is held, not how an allocator keeps it
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
-    words = [sys.executable, "-c", MEASURE, json.dumps(asdict(config))]
-    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=2 * WAIT_S)
-    assert done.returncode == 0, done.stderr
-    return int(done.stdout)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        environ |= {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    words, pipe = [sys.executable, "-c", MEASURE, json.dumps(asdict(config))], subprocess.PIPE
+    environs = [{**environ, "RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"} for rank in range(size)]
+    started = [subprocess.Popen(words, env=one, stdout=pipe, stderr=pipe, text=True) for one in environs]
+    said = [one.communicate(timeout=2 * WAIT_S) for one in started]
+    assert [one.returncode for one in started] == [0] * size, said
+    return max(int(out) for out, _ in said)
 
 
 def test_the_estimate_is_near_what_a_process_takes_and_so_is_what_recomputing_spares():
@@ -229,6 +245,17 @@ def test_the_estimate_is_near_what_a_process_takes_and_so_is_what_recomputing_sp
     expected = [memory.estimate(one, "cpu").total for one in (MEASURED, sparing)]
     assert expected == [pytest.approx(one, rel=0.2) for one in found]
     assert expected[0] - expected[1] == pytest.approx(found[0] - found[1], rel=0.4)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_the_estimate_is_near_what_each_of_several_processes_takes_that_share_a_model():
+    shape = replace(MEASURED.model, hidden_size=512, intermediate_size=1408, num_attention_heads=8)
+    config = replace(MEASURED, model=replace(shape, num_key_value_heads=4), rows=2, micro_rows=1)
+    found = [measured(config, size) for size in (1, 2, 4)]
+    expected = [memory.estimate(config, "cpu", parts).total for parts in (1, 2, 4)]
+    assert found == sorted(found, reverse=True)
+    assert expected == [pytest.approx(one, rel=0.25) for one in found]  # importing FSDP2 is in it
 
 
 @pytest.mark.gpu
