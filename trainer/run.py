@@ -33,7 +33,7 @@ from trainer.model import Decoder, initialise
 from trainer.peak import of_machine
 from trainer.ranks import Ranks
 from trainer.samples import Sampler
-from trainer.speed import equipped
+from trainer.speed import equipped, kernels_in
 
 
 @dataclass
@@ -117,7 +117,10 @@ class PhaseRun:
         one = Training(
             model, self.config, batch, self.checkpoints, facts, self.metrics, self.ranks, self.cut, data, peak, sample
         )
-        with equipped(model, self.config, self.machine):
+        with (
+            kernels_in(self.checkpoints.folder / f".kernels-{self.ranks.rank}"),
+            equipped(model, self.config, self.machine),
+        ):
             final = one.run()
         if final is None:
             return None

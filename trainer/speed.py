@@ -21,6 +21,7 @@ from trainer.model import Decoder, Linear
 
 # Compiling takes half a minute on a CPU and more on a GPU, and saves a sixth and more than a third of each step.
 PAYS_AFTER_S = {"cpu": 600.0, "cuda": 240.0}
+KERNELS = "TORCHINDUCTOR_CACHE_DIR"
 FLOPS_PER_S = {"cpu": 5e10, "cuda": 2e14}  # useful work of a thread, or of a GPU: the decision must not hang on a clock
 
 
@@ -47,6 +48,29 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine) -> Iterator[
             one.in_float8 = False
         for block in model.model.layers:
             block._compiled_call_impl = None
+
+
+@contextmanager
+def kernels_in(folder: Path) -> Iterator[None]:
+    """What is compiled while inside lies in `folder`, which is emptied first when its last user was killed.
+
+    The compiler takes a file that is there for a whole one; one that was being linked at a kill is not, and every
+    later start would fail on it.
+    """
+    in_use = folder / "in-use"
+    if in_use.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    in_use.touch()
+    before = os.environ.get(KERNELS)
+    os.environ[KERNELS] = str(folder)
+    try:
+        yield
+    finally:
+        os.environ.pop(KERNELS)
+        if before is not None:
+            os.environ[KERNELS] = before
+        in_use.unlink()
 
 
 @contextmanager

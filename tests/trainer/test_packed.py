@@ -1,5 +1,8 @@
 """Packed documents, what is recomputed, what is never whole, 8 bits, compiled blocks."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -9,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.conftest import BASE
 from tests.trainer.test_model import IDS, LLAMA, QWEN3, random_model
+from tests.world import ROOT
 from trainer import attention, float8, speed
 from trainer.config import PhaseConfig
 from trainer.errors import Refused
@@ -196,3 +200,19 @@ def test_compiled_blocks_give_the_same_bits_every_time_and_the_eager_result_to_r
         assert torch.allclose(one, found[0][name], rtol=1e-3, atol=1e-4), name
         assert all(torch.equal(found[0][name], again[name]) for again in found[1:]), name
     assert torch._dynamo.utils.counters["graph_break"] == {}
+
+
+def test_kernels_of_whoever_was_killed_are_not_used_again(tmp_path, monkeypatch):
+    monkeypatch.setenv(speed.KERNELS, "elsewhere")
+    kernels = tmp_path / "kernels"
+    with speed.kernels_in(kernels):
+        assert os.environ[speed.KERNELS] == str(kernels)
+        (kernels / "whole.so").touch()
+    assert os.environ[speed.KERNELS] == "elsewhere"
+    with speed.kernels_in(kernels):
+        assert (kernels / "whole.so").exists()
+    die = "import os, sys; from pathlib import Path; from trainer.speed import kernels_in\n"
+    die += "with kernels_in(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
+    assert subprocess.run([sys.executable, "-c", die, str(kernels)], cwd=ROOT).returncode == -9
+    with speed.kernels_in(kernels):
+        assert not (kernels / "whole.so").exists()
