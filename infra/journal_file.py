@@ -250,7 +250,8 @@ def _check_rows(db: sqlite3.Connection) -> int:
     The bytes of a cell that is in no index are no business of SQLite's own check.
     """
     try:
-        db.execute("SELECT * FROM ops").fetchall()  # also that all text can be read
+        for table in ("ops", "leases", "services"):  # that all text can be read
+            db.execute(f"SELECT * FROM {table}").fetchall()
         wrong = db.execute(
             """SELECT token FROM ops JOIN (SELECT token, state, epoch, max(id) FROM events GROUP BY token) AS last
             USING (token) WHERE ops.state != last.state OR ops.epoch != last.epoch"""
