@@ -195,6 +195,9 @@ def end(
                 raise kind(f"ending {op.run}: {error}; it may run on{cost}; run again: inv down {op.run}") from error
             time.sleep(min(left_s, random.uniform(FIRST_WAIT_S, wait_s)))
             wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
+            op = journal.op(op.token)  # a sweep may have seen it meanwhile, or its end
+            if not op.is_live:
+                return op
     with contextlib.suppress(Fenced):  # somebody else ended it too, and proved it first
         op = journal.advance(op, "gone")
         if rented := market(provider):
