@@ -287,8 +287,9 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
         if said:
             lines.append(Text(f"{view.run}: {said}"))
         back = f"brought back {count(view.recoveries, 'time')}" if view.recoveries else ""
+        more_recent = "" if is_running else " or a newer one"  # what is known here may be older than what is there
         safe = (
-            f"checkpoint {clean(one)} is in the store, {duration(now - at)} ago"
+            f"checkpoint {clean(one)}{more_recent} is in the store, {duration(now - at)} ago"
             for one, at in sorted(view.in_store.items(), key=lambda item: item[1])[-1:]
             if view.state != "succeeded"
         )
@@ -297,7 +298,7 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
         words = (curve(view), clean(view.note), *safe, back, money(view), more(view), linked, *view.ends, view.ssh)
         lines.extend(Text(hints.as_typed(f"{view.run}: {one}"), style="dim") for one in words if one)
     at_work = [view for view in views if view.state in ("running", "lost") and view.progress]
-    return Group(table, *([figures_table(at_work, now)] if at_work else []), *lines)
+    return Group(table, *([figures_tables(at_work, now)] if at_work else []), *lines)
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -340,29 +341,29 @@ def cents(micro_usd: int) -> str:
     return usd(-(-micro_usd // 10_000) * 10_000)
 
 
-def figures_table(views: Sequence[PodView], now: float) -> "RenderableType":
-    """Training, GPUs and disk of the runs at work, each followed by how old it is; no GPU columns where none is."""
+def figures_tables(views: Sequence[PodView], now: float) -> "RenderableType":
+    """Training, then GPUs and disk of the runs at work, each followed by how old it is: two tables, for 80 columns."""
+    from rich.console import Group
+
     seen = {view.run: figures(view, now) for view in views}
     has_gpus = any(one["gpus"] for one in seen.values())
     has_mfu = any(one["mfu"] is not None for one in seen.values())
-    table = _table("at work", "at", "loss", "tok/s", *(("MFU",) if has_mfu else ()), "left", "age",
-                   *(("GPU", "memory", "age") if has_gpus else ()),
-                   "disk free", "age")  # fmt: skip
+    training = _table("at work", "at", "loss", "tok/s", *(("MFU",) if has_mfu else ()), "left", "age")
+    machines = _table("machine", *(("GPU", "memory", "age") if has_gpus else ()), "disk free", "age")
     for run, one in seen.items():
-        cells = [
+        training.add_row(
+            run,
             "" if one["train_step"] is None else f"{one['train_step']:,}",
             "" if one["loss"] is None else f"{one['loss']:.3f}",
             "" if one["tokens_per_s"] is None else f"{one['tokens_per_s']:,.0f}",
             *(("" if one["mfu"] is None else f"{100 * one['mfu']:.1f} %",) if has_mfu else ()),
             "" if one["eta_s"] is None else duration(one["eta_s"]),
             "" if one["train_age_s"] is None else duration(one["train_age_s"]),
-        ]
-        if has_gpus:
-            cells += [*gpu_words(one["gpus"]), duration(one["gpus_age_s"]) if one["gpus"] else ""]
+        )
+        gpus = (*gpu_words(one["gpus"]), duration(one["gpus_age_s"]) if one["gpus"] else "") if has_gpus else ()
         free = one["disk_free_bytes"]
-        cells += ["", ""] if free is None else [size(free), duration(one["disk_age_s"])]
-        table.add_row(run, *cells)
-    return table
+        machines.add_row(run, *gpus, *(("", "") if free is None else (size(free), duration(one["disk_age_s"]))))
+    return Group(training, machines)
 
 
 def gpu_words(gpus: Sequence[Mapping[str, Any]]) -> tuple[str, str]:

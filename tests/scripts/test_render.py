@@ -59,9 +59,9 @@ def test_figures_stand_in_columns_and_each_group_says_how_old_it_is():
     seen = render.figures(view, 1000.0)
     assert (seen["train_step"], seen["train_age_s"], seen["gpus_age_s"], seen["disk_age_s"]) == (1200, 30, 10, 20)
     words = " ".join(shown(render.status_table([view], 1000.0), 120).split())
-    assert "at work at loss tok/s left age GPU memory age disk free age" in words
+    assert "at work at loss tok/s left age a-1" in words and "machine GPU memory age disk free age a-1" in words
     assert "a-1 1,200 4.956 4,496 1 min 15 s 30 s 93 % 31.2 GB of ? 10 s 512.0 GB 20 s" in words
-    assert "GPU" not in shown(render.figures_table([replace(view, progress={**progress, "machine": {}})], 1000.0))
+    assert "GPU" not in shown(render.figures_tables([replace(view, progress={**progress, "machine": {}})], 1000.0))
     assert {"gpus", "gpus_age_s", "disk_free_bytes", "disk_age_s", "train_age_s"} <= render.view_json(view).keys()
 
 
@@ -86,9 +86,11 @@ def test_a_loss_is_drawn_from_where_it_began_to_where_it_is():
 
 
 def test_a_checkpoint_that_is_safe_is_named_with_its_age():
-    view = replace(VIEW, in_store={"base-f00d/step-000000500": 940.0})
+    view = replace(VIEW, state="running", in_store={"base-f00d/step-000000500": 940.0})
     words = " ".join(shown(render.status_table([view], 1000.0), 120).split())
     assert "brave-otter-3: checkpoint base-f00d/step-000000500 is in the store, 1 min 00 s ago" in words
+    ended = " ".join(shown(render.status_table([replace(view, state="failed")], 1000.0), 120).split())
+    assert "step-000000500 or a newer one is in the store" in ended
     assert render.view_json(view)["in_store"] == {"base-f00d/step-000000500": "1970-01-01T00:15:40Z"}
     assert "in the store" not in shown(render.status_table([VIEW], 1000.0))
 
