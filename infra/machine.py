@@ -45,7 +45,7 @@ def findings(root: Path, settings: Settings) -> list[Finding]:
     ]
     providers = [Finding("local", "ok", "this machine"), *(_vendor(name, settings) for name in VENDORS)]
     here = [_python(), *_installers(), *tools, _disk(root, settings), _gpu(), _train(root, settings)]
-    return [*here, *_store(settings), *providers]
+    return [*here, *_store(settings), *_uploads(settings), *providers]
 
 
 def nodes(settings: Settings) -> list[Finding]:
@@ -162,6 +162,19 @@ def _store(settings: Settings) -> list[Finding]:
         return [*found, Finding("store", "ok", f"{settings.store} can be written, {len(store.artifacts())} artifacts")]
     except StoreError as error:
         return [*found, Finding("store", "bad", " ".join(str(error).split()))]
+
+
+def _uploads(settings: Settings) -> list[Finding]:
+    """How the last run whose courier's log is here fared with the store; nothing where none went to one."""
+    logs = sorted((settings.pods.parent / "logs").glob("*/carry.log"), key=lambda one: one.stat().st_mtime)
+    said = (
+        [line for line in logs[-1].read_text(encoding="utf-8", errors="replace").splitlines() if line] if logs else []
+    )
+    if not said:
+        return []
+    is_well = not any(words in said[-1] for words in (" not carried, ", " not in the store: ", "courier: "))
+    words = "".join(one for one in said[-1] if one.isprintable())
+    return [Finding("uploads", "ok" if is_well else "off", f"{logs[-1].parent.name}: {words}")]
 
 
 def _vendor(name: str, settings: Settings) -> Finding:

@@ -1,9 +1,11 @@
 import json
 
+from infra import machine
+from infra.settings import Settings
 from store.seam import open_place
 from tests.loopback import loopback
 from tests.store import conftest as stores
-from tests.world import World
+from tests.world import ROOT, World
 
 no_keys, hub = stores.no_keys, stores.hub
 
@@ -50,3 +52,17 @@ def test_the_store_is_asked_whether_it_may_be_written_and_the_token_that_counts_
         assert bad["store"][0] == "bad" and words in bad["store"][1] and "canary" not in str(bad)
     local = told(0, str(tmp_path / "artifacts"))
     assert local["store"][0] == "ok" and "hub token" not in local
+
+
+def test_what_the_last_run_could_not_bring_to_its_store_is_told(tmp_path):
+    settings = Settings.load(ROOT, environ={"SLIPWAY_PODS": str(tmp_path / "pods")})
+    assert machine._uploads(settings) == []
+    log = tmp_path / "logs" / "calm-wren-1" / "carry.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("2026-11-22T03:04:02Z step-000000012 is in the store\n2026-11-22T03:04:10Z all is in the store\n")
+    (well,) = machine._uploads(settings)
+    assert (well.name, well.state) == ("uploads", "ok") and well.detail.startswith("calm-wren-1: 2026")
+    with log.open("a") as file:
+        file.write("2026-11-22T03:05:02Z not carried, trying again until it is: StoreError: 403\x1b[31m\n")
+    (ill,) = machine._uploads(settings)
+    assert ill.state == "off" and ill.detail.endswith("not carried, trying again until it is: StoreError: 403[31m")
