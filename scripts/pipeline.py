@@ -124,7 +124,10 @@ def make_tokenizer(settings: Settings, space: Workspace, size: int, given: str, 
         step = "tokenizer"
         config = {"inputs": {"text": str(space.text)}, "spec": {"vocab_size": size}}
     config |= {"out": str(space.tokenizer)}
-    found = steps.run("tokenizer", ("-m", "data", step), config, settings, quiet, space.environ)
+    try:
+        found = steps.run("tokenizer", ("-m", "data", step), config, settings, quiet, space.environ)
+    except UsageError as error:  # most often so little text that it has not that many words
+        raise UsageError(f"{error}" if given else f"{error} (--vocab-size, or another recipe: --profile)") from None
     render.say(f"tokenizer: {'reused' if found['reused'] else 'taken' if given else 'made'}, "
                f"{found['vocab_size']:,} ids, sha256 {found['tokenizer_sha256'][:12]}")  # fmt: skip
     return found

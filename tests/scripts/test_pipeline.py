@@ -171,6 +171,13 @@ def test_words_that_do_not_fit_are_refused(tmp_path, words, more, told):
     assert told in typed(world, "pipeline", "--input", corpus, *SMALL, *words, code=2)[1]
 
 
+def test_a_corpus_too_small_for_the_recipes_tokenizer_is_refused_with_what_to_type(tmp_path):
+    world = World(tmp_path, {"SLIPWAY_WORKSPACE": str(tmp_path / "ws")})
+    corpus = write_corpus(tmp_path / "corpus.txt", 2)
+    _, err = typed(world, "pipeline", "--input", corpus, "--profile", "tiny", code=2)
+    assert "vocab_size is 1024, this text yields" in err and "(--vocab-size, or another recipe: --profile)" in err
+
+
 def test_shards_that_are_not_what_was_written_are_not_trained_on(made, tmp_path):
     _, _, space, _, _ = made
     copy = Workspace(tmp_path, "x")
