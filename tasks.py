@@ -22,7 +22,7 @@ namespace = Collection(
         launch.rehearse,
         sweep.sweep,
     ),
-    data.shard,
+    *(data.shard, data.pipeline, data.tree),
     *(train.train, train.fit, train.eval, train.chat, train.export),
     Collection(
         "ckpt", train.ckpt_list, train.ckpt_show, train.ckpt_push, train.ckpt_pull, train.ckpt_verify, train.ckpt_init

@@ -105,3 +105,58 @@ def tokenizer(c, source="", text="", vocab_size=4096, retrain=False, tokenizer_j
 )
 def tokenizer_eval(c, tokenizer="", source="", text="", peers="", download=False, json=False):
     """How few tokens a tokenizer makes of prose, code, numbers, other scripts and held-out text, beside GPT-2 and 4."""
+
+
+WORKSPACE = "folder of datasets, artifacts, runs, cache and hf_cache (default var/workspace)"
+
+
+@command(
+    "scripts.pipeline",
+    world="",
+    help={
+        "input": "the corpus: a path or an address of .txt, .jsonl, .parquet, or fineweb, pydocs",
+        "experiment": "names the folders (RUN_EXPERIMENT, else runpod-2b)",
+        "workspace": WORKSPACE,
+        "train-shard-lines": "lines per shard (SHARD_LINES, else 250000)",
+        "validation": "hold out this corpus instead of a share of the other",
+        "reuse-shards": "leave finished shards as they are, whatever they were made of (so does RUN_SHARD=0)",
+        "tokenizer-json": "take this published tokenizer; its last ids must be the nine chat specials",
+        "vocab-size": "ids of the tokenizer and the model instead of the recipe's",
+        "profile": "recipe of model and training, or a .yaml file (RUN_CONFIG, else runpod_1b)",
+        "config": "the same as --profile",
+        "steps": "optimizer steps instead of the recipe's; the schedule is rescaled to them",
+        "dry-run": "only say what would be done",
+        "json": "one JSON document on stdout",
+    },
+)
+def pipeline(
+    c,
+    input="",
+    experiment="",
+    workspace="",
+    train_shard_lines: int | None = None,
+    validation="",
+    reuse_shards=False,
+    tokenizer_json="",
+    vocab_size: int | None = None,
+    profile="",
+    config="",
+    steps: int | None = None,
+    dry_run=False,
+    json=False,
+):
+    """A corpus into a trained model here, stage by stage: folders, shards, tokenizer, configuration, training."""
+
+
+@command(
+    "scripts.workspace",
+    world="",
+    help={
+        "workspace": WORKSPACE,
+        "experiment": "only the folders of this one",
+        "provider": "local: folders of this machine are all that can be shown",
+        "json": "one JSON document on stdout",
+    },
+)
+def tree(c, workspace="", experiment="", provider="", json=False):
+    """The folders of `inv pipeline`, and what is in them."""

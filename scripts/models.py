@@ -16,8 +16,10 @@ from store import Artifact, Store
 from trainer.plan import CHECKPOINTS, PHASES, profile_named
 
 
-def train(profile, init, source, out, prepare, json, **wanted):
-    settings = words.settings(profile=profile, source=source, store=out)
+def train(profile, config, init, source, out, prepare, json, **wanted):
+    if profile and config:
+        raise UsageError("--profile and --config are two words for one recipe; choose one")
+    settings = words.settings(profile=profile or config, source=source, store=out)
     if init:
         wanted["init"] = initial.look(init, settings)
     limits = Limits(reserve_bytes=settings.reserve_bytes)

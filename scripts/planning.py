@@ -3,6 +3,7 @@
 import functools
 import os
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,7 @@ def plan_for(
     persona: str = "", seed: int | None = None, steps: int | None = None, tag: str = "",
     save_every: int | None = None, keep: int | None = None, ckpt_prefix: str = "",
     flops_per_s: float | None = None, init: ImportSpec | None = None, mixture: str = "",
+    given: Mapping[str, str] | None = None,
 ) -> Plan:  # fmt: skip
     """`flops_per_s`: of the machine that will do the work, else this one's. Raises UsageError for senseless words."""
     torch, environments = environments_of(settings, request, vendor)
@@ -41,6 +43,7 @@ def plan_for(
         steps=steps,
         init=init,
         mixture=planning.parse_mixture(mixture),
+        given=given or {},
         keeping={name: value for name, value in keeping.items() if value is not None},
     )
     plan = planning.resolve(

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from infra import inside
@@ -20,9 +21,16 @@ def python(settings: Settings) -> Path:
     return inside.interpreter(ROOT, settings.environments, render.say)
 
 
-def run(name: str, step: Sequence[str], config: Mapping[str, Any], settings: Settings, quiet: bool) -> dict[str, Any]:
-    """The result of a step, shown as it comes about: bars on a terminal, lines elsewhere, nothing when `quiet`."""
-    records = inside.run(step, config, root=ROOT, python=python(settings), environ=words_environ(settings))
+def run(
+    name: str, step: Sequence[str], config: Mapping[str, Any], settings: Settings, quiet: bool,
+    environ: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:  # fmt: skip
+    """The result of a step, shown as it comes about: bars on a terminal, lines elsewhere, nothing when `quiet`.
+
+    environ: beside what every step gets of our settings, and instead of it.
+    """
+    around = {**words_environ(settings), **environ}
+    records = inside.run(step, config, root=ROOT, python=python(settings), environ=around)
     result: dict[str, Any] = {}
     state: dict[str, Any] = {"name": name, "state": "running", "started_at": time.time()}
     with _showing(quiet) as show, closing(records):

@@ -10,6 +10,7 @@ from scripts.program import command
     help={
         "phase": "base, mid, sft, a sum such as mid+sft, or all",
         "profile": "recipe of model and training: a name that inv config --profile takes, or a .yaml file",
+        "config": "the same as --profile",
         "init": "go on from somebody else's model: a Hugging Face folder, or hf://user/repo[@revision]",
         "source": "pydocs, fineweb, or a path of .txt, .jsonl, .parquet",
         "mixture": MIXTURE,
@@ -29,6 +30,7 @@ def train(
     c,
     phase="base",
     profile="",
+    config="",
     init="",
     source="",
     mixture="",

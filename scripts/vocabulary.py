@@ -22,9 +22,7 @@ def tokenizer(source, text, vocab_size, retrain, tokenizer_json, out, json):
         config = {"out": str(folder), "spec": {"path": str(Path(tokenizer_json).expanduser().absolute())}}
         result = steps.run("tokenizer", ("-m", "data", "adopt"), config, settings, json)
     else:
-        if not LEAST_VOCAB <= vocab_size <= MOST_VOCAB:
-            seen = "the 256 bytes and the nine chat specials alone are 265"
-            raise UsageError(f"--vocab-size is {vocab_size}; {seen}, and {MOST_VOCAB} is the most")
+        check_size(vocab_size)
         inputs = {"text": str(text_folder(settings, source, text, json))}
         spec = {"vocab_size": vocab_size, "retrain": retrain, "others": of_the_store(settings)}
         config = {"out": str(folder), "inputs": inputs, "spec": spec}
@@ -34,6 +32,13 @@ def tokenizer(source, text, vocab_size, retrain, tokenizer_json, out, json):
     else:
         render.say(f"tokenizer: {'reused' if result['reused'] else 'made'}, {result['vocab_size']} ids")
         print(result["out"])
+
+
+def check_size(vocab_size: int) -> None:
+    """Raises UsageError."""
+    if not LEAST_VOCAB <= vocab_size <= MOST_VOCAB:
+        seen = "the 256 bytes and the nine chat specials alone are 265"
+        raise UsageError(f"--vocab-size is {vocab_size}; {seen}, and {MOST_VOCAB} is the most")
 
 
 def of_the_store(settings: Settings) -> list[str]:

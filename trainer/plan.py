@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from data.config import (
@@ -47,6 +48,7 @@ MAKERS = {"identity": "identity", "pydocs": "questions", "other": "questions"}  
 ORDER = ("text", "tokenizer", "tokens", "base", "init", "identity", "questions")  # then other talk, and chat phases
 SILENT_S = 30 * 60.0
 NO_LIMITS = Limits()
+NONE_GIVEN: Mapping[str, str] = MappingProxyType({})
 
 # Modules whose text does not change what a step makes, only how it is told or kept.
 NEUTRAL = {
@@ -76,6 +78,8 @@ class Wanted:
     """Somebody else's model, which the first phase goes on from."""
     mixture: Mapping[str, float] | None = None
     """Of every chat phase, instead of the profile's: kinds of ours, paths, hf:// addresses, and their weights."""
+    given: Mapping[str, str] = field(default_factory=dict)
+    """Steps whose artifact is not for us to make: it is in the store, with this fingerprint."""
     keeping: Mapping[str, Any] = field(default_factory=dict)
     """What is to be kept otherwise than the profile says: fields of `Keeping`."""
 
@@ -135,9 +139,15 @@ def load_persona(path: Path) -> Persona:
 
 
 def profile_named(name: str) -> Profile:
-    """By its name or its file. Raises UsageError with the nearest name, ConfigError for what is wrong in a file."""
+    """By its name or its file; `configs/NAME.yaml` that is no file is NAME.
+
+    Raises UsageError with the nearest name, ConfigError for what is wrong in a file.
+    """
     if recipes.is_file(name):
-        return recipes.from_file(Path(name).expanduser())
+        path = Path(name).expanduser()
+        if path.parent.name != "configs" or path.stem not in recipes.PROFILES or path.exists():
+            return recipes.from_file(path)
+        name = path.stem
     if name not in recipes.PROFILES:
         near = difflib.get_close_matches(name, recipes.PROFILES, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
@@ -149,9 +159,8 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
     """Every step of the profile by name, in an order in which they can run."""
     profile = profile_named(wanted.profile)
     tag, slug = wanted.tag or default_tag(wanted, profile), source_slug(wanted.source)
-    text = TextSpec(
-        source=wanted.source, packages=wanted.packages, source_fingerprint=source_fingerprint(wanted.source)
-    )
+    holds = "" if "text" in wanted.given else source_fingerprint(wanted.source)
+    text = TextSpec(source=wanted.source, packages=wanted.packages, source_fingerprint=holds)
     data = f"datasets/{slug}"
     nodes = [
         Node("text", f"{data}/text", ("-m", "data", "text"), "data/pipeline.py", text),
@@ -295,7 +304,7 @@ def resolve(
         )
     nodes = recipe(wanted)
     needed = _closure(nodes, wanted.phases)
-    prints = fingerprints(nodes, root)
+    prints = fingerprints(nodes, root, wanted.given)
     profile = profile_named(wanted.profile)
     if wanted.init is not None and not wanted.init.has_tokenizer and profile.vocab_size > wanted.init.model.vocab_size:
         theirs = wanted.init.model.vocab_size
@@ -308,6 +317,8 @@ def resolve(
         if name not in needed:
             continue
         state, reason = _state(node, prints, inventory, due)
+        if state != "here" and name in wanted.given:
+            raise UsageError(f"{node.artifact} in {inventory.store} was to be there, and is {state} {reason}".strip())
         estimate = None if state == "here" else estimate_s(node, flops_per_s)
         artifacts.append(PlannedArtifact(node.artifact, state, name if state != "here" else "", reason, estimate))
         if state != "here":
@@ -403,10 +414,12 @@ def _step(node: Node, nodes: Mapping[str, Node], prints: Mapping[str, str], stor
     return Step(node.name, node.words, "train", config, silent_s=SILENT_S, together=together)
 
 
-def fingerprints(nodes: Mapping[str, Node], root: Path) -> dict[str, str]:
+def fingerprints(nodes: Mapping[str, Node], root: Path, given: Mapping[str, str] = NONE_GIVEN) -> dict[str, str]:
     """`<spec>-<code>-<inputs>` of every step's artifact; `nodes` in an order in which they can run."""
-    prints: dict[str, str] = {}
+    prints = dict(given)
     for name, node in nodes.items():
+        if name in given:
+            continue
         inputs = {role: prints[source] for role, source in node.inputs.items()}
         prints[name] = "-".join((_digest(what_counts(node.spec)), code_digest(root, node.entry), _digest(inputs)))
     return prints

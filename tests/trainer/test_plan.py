@@ -231,3 +231,15 @@ def test_the_plan_says_how_a_model_is_spread_over_several_gpus():
     assert one.notes == () and one.gpu_memory_bytes > 4 * eight.gpu_memory_bytes
     assert "base: several GPUs: ddp with 68 GB on each GPU, else fsdp with" in eight.notes[0]
     assert "else hybrid with" in two.notes[0] and two.gpu_memory_bytes < eight.gpu_memory_bytes
+
+
+def test_what_is_given_is_never_planned_and_must_be_there():
+    wanted = replace(WANTED, phases=("base",), given={"text": "aaa", "tokenizer": "bbb"})
+    text, tokenizer = Artifact("datasets/pydocs/text", "aaa"), Artifact("tokenizer", "bbb")
+    there = {one.name: one for one in (text, tokenizer)}
+    plan = planned(wanted, Inventory("somewhere", there))
+    assert steps(plan) == ["tokens", "base"]
+    assert {one["fingerprint"] for one in plan.job.steps[0].config["making"]["inputs"].values()} == {"aaa", "bbb"}
+    for another in ({}, {"tokenizer": Artifact("tokenizer", "ccc")}, {"tokenizer": replace(tokenizer, problem="cut")}):
+        with pytest.raises(UsageError, match=r"tokenizer in somewhere was to be there, and is (missing|stale|damaged)"):
+            planned(wanted, Inventory("somewhere", {text.name: text, **another}))

@@ -83,6 +83,16 @@ def write(path: Path, text: str) -> str:
     return str(path)
 
 
+def test_the_documents_file_of_a_recipe_means_the_recipe_until_there_is_such_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert profile_named("configs/runpod_2b.yaml") == recipes.runpod_2b()
+    with pytest.raises(ConfigError, match=r"configs/runpod_9b\.yaml"):
+        profile_named("configs/runpod_9b.yaml")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "runpod_2b.yaml").write_text("profile: tiny\n")
+    assert profile_named("configs/runpod_2b.yaml").vocab_size == 1024
+
+
 def test_a_file_changes_a_profile(tmp_path):
     file = write(tmp_path / "wide.yaml", """
 profile: smoke

@@ -1,0 +1,218 @@
+"""`inv pipeline` and `inv tree` as they are typed, and what they are made of."""
+
+import hashlib
+import json
+import random
+import sys
+
+import pytest
+import yaml
+
+from data.manifest import read_manifest
+from data.tokenfile import read_token_manifest
+from infra.errors import SlipwayError, UsageError
+from infra.settings import Settings
+from scripts import bring, steps, training_files
+from scripts.workspace import KINDS, Workspace
+from store import Store
+from tests.world import ROOT, World
+from trainer import recipes
+from trainer.plan import profile_named
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SMALL = ("--config", "configs/tiny.yaml", "--vocab-size", "300", "--train-shard-lines", "50")
+
+
+def typed(world, *words, code=0):
+    """stdout, stderr."""
+    process = world.begin(*words)
+    out, err = process.communicate(timeout=110)
+    assert process.returncode == code and "Traceback" not in err, f"{words}: {process.returncode}\n{out}\n{err}"
+    return out, err
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def write_corpus(path, lines, word="barley"):
+    chance = random.Random(lines)
+    words = ["river", "boats", "drift", "slowly", "under", "willow", "branches", "until", "evening", "comes", word]
+    endings = ["", "s", "ing", "er", " 42"]
+    rows = (" ".join(chance.choice(words) + chance.choice(endings) for _ in range(30)) for _ in range(lines))
+    path.write_text("".join(f"{row}\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A world whose experiment `x` has been through the pipeline, and what was said."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    world = World(folder, {"RUN_EXPERIMENT": "x", "SLIPWAY_WORKSPACE": str(folder / "ws")})
+    held_out = write_corpus(folder / "val.txt", 20, "wheat")
+    words = ("--input", write_corpus(folder / "corpus.txt", 200), "--validation", held_out, *SMALL)
+    out, err = typed(world, "pipeline", *words)
+    return world, words, Workspace(folder / "ws", "x"), out, err
+
+
+def test_a_corpus_becomes_a_model_stage_by_stage(made):
+    _, _, space, out, err = made
+    assert out == f"{space.run}\n"
+    stages = ["directories: 6 new folders", "shards: 5 shards, 220 lines, 20 of them held out",
+              "tokenizer: made, 300 ids", "config: ", "training: tokens, base", "Next: "]  # fmt: skip
+    places = [err.index(stage) for stage in stages]
+    assert places == sorted(places)
+    assert all((space.root / kind / "x").is_dir() for kind in KINDS) and space.hub.is_dir()
+    assert [one["lines"] for one in read_manifest(space.train)["shards"]] == [50, 50, 50, 50]
+    assert (space.val / "shard-00000.txt").read_bytes() == (space.root.parent / "val.txt").read_bytes()
+
+
+def test_what_is_trained_on_is_what_lies_in_the_folders(made):
+    _, _, space, _, _ = made
+    store, ours = Store(space.store), digest(space.tokenizer / "tokenizer.json")
+    model = store.manifest("base_checkpoints/x")
+    (tokens,) = (one for one in store.artifacts() if one.name == "datasets/x/tokens")
+    assert model.about["tokenizer_sha256"] == ours
+    assert read_token_manifest(store.path(tokens.name, tokens.fingerprint))["tokenizer_sha256"] == ours
+    text = store.path("datasets/x/text", store.manifest("datasets/x/text").fingerprint)
+    for part, folder in (("train", space.train), ("val", space.val)):
+        theirs = {path.name: digest(path) for path in (text / part).iterdir()}
+        assert theirs == {path.name: digest(path) for path in folder.iterdir()}
+
+
+def test_the_two_files_say_the_same_and_are_the_recipe_that_was_trained(made):
+    _, _, space, _, _ = made
+    said = yaml.safe_load((space.run / "training.yaml").read_text())
+    assert said == tomllib.loads((space.run / "training.toml").read_text())
+    recipe = profile_named(str(space.run / "training.yaml"))
+    assert (recipe.name, recipe.vocab_size, recipe.phases["base"].steps) == ("x", 300, 12)
+    (checkpoint,) = Store(space.store).path(
+        "base_checkpoints/x", Store(space.store).manifest("base_checkpoints/x").fingerprint
+    ).glob("step-*/MANIFEST.json")  # fmt: skip
+    assert json.loads(checkpoint.read_text())["config_hash"] == recipe.phases["base"].digest()
+
+
+def test_what_is_there_is_taken_and_shards_are_made_anew_only_when_asked_for(made):
+    world, words, space, _, _ = made
+    times = {path: path.stat().st_mtime_ns for path in space.train.iterdir()}
+    _, err = typed(world, "pipeline", *words, "--reuse-shards")
+    assert all(said in err for said in ("reusing 5 shards", "tokenizer: reused", "training: everything is here"))
+    assert {path: path.stat().st_mtime_ns for path in space.train.iterdir()} == times
+    _, err = typed(World(world.folder, {**world.extra, "RUN_SHARD": "0"}), "pipeline", *words)
+    assert "reusing 5 shards" in err and "training: everything is here" in err
+    assert {path: path.stat().st_mtime_ns for path in space.train.iterdir()} == times
+    _, err = typed(world, "pipeline", *words)
+    assert "shards: 5 shards" in err and "training: everything is here" in err  # the same bytes as before
+    assert all(path.stat().st_mtime_ns > before for path, before in times.items())
+
+
+def test_the_tree_tells_what_is_in_each_folder(made):
+    world, _, space, _, _ = made
+    lines = [line.split("  ") for line in typed(world, "tree", "--provider", "local")[0].splitlines()]
+    assert lines[0] == [str(space.root)]
+    told = {line[1]: line[-1].strip() for line in lines[1:]}
+    assert list(told) == [*(f"{kind}/x" for kind in KINDS), "hf_cache"]
+    assert told["datasets/train/x"].startswith("4 shards, 200 lines") and told["hf_cache"] == "empty"
+    assert told["artifacts/tokenizer/x"].startswith("300 ids") and told["runs/x"].startswith("base_checkpoints")
+    found = json.loads(typed(world, "tree", "--experiment", "other", "--json")[0])
+    assert found["folders"]["runs/other"] == "missing"
+
+
+def test_a_published_tokenizer_is_taken_and_the_files_are_there_though_the_trainer_fails(made, tmp_path):
+    world, _, space, _, _ = made
+    little = write_corpus(tmp_path / "little.txt", 1)
+    given = ("--tokenizer-json", str(space.tokenizer / "tokenizer.json"), "--experiment", "y", "--profile", "tiny")
+    reserve = World(world.folder, {**world.extra, "SLIPWAY_RESERVE_BYTES": str(1 << 60)})
+    _, err = typed(reserve, "pipeline", "--input", little, *given, code=1)
+    other = Workspace(space.root, "y")
+    assert digest(other.tokenizer / "tokenizer.json") == digest(space.tokenizer / "tokenizer.json")
+    assert "tokenizer: taken, 300 ids" in err and "the model gets 300 ids instead of 1,024" in err
+    assert "3 saves in a row failed" in err
+    files = [other.run / name for name in ("training.yaml", "training.toml")]
+    assert all(file.is_file() for file in files) and not (other.store / "base_checkpoints").exists()
+
+
+def test_a_dry_run_makes_nothing_and_tells_the_folders_and_hugging_faces_variables(tmp_path):
+    world = World(tmp_path, {"RUN_EXPERIMENT": "z", "SLIPWAY_WORKSPACE": str(tmp_path / "ws"), "RUN_CONFIG": ""})
+    out, err = typed(world, "pipeline", "--dry-run")
+    assert "recipe runpod_1b (default)" in err and not (tmp_path / "ws").exists()
+    hub = tmp_path / "ws" / "hf_cache"
+    assert f"HF_HOME={hub}\n" in out and f"HF_DATASETS_CACHE={hub}/datasets\n" in out
+    assert all(f"{tmp_path}/ws/{kind}/z\n" in out for kind in KINDS)
+
+
+def test_a_step_runs_with_hugging_faces_folders_of_the_workspace(tmp_path):
+    names = "HF_HOME", "HF_DATASETS_CACHE", "SLIPWAY_WORK"
+    code = f"import os; from data.report import emit; emit('result', **{{n: os.environ[n] for n in {names}}})"
+    space = Workspace(tmp_path, "x")
+    assert steps.run("probe", ("-c", code), {}, Settings.load(ROOT), True, space.environ) == {
+        "HF_HOME": str(tmp_path / "hf_cache"),
+        "HF_DATASETS_CACHE": str(tmp_path / "hf_cache" / "datasets"),
+        "SLIPWAY_WORK": str(tmp_path / "runs" / "x"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "told"),
+    [
+        ((), {"RUN_SHARD": "0"}, "holds no finished shards; make them with RUN_SHARD=1"),
+        ((), {"RUN_SHARD": "2"}, "RUN_SHARD is 2"),
+        (("--profile", "tiny"), {}, "choose one"),
+        (("--experiment", "../x"), {}, "is no name"),
+    ],
+)
+def test_words_that_do_not_fit_are_refused(tmp_path, words, more, told):
+    world = World(tmp_path, {"SLIPWAY_WORKSPACE": str(tmp_path / "ws"), **more})
+    corpus = write_corpus(tmp_path / "corpus.txt", 2)
+    assert told in typed(world, "pipeline", "--input", corpus, *SMALL, *words, code=2)[1]
+
+
+def test_a_corpus_too_small_for_the_recipes_tokenizer_is_refused_with_what_to_type(tmp_path):
+    world = World(tmp_path, {"SLIPWAY_WORKSPACE": str(tmp_path / "ws")})
+    corpus = write_corpus(tmp_path / "corpus.txt", 2)
+    _, err = typed(world, "pipeline", "--input", corpus, "--profile", "tiny", code=2)
+    assert "vocab_size is 1024, this text yields" in err and "(--vocab-size, or another recipe: --profile)" in err
+
+
+def test_shards_that_are_not_what_was_written_are_not_trained_on(made, tmp_path):
+    _, _, space, _, _ = made
+    copy = Workspace(tmp_path, "x")
+    copy.make()
+    for here, there in ((space.train, copy.train), (space.val, copy.val)):
+        for path in here.iterdir():
+            (there / path.name).write_bytes(path.read_bytes())
+    first = bring.text(copy)
+    assert bring.text(copy) == first
+    taken = Store(copy.store).path("datasets/x/text", first) / "train" / "shard-00001.txt"
+    assert taken.samefile(copy.train / "shard-00001.txt")  # linked, since shards may fill the volume
+    with open(copy.train / "shard-00001.txt", "r+b") as file:
+        file.write(b"X")
+    with pytest.raises(SlipwayError, match=r"shard-00001.txt: not the bytes that were written.*RUN_SHARD=1"):
+        bring.text(copy)
+
+
+@pytest.mark.parametrize("name", recipes.PROFILES)
+def test_every_recipe_can_be_written_down(tmp_path, name):
+    file = training_files.write(recipes.PROFILES[name](), name, tmp_path)
+    assert profile_named(str(file)) == recipes.PROFILES[name]()
+    assert yaml.safe_load(file.read_text()) == tomllib.loads((tmp_path / "training.toml").read_text())
+
+
+def test_a_recipe_that_the_files_cannot_say_is_refused(tmp_path):
+    (tmp_path / "mine.yaml").write_text("profile: smoke\nphases: {sft: {mixture: null}}\n")
+    mine = profile_named(str(tmp_path / "mine.yaml"))
+    with pytest.raises(UsageError, match=r"mine.yaml has a null where smoke has a value"):
+        training_files.write(mine, str(tmp_path / "mine.yaml"), tmp_path)
+
+
+def test_the_settings_of_a_pods_boot_have_their_defaults(tmp_path):
+    shown = {
+        one.variable: (one.value, one.source) for one in Settings.load(tmp_path, environ={"RUN_SHARD": "0"}).shown()
+    }
+    assert shown["RUN_EXPERIMENT"] == ("runpod-2b", "default") and shown["RUN_CONFIG"] == ("runpod_1b", "default")
+    assert shown["SHARD_LINES"] == ("250000", "default")
+    assert shown["SLIPWAY_WORKSPACE"] == (str(tmp_path / "var" / "workspace"), "default")
