@@ -37,20 +37,24 @@ def decode(folder: str, out: Path) -> None:
             pass
 
 
-def decode_apart(folder: str, out: Path) -> None:
+def apart(work: Callable[[str, Path], None], folder: str, out: Path) -> None:
     """By two processes that have nothing to do with each other: what a second core of this machine gives at best."""
     import multiprocessing
 
     paths = sorted(Path(folder).glob("*.parquet"))
-    for half in (0, 1):
-        (out / str(half)).mkdir()
-        for path in paths[half::2]:
-            (out / str(half) / path.name).symlink_to(path)
-    both = [multiprocessing.Process(target=decode, args=(str(out / str(half)), out)) for half in (0, 1)]
+    both = []
+    for number in (0, 1):
+        half, made = out / f"half-{number}", out / f"made-{number}"
+        half.mkdir()
+        made.mkdir()
+        for path in paths[number::2]:
+            (half / path.name).symlink_to(path)
+        both.append(multiprocessing.Process(target=work, args=(str(half), made)))
     for one in both:
         one.start()
     for one in both:
         one.join()
+    assert not any(one.exitcode for one in both)
 
 
 def ours(folder: str, out: Path, **spec: object) -> None:
@@ -61,6 +65,10 @@ def ours(folder: str, out: Path, **spec: object) -> None:
     config = out / "config.json"
     config.write_text(json.dumps({"out": str(out), "spec": {"source": folder, **spec}}))
     assert data(["text", "--config", str(config)]) == 0
+
+
+def ours_alone(folder: str, out: Path) -> None:
+    ours(folder, out, workers=1)
 
 
 def stream(folder: str, out: Path, columns: list[str] | None) -> None:
@@ -90,10 +98,11 @@ def python_gzip(folder: str, out: Path) -> None:
 
 
 ARMS: dict[str, Callable[[str, Path], None]] = {
-    "ours, 1 process": lambda folder, out: ours(folder, out, workers=1),
+    "ours, 1 process": ours_alone,
     "ours, 2 processes": lambda folder, out: ours(folder, out, workers=2),
     "decode only": decode,
-    "decode only, twice a half": decode_apart,
+    "decode only, twice a half": lambda folder, out: apart(decode, folder, out),
+    "ours, twice a half": lambda folder, out: apart(ours_alone, folder, out),
     "datasets, streaming": lambda folder, out: stream(folder, out, None),
     "datasets, columns=['text']": lambda folder, out: stream(folder, out, ["text"]),
     "datatrove, 2 workers": trove,
@@ -108,6 +117,8 @@ RATIOS = [
     ("decode only", "ours, 2 processes", 0.6),
     ("ours, 1 process", "ours, 2 processes", 1.8),
     ("decode only", "decode only, twice a half", 0.0),
+    ("ours, 1 process", "ours, twice a half", 0.0),
+    ("ours, twice a half", "ours, 2 processes", 0.0),
     ("python gzip", "ours, gzip", 2.5),
 ]
 

@@ -13,7 +13,8 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice, pairwise
 from pathlib import Path
 
 from bench.turns import print_arms, print_ratios, run_arm, scratch, take_turns, tell
@@ -102,6 +103,61 @@ def load_torch(folder: str, made: Path, out: Path, workers: int) -> int:
     return timed(torch.utils.data.DataLoader(rows, ROWS, sampler=chance, num_workers=workers))
 
 
+def load_packed(folder: str, made: Path, out: Path, buffer: int) -> int:
+    """DataLoader over rows that are packed best-fit, of as many documents at a time as ours or as in nanochat.
+
+    With a buffer, documents are found by looking at all of it, as nanochat's loader does; without, by our own code.
+    """
+    import numpy as np
+    import torch
+
+    from data.bestfit import fill_rows
+    from data.loader import GROUP
+    from data.stream import open_shard
+
+    documents: list[np.ndarray] = []
+    for path in sorted((made / "tokens").glob("train-*.bin")):
+        shard = open_shard(path)
+        documents += np.split(shard.ids, shard.starts[1:-1].astype(np.int64))
+
+    def shuffled() -> Iterator[np.ndarray]:
+        chance = np.random.default_rng(1)
+        while True:
+            yield from (documents[at] for at in chance.permutation(len(documents)).tolist())
+
+    def by_our_code() -> Iterator[torch.Tensor]:
+        stream = shuffled()
+        while True:
+            some = list(islice(stream, GROUP))
+            rows = fill_rows(list(map(len, some)), LENGTH + 1)
+            for first, end in pairwise(rows.begins):
+                spans = zip(rows.documents[first:end], rows.sizes[first:end], strict=True)
+                yield torch.from_numpy(np.concatenate([some[at][:size] for at, size in spans]).astype(np.int64))
+
+    def by_looking() -> Iterator[torch.Tensor]:
+        stream = shuffled()
+        waiting = list(islice(stream, buffer))
+        while True:
+            row, room = [], LENGTH + 1
+            while room:
+                best, longest = -1, 0
+                for at, one in enumerate(waiting):
+                    if longest < len(one) <= room:
+                        best, longest = at, len(one)
+                if best < 0:
+                    best = min(range(len(waiting)), key=lambda at: len(waiting[at]))
+                row.append(waiting.pop(best)[:room])
+                room -= len(row[-1])
+                waiting.append(next(stream))
+            yield torch.from_numpy(np.concatenate(row).astype(np.int64))
+
+    class Rows(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            return by_looking() if buffer else by_our_code()
+
+    return timed(islice(torch.utils.data.DataLoader(Rows(), ROWS), BATCHES))
+
+
 def timed(batches: object) -> int:
     """Tokens of these batches, whose time alone counts: not what was imported and opened before."""
     start_s, start_cpu_s = time.perf_counter(), time.process_time()
@@ -124,6 +180,8 @@ LOADING: dict[str, Arm] = {
     "ours, windows": lambda folder, made, out: load_ours(folder, made, out, "windows"),
     "ours, best-fit": lambda folder, made, out: load_ours(folder, made, out, "best-fit"),
     "DataLoader": lambda folder, made, out: load_torch(folder, made, out, 0),
+    "DataLoader of packed rows, as nanochat": lambda folder, made, out: load_packed(folder, made, out, 1000),
+    "DataLoader of packed rows, by our code": lambda folder, made, out: load_packed(folder, made, out, 0),
     "DataLoader, 2 workers": lambda folder, made, out: load_torch(folder, made, out, 2),
 }
 ARMS = PIPELINES | LOADING
@@ -134,7 +192,9 @@ RATIOS = [
     ("ours, 1 process", "ours, 2 processes", 1.8),
     ("DataLoader", "ours, windows", 2.0),
     ("DataLoader, 2 workers", "ours, windows", 2.0),
-    ("DataLoader", "ours, best-fit", 2.0),
+    ("DataLoader", "ours, best-fit", 0.0),  # which packs nothing
+    ("DataLoader of packed rows, as nanochat", "ours, best-fit", 2.0),
+    ("DataLoader of packed rows, by our code", "ours, best-fit", 2.0),
 ]
 PEERS = ("datatrove, 2 workers", "datatrove, 1 worker", "datasets.map, 2 processes")
 

@@ -153,7 +153,7 @@ class Lines:
                     pass
             at = file.tell() if self.ranges else 0
             try:
-                for lines in _lines(file, at, stop):
+                for lines in lines_between(file, at, stop):
                     yield self._batch(lines, start, number)
                     number += len(lines)
                     del lines
@@ -229,7 +229,7 @@ class Lines:
         return f"{self.uri}:{number + 1}"
 
 
-def _lines(file: BinaryIO, at: int, stop: int) -> Iterator[Listed]:
+def lines_between(file: BinaryIO, at: int, stop: int) -> Iterator[Listed]:
     """The lines that begin between `at` and `stop`, without their newlines, about BATCH_BYTES of them at a time.
 
     A giant is a bytearray, so that it is there but once.

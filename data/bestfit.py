@@ -8,6 +8,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 
 class Rows(NamedTuple):
     """Row r holds the pieces from begins[r] to before begins[r + 1]: documents and how many ids of each, from its
@@ -18,7 +20,7 @@ class Rows(NamedTuple):
     begins: list[int]
 
 
-def fill_rows(lengths: Sequence[int], row_len: int) -> Rows:
+def fill_rows(lengths: Sequence[int] | np.ndarray, row_len: int) -> Rows:
     """Rows that are each `row_len` long together.
 
     A row takes the longest document that still fits, again and again; when none does, the shortest one is cut to fill
@@ -26,18 +28,21 @@ def fill_rows(lengths: Sequence[int], row_len: int) -> Rows:
     """
     bits = len(lengths).bit_length()
     last = (1 << bits) - 1
-    left = sorted(length << bits | at for at, length in enumerate(lengths))  # one list, since from it is taken often
+    # one list, since from it is taken often
+    left = np.sort(np.asarray(lengths, np.int64) << bits | np.arange(len(lengths))).tolist()
     made = Rows([], [], [0])
     documents, sizes, begins = made
     room = row_len
     while left:
         at = bisect_right(left, room << bits | last)
         one = left.pop(at - 1 if at else 0)
-        size = min(one >> bits, room)
+        size = one >> bits
         documents.append(one & last)
-        sizes.append(size)
-        room -= size
-        if not room:
+        if size < room:
+            sizes.append(size)
+            room -= size
+        else:
+            sizes.append(room)
             begins.append(len(sizes))
             room = row_len
     del documents[begins[-1] :], sizes[begins[-1] :]

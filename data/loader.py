@@ -180,7 +180,7 @@ class BestFit(Loader):
     def _packed(self, epoch: int, group: int) -> Packed:
         first, last = (self.stream.num_documents * at // self.num_groups for at in (group, group + 1))
         starts, lengths = self.stream.places(self._epoch(epoch)[np.arange(first, last)])
-        rows = fill_rows(lengths.tolist(), self.row_len)
+        rows = fill_rows(lengths, self.row_len)
         begins = np.array(rows.begins)
         counts = np.diff(begins)
         # they come longest documents first, which is no order to learn in

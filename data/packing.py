@@ -6,20 +6,25 @@ The bytes do not depend on how many threads there are: every block is a member (
 import hashlib
 import json
 import os
+import struct
 import zlib
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from data.batches import lines_between
 from data.documents import COLUMNS
+from data.errors import DataError
+from data.giants import take_text
 from data.manifest import sync
+from data.texts import Listed
 
 BLOCK = 1 << 20
 GZIP_LEVEL, ZSTD_LEVEL = 5, 3  # of level 9 of gzip: half the time, 1.5 % more bytes
 ROWS = 1000  # of a row group of parquet, as FineWeb has it
+ROW_BYTES = 16 << 20  # of the lines of a row group
 
 
 def pack(draft: Path, target: Path, format: str, compression: str, threads: int) -> dict[str, Any]:
@@ -70,10 +75,48 @@ def _to_parquet(draft: Path, target: Path) -> None:
     kinds = {"language_score": pyarrow.float64(), "score": pyarrow.float64(), "token_count": pyarrow.int64()}
     names = ("text", *COLUMNS)
     schema = pyarrow.schema([(name, kinds.get(name, pyarrow.string())) for name in names])
-    with (
-        open(draft, encoding="utf-8", newline="\n") as lines,
-        pyarrow.parquet.ParquetWriter(target, schema, compression="zstd") as file,
-    ):
-        while rows := [json.loads(line) for line in islice(lines, ROWS)]:
-            columns = {name: [row.get(name) for row in rows] for name in names}
-            file.write_table(pyarrow.table(columns, schema=schema))
+    with open(draft, "rb") as lines:
+        how = {}
+        if any(b"\n" not in block for block in iter(lambda: lines.read(BLOCK), b"")):
+            # a dictionary, statistics and pages of the first version each hold another copy of a giant
+            how = {"use_dictionary": COLUMNS, "write_statistics": COLUMNS, "data_page_version": "2.0"}
+        size = lines.seek(0, os.SEEK_END)
+        lines.seek(0)
+        with pyarrow.parquet.ParquetWriter(target, schema, compression="zstd", **how) as file:
+            for group in _groups(lines_between(lines, 0, size)):
+                rows = [take_text(line) if isinstance(line, bytearray) else json.loads(line) for line in group]
+                del group[:]
+                columns = {name: [row.get(name) for row in rows] for name in names if name != "text"}
+                arrays = [_strings([row.pop("text") for row in rows])]
+                arrays += [pyarrow.array(columns[field.name], field.type) for field in list(schema)[1:]]
+                file.write_table(pyarrow.table(arrays, schema=schema))
+                del arrays, rows  # a giant is let go of before there is the next
+
+
+def _groups(batches: Iterator[Listed]) -> Iterator[list[bytes | bytearray]]:
+    """Lines of one row group each: at most ROWS, and no more than ROW_BYTES where that is not one line alone."""
+    group: list[bytes | bytearray] = []
+    size = 0
+    for lines in batches:
+        lines.reverse()
+        while lines:
+            if group and (len(group) == ROWS or size + len(lines[-1]) > ROW_BYTES):
+                yield group
+                group, size = [], 0
+            size += len(lines[-1])
+            group.append(lines.pop())
+    if group:
+        yield group
+
+
+def _strings(texts: list[Any]) -> Any:
+    """An Arrow array of these; of a giant that is alone without a copy. Raises DataError above 2 GB."""
+    import pyarrow
+
+    if not isinstance(texts[0], bytearray):
+        return pyarrow.array(texts, pyarrow.string())
+    (text,) = texts
+    if len(text) >= 1 << 31:
+        raise DataError(f"a document of {len(text):,} bytes does not fit into parquet; choose --format jsonl")
+    places = pyarrow.py_buffer(struct.pack("=ii", 0, len(text)))
+    return pyarrow.Array.from_buffers(pyarrow.string(), 1, [None, places, pyarrow.py_buffer(text)])

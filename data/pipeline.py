@@ -211,6 +211,8 @@ class Run:
 
     def close(self) -> None:
         self.disk.shutdown()
+        for writer in self.writers.values():
+            writer.let_go()
         if self.seen:
             self.seen.close()
             self.seen = None

@@ -96,7 +96,8 @@ class Stream:
         where = np.searchsorted(self.ends, starts, side="right")
         inside = starts - self.begins[where]
         spans = zip(where.tolist(), inside.tolist(), (inside + lengths).tolist(), strict=True)
-        ids = np.concatenate([self.shards[at].ids[first:last] for at, first, last in spans]).astype(np.int64)
+        shards = [shard.ids for shard in self.shards]
+        ids = np.concatenate([shards[at][first:last] for at, first, last in spans], dtype=np.int64)
         self._count(len(starts), ids.size * 4)
         return ids
 

@@ -7,9 +7,11 @@ import subprocess
 import sys
 
 import pyarrow
+import pyarrow.compute
 import pyarrow.parquet
 import pytest
 
+from data import packing
 from data.__main__ import main
 from data.manifest import read_manifest
 from data.shards import read, shard_paths
@@ -147,14 +149,18 @@ def test_lines_from_standard_input_are_documents(tmp_path):
     assert list(read(shard_paths(tmp_path / "out"))) == ["one", "two"]
 
 
+OBJECT = b'{"text": "'
+
+
 @pytest.mark.parametrize(
-    ("name", "begin", "giant", "end", "spec"),
+    ("name", "begin", "giant", "end", "spec", "most_mb"),
     [
-        ("a.txt", b"", b"giant\\" * 174_763, b"", {"lines_per_shard": 1}),
-        ("a.jsonl", b'{"text": "', b"giant\\n" * 149_797, b'", "id": "<g>"}', {"dedup": "exact", "format": "jsonl"}),
+        ("a.txt", b"", b"giant\\" * 174_763, b"", {"lines_per_shard": 1}, 300),
+        ("a.jsonl", OBJECT, b"giant\\n" * 149_797, b'", "id": "<g>"}', {"dedup": "exact", "format": "jsonl"}, 300),
+        ("a.jsonl", OBJECT, b"giant\\n" * 149_797, b'", "id": "<g>"}', {"format": "parquet"}, 400),
     ],
 )
-def test_a_giant_document_is_in_memory_once(tmp_path, name, begin, giant, end, spec):
+def test_a_giant_document_is_in_memory_once_and_in_parquet_twice(tmp_path, name, begin, giant, end, spec, most_mb):
     small = begin + b"small" + end + b"\n"
     with open(tmp_path / name, "wb") as file:
         file.write(small + begin)
@@ -168,15 +174,32 @@ def test_a_giant_document_is_in_memory_once(tmp_path, name, begin, giant, end, s
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.stderr == ""
-    assert max(map(int, done.stdout.split())) < 300 << 10
+    assert max(map(int, done.stdout.split())) < most_mb * 1000
     assert read_manifest(tmp_path / "out")["total_lines"] == 3 - bool(spec.get("dedup"))
     assert sum(one["raw_bytes"] for one in read_manifest(tmp_path / "out")["shards"]) > 150 << 20
+    if spec.get("format") == "parquet":
+        texts = pyarrow.parquet.read_table(tmp_path / "out" / "shard-00000.parquet", columns=["text"]).column(0)
+        assert pyarrow.compute.binary_length(texts).to_pylist() == [5, 6 * 149_797 * 150, 5]
+        assert pyarrow.compute.count_substring(texts, "giant\n").to_pylist() == [0, 149_797 * 150, 0]
+
+
+def test_row_groups_of_parquet_end_by_rows_and_by_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(packing, "ROWS", 4)
+    monkeypatch.setattr(packing, "ROW_BYTES", 150)
+    texts = ["x" * size for size in (1, 2, 3, 4, 5, 60, 60, 300, 1, 1)]
+    draft = tmp_path / "draft"
+    draft.write_text("".join(json.dumps({"text": text, "id": f"<{text[:2]}>"}) + "\n" for text in texts))
+    packing.pack(draft, tmp_path / "a.parquet", "parquet", "", 1)
+    file = pyarrow.parquet.ParquetFile(tmp_path / "a.parquet")
+    assert [file.metadata.row_group(at).num_rows for at in range(file.num_row_groups)] == [4, 2, 1, 1, 2]
+    assert file.read(columns=["text", "id"]).to_pylist() == [{"text": one, "id": f"<{one[:2]}>"} for one in texts]
 
 
 # Of this program alone, then of its children: getrusage of a process goes on from the peak of whoever started it.
 TELLING_PEAKS = """
 import resource
-from data.__main__ import main
+from data.__main__ import main, spare_numpy
+spare_numpy()  # as the command does; else Arrow imports pandas for a list
 assert main() == 0
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM:")))
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
