@@ -238,7 +238,7 @@ def show_placement(name: str, version: Version, settings: Settings, as_json: boo
     request = placement.request_of(service, f"{name}-0")
     asked = placement.candidates(version.provider, settings)
     wants_spot = bool(service.file.resources.use_spot)
-    found = placement.find(asked, words.vendors(settings), request, wants_spot)
+    found = placement.find(asked, words.vendors(settings), request, wants_spot, render.say)
     least, most = service.policy.min_replicas, service.policy.most
     if as_json:
         rows = [

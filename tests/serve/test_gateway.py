@@ -104,6 +104,15 @@ def test_nobody_listens_to_the_world_without_a_key():
         asyncio.run(main())
 
 
+def test_engines_have_keys_of_their_own_that_outlive_a_controller_and_a_damaged_file_gives_others(tmp_path):
+    path = tmp_path / "service" / "engine-seed"
+    first = keys.seed(path)
+    assert keys.seed(path) == first and path.stat().st_mode & 0o777 == 0o600
+    assert keys.engine_key(first, "demo-0") == keys.engine_key(first, "demo-0") != keys.engine_key(first, "demo-1")
+    path.write_text(path.read_text()[:-1])
+    assert keys.seed(path) != first and keys.seed(path) == keys.seed(path)
+
+
 def test_a_file_of_keys_that_others_may_write_to_is_refused(tmp_path):
     path = tmp_path / "keys"
     path.write_text(keys.make("ada")[1])
