@@ -201,6 +201,7 @@ class Controller:
         if self._row().epoch != self.epoch:
             self.wanted = self._read_wanted()
             self.service = self.wanted.newest.service
+            self.gateway.limit(limits_of(self.service))
             self.not_before = 0.0
             self.say(f"{self.name}: wanted now is version {self.wanted.newest.number}")
         now = time.monotonic()

@@ -333,10 +333,19 @@ def test_a_model_that_is_never_healthy_is_given_up_and_leaves_nothing(place):
 
 def test_a_service_that_sleeps_holds_its_first_request_until_it_is_awake(place):
     policy = {"min_replicas": 0, "max_replicas": 1, "target_qps_per_replica": 1}
-    config = place.config(policy=policy, slipway={"hold_seconds": 60})
-    up = place.up("demo", place.model("A"), "--config", config)
+    up = place.up("demo", place.model("A"), "--config", place.config(policy=policy))
+    with pytest.raises(urllib.error.HTTPError, match="503"):  # it would refuse it
+        urllib.request.urlopen(f"{up['endpoint']}/health", timeout=GUARD_S)
+    place.up("demo", place.model("A"), "--config", place.config(policy=policy, slipway={"hold_seconds": 60}))
+    assert until(lambda: health(up["endpoint"]) == "asleep", "the new limits of the gateway that runs")
     assert (up["ready"], up["target"]) == (0, 0) and place.engines("demo") == {}
     assert say(up["endpoint"]) == (" A A A", "demo-0")
+
+
+def health(url: str) -> str:
+    with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(f"{url}/health", timeout=GUARD_S) as reply:
+        return json.load(reply)["status"]
+    return ""
 
 
 def test_an_engine_that_hangs_is_taken_out_and_replaced_and_all_change_at_once(place):
