@@ -10,7 +10,7 @@ from infra import machine
 from infra.errors import SlipwayError
 from infra.machine import Finding
 from infra.settings import VENDORS, Settings
-from scripts import services
+from scripts import versions
 from serve import models
 from serve import service as service_file
 from serve.detached import Places
@@ -20,8 +20,8 @@ from store import StoreError
 
 def serving(config: str, settings: Settings) -> list[Finding]:
     """Raises UsageError for a service file that is none."""
-    service = service_file.load(services.path_of(config))
-    shipped = service_file.load(services.CONFIG)
+    service = service_file.load(versions.path_of(config))
+    shipped = service_file.load(versions.CONFIG)
     name = service.file.name or "slipway"
     nodes = _nodes(settings)
     own = sum(one.state == "ok" for one in nodes)
@@ -54,7 +54,7 @@ def _model(service: Service, shipped: Service, name: str, settings: Settings) ->
     """The one that serve.up would take."""
     said = "" if service.ours.model == shipped.ours.model else service.ours.model
     try:
-        source = services.folder_of(said, "", settings, name)
+        source = versions.folder_of(said, "", settings, name)
         if "://" in source:
             where, size = "every machine can fetch it", models.size_there(source)
         else:
