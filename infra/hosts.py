@@ -106,7 +106,10 @@ def run_script(
 
 
 def at_once(function: Callable[[T], R], items: Sequence[T], deadline_s: float) -> "list[R | SlipwayError]":
-    """The results in order, all made in parallel; where one failed or is late, the error stands in its place."""
+    """The results in order, all made in parallel; where one failed or is late, the error stands in its place.
+
+    So does a mistake of ours, by its name and with its trace as the cause: one bad answer must not cost the others.
+    """
     results: list[R | SlipwayError] = [SlipwayError(f"no answer in {deadline_s:g} s") for _ in items]
 
     def work(index: int) -> None:
@@ -114,8 +117,9 @@ def at_once(function: Callable[[T], R], items: Sequence[T], deadline_s: float) -
             results[index] = function(items[index])
         except SlipwayError as error:
             results[index] = error
-        except (OSError, ValueError, KeyError, TypeError) as error:  # also an answer that is not what was asked for
-            results[index] = SlipwayError(f"{type(error).__name__}: {error}")
+        except Exception as error:  # else it would look like one that is late
+            told = results[index] = SlipwayError(f"{type(error).__name__}: {error}")
+            told.__cause__ = error
 
     threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(len(items))]
     for thread in threads:

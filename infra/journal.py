@@ -26,7 +26,7 @@ from infra.journal_file import JournalError
 from infra.records import Pod
 from infra.states import ENDED, PLANNED, TERMINATING, after
 
-POD = "pod"
+POD, SERVE = "pod", "serve"
 _STAMPS = {"sending": "sent_at", "found": "last_seen_at", "armed": "last_seen_at", "reachable": "last_seen_at",
            "end": "del_requested_at", "aside": "del_requested_at", "gone": "ended_at", "absent": "ended_at",
            "refused": "ended_at", "unsent": "ended_at"}  # fmt: skip
@@ -39,7 +39,7 @@ class Op:
     token: str
     run: str
     slot: int = 0  # the rank of its node; below 0, it stands beside the run: whatever it is, it is to be ended
-    role: str = "train"  # or "pod": it outlives its work; "pod:NAME": of that set of pods
+    role: str = "train"  # "pod": outlives its work; "pod:NAME": of that set of pods; "serve:NAME": a service's replica
     vendor: str
     account_fp: str = ""
     spec_hash: str = ""
@@ -100,6 +100,12 @@ class Op:
         """The set of pods that it belongs to, "" for none."""
         kind, _, name = self.role.partition(":")
         return name if kind == POD else ""
+
+    @property
+    def service(self) -> str:
+        """The service that it is a replica of, "" for none. Its controller looks after it; it is nobody's run."""
+        kind, _, name = self.role.partition(":")
+        return name if kind == SERVE else ""
 
 
 @dataclass(frozen=True)

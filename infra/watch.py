@@ -6,8 +6,6 @@ Every pod is asked at the same time and gets the same few seconds: one that does
 import json
 import os
 import shlex
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -19,6 +17,7 @@ from infra.agent.limits import Clocks, leads_s, read_clocks
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError
 from infra.home import words_at_home, words_there
+from infra.hosts import at_once
 from infra.journal import Journal, Op
 from infra.money import dollars
 from infra.pods import DEAD, folder_of, pod_of
@@ -46,32 +45,23 @@ class Reading:
 
 
 def snapshot(
-    journal: Journal, providers: Mapping[str, Provider], homes: Path, *, deadline_s: float = 5.0, ended: int = 10
-) -> list[PodView]:
-    """One row per run, by its last pod: all that are live, and the last `ended` ones that are not; newest last.
+    journal: Journal, providers: Mapping[str, Provider], homes: Path, *, deadline_s: float = 5.0, ended: int = 10,
+    named: str = "",
+) -> list[PodView]:  # fmt: skip
+    """One row per run, by its last pod: all that are live, and the last `ended` runs that are not; newest last.
 
-    What stands beside a run until it is proven gone has a row of its own. Pods that have ended are not asked: `homes`
-    holds what was brought home of them.
+    What stands beside a run until it is proven gone has a row of its own. Replicas of services come and go: of those
+    that have ended, only one that is `named` has a row, as any run that is. Pods that have ended are not asked:
+    `homes` holds what was brought home of them.
     """
     newest = {op.run: op for op in journal.ops()}
     ops = [newest[run] for run in journal.runs()]
-    over = [op.token for op in ops if not op.is_live]
-    ops = [op for op in ops if op.is_live or op.token in over[max(0, len(over) - ended) :]]
+    over = [op.token for op in ops if not (op.is_live or op.service)]
+    ops = [op for op in ops if op.is_live or op.run == named or op.token in over[max(0, len(over) - ended) :]]
     ops = [op for op in journal.ops(live=True) if op.slot < 0 and op not in ops] + ops
-    readings: dict[str, Reading] = {}
-
-    def read(op: Op) -> None:
-        readings[op.token] = _read(op, providers.get(op.vendor), homes)
-
-    threads = [threading.Thread(target=read, args=(op,), daemon=True) for op in ops]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + deadline_s
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    late = f"no answer in {deadline_s:g} s"
+    readings = zip(ops, at_once(lambda op: _read(op, providers.get(op.vendor), homes), ops, deadline_s), strict=True)
+    found = {op.token: it if isinstance(it, Reading) else _from_home(op, homes, str(it)) for op, it in readings}
     rows, told, now = journal.ops(), journal.told("vendor"), read_clocks()
-    found = {op.token: readings.get(op.token) or _from_home(op, homes, late) for op in ops}
     of = {op.token: [row for row in rows if row.run == op.run] if op.slot >= 0 else [op] for op in ops}
     return [view(op, found[op.token], now, of[op.token], told) for op in ops]
 

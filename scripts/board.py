@@ -9,10 +9,9 @@ from typing import Any
 from infra import watch
 from infra.errors import UsageError
 from infra.journal import Journal
-from infra.names import match
 from infra.settings import VENDORS, Settings
 from scripts import render, words
-from scripts.ledger import open_journal, settle
+from scripts.ledger import find_run, open_journal, settle
 from scripts.program import print_json
 
 
@@ -38,9 +37,8 @@ def snapshot(journal: Journal, settings: Settings, run: str) -> list[Any]:
     for name in {op.vendor for op in journal.ops()}:
         with suppress(UsageError):  # no inventory any more, say: its rows say that their provider is not set up
             vendors[name] = words.provider(settings, name)
-    name = match(run, journal.runs()) if run else ""
-    shown = len(journal.runs()) if name else 10
-    look = functools.partial(watch.snapshot, journal, vendors, words.homes(settings), ended=shown)
+    name = find_run(journal, run).run if run else ""
+    look = functools.partial(watch.snapshot, journal, vendors, words.homes(settings), named=name)
     views = look()[::-1]
     ended = {view.run for view in views if view.state not in ("running", "lost", "idle")}
     rented = [view for view in views if view.provider in VENDORS]

@@ -14,12 +14,11 @@ from infra.filters import satisfying
 from infra.hosts import at_once
 from infra.journal import Journal, Op
 from infra.money import BadAmount, micro_usd
-from infra.names import match
 from infra.providers import Market
 from infra.records import Request
 from infra.settings import Settings
 from scripts import render, words
-from scripts.ledger import open_journal
+from scripts.ledger import find_run, open_journal
 from scripts.program import print_json
 from scripts.project import columns
 
@@ -45,7 +44,7 @@ def cost(run, month, offline, estimate, json, **wanted):
         raise UsageError(f"--{given[0].replace('_', '-')} belongs to --estimate")
     settings = words.settings()
     with open_journal(settings) as journal:
-        name = match(run, journal.runs()) if run else ""
+        name = find_run(journal, run).run if run else ""
         rows = [op for op in journal.ops() if op.run == name] if name else journal.ops()
         problems = [] if offline else ask_bills(rows, journal, settings)
         now, told = read_clocks(), journal.told("vendor")

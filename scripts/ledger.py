@@ -202,15 +202,20 @@ def last_verdict(op: Op, settings: Settings) -> dict[str, Any]:
 def find_run(journal: Journal, run: str = "") -> Op:
     """The newest row of a run, by a prefix of its name; the last run by default. Raises UsageError.
 
-    Other nodes of a run have rows of their own, found by their whole names.
+    Other nodes of a run and replicas of a service have rows of their own, found by their whole names.
     """
     if run in journal.runs():
         return journal.ops(run=run)[-1]
-    others = {op.run for op in journal.ops() if pods.rank_of(op) > 0}
-    runs = [name for name in journal.runs() if name not in others]
+    runs = names_of_runs(journal)
     if not runs:
         raise UsageError("there are no runs yet; begin with: ./inv launch --phase sft")
     return journal.ops(run=match(run, runs) if run else runs[-1])[-1]
+
+
+def names_of_runs(journal: Journal) -> list[str]:
+    """Of what was launched, the last one at the end: neither its other nodes nor replicas of a service."""
+    others = {op.run for op in journal.ops() if op.service or pods.rank_of(op) > 0}
+    return [name for name in journal.runs() if name not in others]
 
 
 def end_others(op: Op, journal: Journal, settings: Settings, state: str) -> None:

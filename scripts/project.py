@@ -58,10 +58,12 @@ def show_schema(schema: str, as_json: bool) -> None:
 @command(
     help={
         "provider": "instead: ssh, the machines of the inventory; runpod, lium, shadeform, what they say to the key",
+        "for": "instead: serve, what should be in place before a service is begun",
+        "config": "with --for serve: its service file (default serve/service.yaml)",
         "json": "one JSON document",
     }
 )
-def doctor(c, provider="", json=False):
+def doctor(c, provider="", for_="", config="", json=False):
     """Say what this machine has and lacks, or each machine of yours, or an account; exit 0 when it can be used."""
     from infra import machine
     from infra.errors import UsageError
@@ -69,8 +71,14 @@ def doctor(c, provider="", json=False):
 
     if provider not in ("", "local", "ssh", *VENDORS):
         raise UsageError(f"--provider is {provider!r}; known: local, ssh, {', '.join(VENDORS)}")
+    if for_ not in ("", "serve") or (for_ and provider) or (config and not for_):
+        raise UsageError("expected --for serve, with --config FILE or without, or --provider NAME")
     settings = Settings.load(ROOT)
-    if provider in VENDORS:
+    if for_:
+        from scripts import checklist
+
+        found = checklist.serving(config, settings)
+    elif provider in VENDORS:
         found = machine.account(provider, settings)
     else:
         found = machine.nodes(settings) if provider == "ssh" else machine.findings(ROOT, settings)
@@ -81,6 +89,7 @@ def doctor(c, provider="", json=False):
     if any(one.state == "bad" for one in found):
         known = {"ssh": "some machines cannot be used", "": "this machine cannot run the street yet"}
         which = known.get(provider.removeprefix("local"), f"nothing can be rented at {provider}")
+        which = "a service could not run yet" if for_ else which
         raise Exit(f"inv doctor: {which}: see the lines marked bad", code=1)
 
 

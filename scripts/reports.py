@@ -22,7 +22,7 @@ from infra.records import PodView
 from infra.settings import Settings
 from scripts import board, render, words
 from scripts.evals import Subject, kept
-from scripts.ledger import find_run, open_journal, way
+from scripts.ledger import find_run, names_of_runs, open_journal, way
 from scripts.models import find_model
 from scripts.planning import ROOT
 from scripts.program import print_json
@@ -71,7 +71,7 @@ def tell(word: str, settings: Settings) -> Story:
     if word and (found := folders(Path(word).expanduser())):
         return of_folder(Path(word).expanduser(), word, found)
     with open_journal(settings) as journal:
-        runs = journal.runs()
+        runs = names_of_runs(journal)
         if "/" in word or word and not any(one.startswith(word) for one in runs):
             artifact, folder = find_model(settings, word, "")
             story = of_folder(folder, word)

@@ -4,64 +4,59 @@ A command writes that into the journal, sees to it that a controller lives, and 
 """
 
 import dataclasses
-import hashlib
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from infra import inside
-from infra.agent import environment
 from infra.errors import SlipwayError, UsageError
 from infra.journal import Held, Journal
-from infra.journal import Service as Row
-from infra.money import dollars
 from infra.names import check_name, match
-from infra.settings import VENDORS, Settings
-from scripts import render, words
-from scripts.choosing import SPEND_LIMIT
+from infra.settings import Settings
+from scripts import render, versions, words
 from scripts.ledger import open_journal
-from scripts.models import model_folder
 from scripts.planning import ROOT
 from scripts.program import print_json
-from scripts.project import columns
-from serve import detached, engines, memory, models, placement, room, update
+from serve import detached, memory, update
 from serve import service as service_file
 from serve.gateway import keys
-from serve.memory import Member, Seen, Version, Wanted
+from serve.memory import Member, Seen, Wanted
 from serve.service import Service
 from serve.states import LIVE, State
-from trainer.plan import CHECKPOINTS
 
-CONFIG = ROOT / "serve" / "service.yaml"
-ANY = "any"
 POLL_S = 0.1
 LEAVE_S = 600.0  # requests under way, then the engines, then proof from whoever rents them out
 SLACK_S = 120.0  # of a launch: machine, code, environment
 
 
 def up(name, model, tag, replicas, provider, config, engine, mode, host, port, dry_run, detach, json):
-    settings = words.settings(provider="" if provider == ANY else provider)
+    settings = words.settings(provider="" if provider == versions.ANY else provider)
     if mode not in ("", *update.MODES):
         raise UsageError(f"--mode {mode}: known: {', '.join(update.MODES)}")
     with open_journal(settings) as journal:
-        name = check_name(name) if name else the_name(config)
+        name = check_name(name) if name else versions.the_name(config)
         before = journal.service(name)
         old = memory.wanted_of(before.wanted) if before else None
         if old and old.is_ending:
             raise UsageError(f"{name} is being ended; when that is done (inv serve.status): the same again")
-        document = document_of(config, old, name, replicas)
-        where = provider or (old.newest.provider if old else usual_provider(settings))
-        version = version_of(
-            document, model, tag, "" if where == ANY else where, engine, settings, old.newest if old else None, name
+        document = versions.document_of(config, old, name, replicas)
+        where = provider or (old.newest.provider if old else versions.usual_provider(settings))
+        version = versions.version_of(
+            document,
+            model,
+            tag,
+            "" if where == versions.ANY else where,
+            engine,
+            settings,
+            old.newest if old else None,
+            name,
         )
-        version = with_limit(version, settings)
+        version = versions.with_limit(version, settings)
         if dry_run:
-            show_placement(name, version, settings, json)
+            versions.show_placement(name, version, settings, json)
             return
-        check_reach(version, settings)
-        wanted = after(old, version, mode, host, port, name, before, journal)
+        versions.check_reach(version, settings)
+        wanted = versions.after(old, version, mode, host, port, name, before)
         if old and wanted == old and detached.is_kept(name, journal):
             render.say(f"{name}: nothing to change")
         elif wanted != old:
@@ -82,185 +77,6 @@ def up(name, model, tag, replicas, provider, config, engine, mode, host, port, d
                 )
                 raise
         tell(name, settings, journal, json)
-
-
-def usual_provider(settings: Settings) -> str:
-    """What somebody has chosen; else wherever there is room."""
-    return ANY if settings.sources["provider"].startswith("default") else settings.provider
-
-
-def the_name(config: str) -> str:
-    """The one that its file says."""
-    return check_name(service_file.load(path_of(config)).file.name or "slipway")
-
-
-def path_of(config: str) -> Path:
-    """`service` and `service.yaml` are the one that is shipped, unless they are there where one is."""
-    if not config:
-        return CONFIG
-    found = [path for path in (Path(config), Path(f"{config}.yaml")) if path.is_file()]
-    shipped = [path for path in (CONFIG.parent / config, CONFIG.parent / f"{config}.yaml") if path.is_file()]
-    return next(iter([*found, *shipped]), Path(config))
-
-
-def document_of(config: str, old: Wanted | None, name: str, replicas: int | None) -> dict[str, Any]:
-    """The service file as it is meant: what is typed outweighs it. Raises UsageError."""
-    from infra import strict_yaml
-
-    if old and not config:
-        document = dict(old.newest.document)
-    else:
-        path = path_of(config)
-        service_file.load(path)  # its mistakes are told by their place in it
-        document = dict(strict_yaml.read(path))
-    document["name"] = name
-    if replicas is not None:
-        if replicas < 1:
-            raise UsageError(
-                f"--replicas is {replicas}; it must be at least 1 (down to none: min_replicas in --config)"
-            )
-        section = {key: value for key, value in document["service"].items() if key != "replica_policy"}
-        document["service"] = {**section, "replicas": replicas}
-    return document
-
-
-def version_of(
-    document: Mapping[str, Any], model: str, tag: str, provider: str, engine: str, settings: Settings,
-    old: Version | None, name: str,
-) -> Version:  # fmt: skip
-    """Numbered 1. Raises UsageError for a model or an engine that there is not."""
-    service = service_file.parse(f"service {name}", document)
-    is_shipped = old is None and service.ours.model == service_file.load(CONFIG).ours.model
-    said = model or (old.model if old and not tag else "" if is_shipped else service.ours.model)
-    source = folder_of(said, tag, settings, name)
-    has_gpu = environment.torch_build() == "cuda" if provider in ("local", "") else True
-    usual = "fake" if is_scripted(source) else old.engine if old else "vllm" if has_gpu else "vllm-cpu"
-    chosen = engine or usual
-    if chosen not in engines.ENVIRONMENTS:
-        raise UsageError(f"--engine {chosen}: known: {', '.join(engines.ENVIRONMENTS)}")
-    return Version(number=1, document=dict(document), where=f"service {name}", engine=chosen, provider=provider,
-                   model=source, store=settings.store, weights=weights_of(source))  # fmt: skip
-
-
-def folder_of(said: str, tag: str, settings: Settings, name: str) -> str:
-    """Where the weights are: a folder of this machine, or where they are fetched from. Raises UsageError."""
-    if not said or said in CHECKPOINTS:
-        return str(models.model_folder(model_folder(settings, said, tag)))
-    if "://" in said and not said.startswith("file://"):
-        if not said.startswith(("hf://", "s3://")):
-            raise UsageError(f"--model {said}: known: hf://user/repo, s3://bucket/folder, a folder, an artifact")
-        return said
-    found = models.resolve(said, name, store=settings.store, cache=models.default_cache(), say=render.say)
-    return str(found.folder)
-
-
-def is_scripted(source: str) -> bool:
-    return "://" not in source and (Path(source) / models.FAKE).is_file()
-
-
-def weights_of(source: str) -> str:
-    """What tells one release from the next that lies in the same place; "" where that is not ours to see."""
-    if "://" in source:
-        return ""
-    files = sorted((path.name, path.stat()) for path in Path(source).iterdir() if path.is_file())
-    said = "".join(f"{name} {stat.st_size} {stat.st_mtime_ns}\n" for name, stat in files)
-    return hashlib.sha256(said.encode()).hexdigest()[:16]
-
-
-def with_limit(version: Version, settings: Settings) -> Version:
-    """What is rented never goes without a limit."""
-    rented = [one for one in placement.candidates(version.provider, settings) if one in VENDORS]
-    if not rented or version.service.ours.spend_limit is not None:
-        return version
-    render.say(f"slipway.spend_limit is not set: all replicas together may cost {SPEND_LIMIT} USD")
-    ours = {**version.document.get("slipway", {}), "spend_limit": SPEND_LIMIT}
-    return dataclasses.replace(version, document={**version.document, "slipway": ours})
-
-
-def check_reach(version: Version, settings: Settings) -> None:
-    """Whether the machines of a service can find its model, and hold it. Raises UsageError, before any is rented."""
-    candidates = placement.candidates(version.provider, settings)
-    if candidates == ("local",) and "://" not in version.model and version.engine != "fake":
-        tuning = version.service.ours.engine
-        room.check(Path(version.model), version.engine, tuning, room.here(version.engine, tuning))
-    rented = [one for one in candidates if one in VENDORS]
-    if rented and "://" not in version.model and not settings.rehearsal:
-        raise UsageError(
-            f"the model is {version.model} on this machine, which no rented machine can reach; first: "
-            "inv ckpt.push --to hf://user/repo, then --model hf://user/repo"
-        )
-
-
-def after(
-    old: Wanted | None, new: Version, mode: str, host: str, port: int | None, name: str, row: Row | None,
-    journal: Journal,
-) -> Wanted:  # fmt: skip
-    """What is wanted from now on. Raises UsageError for what cannot be changed while it runs."""
-    if old is None:
-        return Wanted(versions=(new,), mode=mode or "rolling", host=host or "127.0.0.1", port=port or 0,
-                      since=time.time())  # fmt: skip
-    assert row is not None
-    seen = memory.seen_of(row.seen)
-    if (host and host != old.host) or (port and port not in (old.port, seen.port)):
-        raise UsageError(
-            f"{name} listens on {seen.endpoint}, and that stays; another address takes: inv serve.down {name}, "
-            f"then inv serve.up {name}"
-        )
-    newest = old.newest
-    if replaces_nothing(newest, new) and not (seen.held and not ready_of(seen, newest.number)):
-        versions = (*old.versions[:-1], dataclasses.replace(new, number=newest.number))
-    else:
-        live = {one.version for one in seen.members if one.state in LIVE}
-        kept = (one for one in old.versions if one.number in live or one is newest)
-        versions = (*kept, dataclasses.replace(new, number=newest.number + 1))
-    return dataclasses.replace(old, versions=versions, mode=mode or old.mode)
-
-
-def replaces_nothing(one: Version, other: Version) -> bool:
-    """Whether replicas of the one are replicas of the other: only how many and how they are asked has changed."""
-    return _of_replicas(one) == _of_replicas(other)
-
-
-def _of_replicas(version: Version) -> tuple[Any, ...]:
-    said = {key: value for key, value in version.document.items() if key not in ("service", "slipway")}
-    ours = version.document.get("slipway", {})
-    same = (said, ours.get("served_name", ""), ours.get("engine", {}))
-    return (*same, version.engine, version.model, version.weights)
-
-
-def ready_of(seen: Seen, version: int) -> int:
-    return sum(one.version == version and one.state is State.READY for one in seen.members)
-
-
-def show_placement(name: str, version: Version, settings: Settings, as_json: bool) -> None:
-    """The order in which machines are tried, and what they cost. Raises NoOffer."""
-    service = version.service
-    request = placement.request_of(service, f"{name}-0")
-    asked = placement.candidates(version.provider, settings)
-    wants_spot = bool(service.file.resources.use_spot)
-    found = placement.find(asked, words.vendors(settings), request, wants_spot)
-    least, most = service.policy.min_replicas, service.policy.most
-    if as_json:
-        rows = [
-            {"provider": one.provider, "offer_id": one.offer_id, "kind": placement.kind_of(one), "gpu": one.gpu or None,
-             "num_gpus": one.num_gpus, "usd_per_hour": dollars(one.micro_usd_per_hour)} for one in found]  # fmt: skip
-        print_json({"service": name, "model": version.model, "engine": version.engine, "min_replicas": least,
-                    "max_replicas": most, "placement": rows})  # fmt: skip
-        return
-    table = [("", "kind", "provider", "machine", "GPUs", "USD/h")]
-    for number, one in enumerate(found[:20], 1):
-        what = f"{one.num_gpus} x {one.gpu}" if one.num_gpus else "none"
-        table.append((str(number), placement.kind_of(one), one.provider, one.place or one.instance_type or one.offer_id,
-                      what, dollars(one.micro_usd_per_hour)))  # fmt: skip
-    render.say(f"{name}: {version.model} by {version.engine}, {least} to {most} replicas; machines in the order "
-               "in which they are tried:")  # fmt: skip
-    print(render.clean(columns(table)))
-    rate, left = 0, least
-    for one in found:  # an own machine holds one replica; a vendor has many of a kind
-        taken = min(left, 1 if one.place else left)
-        rate, left = rate + taken * one.micro_usd_per_hour, left - taken
-    missing = f" ({least - left} of them: there is no machine for more)" if left else ""
-    render.say(f"{least} replicas{missing}: about {dollars(rate)} USD/h; nothing was started")
 
 
 def ensure(name: str, settings: Settings, journal: Journal) -> Seen:
@@ -311,7 +127,7 @@ def await_ready(name: str, wanted: Wanted, settings: Settings, journal: Journal,
         seen = looked(name, settings, journal)
         say_changes(seen, told)
         alive = [one for one in seen.members if one.state in LIVE]
-        are_there = ready_of(seen, newest) >= service.policy.min_replicas
+        are_there = versions.ready_of(seen, newest) >= service.policy.min_replicas
         if are_there and all(one.version == newest for one in alive) and not is_on_its_way(seen, service):
             return
         if seen.held and not any(one.version == newest for one in alive):
@@ -380,7 +196,7 @@ def scale(name, min_replicas, max_replicas, detach, json):
         if least == policy.min_replicas and most == policy.most:
             render.say(f"{name}: nothing to change")
         else:
-            document = scaled(old.newest.document, least, most)
+            document = versions.scaled(old.newest.document, least, most)
             service_file.parse(f"service {name}", document)
             newest = dataclasses.replace(old.newest, document=document)
             old = dataclasses.replace(old, versions=(*old.versions[:-1], newest))
@@ -389,20 +205,6 @@ def scale(name, min_replicas, max_replicas, detach, json):
         if not detach:
             await_ready(name, old, settings, journal, is_new=False)
         tell(name, settings, journal, json)
-
-
-def scaled(document: Mapping[str, Any], least: int, most: int) -> dict[str, Any]:
-    """A service of a fixed size stays one, of another size."""
-    section = dict(document["service"])
-    policy = dict(section.pop("replica_policy", None) or {})
-    section.pop("replicas", None)
-    has_signal = "target_qps_per_replica" in policy or "target_queue_per_replica" in document.get("slipway", {})
-    if not has_signal and most != least:
-        most = least
-    return {
-        **document,
-        "service": {**section, "replica_policy": {**policy, "min_replicas": least, "max_replicas": most}},
-    }
 
 
 def down(name, all, json):
@@ -480,7 +282,7 @@ def export(config, engine, model, out):
     settings = words.settings()
     with open_journal(settings) as journal:
         row = journal.service(config) if config else None
-    service = memory.wanted_of(row.wanted).newest.service if row else service_file.load(path_of(config))
+    service = memory.wanted_of(row.wanted).newest.service if row else service_file.load(versions.path_of(config))
     document = service_file.to_skyserve(service, model)
     text = yaml.safe_dump(document, sort_keys=False, width=120)
     if out:

@@ -84,7 +84,7 @@ def about(name: str, settings: Settings, journal: Journal) -> dict[str, Any]:
     if row is None:
         return {}
     wanted, seen = memory.wanted_of(row.wanted), memory.seen_of(row.seen)
-    rows = {op.run: op for op in journal.ops() if op.role == f"serve:{name}"}
+    rows = {op.run: op for op in journal.ops() if op.service == name}
     is_kept = detached.is_kept(name, journal)
     target = seen.memory.target if seen.memory else wanted.newest.service.policy.min_replicas
     state = states.service_state([one.state for one in seen.members], wanted.is_ending).value

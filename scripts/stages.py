@@ -166,9 +166,8 @@ def about(op: Op, settings: Settings) -> dict[str, Any]:
 
 def purpose(op: Op) -> str:
     """What it does, or is there for."""
-    kind, _, service = op.role.partition(":")
-    if kind == "serve":
-        return f"a replica of {service}"
+    if op.service:
+        return f"a replica of {op.service}"
     job = Job.from_json(op.job) if op.job else None
     making = [step.config["making"]["name"] for step in job.steps if "making" in step.config] if job else []
     work = making[-1] if making and (op.target or not op.stays) else "nothing yet" if op.stays else "?"

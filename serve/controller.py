@@ -88,7 +88,7 @@ class Controller:
     ) -> None:
         self.name, self.settings, self.journal, self.lease, self.say = name, settings, journal, lease, say
         self.places = Places.of(settings, name)
-        self.landing = Landing(name, settings, say)
+        self.landing = Landing(name, settings, say, keys.seed(self.places.engine_seed))
         self.epoch = -1
         self.wanted = self._read_wanted()
         self.service = self.wanted.newest.service
@@ -201,6 +201,7 @@ class Controller:
         if self._row().epoch != self.epoch:
             self.wanted = self._read_wanted()
             self.service = self.wanted.newest.service
+            self.gateway.limit(limits_of(self.service))
             self.not_before = 0.0
             self.say(f"{self.name}: wanted now is version {self.wanted.newest.number}")
         now = time.monotonic()
@@ -361,7 +362,7 @@ class Controller:
                 way = self.landing.reach(op).forward(port if self.landing.vendor(op.vendor).is_here else 0, port)
                 near = await self._in_thread(one.links.enter_context, way)
                 one.replica = Replica(replica_id=one.member.run, url=f"http://127.0.0.1:{near}",
-                                      version=one.member.version)  # fmt: skip
+                                      version=one.member.version, key=self.landing.key_of(one.member.run))  # fmt: skip
                 await self._care(one)
             except SlipwayError as error:
                 facts = replace(one.member.facts, app_failed=True)
@@ -389,7 +390,9 @@ class Controller:
         while True:
             asked, service = self.service.probe, self.wanted.version(one.member.version).service
             before = one.counters if one.member.facts.is_ready else None
-            found = await probe(self.session, one.replica.url, "", served_name(self.name, service), asked, before)
+            found = await probe(
+                self.session, one.replica.url, one.replica.key, served_name(self.name, service), asked, before
+            )
             now = time.monotonic()
             one.counters = found.counters
             if found.why and not one.probed:  # what follows it is told by its state

@@ -53,6 +53,11 @@ class Places:
     def keys(self) -> Path:
         return self.folder / "keys"
 
+    @property
+    def engine_seed(self) -> Path:
+        """Of the keys that engines ask the gateway for."""
+        return self.folder / "engine-seed"
+
 
 def is_kept(name: str, journal: Journal) -> bool:
     """Whether its controller lives."""

@@ -29,6 +29,8 @@ from store import StoreError
 
 ENVIRONMENTS = {"vllm": "serve-cuda", "vllm-cpu": "serve-cpu", "fake": "serve"}
 HOST = "127.0.0.1"
+WORKER_FILE = "worker.pid"  # of a scripted engine, in the folder where it runs
+KEY = "VLLM_API_KEY"  # in which every engine finds the key that it asks for; words of a command can be read by others
 ALWAYS = {
     **{"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},  # nothing is fetched or told
     "VLLM_HOST_IP": HOST,  # of workers among themselves, whatever addresses the machine has
@@ -120,7 +122,8 @@ def _fake(model: Model, port: int, tuning: Tuning) -> tuple[str, ...]:
         **said,
         "model": model.name,
     }
-    return ("-m", "serve.fake", "--port", str(port), "--script", json.dumps(script))
+    worker = ("--worker-file", WORKER_FILE) if said.get("worker") else ()
+    return ("-m", "serve.fake", "--port", str(port), "--script", json.dumps(script), *worker)
 
 
 def read(path: Path) -> Replica:

@@ -35,7 +35,7 @@ class Script:
     words: tuple[str, ...] = ("I", " am", " fake")
     root: str = "/models/fake"  # the folder that /v1/models tells
     max_model_len: int = 4096
-    api_key: str = ""  # guards /v1 only, as vLLM's does
+    api_key: str = ""  # guards /v1 only, as vLLM's does; "" = what VLLM_API_KEY says, as with vLLM
 
     start_s: float = 0.0
     """Until the port opens."""
@@ -337,7 +337,8 @@ def main() -> None:
     parser.add_argument("--script", type=read_script, default=Script())
     parser.add_argument("--worker-file", type=Path, help="where a worker writes its pid")
     words = parser.parse_args()
-    run(serve(words.script, words.port, words.worker_file))
+    script = replace(words.script, api_key=words.script.api_key or os.environ.get("VLLM_API_KEY", ""))
+    run(serve(script, words.port, words.worker_file))
 
 
 if __name__ == "__main__":

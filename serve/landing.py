@@ -31,6 +31,7 @@ from infra.terms import terms_for
 from infra.transport import Transport
 from infra.vendors import open_provider
 from serve import engines, placement
+from serve.gateway.keys import engine_key
 from serve.memory import Member, Version, environ_of, served_name
 from store import credentials
 
@@ -56,6 +57,8 @@ class Landing:
     name: str
     settings: Settings
     say: Callable[[str], None]
+    seed: bytes = field(repr=False)
+    """Of the engines' keys."""
     _providers: dict[str, Provider] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -72,7 +75,7 @@ class Landing:
         wanted = version.service
         request = placement.request_of(wanted, member.run)
         candidates = placement.candidates(version.provider, self.settings)
-        offers = placement.find(candidates, self.vendor, request, wants_spot=member.spot)
+        offers = placement.find(candidates, self.vendor, request, member.spot, self.say)
         limits = Limits(reserve_bytes=self.settings.reserve_bytes, spend_micro_usd=member.cap_micro_usd)
         is_here = all(self.vendor(one.provider).is_here for one in offers)
         is_sent = not is_here and "://" not in version.model
@@ -89,7 +92,7 @@ class Landing:
                     max_restarts=0)  # fmt: skip
         is_near = is_here or bool(self.settings.rehearsal)  # a rehearsal's pods are processes of this machine
         rented = next((one for one in candidates if self.vendor(one).is_rented), candidates[0])
-        secrets = self._secrets(version)
+        secrets = {**self._secrets(version), engines.KEY: self.key_of(member.run)}
         terms = terms_for(self.settings, self.vendor(rented))
         job = Job(
             run=member.run,
@@ -112,6 +115,10 @@ class Landing:
         terms = replace(terms, role=role_of(self.name), prepare=prepare if is_sent else None)
         with self._journal() as journal:
             return launch.start(plan, offers, self.vendor, journal, ROOT, secrets, self.say, terms)
+
+    def key_of(self, run: str) -> str:
+        """That its engine asks for: whoever reaches its port by another way than the gateway has none."""
+        return engine_key(self.seed, run)
 
     def _secrets(self, version: Version) -> dict[str, str]:
         """What an engine needs to fetch its model; by variable."""

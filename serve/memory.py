@@ -18,6 +18,8 @@ from serve.autoscaler import Memory
 from serve.service import Service
 from serve.states import Facts, State, state_of
 
+NOT_THEIRS = ("HOST", "PORT", "MODEL", "SERVED_NAME", "VLLM_API_KEY")
+
 T = TypeVar("T")
 
 
@@ -140,5 +142,5 @@ def served_name(name: str, service: Service) -> str:
 
 
 def environ_of(service: Service) -> Mapping[str, str]:
-    """What the file gives to its engine; where it listens is ours to say."""
-    return {name: value for name, value in service.envs.items() if name not in ("HOST", "PORT", "MODEL", "SERVED_NAME")}
+    """What the file gives to its engine; where it listens, and who may ask it, is ours to say."""
+    return {name: value for name, value in service.envs.items() if name not in NOT_THEIRS}

@@ -110,20 +110,33 @@ def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
 # Bringing.
 
 
+def size_there(uri: str) -> int:
+    """Bytes of the model at `uri`, of which nothing is fetched. Raises UsageError, StoreError."""
+    place = open_place(uri)
+    _, wanted = _wanted(uri, place.listing(at=place.pin()))
+    return sum(one.size for one in wanted.values())
+
+
+def _wanted(uri: str, there: Mapping[str, Entry]) -> tuple[str, dict[str, Entry]]:
+    """Of what is there the folder that the model lies in, "" or "hf/", and its files. Raises UsageError."""
+    if not there:
+        raise UsageError(f"{uri}: there is nothing, or not for us")
+    inside = f"{OURS}/" if f"{OURS}/{CONFIG}" in there else ""
+    wanted = {name: there[name] for name in sorted(there) if _is_wanted(name, inside)}
+    if trouble := problem({name.removeprefix(inside) for name in wanted}):
+        raise UsageError(f"{uri} is no model that an engine loads: {trouble}")
+    return inside, wanted
+
+
 def _bring(uri: str, cache: Path, say: Say) -> Path:
     """The folder of the model at `uri`, as it is there now. Raises UsageError, StoreError."""
     place = open_place(uri)
     at = place.pin()
     there = place.listing(at=at)
-    if not there:
-        raise UsageError(f"{uri}: there is nothing, or not for us")
+    inside, wanted = _wanted(uri, there)
     sums: dict[str, str] = {}
     if MANIFEST in there:
         sums = {file.path: file.sha256 for file in Manifest.from_json(place.small(MANIFEST, at)).files}
-    inside = f"{OURS}/" if f"{OURS}/{CONFIG}" in there else ""
-    wanted = {name: there[name] for name in sorted(there) if _is_wanted(name, inside)}
-    if trouble := problem({name.removeprefix(inside) for name in wanted}):
-        raise UsageError(f"{uri} is no model that an engine loads: {trouble}")
     content = "".join(f"{name} {one.size} {one.version}\n" for name, one in wanted.items())
     folder = cache / hashlib.sha256(f"{uri}\n{content}".encode()).hexdigest()[:24]
     try:

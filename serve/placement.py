@@ -32,8 +32,14 @@ def candidates(provider: str, settings: Settings) -> tuple[str, ...]:
     return (*own, *rented) or ("local",)
 
 
-def find(names: Sequence[str], vendor: Callable[[str], Provider], request: Request, wants_spot: bool) -> list[Offer]:
-    """What fits, in the order in which it is tried. Raises NoOffer, with what each of them says."""
+def find(
+    names: Sequence[str], vendor: Callable[[str], Provider], request: Request, wants_spot: bool,
+    say: Callable[[str], None],
+) -> list[Offer]:  # fmt: skip
+    """What fits, in the order in which it is tried. Raises NoOffer, with what each of them says.
+
+    `say` is told who has nothing: an own machine that is silently left out costs the price of a rented one.
+    """
     own: list[Offer] = []
     said: list[str] = []
     sources: list[Source] = []
@@ -57,6 +63,8 @@ def find(names: Sequence[str], vendor: Callable[[str], Provider], request: Reque
     if not found:
         told = "; ".join(said) or "nothing there satisfies `resources`"
         raise NoOffer(f"no machine for a replica on {', '.join(names)}: {told}; see: inv offers")
+    for what in said:
+        say(f"{request.run}: left out: {what}")
     return found
 
 

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import threading
@@ -12,12 +13,13 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 
 import aiohttp
 import pytest
 
-from infra.agent.process import find
+from infra.agent.process import Identity, find, is_alive
 from infra.journal import Journal
 from infra.rehearsal import attach
 from serve.load import Heard, Load, ask
@@ -71,16 +73,27 @@ class Place:
 
     def engines(self, name: str) -> dict[str, int]:
         """The pid of each replica's engine, by the replica's name."""
+        return {run: one.pid for run, one in self.processes(name, b"serve.fake").items()}
+
+    def processes(self, name: str, word: bytes) -> dict[str, Identity]:
+        """Of each replica the process with that word in its command line, by the replica's name."""
         with self.journal() as journal:
-            rows = [op for op in journal.ops(live=True) if op.role == f"serve:{name}"]
+            rows = [op for op in journal.ops(live=True) if op.service == name]
         found = {}
         for op in rows:
             for one in find(op.token):
                 with contextlib.suppress(OSError):
-                    words = Path(f"/proc/{one.pid}/cmdline").read_bytes().split(b"\0")
-                    if b"serve.fake" in words:
-                        found[op.run] = one.pid
+                    if word in Path(f"/proc/{one.pid}/cmdline").read_bytes():
+                        found[op.run] = one
         return found
+
+    def workers(self, name: str) -> dict[str, Identity]:
+        """Of each replica the worker that ignores SIGTERM, in a session of its own."""
+        return self.processes(name, b"signal.SIG_IGN")
+
+    def ended(self, name: str, number: int) -> bool:
+        """Whether a replica is said to be gone, or not even remembered."""
+        return all(one.ended_at for one in self.seen(name).members if one.number == number)
 
     def controller(self, name: str) -> int:
         with self.journal() as journal:
@@ -155,6 +168,8 @@ def test_a_service_from_its_first_request_to_its_end(place):
     assert {text for text, _ in answers} == {" Bosun Bosun Bosun"}
     assert Counter(who for _, who in answers) == {"demo-0": 10, "demo-1": 10}
     urllib.request.urlopen(f"{url}/health", timeout=GUARD_S).close()
+    keys = [key_of(one.port) for one in place.seen("demo").members]
+    assert len(set(keys)) == 2 and not [key for key in keys if key.encode() in commands()]
 
     shown = place.world.inv("serve.status", "demo", "--all", "--metrics")
     for line in ("Service: demo", f"Endpoint: {url}", "Replicas: 2/2 ready", r"qps +0\.\d", r"latency_s\.p99 +[\d.]+"):
@@ -186,6 +201,24 @@ def test_a_service_from_its_first_request_to_its_end(place):
         urllib.request.urlopen(f"{url}/health", timeout=GUARD_S)
 
 
+def key_of(port: int) -> str:
+    """Which an engine asks for, as the gateway has just told it: who reaches its port without one is refused."""
+    assert refused(f"http://127.0.0.1:{port}")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/fake/seen", timeout=GUARD_S) as reply:
+        scheme, _, key = json.load(reply)["headers"]["authorization"].partition(" ")
+    assert scheme == "Bearer" and len(key) == 64
+    return key
+
+
+def commands() -> bytes:
+    """What everybody on this machine can read of every process."""
+    found = b""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found += path.read_bytes()
+    return found
+
+
 def refused(url: str) -> bool:
     try:
         urllib.request.urlopen(f"{url}/v1/models", timeout=GUARD_S).close()
@@ -195,7 +228,8 @@ def refused(url: str) -> bool:
 
 
 def test_engines_that_die_and_a_new_version_cost_no_request(place):
-    url = place.up("demo", place.model("A", token_s=0.01), "--config", place.config())["endpoint"]
+    url = place.up("demo", place.model("A", token_s=0.01, worker=True), "--config", place.config())["endpoint"]
+    workers = until(lambda: len(found := place.workers("demo")) == 2 and found, "the workers of both", GUARD_S)
     load = Load(url=url, model="demo", rate=1, duration_s=1, max_tokens=8)
     with Traffic(load) as traffic:
         before = place.engines("demo")
@@ -204,6 +238,8 @@ def test_engines_that_die_and_a_new_version_cost_no_request(place):
         traffic.await_more(8)
     states = {one["id"]: one["state"] for one in place.status("demo")["replicas"]}
     assert states == {0: "FAILED", 1: "READY", 2: "READY"}
+    until(lambda: place.ended("demo", 0), "the proof of its end", GUARD_S)
+    assert not is_alive(workers["demo-0"]) and is_alive(workers["demo-1"])
     # Whoever had a byte of the dead one's has a broken stream; nobody else has noticed.
     assert all(one.first_s is not None for one in traffic.failures()), traffic.failures()
     assert len(traffic.failures()) <= traffic.clients
@@ -216,6 +252,23 @@ def test_engines_that_die_and_a_new_version_cost_no_request(place):
     assert {say(url)[0] for _ in range(4)} == {" B B B"}
     old = {before["demo-1"]}
     assert not old & set(place.engines("demo").values())
+    until(lambda: place.ended("demo", 1), "the proof of its end", GUARD_S)
+    assert not is_alive(workers["demo-1"])  # which was drained, told to end, and did not listen
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_workers_that_ignore_term_never_outlive_their_replica(place):
+    """Row 20: an engine that was killed, or told to end, leaves a worker behind; a replica does not."""
+    place.up("demo", place.model("A", worker=True), "--config", place.config())
+    for round in range(200):
+        until(lambda: len(serving(place)) == 2, "two that serve", GUARD_S)
+        workers = until(lambda: len(found := place.workers("demo")) == 2 and found, "the workers of both", GUARD_S)
+        run = min(workers)
+        os.kill(place.engines("demo")[run], (signal.SIGKILL, signal.SIGTERM)[round % 2])
+        until(lambda: place.ended("demo", int(run.rpartition("-")[2])), "the proof of its end", GUARD_S)  # noqa: B023
+        assert not is_alive(workers.pop(run)), (round, run)
+        assert all(is_alive(one) for one in workers.values())
 
 
 def test_a_dead_controller_leaves_its_replicas_and_the_next_one_takes_them_over(place):
@@ -280,10 +333,19 @@ def test_a_model_that_is_never_healthy_is_given_up_and_leaves_nothing(place):
 
 def test_a_service_that_sleeps_holds_its_first_request_until_it_is_awake(place):
     policy = {"min_replicas": 0, "max_replicas": 1, "target_qps_per_replica": 1}
-    config = place.config(policy=policy, slipway={"hold_seconds": 60})
-    up = place.up("demo", place.model("A"), "--config", config)
+    up = place.up("demo", place.model("A"), "--config", place.config(policy=policy))
+    with pytest.raises(urllib.error.HTTPError, match="503"):  # it would refuse it
+        urllib.request.urlopen(f"{up['endpoint']}/health", timeout=GUARD_S)
+    place.up("demo", place.model("A"), "--config", place.config(policy=policy, slipway={"hold_seconds": 60}))
+    assert until(lambda: health(up["endpoint"]) == "asleep", "the new limits of the gateway that runs")
     assert (up["ready"], up["target"]) == (0, 0) and place.engines("demo") == {}
     assert say(up["endpoint"]) == (" A A A", "demo-0")
+
+
+def health(url: str) -> str:
+    with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(f"{url}/health", timeout=GUARD_S) as reply:
+        return json.load(reply)["status"]
+    return ""
 
 
 def test_an_engine_that_hangs_is_taken_out_and_replaced_and_all_change_at_once(place):
@@ -339,6 +401,26 @@ def test_replicas_on_own_machines_are_reached_by_ssh_and_leave_nothing_there(tmp
         place.world.inv("serve.down", "demo")
         assert not [one for token in tokens for one in find(token)]
         assert not [pod for box in boxes for pod in (box.folder / ".slipway" / "pods").glob("demo*")]
+
+
+def test_an_own_machine_comes_before_the_cheapest_spot_one_and_that_before_what_nobody_takes_away(tmp_path):
+    with contextlib.ExitStack() as stack:
+        (tmp_path / "box").mkdir()
+        place = Place(with_machines(tmp_path, stack.enter_context(loopback(tmp_path / "box"))), tmp_path)
+        place.world.extra.update(RUNPOD_API_KEY="", LIUM_API_KEY="", SHADEFORM_API_KEY="")
+        stack.callback(place.world.inv, "rehearse", "--stop")
+        config = place.config(resources={"use_spot": True}, slipway={"spend_limit": "40"})
+        line = ("serve.up", "demo", "--model", str(place.model("A")), "--provider", "any", "--config", config,
+                "--rehearse", "--dry-run")  # fmt: skip
+        shown = place.world.json(*line)["placement"]
+        assert {one["kind"] for one in shown} == {"spot", "on-demand"}
+
+        market = attach.find(attach.beside(tmp_path / "state" / "journal.db"))
+        shutil.copy(tmp_path / "pools.yaml", market.folder)  # where a rehearsal looks for own machines
+        own, *rented = place.world.json(*line)["placement"]
+        assert own["kind"] == "own" and {one["kind"] for one in rented} == {"spot", "on-demand"}
+        order = [(one["kind"] == "on-demand", Decimal(one["usd_per_hour"])) for one in rented]
+        assert order == sorted(order) and order[0][0] < order[-1][0]
 
 
 @pytest.mark.nightly

@@ -11,9 +11,11 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
+from infra.agent.job import write_durably
 from infra.errors import UsageError
 
 PREFIX = "slipway-"
+SEED_BYTES = 32
 _LINE = re.compile(r"([A-Za-z0-9._-]{1,64}) ([0-9a-f]{64})")
 
 
@@ -48,6 +50,27 @@ def make(name: str) -> tuple[str, str]:
     if not _LINE.fullmatch(line):
         raise UsageError(f"{name!r} is no name of a key: letters, digits, dots and dashes, 64 at most")
     return key, line
+
+
+def seed(path: Path) -> bytes:
+    """The secret from which the keys of engines are made: drawn once, and then the same for every controller.
+
+    Is the file gone or damaged, another one is drawn: engines that run then refuse to answer, and are replaced.
+    """
+    try:
+        found = bytes.fromhex(path.read_text(encoding="ascii"))
+    except (FileNotFoundError, ValueError):
+        found = b""
+    if len(found) != SEED_BYTES:
+        found = secrets.token_bytes(SEED_BYTES)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_durably(path, found.hex(), 0o600)
+    return found
+
+
+def engine_key(seed: bytes, run: str) -> str:
+    """That the engine of `run` asks for, behind the gateway's own keys. It is told to that engine alone."""
+    return hmac.digest(seed, run.encode(), "sha256").hex()
 
 
 def load(path: Path) -> Keys:

@@ -74,6 +74,12 @@ class Gateway:
         if self._engines is not None:
             self._engines.keep_only({one.url for one in known})
 
+    def limit(self, limits: Limits) -> None:
+        """From the next request on; connections that stand keep `keepalive_s`, retries their budget."""
+        self.limits = self.turns.limits = self.turns.fleet.limits = limits
+        if self._proxy is not None and self._engines is not None:
+            self._proxy.limits = self._engines.limits = limits
+
     def in_flight(self, replica: Replica) -> int:
         """Requests that it still works on; one that was taken off the list may be ended when it is 0."""
         return self.turns.fleet.in_flight(replica)

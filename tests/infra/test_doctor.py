@@ -66,3 +66,37 @@ def test_what_the_last_run_could_not_bring_to_its_store_is_told(tmp_path):
         file.write("2026-11-22T03:05:02Z not carried, trying again until it is: StoreError: 403\x1b[31m\n")
     (ill,) = machine._uploads(settings)
     assert ill.state == "off" and ill.detail.endswith("not carried, trying again until it is: StoreError: 403[31m")
+
+
+def test_what_a_service_needs_is_told_before_it_is_begun(hub, tmp_path):
+    open_place("hf://us/things").create()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "fake.json").write_text("{}")
+    keys = {"HF_ENDPOINT": hub.url, "HF_TOKEN": stores.TOKEN, "SLIPWAY_POOLS": str(tmp_path / "pools.yaml"),
+            "RUNPOD_API_KEY": ""}  # fmt: skip
+    world = World(tmp_path, keys)
+
+    def told(code: int, model: str, **policy: float) -> dict[str, tuple[str, str]]:
+        file = {
+            "name": "demo",
+            "service": {"replica_policy": {"min_replicas": 2, **policy}},
+            "slipway": {"model": model},
+        }
+        (tmp_path / "service.yaml").write_text(json.dumps(file))
+        line = ("doctor", "--for", "serve", "--config", str(tmp_path / "service.yaml"), "--json")
+        return {one["name"]: (one["state"], one["detail"]) for one in json.loads(world.inv(*line, code=code))}
+
+    with loopback(tmp_path / "one") as one:
+        host = {"ip": "127.0.0.1", "port": one.address.port, "identity_file": one.address.key}
+        (tmp_path / "pools.yaml").write_text(json.dumps({"box": {"user": one.address.user, "hosts": [host]}}))
+        good = told(0, str(tmp_path / "model"), max_replicas=3, target_qps_per_replica=7.5)
+        bad = told(1, "hf://us/things")
+    place = f"ssh box/127.0.0.1:{one.address.port}"
+    assert good[place][0] == "ok" and good["runpod"][0] == "off" and good["model"][0] == "ok"
+    assert good["min_replicas"] == ("off", "2 for 1 own machines: 1 of them rented all the time")
+    assert good["target_qps_per_replica"] == ("ok", "7.5") and bad["target_qps_per_replica"][0] == "off"
+    assert bad["model"][0] == "bad" and "us/things" in bad["model"][1]
+    assert good["access"][0] == "off" and "serve.key demo" in good["access"][1]
+    world.inv("serve.key", "demo", "--for", "ann")
+    assert told(1, "hf://us/nowhere")["access"][0] == "ok"
+    assert "--for serve" in json.loads(world.inv("doctor", "--for", "train", "--json", code=2))["error"]

@@ -63,11 +63,15 @@ def test_work_done_at_once_keeps_its_order_and_nobody_waits_for_the_late():
             raise SlipwayError("refused")
         if number == 3:
             raise OSError("broken")
+        if number == 5:
+            raise ImportError("half a module")
         return number
 
-    results = at_once(work, [0, 1, 2, 3, 4], deadline_s=0.5)
+    results = at_once(work, [0, 1, 2, 3, 4, 5], deadline_s=0.5)
     over.set()
-    assert [str(one) for one in results] == ["0", "no answer in 0.5 s", "refused", "OSError: broken", "4"]
+    assert [str(one) for one in results] == [
+        "0", "no answer in 0.5 s", "refused", "OSError: broken", "4", "ImportError: half a module"]  # fmt: skip
+    assert isinstance(results[5].__cause__, ImportError)  # with its trace, for whoever mends it
 
 
 # Commands.

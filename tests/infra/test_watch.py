@@ -13,11 +13,13 @@ from infra import cost, pods, watch
 from infra.agent.job import Job, Limits, PodFolder, Step
 from infra.agent.limits import Clocks
 from infra.agent.process import Identity, send
+from infra.errors import UsageError
 from infra.journal import Journal, Op
 from infra.providers.local import Local
 from infra.records import Pod, Request
 from infra.states import STATES
 from infra.transport import ThisMachine
+from scripts import ledger
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -33,10 +35,10 @@ def local(tmp_path):
     return Local(tmp_path / "pods")
 
 
-def rent(local, journal, run="a-1"):
+def rent(local, journal, run="a-1", **more):
     job = Job("", "", (Step(name="work", words=("step.py",)),), Limits(time_s=7200))
     request = Request(run=run)
-    return pods.rent(local, request, local.offers(request)[0], job, journal)
+    return pods.rent(local, request, local.offers(request)[0], job, journal, **more)
 
 
 def start(op, journal, script):
@@ -115,6 +117,27 @@ def test_the_last_ended_runs_stay_listed_beside_those_that_live(journal, local):
     runs = [view.run for view in watch.snapshot(journal, {"local": local}, local.pods.parent / "homes")]
     assert runs == ["live-0", *(f"over-{number}" for number in (4, 6, 7, 8, 9, 10, 11, 12, 13)), "over-5"]
     pods.end(local, live, journal)
+
+
+def test_replicas_of_a_service_are_nobodys_last_run(journal, local):
+    for run in ("mine-1", "mine-2"):
+        pods.end(local, rent(local, journal, run), journal)
+    for run in ("demo-0", "mine-3"):
+        replica = rent(local, journal, run, role="serve:demo")  # a service may be called as a run is
+        assert replica.service == "demo"
+        assert [view.run for view in watch.snapshot(journal, {"local": local}, local.pods.parent)][
+            -1
+        ] == run  # it costs
+        pods.end(local, replica, journal)
+
+    def listed(**more):
+        return [view.run for view in watch.snapshot(journal, {"local": local}, local.pods.parent, **more)]
+
+    assert listed() == ["mine-1", "mine-2"] and listed(ended=1) == ["mine-2"]
+    assert listed(named="demo-0") == ["mine-1", "mine-2", "demo-0"]
+    assert [ledger.find_run(journal, word).run for word in ("", "mine-1", "demo-0")] == ["mine-2", "mine-1", "demo-0"]
+    with pytest.raises(UsageError, match="several: mine-1, mine-2$"):
+        ledger.find_run(journal, "mine")
 
 
 class Silent(Local):

@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 import subprocess
+from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -102,6 +103,15 @@ def test_nobody_listens_to_the_world_without_a_key():
 
     with pytest.raises(UsageError, match="no API key"):
         asyncio.run(main())
+
+
+def test_engines_have_keys_of_their_own_that_outlive_a_controller_and_a_damaged_file_gives_others(tmp_path):
+    path = tmp_path / "service" / "engine-seed"
+    first = keys.seed(path)
+    assert keys.seed(path) == first and path.stat().st_mode & 0o777 == 0o600
+    assert keys.engine_key(first, "demo-0") == keys.engine_key(first, "demo-0") != keys.engine_key(first, "demo-1")
+    path.write_text(path.read_text()[:-1])
+    assert keys.seed(path) != first and keys.seed(path) == keys.seed(path)
 
 
 def test_a_file_of_keys_that_others_may_write_to_is_refused(tmp_path):
@@ -370,6 +380,33 @@ def test_without_a_replica_it_says_so_unless_it_may_hold(pair):
             assert front.gateway.metrics.arrivals.per_second(front.gateway.turns.clock()) > 0  # what wakes the service
             front.gateway.replace([pair[1].replica("r7")])
             assert (await asking).headers["X-Slipway-Replica"] == "r7"
+
+    run(main)
+
+
+def test_other_limits_hold_from_the_next_request_on(pair):
+    async def main():
+        async with gateway(*pair) as front:
+
+            async def asked() -> set[str]:
+                found = set()
+                for _ in range(4):
+                    async with front.ask() as reply:
+                        found.add(reply.headers["X-Slipway-Replica"])
+                return found
+
+            assert len(await asked()) == 2
+            front.gateway.limit(replace(front.gateway.limits, affinity_chars=100))
+            assert len(await asked()) == 1
+            for one in pair:
+                one.script(fail="hang")
+            front.gateway.limit(replace(front.gateway.limits, first_byte_s=0.05, tries=1))
+            async with front.ask(stream=True) as reply:  # it would wait for a minute
+                assert reply.status == 502
+            front.gateway.replace([])
+            front.gateway.limit(replace(front.gateway.limits, hold_s=0.05))
+            async with front.ask() as reply:
+                assert reply.status == 503 and "within 0.05 s" in await reply.text()
 
     run(main)
 

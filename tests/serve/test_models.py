@@ -82,6 +82,7 @@ def test_a_plain_folder_of_a_bucket_or_a_hub_is_a_model(away_uri, caller):
     place = open_place(f"{away_uri}/Tiny")
     extra = {"README.md": b"# Tiny", "pytorch_model.bin": b"pickled", "onnx/model.safetensors": b"elsewhere"}
     place.put({**FILES, **extra})
+    assert models.size_there(f"{away_uri}/Tiny") == sum(map(len, FILES.values()))
     assert whole(caller.ask(f"{away_uri}/Tiny"))
 
 
