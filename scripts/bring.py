@@ -2,7 +2,7 @@
 
 In: a `Workspace` whose shards and tokenizer are finished. Out: each artifact's fingerprint, which is of its content.
 Called by `pipeline.py`. The shards are linked and not copied, since they may fill the volume; every byte is read and
-compared with what the sharder has written down. Why: decision 22.
+compared with what the sharder has written down. Why: decision 24.
 """
 
 import os

@@ -3,7 +3,7 @@
 In: a corpus, the name of an experiment, a recipe. Out: the folders of `workspace.py` with shards, a tokenizer,
 training.yaml and training.toml, and the model in `runs/<experiment>/artifacts`. Each stage says one line, takes what is
 there and is still what is asked for, and is a command of its own elsewhere (`inv shard`, `inv tokenizer`, `inv train`).
-The training reads the folder's own shards and tokenizer: decision 22.
+The training reads the folder's own shards and tokenizer: decision 24.
 """
 
 import hashlib
