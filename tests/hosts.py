@@ -157,12 +157,13 @@ class Host:
         self.listen = gone.listen
         self.start()
 
-    def firewall(self, *rule: str) -> None:
-        """Append to what arrives: `-j DROP`, or `-p tcp -j REJECT --reject-with tcp-reset`."""
-        call("ip", "netns", "exec", self.network, "iptables", "-w", "-A", "INPUT", *rule)
+    def firewall(self, *rule: str, chain: str = "INPUT") -> None:
+        """Append to what arrives, or to OUTPUT: `-j DROP`, or `-p tcp -j REJECT --reject-with tcp-reset`."""
+        call("ip", "netns", "exec", self.network, "iptables", "-w", "-A", chain, *rule)
 
     def open_firewall(self) -> None:
-        call("ip", "netns", "exec", self.network, "iptables", "-w", "-F", "INPUT")
+        for chain in ("INPUT", "OUTPUT"):
+            call("ip", "netns", "exec", self.network, "iptables", "-w", "-F", chain)
 
 
 def descendants(root: int) -> list[int]:

@@ -31,12 +31,15 @@ FAULTS: dict[str, tuple[Break, Break]] = {  # how it breaks, how it is mended
     KILLED: (Host.kill_sessions, lambda host: None),
     "sshd is frozen": (Host.freeze, Host.thaw),
     "the link is cut": (Host.cut, Host.restore),
-    "a firewall resets": (
-        lambda host: host.firewall("-p", "tcp", "-j", "REJECT", "--reject-with", "tcp-reset"),
-        Host.open_firewall,
-    ),
+    "a firewall resets": (lambda host: reset(host), Host.open_firewall),
 }
 STAGES = ("sync", "hand-over", "set-up", "follow")
+
+
+def reset(host: Host) -> None:
+    """Whatever arrives is refused, and no answer that is on its way comes through."""
+    host.firewall("-p", "tcp", "!", "--tcp-flags", "RST", "RST", "-j", "DROP", chain="OUTPUT")
+    host.firewall("-p", "tcp", "-j", "REJECT", "--reject-with", "tcp-reset")
 
 
 class Fault:
