@@ -364,12 +364,8 @@ class Keeper:
             if guard.get("token") != op.token:  # what an earlier pod used was taken off when this one was rented
                 guard = {}
             used_s, used_micro_usd = guard.get("elapsed_s", 0.0), guard.get("spent_micro_usd", 0)
-        limits = replace(job.limits, billed_s=0.0)
-        if limits.time_s is not None:
-            limits = replace(limits, time_s=limits.time_s - used_s)
-        if limits.spend_micro_usd is not None:
-            limits = replace(limits, spend_micro_usd=limits.spend_micro_usd - used_micro_usd)
-        if any(left is not None and left <= 0 for left in (limits.time_s, limits.spend_micro_usd)):
+        limits = spend.less(job.limits, used_s, used_micro_usd)
+        if spend.is_used_up(limits):
             more = f"inv resume {op.run} --spend-limit or --ttl, with more" if provider.is_rented else "inv launch"
             raise LimitHit(f"{op.run}: its pod is gone, and its limit is reached; to go on: {more}")
         return replace(job, limits=limits)

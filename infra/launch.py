@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from infra import home, pods, spend, tools, watch
@@ -36,6 +36,7 @@ from infra.transport import Lost, TimedOut, Transport, Unreachable, twice
 from store import Store
 
 ARM_S = 60.0
+MOST_STARTS = 3  # where pods are taken away before they are at work
 AGENT = Path(__file__).parent / "agent"
 APART = os.path.join(os.pardir, "work", "artifacts")  # a store of the pod's own, from its code folder
 
@@ -61,6 +62,10 @@ class Terms:
 PLAIN = Terms()
 
 
+class TakenAway(SlipwayError):
+    """A vendor has ended a pod before it was at work."""
+
+
 def start(
     plan: Plan, offers: Sequence[Offer], vendors: Vendors, journal: Journal, root: Path, secrets: Mapping[str, str],
     say: Say, terms: Terms = PLAIN,
@@ -68,13 +73,13 @@ def start(
     """Rent a pod for every node of the plan's job, send them the code of `root`, hand over; the row of node 0.
 
     The offers are tried in their order; one that somebody else took, that never boots, or that `terms.accept` finds
-    wanting, is passed over. All pods are rented before anything is sent, and given back when one cannot be had.
-    Raises Taken when the run is at work already, NoOffer when no offer is left.
+    wanting, or whose pod is taken away before it is at work, is passed over; what that has cost is taken off the
+    limits of the next. All pods are rented before anything is sent, and given back when one cannot be had.
+    Raises Taken when the run is at work already, NoOffer when no offer is left, LimitHit when nothing is left of a
+    limit.
     """
-    assert plan.job is not None
-    ops: list[Op] = []
-    with _whole(ops, vendors, journal, say):
-        _rent_all(plan, offers, vendors, journal, say, terms, ops)
+
+    def work(ops: list[Op]) -> None:
         with ThreadPoolExecutor(len(ops)) as pool:
             list(pool.map(lambda op: _send(op, vendors(op.vendor), root, plan.store, say, terms.prepare), ops))
         if len(ops) > 1:
@@ -82,7 +87,8 @@ def start(
                 ops[:] = _introduce(ops, vendors, journal)
         with stage("hand-over", say):
             ops[:] = [hand_over(op, vendors(op.vendor), journal, secrets) for op in ops]
-    return ops[0]
+
+    return _had(_Renting(plan, list(offers), vendors, journal, say, terms), work)
 
 
 def hold(
@@ -90,16 +96,16 @@ def hold(
     terms: Terms = PLAIN, clock_scale: float = 1.0,
 ) -> Op:  # fmt: skip
     """Rent one pod, which gets no work and stays: a guard holds it to its limits. Raises as `start`."""
-    ops: list[Op] = []
     job = Job(run=request.run, token="", steps=(), kind="hold", stays=True, limits=limits, clock_scale=clock_scale)
     plan = Plan(target="", store="", artifacts=(), job=job, request=request)
-    with _whole(ops, vendors, journal, say):
-        _rent_all(plan, offers, vendors, journal, say, terms, ops)
+
+    def work(ops: list[Op]) -> None:
         provider = vendors(ops[0].vendor)
         with stage("guard", say):
             _send_agent(ops[0], provider)
             ops[0] = hand_over(ops[0], provider, journal, {})
-    return ops[0]
+
+    return _had(_Renting(plan, list(offers), vendors, journal, say, terms), work)
 
 
 def give(
@@ -132,6 +138,55 @@ def is_idle(op: Op, transport: Transport) -> bool:
     if said["agent"].get("alive"):
         return False
     return not said["guard"].get("alive") or bool(said["guard"].get("holds"))
+
+
+@dataclass
+class _Renting:
+    """One start: what is still to be tried, in its order, and what was rented and given back."""
+
+    plan: Plan
+    offers: list[Offer]
+    vendors: Vendors
+    journal: Journal
+    say: Say
+    terms: Terms
+    back: list[Op] = field(default_factory=list)
+
+    def pass_over(self, offer: Offer, why: str) -> None:
+        self.say(why)
+        if self.terms.blame:
+            self.terms.blame(offer, why)
+
+    def limits(self) -> Limits:
+        """Of the next pod. Raises LimitHit when those that were given back have used one up."""
+        assert self.plan.job is not None
+        left = self.plan.job.limits
+        for op in self.back:
+            scale, row = clock_scale(self.vendors(op.vendor)), self.journal.op(op.token)
+            left = spend.less(left, spend.age_s(row, read_clocks(), scale), spend.spent(row, read_clocks(), scale))
+        if spend.is_used_up(left):
+            raise LimitHit(f"{self.plan.request.run}: pods that were given back have used up its limit; nothing of it "
+                           "runs: inv cost shows them; launch again with more: --spend-limit, --ttl")  # fmt: skip
+        return left
+
+
+def _had(renting: _Renting, work: Callable[[list[Op]], None]) -> Op:
+    """Pods on which `work` was done, all of them; the row of node 0. Raises as `start`."""
+    for starts_left in reversed(range(MOST_STARTS)):
+        ops: list[Op] = []
+        try:
+            with _whole(ops, renting.vendors, renting.journal, renting.say):
+                _rent_all(renting, ops)
+                work(ops)
+            break
+        except TakenAway as error:
+            if not starts_left:
+                raise
+            renting.back += ops
+            used = renting.offers.pop(0)
+            renting.pass_over(used, str(error))
+            renting.offers.append(used)  # its vendor may have another one, when nobody else has
+    return ops[0]
 
 
 @contextlib.contextmanager
@@ -168,7 +223,7 @@ def _taken_away(ops: list[Op], vendors: Vendors, journal: Journal) -> SlipwayErr
             if said := pods.fate(rented, op):
                 if why := spend.due(op, read_clocks(), rented.clock_scale):
                     return LimitHit(f"{op.run}: {why} before its work began; {said}")
-                return SlipwayError(f"{op.run}: its pod was taken away before its work began: {said}")
+                return TakenAway(f"{op.run}: its pod was taken away before its work began: {said}")
     return None
 
 
@@ -179,53 +234,53 @@ def _end_all(ops: list[Op], vendors: Vendors, journal: Journal, reason: str, out
             stack.callback(pods.end, vendors(op.vendor), journal.op(op.token), journal, reason, outcome)
 
 
-def _rent_all(
-    plan: Plan, offers: Sequence[Offer], vendors: Vendors, journal: Journal, say: Say, terms: Terms, ops: list[Op]
-) -> None:  # fmt: skip
-    """Fill `ops`, by rank. A machine of the inventory is one node, a vendor's offer as many as it takes."""
+def _rent_all(renting: _Renting, ops: list[Op]) -> None:
+    """Fill `ops`, by rank. A machine of the inventory is one node, a vendor's offer as many as it takes.
+
+    The offers that were passed over are taken out, those in use stay.
+    """
+    request, vendors, journal, say = renting.plan.request, renting.vendors, renting.journal, renting.say
     passed = []
-    for offer in offers:
-        while len(ops) < plan.request.nodes:
+    for offer in list(renting.offers):
+        provider, why = vendors(offer.provider), ""
+        while len(ops) < request.nodes and not why:
             try:
                 with stage("rent", say), finishing(f"{offer.provider} was asked for a machine", say):
-                    ops.append(_rent(plan, offer, vendors(offer.provider), journal, len(ops), terms))
+                    ops.append(_rent(renting, offer, provider, len(ops)))
             except NoOffer as error:
-                passed.append(str(error))
-                say(passed[-1])
-                if terms.blame:
-                    terms.blame(offer, str(error))
-                break
+                why = str(error)
             except Ambiguous as error:  # it may be there: it is to be ended when it turns up, and the next one may do
-                unclear = journal.ops(run=pods.name_of(plan.request.run, len(ops)))[-1]
+                unclear = journal.ops(run=pods.name_of(request.run, len(ops)))[-1]
                 pods.stand_aside(unclear, journal, f"its creation was not answered: {error}")
-                passed.append(f"{error}; whether it is there is not known, and it is ended when it turns up: inv reap")
-                say(passed[-1])
-                break
-            request = replace(plan.request, run=ops[-1].run)
-            failure = _try(ops, vendors(offer.provider), journal, offer, request, say, terms)
-            if failure:
-                passed.append(f"{offer.place or offer.offer_id} was given back: {failure}")
-                say(passed[-1])
-                if terms.blame:
-                    terms.blame(offer, failure)
-                with finishing(f"{ops[-1].run} is being given back", say):
-                    pods.end(vendors(offer.provider), journal.op(ops.pop().token), journal, failure)
-                break
-            if offer.place:
-                break
-    if len(ops) < plan.request.nodes:
-        have = f" ({len(ops)} of {plan.request.nodes} could be had)" if ops else ""
-        raise NoOffer(f"{plan.request.provider}: no machine is left{have}: {'; '.join(passed)}")
+                renting.back.append(unclear)
+                why = f"{error}; whether it is there is not known, and it is ended when it turns up: inv reap"
+            else:
+                failure = _try(ops, provider, journal, offer, replace(request, run=ops[-1].run), say, renting.terms)
+                if failure:
+                    why = f"{offer.place or offer.offer_id} was given back: {failure}"
+                    with finishing(f"{ops[-1].run} is being given back", say):
+                        renting.back.append(pods.end(provider, journal.op(ops.pop().token), journal, failure))
+                elif offer.place:
+                    break
+        if why:
+            passed.append(why)
+            renting.offers.remove(offer)
+            renting.pass_over(offer, why)
+    if len(ops) < request.nodes:
+        have = f" ({len(ops)} of {request.nodes} could be had)" if ops else ""
+        raise NoOffer(f"{request.provider}: no machine is left{have}: {'; '.join(passed)}")
 
 
-def _rent(plan: Plan, offer: Offer, provider: Provider, journal: Journal, rank: int, terms: Terms) -> Op:
+def _rent(renting: _Renting, offer: Offer, provider: Provider, rank: int) -> Op:
+    plan, terms = renting.plan, renting.terms
     assert plan.job is not None
     request = replace(plan.request, run=pods.name_of(plan.request.run, rank))
-    job = replace(_job_of(plan.job, rank, plan.request.nodes, provider, offer), farewell=farewell(provider))
+    job = _job_of(plan.job, rank, plan.request.nodes, provider, offer)
+    job = replace(job, farewell=farewell(provider), limits=renting.limits())
     if provider.is_rented and rank == 0:
         job = with_courier(job, plan.store, plan.request.run)
-    return pods.rent(provider, request, offer, job, journal, target="" if rank else plan.target, store=plan.store,
-                     slot=rank, recoveries=terms.recoveries, admit=terms.admit, role=terms.role,
+    return pods.rent(provider, request, offer, job, renting.journal, target="" if rank else plan.target,
+                     store=plan.store, slot=rank, recoveries=terms.recoveries, admit=terms.admit, role=terms.role,
                      spec_hash=terms.spec_hash)  # fmt: skip
 
 

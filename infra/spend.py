@@ -8,6 +8,7 @@ whoever sets a clock back gets no time for nothing.
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 from infra.agent.job import Limits
 from infra.agent.limits import Clocks, hard_limit_s
@@ -104,6 +105,17 @@ def left_s(op: Op, now: Now, scale: float = 1.0) -> float | None:
     left = [] if op.ttl_s is None else [op.ttl_s - since_request_s(op, now, scale)]
     left += [] if money_s is None else [money_s - age_s(op, now, scale)]
     return max(0.0, min(left)) if left else None
+
+
+def less(limits: Limits, used_s: float, used_micro_usd: int) -> Limits:
+    """What is left of the limits of a run for its next pod."""
+    time_s, money = limits.time_s, limits.spend_micro_usd
+    return replace(limits, billed_s=0.0, time_s=None if time_s is None else time_s - used_s,
+                   spend_micro_usd=None if money is None else money - used_micro_usd)  # fmt: skip
+
+
+def is_used_up(limits: Limits) -> bool:
+    return any(left is not None and left <= 0 for left in (limits.time_s, limits.spend_micro_usd))
 
 
 def limit_s(op: Op) -> float | None:

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from infra import boot, launch, pods
+from infra import boot, launch, pods, spend
 from infra.agent.job import Job, Limits
+from infra.agent.limits import read_clocks
 from infra.errors import LimitHit, NoOffer, SlipwayError
 from infra.journal import Journal
 from infra.launch import Terms
@@ -73,7 +74,7 @@ def test_bad_machines_are_passed_over_and_the_next_offer_is_taken(tmp_path):
         ops: list = []
         refused = ["", "an old driver"]
         terms = Terms(boot_s=BOOT_S, accept=lambda *_: refused.pop())
-        launch._rent_all(plan, offers, lambda _: vendor, journal, said.append, terms, ops)
+        launch._rent_all(launch._Renting(plan, offers, lambda _: vendor, journal, said.append, terms), ops)
         (op,) = ops
         assert journal.op(op.token).state == "BOOTING" and op.address
         truth = running.truth()
@@ -90,7 +91,7 @@ def test_when_nothing_is_left_that_is_said_with_every_reason(tmp_path):
         request = Request(run="otter", provider="lium", gpu="H100", num_gpus=8)
         plan = Plan("t", "", (), Job(run="", token="", steps=()), replace(request))
         with pytest.raises(NoOffer, match="no machine is left"):
-            launch._rent_all(plan, vendor.offers(request), lambda _: vendor, journal, print, Terms(), [])
+            launch.start(plan, vendor.offers(request), lambda _: vendor, journal, tmp_path, {}, print)
         assert running.truth()["pods"] == [] and journal.ops(live=True) == []
         assert json.dumps([op.state for op in journal.ops()]).count("FAILED") >= 1
 
@@ -141,9 +142,63 @@ def test_a_pod_that_its_vendor_ends_before_it_has_its_job_is_said_to_be_gone(tmp
             journal.note(journal.op(op.token), boot_s=(op.boot_s or 0) - late_s / SPEED)
             raise Lost(f"{op.run}: the connection broke")
         words = str(seen.value)
-        assert type(seen.value) is (LimitHit if late_s else SlipwayError), words
+        assert type(seen.value) is (LimitHit if late_s else launch.TakenAway), words
         assert "the connection broke" not in words and vendor_name in words, words
         assert "nothing of it runs, and nothing bills: launch again" in words, words
         now = journal.op(op.token)
         assert (now.state, now.outcome) == ("TERMINATED", "limit" if late_s else "")
         assert running.truth()["billing"] == 0
+
+
+@pytest.mark.parametrize(
+    "vendor_name", ["runpod", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("lium", "shadeform"))]
+)
+def test_a_pod_that_is_taken_away_before_it_has_its_job_makes_room_for_the_next_one(tmp_path, vendor_name):
+    """The next has what the first has left of the limits; when nothing is left, nothing is rented."""
+    said: list[str] = []
+    limits = Limits(time_s=86400.0, spend_micro_usd=100_000_000)
+    with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
+        vendor = market(open_market(vendor_name, settings_of(running, tmp_path)))
+        assert vendor is not None
+        request = Request(run="otter", provider=vendor_name, gpu=KIND[vendor_name], num_gpus=1)
+        offers = [min(vendor.offers(request), key=lambda one: one.micro_usd_per_hour)]
+        taken: list[str] = []
+        blamed: list[str] = []
+
+        def accept(*_):
+            (op,) = journal.ops(live=True)
+            if len(taken) < most_taken:
+                taken.append(op.token)
+                vendor.delete(op.remote_id or "")
+                running.move(pass_s)
+                raise Lost("the connection broke")
+            return ""
+
+        terms = Terms(accept=accept, blame=lambda _, why: blamed.append(why), boot_s=BOOT_S)
+        most_taken, pass_s = 2, 600.0
+        op = launch.hold(request, limits, offers, lambda _: vendor, journal, said.append, terms)
+        first, second, last = journal.ops(run="otter")
+        assert [first.token, second.token] == taken and last == op and op.state == "READY", said
+        assert {first.state, second.state} == {"TERMINATED"} and len(blamed) == 2
+        assert "was taken away before its work began" in blamed[0], blamed
+        assert first.cap == 100_000_000 and first.cap > (second.cap or 0) > (last.cap or 0) > 0
+        costs = [spend.spent(one, read_clocks(), SPEED) for one in (first, second)]
+        assert (second.cap, last.cap) == (first.cap - costs[0], first.cap - sum(costs))
+        assert [pod["id"] for pod in running.truth()["pods"] if pod["micro_usd_per_hour"]] == [op.remote_id]
+        pods.end(vendor, journal.op(op.token), journal)
+
+        taken.clear()
+        most_taken, request = 3, replace(request, run="heron")
+        with pytest.raises(launch.TakenAway, match="nothing of it runs, and nothing bills: launch again"):
+            launch.hold(request, limits, offers, lambda _: vendor, journal, said.append, terms)
+        assert len(taken) == launch.MOST_STARTS and running.truth()["billing"] == 0
+
+        def refuse(*_):
+            (op,) = journal.ops(live=True)
+            journal.note(op, boot_s=(op.boot_s or 0) - 90_000 / SPEED)  # it was rented 25 hours ago
+            return "an old driver"
+
+        with pytest.raises(LimitHit, match="given back have used up its limit"):
+            launch.hold(replace(request, run="tern"), limits, offers * 2, lambda _: vendor, journal, said.append,
+                        replace(terms, accept=refuse))  # fmt: skip
+        assert len(journal.ops(run="tern")) == 1 and running.truth()["billing"] == 0
