@@ -71,7 +71,7 @@ def filters(request: Request) -> list[Filter]:
                 "--network best", lambda offer: offer.interconnect.lower() in FABRICS, lambda _: "leave out --network"
             )
         )
-    flag, other = ("--use-spot", "leave out --use-spot") if request.spot else ("on demand", "--use-spot")
+    flag, other = ("--use-spot", "leave out --use-spot") if request.spot else ("without --use-spot", "--use-spot")
     found.append(Filter(flag, lambda offer: offer.spot == request.spot, lambda _: other))
     if request.max_micro_usd_per_hour:
         found.append(

@@ -366,7 +366,8 @@ class Keeper:
             used_s, used_micro_usd = guard.get("elapsed_s", 0.0), guard.get("spent_micro_usd", 0)
         limits = spend.less(job.limits, used_s, used_micro_usd)
         if spend.is_used_up(limits):
-            more = f"inv resume {op.run} --spend-limit or --ttl, with more" if provider.is_rented else "inv launch"
+            more = f"inv resume {op.run} --spend-limit USD (or --ttl TIME), above what it has used"
+            more = more if provider.is_rented else "inv launch"
             raise LimitHit(f"{op.run}: its pod is gone, and its limit is reached; to go on: {more}")
         return replace(job, limits=limits)
 

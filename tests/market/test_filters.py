@@ -58,7 +58,7 @@ def test_when_nothing_matches_every_filter_tells_how_many_it_failed_and_the_last
     assert said[1:5] == [
         "  3 of 6 fail --gpu B200",
         "  3 of 6 fail --num-gpus 8",
-        "  1 of 6 fail on demand",
+        "  1 of 6 fail without --use-spot",
         "  3 of 6 fail --max-price 20.00",
     ]
     assert said[5:7] == [
