@@ -108,7 +108,7 @@ def test(c, paths=None, k="", nightly=False):
     words += ["-k", k] if k else []
     words += ["-m", "not gpu and not account"] if nightly else []
     if not paths and not k:  # most of the tests wait for processes of their own: two at a time use two cores
-        words += ["-n", "2", "--dist", "loadfile"]
+        words += ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
     code = run_in_dev(words, Path.cwd() if paths else ROOT)
     if code:
         raise Exit(code=code)

@@ -14,6 +14,11 @@ def pytest_configure(config):
     config.pluginmanager.register(Skips(config))
 
 
+def pytest_collection_modifyitems(items):
+    """Whole streets and trials of faults first: of two processes, neither is to be left alone with a long file."""
+    items.sort(key=lambda item: not (item.path.name.startswith("test_street") or item.path.parent.name == "faults"))
+
+
 class Skips:
     def __init__(self, config):
         self.names = config.stash[SKIPPED]
