@@ -355,6 +355,7 @@ class Keeper:
 
     def _rest_of(self, op: Op) -> Job:
         """The job with what is left of its time and money. Raises LimitHit."""
+        op = self.journal.op(op.token)  # ended by now: its cost stands
         job, provider = Job.from_json(op.job), self.vendors(op.vendor)
         if provider.is_rented:
             now, scale = read_clocks(), clock_scale(provider)

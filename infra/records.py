@@ -195,7 +195,7 @@ class PodView:
     age_s: float | None = None  # of `progress`; None = never read
     micro_usd_per_hour: int = 0
     spent_micro_usd: int = 0
-    limit_micro_usd: int | None = None  # of this pod
+    limit_micro_usd: int | None = None  # of this pod, and what those before it have cost
     limit_in_s: float | None = None  # until its time or money is used up, on its provider's clock
     ends: tuple[str, ...] = ()  # which ends are armed, and when each was last seen, in words
     ssh: str = ""  # the command that reaches a rented pod

@@ -73,6 +73,7 @@ def view(op: Op, reading: Reading, now: Clocks, rows: Sequence[Op], told: Mappin
     journal has it.
     """
     progress, verdict = reading.progress, reading.verdict
+    before = sum(spend.spent(row, now, reading.clock_scale) for row in rows if row.token != op.token)
     if reading.pod and reading.pod.spent_micro_usd is not None:
         told = {**told, op.token: (int(now.wall_s), reading.pod.spent_micro_usd)}
     return PodView(
@@ -84,7 +85,7 @@ def view(op: Op, reading: Reading, now: Clocks, rows: Sequence[Op], told: Mappin
         age_s=max(0.0, now.wall_s - progress["updated_at"]) if "updated_at" in progress else None,
         micro_usd_per_hour=op.rate,
         spent_micro_usd=cost.total(rows, told, now, clock_scale=reading.clock_scale),
-        limit_micro_usd=op.cap,
+        limit_micro_usd=None if op.cap is None else op.cap + before,
         limit_in_s=spend.left_s(op, now, reading.clock_scale) if op.is_live else None,
         ends=_ends(op, reading, now.wall_s) if op.is_live else (),
         ssh=_ssh(op) if op.is_live and reading.pod and reading.pod.state not in ("", *DEAD) else "",
