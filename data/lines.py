@@ -39,6 +39,8 @@ class Prepared:
     digests: tuple[bytes, ...] = ()
     """Of each line as the documents came, where duplicates are looked for."""
     counts: dict[str, int] = field(default_factory=dict)
+    file_done: float = 0.0
+    """Share of its file that lies before the piece of this batch."""
 
 
 def wanted_columns(spec: TextSpec) -> tuple[str, ...]:
