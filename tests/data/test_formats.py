@@ -1,6 +1,7 @@
 """What goes in: formats, packings, damage. What comes out: the same documents in every form."""
 
 import gzip
+import itertools
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ import pyarrow.compute
 import pyarrow.parquet
 import pytest
 
-from data import packing
+from data import packing, pipeline
 from data.__main__ import main
 from data.manifest import read_manifest
 from data.shards import read, shard_paths
@@ -31,6 +32,26 @@ def shard(tmp_path, capsys):
         return main(["text", "--config", str(tmp_path / "config.json")]), capsys.readouterr().err
 
     return shard
+
+
+def test_progress_says_how_much_of_a_source_was_read_and_what_is_left(shard, tmp_path, monkeypatch):
+    (tmp_path / "in").mkdir()
+    for number in range(2):  # four row groups of a batch each
+        table = pyarrow.table({"text": [f"row {number} {n}" for n in range(100)]})
+        pyarrow.parquet.write_table(table, tmp_path / "in" / f"{number}.parquet", row_group_size=50)
+    clock = itertools.count(0.0, 2.0)
+    monkeypatch.setattr(pipeline.time, "monotonic", lambda: next(clock))
+    monkeypatch.setenv("SLIPWAY_RECORDS", str(tmp_path / "records"))
+    assert shard(tmp_path / "in", lines_per_shard=30) == (0, "")
+    told = [json.loads(line) for line in (tmp_path / "records").read_text().splitlines()]
+    progress, result = [one for one in told if one["kind"] == "progress"], told[-1]
+    assert [(one["done"], one["share"], one["shards"]) for one in progress] == [
+        (50, None, 1), (100, 0.25, 3), (150, 0.5, 5), (200, 0.75, 6),
+    ]  # fmt: skip
+    assert [one["eta_s"] is None for one in progress] == [True, False, False, False]
+    last = progress[-1]
+    assert abs(last["eta_s"] / (last["done"] / last["documents_per_s"] / 3) - 1) < 0.1  # as fast as until now
+    assert (result["documents"], result["shards"], result["counts"]["read"]) == (200, 7, 200)
 
 
 @pytest.fixture
