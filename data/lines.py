@@ -144,7 +144,8 @@ def _objects(batch: Batch, rows: Sequence[int], texts: Texts) -> Iterator[bytes]
             yield from json_line(text, row)
             lines, size = [], 0
             continue
-        lines.append(json.dumps({"text": str(text, "utf-8"), **row}, ensure_ascii=False, default=str).encode() + b"\n")
+        line = json.dumps({"text": str(text, "utf-8"), **row}, ensure_ascii=False, default=str)
+        lines.append(line.encode("utf-8", "replace") + b"\n")  # half a surrogate pair has no UTF-8
         size += len(lines[-1])
         if size > BLOCK:
             yield b"".join(lines)
