@@ -22,6 +22,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from data.alone import PARENT, die_with
 from data.config import (
     ConfigError,
     IdentitySpec,
@@ -176,7 +177,10 @@ def _run(step: str, config: dict[str, Any]) -> dict[str, Any]:
             if not given[role].is_dir():
                 raise InputError(f"{role}: no folder {given[role]}")
         out = Path(config["out"])
-        out.mkdir(parents=True, exist_ok=True)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise InputError(f"{out}: a folder is wanted there, and there is a file") from None
         return {**make(spec, given, out, True), "out": str(out)}
     return _publish(load(Making, config["making"], "making"), make, roles, spec)
 
@@ -252,6 +256,7 @@ def spare_numpy() -> None:
 
 
 if __name__ == "__main__":
+    die_with(os.environ.pop(PARENT, ""))
     if sys.argv[1:2] == ["text"]:
         spare_numpy()
     sys.exit(main())

@@ -205,6 +205,8 @@ class Lines:
             except ValueError as error:
                 raise InputError(f"{self._where(start, number + at)}: not JSON: {error}") from None
             text = row.get("text") if isinstance(row, dict) else None
+            if text is None and isinstance(row, dict) and "text" in row:  # as in parquet: an empty document
+                text = ""
             if not isinstance(text, (str, bytearray)):
                 keys = ", ".join(row) if isinstance(row, dict) else type(row).__name__
                 raise InputError(f"{self._where(start, number + at)}: no string under 'text'; there is: {keys}")

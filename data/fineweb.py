@@ -63,7 +63,9 @@ def _ask(dataset: str, revision: str) -> Any:
     except RevisionNotFoundError:
         raise InputError(f"source fineweb: {dataset} has no revision {revision!r}") from None
     except (RepositoryNotFoundError, HFValidationError):
-        why = "there is no such data set, or your token may not read it"
+        names = "HUGGINGFACEHUB_API_TOKEN, HF_TOKEN"
+        mine = f"the token that is set ({names}) may not read it" if token else f"it asks for a token ({names})"
+        why = f"there is no such data set, or {mine}"
         raise InputError(f"source fineweb: {hub()}/datasets/{dataset}: {why}") from None
     except (HfHubHTTPError, httpx2.HTTPError) as error:
         raise DataError(f"source fineweb: {hub()}: {str(error).splitlines()[0]}; {INSTEAD}") from None

@@ -6,13 +6,19 @@ pieces, one after another. Called by `batches.py`, `escapes.py`, `lines.py`, `te
 
 import codecs
 import json
+import mmap
 import os
 import re
+import tempfile
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 GIANT = 4 << 20
 PIECE = 64 << 10
+LET_GO_S = 0.01
 STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 PAIR = rb"\\u[dD][89abAB]..(?=.{6})(?:\\u[dD][c-fC-F]..)?"  # or half of one
 ESCAPES = re.compile(rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89abAB])....|" + PAIR + rb")*+", re.DOTALL)
@@ -76,13 +82,39 @@ def take_text(line: bytearray) -> Any:
     return row
 
 
+@contextmanager
+def mapped(text: bytearray, folder: Path) -> Iterator[mmap.mmap]:
+    """The bytes of `text`, which is emptied, from a file in `folder` that has no name.
+
+    For who copies all of it and then needs much memory, with nobody to tell when the one becomes the other: what was
+    read does not stay in memory, though it can be read again.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(text)
+        file.flush()
+        text.clear()
+        pages, ended = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), threading.Event()
+
+        def let_go() -> None:
+            while not ended.wait(LET_GO_S):
+                pages.madvise(mmap.MADV_DONTNEED)
+
+        letting_go = threading.Thread(target=let_go)
+        letting_go.start()
+        try:
+            yield pages
+        finally:
+            ended.set()
+            letting_go.join()
+
+
 def json_line(text: Text, columns: dict[str, Any]) -> Iterator[bytes]:
     """The object of this text and these columns, as one line."""
     yield b'{"text": "'
     for some in characters(text):
         yield json.dumps(some, ensure_ascii=False)[1:-1].encode()
     rest = json.dumps(columns, ensure_ascii=False, default=str)[1:]
-    yield f'"{", " if columns else ""}{rest}\n'.encode()
+    yield f'"{", " if columns else ""}{rest}\n'.encode("utf-8", "replace")
 
 
 def _plain(text: str) -> bytes:

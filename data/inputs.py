@@ -9,6 +9,7 @@ from typing import Any
 
 from data.config import ConfigError, TextSpec, form_of, source_files
 from data.errors import InputError
+from data.remote import list_remote
 
 STDIN = {"stdin": ".txt", "stdin.jsonl": ".jsonl"}
 
@@ -104,17 +105,8 @@ def _list(source: str, spec: TextSpec) -> Inputs:
 
 
 def _remote(source: str) -> list[str]:
-    uris = [source]
-    if not source.startswith(("http://", "https://")):
-        import fsspec
-
-        try:
-            system, path = fsspec.core.url_to_fs(source)
-            found = system.glob(path) if any(one in path for one in "*?[") else system.find(path)
-            uris = [system.unstrip_protocol(one) for one in sorted(found)]
-        except (ImportError, ValueError) as error:
-            raise InputError(f"source {source}: {error}") from None
-        uris = [uri for uri in uris if form_of(uri)[0]] if len(uris) > 1 else uris
+    uris = list_remote(source)
+    uris = [uri for uri in uris if form_of(uri)[0]] if len(uris) > 1 else uris
     if not uris:
         raise InputError(f"source {source}: no file to read there")
     for uri in uris:

@@ -39,6 +39,8 @@ class Prepared:
     digests: tuple[bytes, ...] = ()
     """Of each line as the documents came, where duplicates are looked for."""
     counts: dict[str, int] = field(default_factory=dict)
+    file_done: float = 0.0
+    """Share of its file that lies before the piece of this batch."""
 
 
 def wanted_columns(spec: TextSpec) -> tuple[str, ...]:
@@ -142,7 +144,8 @@ def _objects(batch: Batch, rows: Sequence[int], texts: Texts) -> Iterator[bytes]
             yield from json_line(text, row)
             lines, size = [], 0
             continue
-        lines.append(json.dumps({"text": str(text, "utf-8"), **row}, ensure_ascii=False, default=str).encode() + b"\n")
+        line = json.dumps({"text": str(text, "utf-8"), **row}, ensure_ascii=False, default=str)
+        lines.append(line.encode("utf-8", "replace") + b"\n")  # half a surrogate pair has no UTF-8
         size += len(lines[-1])
         if size > BLOCK:
             yield b"".join(lines)

@@ -11,13 +11,14 @@ import zlib
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from data.batches import lines_between
 from data.documents import COLUMNS
 from data.errors import DataError
-from data.giants import take_text
+from data.giants import mapped, take_text
 from data.manifest import sync
 from data.texts import Listed
 
@@ -87,10 +88,10 @@ def _to_parquet(draft: Path, target: Path) -> None:
                 rows = [take_text(line) if isinstance(line, bytearray) else json.loads(line) for line in group]
                 del group[:]
                 columns = {name: [row.get(name) for row in rows] for name in names if name != "text"}
-                arrays = [_strings([row.pop("text") for row in rows])]
-                arrays += [pyarrow.array(columns[field.name], field.type) for field in list(schema)[1:]]
-                file.write_table(pyarrow.table(arrays, schema=schema))
-                del arrays, rows  # a giant is let go of before there is the next
+                others = [pyarrow.array(columns[field.name], field.type) for field in list(schema)[1:]]
+                with _strings([row.pop("text") for row in rows], draft.parent) as texts:
+                    file.write_table(pyarrow.table([texts, *others], schema=schema))
+                del texts, rows  # a giant is let go of before there is the next
 
 
 def _groups(batches: Iterator[Listed]) -> Iterator[list[bytes | bytearray]]:
@@ -109,14 +110,20 @@ def _groups(batches: Iterator[Listed]) -> Iterator[list[bytes | bytearray]]:
         yield group
 
 
-def _strings(texts: list[Any]) -> Any:
-    """An Arrow array of these; of a giant that is alone without a copy. Raises DataError above 2 GB."""
+@contextmanager
+def _strings(texts: list[Any], folder: Path) -> Iterator[Any]:
+    """An Arrow array of these; of a giant, which is alone, one that takes no memory. Raises DataError above 2 GB.
+
+    To write a giant, Arrow makes a page of it and then packs that, with the text at hand until it is done.
+    """
     import pyarrow
 
     if not isinstance(texts[0], bytearray):
-        return pyarrow.array(texts, pyarrow.string())
+        yield pyarrow.array(texts, pyarrow.string())
+        return
     (text,) = texts
     if len(text) >= 1 << 31:
         raise DataError(f"a document of {len(text):,} bytes does not fit into parquet; choose --format jsonl")
     places = pyarrow.py_buffer(struct.pack("=ii", 0, len(text)))
-    return pyarrow.Array.from_buffers(pyarrow.string(), 1, [None, places, pyarrow.py_buffer(text)])
+    with mapped(text, folder) as pages:
+        yield pyarrow.Array.from_buffers(pyarrow.string(), 1, [None, places, pyarrow.py_buffer(pages)])

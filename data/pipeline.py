@@ -21,7 +21,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from data.config import TextSpec
+from data.alone import alone_in
+from data.config import ConfigError, TextSpec
 from data.errors import DataError, InputError
 from data.inputs import ALONE, STDIN, Inputs, Share, list_inputs
 from data.lines import Prepared, keep
@@ -59,6 +60,10 @@ class How:
     stdin: str = ""
     """A path to read where the source is `stdin`."""
 
+    def __post_init__(self) -> None:
+        if self.workers < 0:
+            raise ConfigError(f"workers is {self.workers}; 0 takes as many as there are processors")
+
 
 def shard(spec: TextSpec, folder: Path, split: bool = True, how: How = How(), share: Share = ALONE) -> dict[str, Any]:
     """Write the shards of `spec` into `folder`; the summary of all parts.
@@ -79,15 +84,16 @@ def shard(spec: TextSpec, folder: Path, split: bool = True, how: How = How(), sh
     if how.stdin:
         os.dup2(os.open(how.stdin, os.O_RDONLY), sys.stdin.fileno())
     inputs = share.of(spec, list_inputs(spec))
-    run = Run(spec, folder / DRAFT / share.folder, folders, inputs, how, share)
-    try:
-        with _stoppable() as stop:
-            run.read_all(stop)
-        made = run.finish()
-    finally:
-        run.close()
-    if split and not held_out:
-        remove_shards(folder / "val")  # an old part must not stand beside a new one
+    with alone_in(folders["train"]):
+        run = Run(spec, folder / DRAFT / share.folder, folders, inputs, how, share)
+        try:
+            with _stoppable() as stop:
+                run.read_all(stop)
+            made = run.finish()
+        finally:
+            run.close()
+        if split and not held_out:
+            remove_shards(folder / "val")  # an old part must not stand beside a new one
     return _summary(spec, made)
 
 
@@ -121,7 +127,9 @@ class Run:
         self.disk = ThreadPoolExecutor(1, "disk")
         self.keeping: Future[None] | None = None
         self.kept_at = self.told_at = self.began = time.monotonic()
-        self.before, self.kept_bytes = (self.kept, self.raw_bytes), self.raw_bytes
+        self.kept_bytes = self.raw_bytes
+        self.weights = weights(inputs)
+        self.began_with = (self.kept, self.raw_bytes, self._read_share(0.0))
         if state is None:
             self._keep(*self._now())  # from here on the folder is ours
 
@@ -135,6 +143,7 @@ class Run:
             for position, made in batches:
                 self._take(made, is_val=bool(self.inputs.files[position.file].part))
                 self.position = position
+                read_share = self._read_share(made.file_done)
                 now = time.monotonic()
                 if stop():
                     self.keep()
@@ -143,7 +152,7 @@ class Run:
                 if self._is_due(now):
                     self.keep()
                 if now - self.told_at > 1:
-                    self._tell(now)
+                    self._tell(now, read_share)
                 if self.kept == self.spec.take and not self.spec.validation:
                     break
         finally:
@@ -235,22 +244,33 @@ class Run:
             self.raw_bytes += self.writers[part.name].write(part.blocks, part.lines)
         self.kept += 0 if is_val else wanted.count(True)
 
-    def _tell(self, now: float) -> None:
+    def _tell(self, now: float, read_share: float) -> None:
+        """read_share: of the source. Where its end is nearer than `take`, that is what counts."""
         self.told_at = now
         took = now - self.began
-        rate, speed = ((self.kept - self.before[0]) / took, (self.raw_bytes - self.before[1]) / 1e6 / took)
-        eta_s = (self.spec.take - self.kept) / rate if self.spec.take and rate else None
+        kept, raw_bytes, began_at = self.began_with
+        rate, speed = (self.kept - kept) / took, (self.raw_bytes - raw_bytes) / 1e6 / took
+        left_s = [(1 - read_share) * took / (read_share - began_at)] if read_share > began_at else []
+        if self.spec.take and rate:
+            left_s.append((self.spec.take - self.kept) / rate)
+            read_share = max(read_share, self.kept / self.spec.take)
         emit(
             "progress",
             done=self.kept,
             total=self.spec.take,
             unit="documents",
+            share=round(read_share, 4) or None,
+            shards=self._shards(),
             documents_per_s=round(rate),
             mb_per_s=round(speed, 1),
-            shards=self._shards(),
-            eta_s=eta_s,
-            **({} if self.spec.take else {"text": f"{self._so_far()}, {rate:,.0f} documents/s, {speed:.0f} MB/s"}),
+            eta_s=min(left_s, default=None),
         )
+
+    def _read_share(self, file_done: float) -> float:
+        """How much of the source lies before the piece at `position`."""
+        at = self.position.file
+        here = self.weights[at] * file_done if at < len(self.weights) else 0.0
+        return (sum(self.weights[:at]) + here) / (sum(self.weights) or 1.0)
 
     def _writers(self, folders: dict[str, Path], state: dict[str, Any] | None) -> dict[str, Writer]:
         form = Form(self.spec.format, self.spec.compression, len(os.sched_getaffinity(0)))
@@ -264,7 +284,8 @@ class Run:
         return sum(writer.num_whole for writer in self.writers.values())
 
     def _so_far(self) -> str:
-        return f"{self.kept:,} documents, {self._shards()} whole shards"
+        documents, shards = self.kept, self._shards()
+        return f"{documents:,} document{'s' * (documents != 1)}, {shards} whole shard{'s' * (shards != 1)}"
 
     def _earlier(self) -> dict[str, Any] | None:
         """Where a run with the same source and options stopped; None when there is nothing to go on from."""
@@ -273,6 +294,13 @@ class Run:
             return state if state["key"] == self.key else None
         except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
             return None
+
+
+def weights(inputs: Inputs) -> list[float]:
+    """Of each file, for an estimate of what is left: its bytes, or 1 where that would have to be asked for."""
+    paths = [Path(one.uri) for one in inputs.files]
+    are_here = all(path.is_file() for path in paths)
+    return [float(path.stat().st_size) if are_here else 1.0 for path in paths]
 
 
 def stamps(inputs: Inputs) -> list[Any]:
@@ -308,6 +336,7 @@ def _summary(spec: TextSpec, parts: dict[str, dict[str, Any]]) -> dict[str, Any]
         "bytes": sum(part["total_bytes"] for part in parts.values()),
         "shards": sum(len(part["shards"]) for part in parts.values()),
         "held_out": parts["val"]["total_lines"] if "val" in parts else 0,
+        "counts": parts["train"].get("counts", {}),
     }
 
 

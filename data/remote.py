@@ -1,4 +1,5 @@
-"""Files that lie elsewhere, read by byte ranges: HTTP by the Hugging Face client, other stores by fsspec.
+"""Files that lie elsewhere, read by byte ranges: HTTP by the Hugging Face client, buckets of S3 as the artifact store
+reads them, what else there is by fsspec.
 
 A range that breaks off goes on at the byte that it reached. An answer of 429 or 5xx is asked again after what
 Retry-After says, else with growing pauses, and given up after PATIENCE_S without a byte. An address where nobody has
@@ -8,17 +9,21 @@ ever answered this process is given up after STRANGER_S: there may be no network
 import io
 import os
 import random
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
+from data.config import form_of
 from data.errors import DataError, InputError
 
 PATIENCE_S = 90.0
 STRANGER_S = 6.0
 ANSWER_S, STRANGER_ANSWER_S = 30.0, 8.0
 LONGEST_PAUSE_S = 60.0
+STRANGER = (STRANGER_ANSWER_S, 2 * STRANGER_ANSWER_S, 4)  # patience of a store that has not answered yet
 BLOCK = 8 << 20
 AGAIN = {408, 429, 500, 502, 503, 504}
 _answered: set[str] = set()
@@ -39,24 +44,94 @@ def open_remote(uri: str) -> BinaryIO:
     """A seekable file. Raises InputError when it is not there, DataError when it cannot be reached."""
     if uri.startswith(("http://", "https://")):
         return RemoteFile(uri, token_headers() if uri.startswith(hub() + "/") else {})  # type: ignore[return-value]
+    if uri.startswith("s3://"):
+        return BucketFile(uri)  # type: ignore[return-value]
     import fsspec
 
     try:
         return fsspec.open(uri, "rb").open()
     except (ImportError, ValueError) as error:  # the package for this store is not installed; no such protocol
-        raise InputError(f"source {uri}: {error}") from None
+        raise InputError(f"source {uri}: {error}{instead(uri)}") from None
     except FileNotFoundError:
         raise InputError(f"source {uri}: no such file") from None
 
 
-class RemoteFile(io.RawIOBase):
-    """One file behind HTTP; every read is one range. `headers` go to its own address, not to where that leads."""
+def list_remote(uri: str) -> list[str]:
+    """The addresses behind one: of a file, or of all files in a folder or of a pattern of s3:// or another store.
 
-    def __init__(self, url: str, headers: Mapping[str, str]):
-        self.url, self.headers = url, dict(headers)
-        self._place = url  # where the last answer came from: most hubs lead to a store beside them
+    Raises InputError when there are none, DataError when it cannot be reached.
+    """
+    if uri.startswith(("http://", "https://")):
+        return [uri]
+    if uri.startswith("s3://"):
+        return _list_bucket(uri)
+    import fsspec
+
+    try:
+        system, path = fsspec.core.url_to_fs(uri)
+        found = system.glob(path) if is_pattern(path) else system.find(path)
+        return [system.unstrip_protocol(one) for one in sorted(found)]
+    except (ImportError, ValueError) as error:
+        raise InputError(f"source {uri}: {error}{instead(uri)}") from None
+
+
+def is_pattern(path: str) -> bool:
+    return any(one in path for one in "*?[")
+
+
+def instead(uri: str) -> str:
+    """What works without a package that is not there."""
+    if not uri.startswith(("gs://", "gcs://")):
+        return ""
+    same = "s3://" + uri.partition("://")[2]
+    return f"; or type {same}, with AWS_ENDPOINT_URL=https://storage.googleapis.com and HMAC keys of the bucket"
+
+
+def _list_bucket(uri: str) -> list[str]:
+    from fsspec.utils import glob_translate
+
+    bucket, _, path = uri.removeprefix("s3://").partition("/")
+    if form_of(path)[0] and not is_pattern(path):
+        return [uri]
+    folder = re.split(r"[*?[]", path)[0].rpartition("/")[0] if is_pattern(path) else path.rstrip("/")
+    with in_words(uri):
+        names = sorted(_bucket(bucket, STRANGER).listing(folder))
+    wanted = glob_translate(path) if is_pattern(path) else ".*"
+    return [f"s3://{bucket}/{name}" for name in names if re.fullmatch(wanted, name)]
+
+
+def _bucket(name: str, patience: Any) -> Any:
+    from store.patience import Patience as Waiting
+    from store.s3 import Bucket
+
+    return Bucket(f"s3://{name}", Waiting(*patience))
+
+
+@contextmanager
+def in_words(uri: str) -> Iterator[None]:
+    """What the store raises, as ours."""
+    from store.manifest import NoStore, StoreError
+
+    try:
+        yield
+    except FileNotFoundError:
+        raise InputError(f"source {uri}: no such file") from None
+    except NoStore as error:
+        raise InputError(f"source {error}") from None
+    except StoreError as error:
+        raise DataError(f"source {error}") from None
+
+
+class Ranges(io.RawIOBase):
+    """A file of which every read is one range. Who inherits from it says its size and what is in a range."""
+
+    size: int
+
+    def __init__(self) -> None:
         self._at = 0
-        self.size = self._fetch(0, 1, bytearray())
+
+    def _fetch(self, start: int, stop: int, into: bytearray) -> int:
+        raise NotImplementedError
 
     def readable(self) -> bool:
         return True
@@ -80,6 +155,39 @@ class RemoteFile(io.RawIOBase):
         memoryview(buffer).cast("B")[:wanted] = got
         self._at += wanted
         return wanted
+
+
+class BucketFile(Ranges):
+    """One object of a bucket, at the version that it had when it was opened."""
+
+    def __init__(self, uri: str):
+        super().__init__()
+        self.uri = uri
+        bucket, _, self.name = uri.removeprefix("s3://").partition("/")
+        with in_words(uri):
+            entry = _bucket(bucket, STRANGER).entry(self.name)
+        self.size, self.version = entry.size, entry.version
+        self.place = _bucket(bucket, (ANSWER_S, PATIENCE_S, 9))
+
+    def _fetch(self, start: int, stop: int, into: bytearray) -> int:
+        with in_words(self.uri):
+            while start < stop:
+                piece = self.place.get(self.name, start, min(stop, start + BLOCK), version=self.version)
+                if not piece:
+                    raise DataError(f"source {self.uri}: shorter than it was")
+                into += piece
+                start += len(piece)
+        return self.size
+
+
+class RemoteFile(Ranges):
+    """One file behind HTTP. `headers` go to its own address, not to where that leads."""
+
+    def __init__(self, url: str, headers: Mapping[str, str]):
+        super().__init__()
+        self.url, self.headers = url, dict(headers)
+        self._place = url  # where the last answer came from: most hubs lead to a store beside them
+        self.size = self._fetch(0, 1, bytearray())
 
     def _fetch(self, start: int, stop: int, into: bytearray) -> int:
         """Put bytes [start, stop) of the file into `into`; the size of the file."""

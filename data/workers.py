@@ -114,7 +114,9 @@ def _made(task: Task, number: int, workers: int) -> Iterator[tuple[Position, Any
             for batch in pieces.read(piece):
                 row += batch.rows
                 if row > skip:
-                    yield Position(at, piece, row), prepare(batch, spec, file.part, task.main)
+                    made = prepare(batch, spec, file.part, task.main)
+                    yield Position(at, piece, row), replace(made, file_done=piece / pieces.count)
+                    del made
                 del batch  # a giant is let go of before there is the next
             yield Position(at, piece + 1), True if workers > 1 else None
 

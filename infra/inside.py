@@ -23,6 +23,7 @@ POLL_S = 0.05
 LEAVING_S = 2.0
 GRACE_S = 30.0  # what a step gets to save and leave before it is killed
 RESUMABLE = 75
+PARENT = "SLIPWAY_PARENT"  # a step that reads it does not outlive that process
 
 
 def interpreter(root: Path, cache: Path, say: Callable[[str], None], name: str = "train") -> Path:
@@ -62,7 +63,7 @@ def run(
         process = subprocess.Popen(
             words,
             cwd=root,
-            env={**_environ(root), **(environ or {}), "SLIPWAY_RECORDS": str(records)},
+            env={**_environ(root), **(environ or {}), "SLIPWAY_RECORDS": str(records), PARENT: str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -8,7 +8,7 @@ from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.records import Request
 from infra.settings import Settings
-from scripts import initial, render, steps, words
+from scripts import initial, render, room, steps, words
 from scripts.planning import ROOT, plan_for
 from scripts.program import print_json
 from scripts.steps import run as run_step
@@ -30,6 +30,7 @@ def train(profile, config, init, source, out, prepare, json, **wanted):
     due = plan.job.steps if plan.job else ()
     if prepare:
         due = tuple(step for step in due if step.name not in PHASES)
+    room.check(room.phases_of(due))
     for step in due:
         results[step.name] = run_step(step.name, step.words, step.config, settings, quiet=json)
     if json:

@@ -18,7 +18,7 @@ from infra.errors import UsageError
 from infra.names import check_name
 from infra.records import Request
 from infra.settings import Settings
-from scripts import bring, render, steps, training_files, vocabulary, words
+from scripts import bring, render, room, steps, training_files, vocabulary, words
 from scripts.planning import plan_for
 from scripts.program import print_json
 from scripts.project import columns
@@ -51,6 +51,7 @@ def pipeline(
     if dry_run:
         foretell(settings, space, recipe, spec, tokenizer_json, json)
         return
+    room.check([recipe.phases["base"]])
     render.say(f"directories: {render.count(space.make(), 'new folder')}")
     shards(settings, space, spec, reuse_shards, json)
     tokenizer = make_tokenizer(settings, space, recipe.vocab_size, tokenizer_json, json)
@@ -193,4 +194,6 @@ def foretell(
     rows += [("tokenizer", given or f"{recipe.vocab_size:,} ids, trained on the shards")]
     rows += [("training", f"{settings.run_config}, {base.steps:,} steps, into {space.store}")]
     print(columns(rows))
+    if found := room.shortage([base]):
+        render.say(f"without --dry-run it would be refused: {found}")
     render.say("dry run: nothing was made")

@@ -58,7 +58,7 @@ def plan_for(
     if plan.job and settings.rehearsal:  # its GPUs are make-believe
         plan = replace(plan, job=replace(plan.job, num_gpus=0, clock_scale=settings.clock_scale))
     if plan.job:
-        places = {name: os.environ[name] for name in credentials.PLACES.get(credentials.kind(settings.store), ())
+        places = {name: os.environ[name] for kind in asked_at(settings) for name in credentials.PLACES.get(kind, ())
                   if os.environ.get(name)}  # fmt: skip
         environ = {**plan.job.environ, **places, **tracking(settings)}
         job = replace(plan.job, secrets=tuple(secrets(settings)), environ=environ)
@@ -102,11 +102,16 @@ def text_steps(settings: Settings) -> tuple[str, tuple[Step, ...]]:
     return name, plan.job.steps if plan.job else ()
 
 
+def asked_at(settings: Settings) -> set[str]:
+    """Kinds of stores that a step speaks to: what it writes to, and where its text lies."""
+    return {credentials.kind(settings.store), credentials.kind(settings.source)}
+
+
 def secrets(settings: Settings) -> dict[str, str]:
     """Those that a step may need, by variable; account-wide vendor keys never go to a pod."""
     found = {"HUGGINGFACEHUB_API_TOKEN": settings.huggingfacehub_api_token, "HF_TOKEN": settings.hf_token,
              "WANDB_API_KEY": settings.wandb_api_key}  # fmt: skip
-    if credentials.kind(settings.store) == "s3":
+    if "s3" in asked_at(settings):
         found |= {name: getattr(settings, name.lower()) for name in credentials.S3}
     return {name: value for name, value in found.items() if value}
 

@@ -137,8 +137,9 @@ def steps_table(progress: Mapping[str, Any], now: float) -> "RenderableType":
         record = step.get("record") or {}
         running = step["state"] == "running"
         bar: Any = ""
-        if running and record.get("total"):
-            bar = ProgressBar(total=record["total"], completed=record.get("done", 0), width=24)
+        share = record["done"] / record["total"] if record.get("total") and "done" in record else record.get("share")
+        if running and share:
+            bar = ProgressBar(total=1.0, completed=share, width=24)
         table.add_row(
             f"[{style}]{MARKS.get(step['state'], '?')}[/]",
             f"[{style}]{step['name']}[/]",
@@ -167,6 +168,10 @@ def record_words(step: Mapping[str, Any], brief: bool = False) -> str:
     if record.get("total") and not ended:
         total = "" if brief else f" of {record['total']:,} {record.get('unit', '')}"
         words.append(f"{100 * record.get('done', 0) / record['total']:.0f} %{total}")
+    elif record.get("share") and not ended:  # of an input whose end is known, but not what will come of it
+        words.append(f"about {100 * record['share']:.0f} %")
+    if record.get("shards") is not None and not brief:
+        words.extend(_shard_words(record, ended))
     if record.get("loss") is not None:
         words.append(f"loss {record['loss']:.3f}")
     if record.get("bits_per_byte") is not None:
@@ -177,9 +182,31 @@ def record_words(step: Mapping[str, Any], brief: bool = False) -> str:
     if record.get("eta_s") is not None and not ended:
         words.append(f"{duration(record['eta_s'])} left")
     if ended:
-        counts = ("documents", "conversations", "tokens")
-        words.extend(f"{record[name]:,} {name}" for name in counts if record.get(name))
+        counts = ("documents", "conversations", "tokens") if record.get("shards") is None else ("tokens",)
+        words.extend(count(record[name], name[:-1]) for name in counts if record.get(name))
     return ", ".join(words)
+
+
+LEFT_OUT = {
+    "empty": "empty ones left out",
+    "filtered": "filtered out",
+    "duplicate": "duplicates left out",
+    "invalid_utf8": "with bytes that are not UTF-8, replaced",
+}
+
+
+def _shard_words(record: Mapping[str, Any], ended: bool) -> list[str]:
+    """Of a step that makes text shards."""
+    shards = count(record["shards"], "shard" if ended else "whole shard")
+    if ended:
+        words = [f"{count(record.get('documents', 0), 'document')} in {shards}"]
+        words += [f"{record['held_out']:,} held out"] if record.get("held_out") else []
+        counts = record.get("counts") or {}
+        return words + [f"{counts[name]:,} {told}" for name, told in LEFT_OUT.items() if counts.get(name)]
+    words = [shards] if record.get("total") else [count(record.get("done", 0), "document"), shards]
+    if record.get("documents_per_s"):
+        words += [f"{record['documents_per_s']:,} documents/s, {record.get('mb_per_s', 0):,.1f} MB/s"]
+    return words
 
 
 def step_line(step: Mapping[str, Any], now: float) -> str:

@@ -30,7 +30,7 @@ from infra.settings import Settings
 from infra.stages import stage
 from infra.states import TERMINATING
 from infra.terms import terms_for
-from scripts import choosing, initial, render, words
+from scripts import choosing, initial, render, room, words
 from scripts.keeping import hand_on, keeper_of, leave, say_how
 from scripts.ledger import bring_home, end_others, find_run, last_verdict, open_journal, settle, way
 from scripts.planning import ROOT, node_commands, plan_for
@@ -79,8 +79,11 @@ def launch(
                 choosing.show(plan, offers, settings, on_failure)
         if offers:
             offers = choosing.preflight(plan, offers, settings, with_missing)
-        elif plan.job and dry_run:
-            street.choose(vendor, request)  # a plan that no machine can carry out is no plan
+        elif plan.job:
+            if vendor.is_here:
+                room.check(room.phases_of(plan.job.steps), request.num_gpus)
+            if dry_run:
+                street.choose(vendor, request)  # a plan that no machine can carry out is no plan
         if dry_run or plan.job is None:
             report_plan(plan, journal, json, dry_run)
             return

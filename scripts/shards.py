@@ -50,8 +50,10 @@ def check(folder: Path, as_json: bool) -> None:
     """Say what is wrong with the shards in `folder` and its parts. Raises SlipwayError when anything is."""
     from data.verify import parts, verify
 
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder")
     found = {str(part): verify(part) for part in parts(folder)}
-    problems = [f"{part}: {problem}" for part, some in found.items() for problem in some]
+    problems = [under(part, problem) for part, some in found.items() for problem in some]
     if as_json:
         print_json({"folder": str(folder), "problems": problems})
     if problems:
@@ -75,7 +77,11 @@ def unite(folder: Path, as_json: bool) -> None:
     try:
         tell(merge(folder), as_json)
     except DataError as error:
-        raise (UsageError if error.exit_code == 2 else SlipwayError)(f"{folder}: {error}") from None
+        raise (UsageError if error.exit_code == 2 else SlipwayError)(under(str(folder), str(error))) from None
+
+
+def under(folder: str, problem: str) -> str:
+    return problem if problem.startswith(folder) else f"{folder}: {problem}"
 
 
 def tell(result: dict[str, Any], as_json: bool) -> None:

@@ -63,6 +63,11 @@ class Bucket(Place):
                 return found
             more = {"ContinuationToken": page["NextContinuationToken"]}
 
+    def entry(self, name: str) -> Entry:
+        """Of one file. Raises FileNotFoundError, StoreError."""
+        found = self._ask("looking at it", "head_object", Key=self.prefix + name)
+        return Entry(found["ContentLength"], found["ETag"])
+
     def get(self, name: str, start: int, stop: int, at: str = "", version: str = "") -> bytes:
         def read() -> bytes:
             condition = {"IfMatch": version} if version else {}

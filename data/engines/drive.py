@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from data.alone import PARENT
 from data.config import ConfigError, TextSpec
 from data.engines.work import HOME, MERGE, Work, begin, locked
 from data.errors import DataError, InputError
@@ -133,7 +134,7 @@ def _merge(work: Work) -> None:
 
 def run_task(work: Work, name: str) -> None:
     """Here and now."""
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "SLIPWAY_PARENT": str(os.getpid())}
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), PARENT: str(os.getpid())}
     subprocess.run(task_words(work, name), cwd=ROOT, env=environ)
     if work.code(name) is None:
         raise DataError(f"{name} was killed: {work.said(name)}")

@@ -11,7 +11,7 @@ import socket
 import sys
 from typing import Any
 
-from data.engines.task import die_with
+from data.alone import PARENT, die_with
 from data.report import emit
 
 MOST_TRIES = 5
@@ -34,7 +34,7 @@ def run_task(root: str, words: list[str], environ: dict[str, str], grace_s: floa
     for path in (root, words[0], words[-2]):
         if not os.path.exists(path):
             raise FileNotFoundError(f"{socket.gethostname()} does not see {path}, which all machines have to share")
-    environ = {**os.environ, **environ, "PYTHONPATH": root, "SLIPWAY_PARENT": str(os.getpid())}
+    environ = {**os.environ, **environ, "PYTHONPATH": root, PARENT: str(os.getpid())}
     process = subprocess.Popen(words, cwd=root, env=environ, stdin=subprocess.DEVNULL)
     try:
         code = process.wait()
@@ -52,7 +52,7 @@ def run_task(root: str, words: list[str], environ: dict[str, str], grace_s: floa
 
 def main(words: list[str]) -> int:
     home, cpus, python, names = words[0], int(words[1]), words[2], words[3:]
-    die_with(os.environ.get("SLIPWAY_PARENT", ""))
+    die_with(os.environ.pop(PARENT, ""))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = os.environ.get("RAY_ADDRESS", "auto")

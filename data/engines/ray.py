@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from data.alone import PARENT
 from data.engines.drive import ROOT, task_words
 from data.engines.work import Work
 from data.errors import DataError, InputError
@@ -42,7 +43,7 @@ class Ray:
             self.process = subprocess.Popen(
                 [*words, *self.names],
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "SLIPWAY_PARENT": str(os.getpid())},
+                env={**os.environ, "PYTHONPATH": str(ROOT), PARENT: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -5,12 +5,11 @@ exit code to NAME.exit, unless it was told to stop or killed: then it is to be s
 was started twice waits until the first is gone. With SLIPWAY_PARENT, a process id, it does not outlive that process.
 """
 
-import ctypes
 import os
-import signal
 import sys
 from pathlib import Path
 
+from data.alone import PARENT, die_with
 from data.engines.work import MERGE, locked
 from data.errors import DataError
 from data.manifest import write_json
@@ -18,12 +17,11 @@ from data.manifest import write_json
 ENDS = (0, 1, 2)  # what would not end otherwise if it were started again
 BUSY = 75
 WAIT_S = 60.0
-PR_SET_PDEATHSIG = 1
 
 
 def main(words: list[str]) -> int:
     home, name = Path(words[0]), words[1]
-    die_with(os.environ.get("SLIPWAY_PARENT", ""))
+    die_with(os.environ.pop(PARENT, ""))
     with open(home / f"{name}.log", "a", encoding="utf-8") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -41,14 +39,6 @@ def main(words: list[str]) -> int:
     except DataError as error:
         print(error, file=sys.stderr)
         return BUSY
-
-
-def die_with(parent: str) -> None:
-    """SIGTERM to this process when the one that started it is gone."""
-    if parent:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != int(parent):  # it was gone before
-            sys.exit(BUSY)
 
 
 if __name__ == "__main__":

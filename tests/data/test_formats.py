@@ -1,8 +1,11 @@
 """What goes in: formats, packings, damage. What comes out: the same documents in every form."""
 
 import gzip
+import hashlib
+import itertools
 import json
 import os
+import random
 import subprocess
 import sys
 
@@ -11,7 +14,7 @@ import pyarrow.compute
 import pyarrow.parquet
 import pytest
 
-from data import packing
+from data import packing, pipeline
 from data.__main__ import main
 from data.manifest import read_manifest
 from data.shards import read, shard_paths
@@ -31,6 +34,35 @@ def shard(tmp_path, capsys):
         return main(["text", "--config", str(tmp_path / "config.json")]), capsys.readouterr().err
 
     return shard
+
+
+@pytest.mark.parametrize("format", ["jsonl", "parquet"])
+def test_half_a_character_in_any_column_is_replaced(shard, tmp_path, format):
+    (tmp_path / "a.jsonl").write_text('{"text": "one \\ud800", "url": "\\udc00 two"}\n')
+    assert shard(tmp_path / "a.jsonl", format=format) == (0, "")
+    (row,) = pyarrow.parquet.read_table(tmp_path / "out" / "shard-00000.parquet").to_pylist() if format == "parquet" \
+        else map(json.loads, (tmp_path / "out" / "shard-00000.jsonl").read_text().splitlines())  # fmt: skip
+    assert (row["text"], row["url"]) == ("one ?", "? two")
+
+
+def test_progress_says_how_much_of_a_source_was_read_and_what_is_left(shard, tmp_path, monkeypatch):
+    (tmp_path / "in").mkdir()
+    for number in range(2):  # four row groups of a batch each
+        table = pyarrow.table({"text": [f"row {number} {n}" for n in range(100)]})
+        pyarrow.parquet.write_table(table, tmp_path / "in" / f"{number}.parquet", row_group_size=50)
+    clock = itertools.count(0.0, 2.0)
+    monkeypatch.setattr(pipeline.time, "monotonic", lambda: next(clock))
+    monkeypatch.setenv("SLIPWAY_RECORDS", str(tmp_path / "records"))
+    assert shard(tmp_path / "in", lines_per_shard=30) == (0, "")
+    told = [json.loads(line) for line in (tmp_path / "records").read_text().splitlines()]
+    progress, result = [one for one in told if one["kind"] == "progress"], told[-1]
+    assert [(one["done"], one["share"], one["shards"]) for one in progress] == [
+        (50, None, 1), (100, 0.25, 3), (150, 0.5, 5), (200, 0.75, 6),
+    ]  # fmt: skip
+    assert [one["eta_s"] is None for one in progress] == [True, False, False, False]
+    last = progress[-1]
+    assert abs(last["eta_s"] / (last["done"] / last["documents_per_s"] / 3) - 1) < 0.1  # as fast as until now
+    assert (result["documents"], result["shards"], result["counts"]["read"]) == (200, 7, 200)
 
 
 @pytest.fixture
@@ -157,30 +189,44 @@ OBJECT = b'{"text": "'
     [
         ("a.txt", b"", b"giant\\" * 174_763, b"", {"lines_per_shard": 1}, 300),
         ("a.jsonl", OBJECT, b"giant\\n" * 149_797, b'", "id": "<g>"}', {"dedup": "exact", "format": "jsonl"}, 300),
-        ("a.jsonl", OBJECT, b"giant\\n" * 149_797, b'", "id": "<g>"}', {"format": "parquet"}, 400),
     ],
 )
-def test_a_giant_document_is_in_memory_once_and_in_parquet_twice(tmp_path, name, begin, giant, end, spec, most_mb):
+def test_a_giant_document_is_in_memory_once(tmp_path, name, begin, giant, end, spec, most_mb):
     small = begin + b"small" + end + b"\n"
     with open(tmp_path / name, "wb") as file:
         file.write(small + begin)
         for _ in range(150):
             file.write(giant)
         file.write(end + b"\n" + small)
-    config = {"out": str(tmp_path / "out"), "spec": {"source": str(tmp_path / name), "workers": 2, **spec}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert peak_bytes(tmp_path, source=str(tmp_path / name), **spec) < most_mb * 1_000_000
+    assert read_manifest(tmp_path / "out")["total_lines"] == 3 - bool(spec.get("dedup"))
+    assert sum(one["raw_bytes"] for one in read_manifest(tmp_path / "out")["shards"]) > 150 << 20
+
+
+def test_a_giant_document_that_packs_as_words_do_is_in_memory_once_and_a_half_in_parquet(tmp_path):
+    chance, whole = random.Random(7), hashlib.sha256()
+    with open(tmp_path / "a.jsonl", "wb") as file:
+        file.write(OBJECT + b'small"}\n' + OBJECT)
+        for _ in range(150):
+            some = chance.randbytes(1 << 20).translate(b"ehilnost" * 32)  # three bits of eight, as English has
+            whole.update(some)
+            file.write(some)
+        file.write(b'", "id": "<g>"}\n')
+    assert peak_bytes(tmp_path, source=str(tmp_path / "a.jsonl"), format="parquet") < 400_000_000
+    texts = pyarrow.parquet.read_table(tmp_path / "out" / "shard-00000.parquet", columns=["text"]).column(0)
+    assert pyarrow.compute.binary_length(texts).to_pylist() == [5, 150 << 20]
+    assert hashlib.sha256(texts[1].as_buffer()).hexdigest() == whole.hexdigest()
+
+
+def peak_bytes(tmp_path, **spec):
+    """The most memory that any process of a run into tmp_path/out took."""
+    (tmp_path / "config.json").write_text(json.dumps({"out": str(tmp_path / "out"), "spec": {"workers": 2, **spec}}))
     done = subprocess.run(
         [sys.executable, "-c", TELLING_PEAKS, "text", "--config", str(tmp_path / "config.json")],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.stderr == ""
-    assert max(map(int, done.stdout.split())) < most_mb * 1000
-    assert read_manifest(tmp_path / "out")["total_lines"] == 3 - bool(spec.get("dedup"))
-    assert sum(one["raw_bytes"] for one in read_manifest(tmp_path / "out")["shards"]) > 150 << 20
-    if spec.get("format") == "parquet":
-        texts = pyarrow.parquet.read_table(tmp_path / "out" / "shard-00000.parquet", columns=["text"]).column(0)
-        assert pyarrow.compute.binary_length(texts).to_pylist() == [5, 6 * 149_797 * 150, 5]
-        assert pyarrow.compute.count_substring(texts, "giant\n").to_pylist() == [0, 149_797 * 150, 0]
+    return max(map(int, done.stdout.split())) * 1024
 
 
 def test_row_groups_of_parquet_end_by_rows_and_by_bytes(tmp_path, monkeypatch):

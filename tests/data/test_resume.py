@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from data.alone import alone_in
+from data.errors import DataError
 from data.manifest import MANIFEST, read_manifest
 from data.verify import verify
 from tests.data.conftest import ROOT, run_step
@@ -119,6 +121,44 @@ def is_running(pid):
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
+
+
+def test_a_second_writer_waits_for_the_first_and_then_says_who_that_is(corpus, expected, tmp_path):
+    spec = {**SPEC, "source": str(corpus), "workers": 1}
+    process = begin(tmp_path, **spec)
+    wait_for_marks(process, tmp_path, 1)
+    process.send_signal(signal.SIGSTOP)
+    try:
+        with (
+            pytest.raises(DataError, match=f"process {process.pid} is writing there"),
+            alone_in(tmp_path / "out" / "train", wait_s=0),
+        ):
+            pass
+        other = begin(tmp_path, **spec)
+    finally:
+        process.kill()
+        process.communicate()
+    assert other.communicate() == (None, "") and other.returncode == 0
+    assert contents(tmp_path / "out") == expected
+
+
+def test_a_step_stops_when_the_command_that_began_it_was_killed(corpus, expected, tmp_path):
+    spec = {**SPEC, "source": str(corpus), "workers": 1}
+    config = {"out": str(tmp_path / "out"), "spec": spec}
+    starter = (
+        "import json, sys; from pathlib import Path; from infra import inside\n"
+        "for one in inside.run(('-m', 'data', 'text'), json.loads(sys.argv[1]), root=Path.cwd(),"
+        " python=Path(sys.executable)): pass"
+    )
+    process = subprocess.Popen([sys.executable, "-c", starter, json.dumps(config)], cwd=ROOT, stderr=subprocess.PIPE)
+    wait_for_marks(process, tmp_path, 1)
+    process.kill()
+    process.communicate()
+    with alone_in(tmp_path / "out" / "train", wait_s=30):  # when the step has left, too
+        assert (tmp_path / "out" / ".draft" / "state.json").exists(), "it went on to its end"
+    process = begin(tmp_path, **spec)
+    assert process.communicate() == (None, "") and process.returncode == 0
+    assert contents(tmp_path / "out") == expected
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])

@@ -145,6 +145,18 @@ def test_a_dry_run_makes_nothing_and_tells_the_folders_and_hugging_faces_variabl
     assert all(f"{tmp_path}/ws/{kind}/z\n" in out for kind in KINDS)
 
 
+def test_a_recipe_that_no_memory_holds_is_refused_before_anything_is_made(tmp_path):
+    recipe = tmp_path / "vast.yaml"
+    recipe.write_text("profile: tiny\nmodel: {hidden_size: 262144, intermediate_size: 1048576}\n")
+    world = World(tmp_path, {"RUN_EXPERIMENT": "z", "SLIPWAY_WORKSPACE": str(tmp_path / "ws")})
+    words = ("--input", write_corpus(tmp_path / "corpus.txt", 20), "--config", str(recipe))
+    _, err = typed(world, "pipeline", *words, code=2)
+    told = "base takes about ", " of memory (an estimate), and ", "--profile smoke"
+    assert all(one in err for one in told) and not (tmp_path / "ws").exists()
+    assert "without --dry-run it would be refused: base takes" in typed(world, "pipeline", *words, "--dry-run")[1]
+    assert all(one in typed(world, "train", "--profile", str(recipe), code=2)[1] for one in told)
+
+
 def test_a_step_runs_with_hugging_faces_folders_of_the_workspace(tmp_path):
     names = "HF_HOME", "HF_DATASETS_CACHE", "SLIPWAY_WORK"
     code = f"import os; from data.report import emit; emit('result', **{{n: os.environ[n] for n in {names}}})"

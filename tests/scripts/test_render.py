@@ -65,6 +65,21 @@ def test_figures_stand_in_columns_and_each_group_says_how_old_it_is():
     assert {"gpus", "gpus_age_s", "disk_free_bytes", "disk_age_s", "train_age_s"} <= render.view_json(view).keys()
 
 
+def test_a_step_that_makes_shards_says_how_fast_it_is_and_what_it_left_out():
+    record = {"kind": "progress", "done": 1, "total": None, "share": 0.256, "shards": 1, "documents_per_s": 12345,
+              "mb_per_s": 67.89, "eta_s": 75}  # fmt: skip
+    step = {"name": "shard", "state": "running", "record": record, "started_at": 1.0, "ended_at": None}
+    words = "about 26 %, 1 document, 1 whole shard, 12,345 documents/s, 67.9 MB/s, 1 min 15 s left"
+    assert render.record_words(step) == words and render.record_words(step, brief=True) == "about 26 %, 1 min 15 s left"
+    some = {**record, "done": 500, "total": 2000, "unit": "documents"}
+    assert render.record_words({**step, "record": some}).startswith("25 % of 2,000 documents, 1 whole shard, 12,345")
+    counts = {"read": 9, "empty": 0, "invalid_utf8": 3, "duplicate": 2}
+    result = {"documents": 7, "shards": 2, "held_out": 1, "counts": counts}
+    assert render.record_words({**step, "state": "done", "result": result}) == (
+        "7 documents in 2 shards, 1 held out, 2 duplicates left out, 3 with bytes that are not UTF-8, replaced"
+    )
+
+
 def test_a_loss_is_drawn_from_where_it_began_to_where_it_is():
     assert render.sparkline([8.0, 4.0, float("nan"), 1.0]) == "█▄ ▁"
     assert render.sparkline([3.0, 3.0]) == "▁▁" and render.sparkline([]) == ""
