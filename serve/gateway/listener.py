@@ -67,14 +67,12 @@ class Request:
         if self._line.transport is not None:
             self._line.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    async def answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """All at once. Returns when the client has taken all but little of it; raises ConnectionError when it left."""
+    def answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        """All at once; `taken` tells when the client has it. Raises ConnectionError when it has left."""
         self.is_begun = True
         has_body = status not in WITHOUT_BODY
         head = self._head(status, headers, f"Content-Length: {len(body)}\r\n" if has_body else "")
         self._line.send(head + body if has_body and self.method != "HEAD" else head)
-        if self._line._paused:
-            await self._line._drain_helper()
 
     def begin(self, status: int, headers: Mapping[str, str], chunk: bytes) -> None:
         """An answer in parts, and its first one. Raises ConnectionError."""
@@ -82,11 +80,18 @@ class Request:
         head = self._head(status, headers, "Transfer-Encoding: chunked\r\n" if self._framing else "")
         self._line.send(head + self._part(chunk))
 
-    async def write(self, chunk: bytes) -> None:
-        """Returns when the client has taken all but little. Raises ConnectionError."""
+    def write(self, chunk: bytes) -> None:
+        """Another part. Raises ConnectionError."""
         self._line.send(self._part(chunk))
-        if self._line._paused:
-            await self._line._drain_helper()
+
+    @property
+    def is_slow(self) -> bool:
+        """The client is to take more of what it was sent before it is sent more."""
+        return self._line.writing_paused
+
+    async def taken(self) -> None:
+        """Returns when the client has taken all but little. Raises ConnectionError."""
+        await self._line._drain_helper()
 
     def end(self) -> None:
         """Of an answer in parts, once; a connection that was cut has none."""
@@ -251,7 +256,7 @@ class Connection(BaseProtocol):
             log.error("gateway: %s %s: %r", request.method, request.path, error, exc_info=error)
             request.keeps = False
             if not request.is_begun:  # one that has begun can only be broken off
-                await self._listener.mistaken(request)
+                self._listener.mistaken(request)
 
     async def _pass_over(self, body: Any) -> None:
         """The rest of a body: a connection that is closed before that takes the answer along."""
@@ -271,7 +276,7 @@ class Listener:
     def __init__(
         self,
         handle: Callable[[Request], Awaitable[None]],
-        mistaken: Callable[[Request], Awaitable[None]],
+        mistaken: Callable[[Request], None],
         keepalive_s: float,
         most: int,
     ) -> None:

@@ -51,7 +51,7 @@ class Proxy:
             await self._answer(request, visit)
         except Refused as refused:
             visit.status, visit.note = refused.status, refused.message
-            await refuse(request, refused, visit.request_id)
+            refuse(request, refused, visit.request_id)
         except asyncio.CancelledError:
             visit.status = CLIENT_LEFT
             raise
@@ -101,9 +101,12 @@ class Proxy:
     async def _hand_out(self, request: Request, answer: Answer, visit: Visit, deadline: Deadline) -> None:
         """A short answer, to a client that may not take it."""
         visit.status, visit.bytes_out = answer.status, len(answer.body)
+        request.answer(answer.status, _headers(answer, visit), answer.body)
+        if not request.is_slow:
+            return
         deadline.set("client", self.limits.client_idle_s)
         try:
-            await request.answer(answer.status, _headers(answer, visit), answer.body)
+            await request.taken()
         except asyncio.CancelledError:
             if not deadline.forgive():
                 raise
@@ -116,9 +119,8 @@ class Proxy:
         if request.headers.get("Content-Encoding", "identity") != "identity":
             raise Refused(415, "BadRequestError", "compressed bodies are not taken")
         most = self.limits.max_body_bytes
-        too_large = Refused(413, "BadRequestError", f"the body is larger than {most} bytes")
         if int(request.headers.get("Content-Length", 0)) > most:
-            raise too_large
+            raise _too_large(most)
         if request.headers.get("Expect", "").lower() == "100-continue":
             request.proceed()
         parts, size = [], 0
@@ -134,7 +136,7 @@ class Proxy:
             parts.append(part)
             size += len(part)
             if size > most:
-                raise too_large
+                raise _too_large(most)
         visit.bytes_in = size
         ask = asks.read(request.path, b"".join(parts), self.limits)
         visit.streams = ask.streams
@@ -188,7 +190,6 @@ class Proxy:
         assert rest is not None
         visit.status, why = answer.status, ""
         try:
-            deadline.set("client", limits.client_idle_s)
             visit.bytes_out = len(answer.body)
             request.begin(answer.status, _headers(answer, visit), answer.body)
             while True:
@@ -204,8 +205,10 @@ class Proxy:
                 if watch is not None:
                     watch.feed(chunk)
                 visit.bytes_out += len(chunk)
-                deadline.set("client", limits.client_idle_s)
-                await request.write(chunk)
+                request.write(chunk)
+                if request.is_slow:
+                    deadline.set("client", limits.client_idle_s)
+                    await request.taken()
         except asyncio.CancelledError:
             if not deadline.forgive():
                 raise
@@ -227,7 +230,7 @@ class Proxy:
             return Outcome.SERVED
         visit.failures.append(f"{visit.replica}: {why}")
         if not is_told:
-            await _break_off(request, watch is not None)
+            _break_off(request, watch is not None)
         return Outcome.FAILED
 
     def _whole(self, answer: Answer, visit: Visit) -> Answer:
@@ -261,7 +264,11 @@ class Proxy:
                 self.metrics.line_lost()
 
 
-async def refuse(request: Request, refused: Refused, request_id: str = "") -> None:
+def _too_large(most: int) -> Refused:
+    return Refused(413, "BadRequestError", f"the body is larger than {most} bytes")
+
+
+def refuse(request: Request, refused: Refused, request_id: str = "") -> None:
     """The client is told why. Raises ConnectionError."""
     headers = {"Content-Type": "application/json"}
     if request_id:
@@ -272,7 +279,7 @@ async def refuse(request: Request, refused: Refused, request_id: str = "") -> No
         headers["WWW-Authenticate"] = "Bearer"
     if refused.status in (408, 413):  # more of the body may be on its way
         request.keeps = False
-    await request.answer(refused.status, headers, refused.body())
+    request.answer(refused.status, headers, refused.body())
 
 
 def _request_id(request: Request) -> str:
@@ -285,11 +292,11 @@ def _headers(answer: Answer, visit: Visit) -> dict[str, str]:
     return {**answer.headers, "X-Request-Id": visit.request_id, "X-Slipway-Replica": visit.replica}
 
 
-async def _break_off(request: Request, tell: bool) -> None:
+def _break_off(request: Request, tell: bool) -> None:
     """So that nobody takes it for a whole answer: an event for clients that read events, no last chunk for all."""
     error = Refused(502, "Bad Gateway", "the replica failed in the middle of this answer; ask again")
     # A client that has left, or takes nothing at the moment, is not waited for.
     with contextlib.suppress(ConnectionError):
         if tell and not request.is_behind:
-            await request.write(b"\n\ndata: " + error.body() + b"\n\n")
+            request.write(b"\n\ndata: " + error.body() + b"\n\n")
     request.cut()

@@ -92,17 +92,17 @@ class Gateway:
         assert self._proxy is not None
         if request.broken is not None:
             self.metrics.nonsense()
-            await refuse(request, Refused(400, "BadRequestError", "this is no HTTP request that can be read"))
+            refuse(request, Refused(400, "BadRequestError", "this is no HTTP request that can be read"))
         elif request.path == "/health" and request.method in ("GET", "HEAD"):
             status, body = self._health()
-            await request.answer(status, JSON, body)
+            request.answer(status, JSON, body)
         elif request.path == "/metrics" and request.method == "GET":
             try:
                 self._proxy.key_of(request)
             except Refused as refused:
-                await refuse(request, refused)
+                refuse(request, refused)
             else:
-                await request.answer(200, {"Content-Type": CONTENT_TYPE}, self.metrics.text())
+                request.answer(200, {"Content-Type": CONTENT_TYPE}, self.metrics.text())
         else:
             await self._proxy.answer(request)
 
@@ -114,9 +114,9 @@ class Gateway:
         return 200 if word in ("ok", "asleep") else 503, msgspec.json.encode({"status": word, "replicas": ready})
 
 
-async def _mistaken(request: Request) -> None:
+def _mistaken(request: Request) -> None:
     """The mistake itself is in the log, with its trace."""
-    await refuse(request, Refused(500, "InternalServerError", "the gateway made a mistake; its log has it"))
+    refuse(request, Refused(500, "InternalServerError", "the gateway made a mistake; its log has it"))
 
 
 def _is_loopback(host: str) -> bool:
