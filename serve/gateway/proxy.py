@@ -17,7 +17,7 @@ from aiohttp import ClientPayloadError
 from serve.gateway import asks
 from serve.gateway.access import AccessLog
 from serve.gateway.asks import Ask, Refused
-from serve.gateway.deadline import Deadline
+from serve.gateway.deadline import Deadline, Deadlines
 from serve.gateway.keys import Keys
 from serve.gateway.limits import Limits
 from serve.gateway.listener import Request
@@ -43,6 +43,7 @@ class Proxy:
         self.in_flight = 0
         self._by_key: Counter[str] = Counter()
         self._budget = RetryBudget(limits)
+        self._deadlines = Deadlines()
 
     async def answer(self, request: Request) -> None:
         """Whatever is wrong is an answer. Raises ConnectionError when the client has left, CancelledError."""
@@ -78,7 +79,7 @@ class Proxy:
             raise Refused(429, "Too Many Requests", "too many requests at once; try again soon", 1)
         self.in_flight += 1
         self._by_key[visit.key] += 1
-        deadline = Deadline(self.limits.total_s)
+        deadline = self._deadlines.begin(self.limits.total_s)
         try:
             ask = await self._read(request, visit, deadline)
             deadline.set("total", self.limits.total_s)
