@@ -56,6 +56,9 @@ def up(name, model, tag, replicas, provider, config, engine, mode, host, port, d
             versions.show_placement(name, version, settings, json)
             return
         versions.check_reach(version, settings)
+        versions.check_plane(name, old, version.service)
+        if version.service.ours.data_plane == service_file.ROUTER:  # which its controller would have to wait for
+            inside.interpreter(ROOT, settings.environments, render.say, service_file.ROUTER_GROUP)
         wanted = versions.after(old, version, mode, host, port, name, before)
         if old and wanted == old and detached.is_kept(name, journal):
             render.say(f"{name}: nothing to change")

@@ -30,6 +30,7 @@ from scripts.project import columns
 from serve import engines, memory, models, placement, room
 from serve import service as service_file
 from serve.memory import Seen, Version, Wanted
+from serve.service import Service
 from serve.states import LIVE, State
 from trainer.plan import CHECKPOINTS
 
@@ -139,6 +140,18 @@ def check_reach(version: Version, settings: Settings) -> None:
         raise UsageError(
             f"the model is {version.model} on this machine, which no rented machine can reach; first: "
             "inv ckpt.push --to hf://user/repo, then --model hf://user/repo"
+        )
+
+
+def check_plane(name: str, old: Wanted | None, service: Service) -> None:
+    """Whether who chooses replicas stays as it is. Raises UsageError: engines ask for keys that go with it."""
+    if old is None:
+        return
+    was, ours = old.newest.service.ours, service.ours
+    if (was.data_plane, was.router_policy) != (ours.data_plane, ours.router_policy):
+        raise UsageError(
+            f"{name} goes by data_plane {was.data_plane} ({was.router_policy}), and that stays while it runs; "
+            f"another one takes: inv serve.down {name}, then inv serve.up"
         )
 
 

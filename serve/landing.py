@@ -59,6 +59,8 @@ class Landing:
     say: Callable[[str], None]
     seed: bytes = field(repr=False)
     """Of the engines' keys."""
+    shares_key: bool = False
+    """One key for all engines: who asks them does not know which one will answer."""
     _providers: dict[str, Provider] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -118,7 +120,7 @@ class Landing:
 
     def key_of(self, run: str) -> str:
         """That its engine asks for: whoever reaches its port by another way than the gateway has none."""
-        return engine_key(self.seed, run)
+        return engine_key(self.seed, self.name if self.shares_key else run)
 
     def _secrets(self, version: Version) -> dict[str, str]:
         """What an engine needs to fetch its model; by variable."""

@@ -55,6 +55,11 @@ class Gateway:
             await self.stop(0)
             raise
 
+    @property
+    def replicas(self) -> list[Replica]:
+        """Those that requests may go to."""
+        return list(self.turns.fleet.seats)
+
     def replace(self, replicas: Iterable[Replica]) -> None:
         """From the next request on these are asked. Raises ValueError when two have one id."""
         self.turns.replace(replicas)
@@ -108,7 +113,7 @@ class Gateway:
 
     def _health(self) -> tuple[int, bytes]:
         """200 when a request would be served, or held until it can be."""
-        ready, hold_s = len(self.turns.fleet.seats), self.limits.hold_s
+        ready, hold_s = len(self.replicas), self.limits.hold_s
         is_stopping = self._listener is None
         word = "stopping" if is_stopping else "ok" if ready else "asleep" if hold_s else "no replica is ready"
         return 200 if word in ("ok", "asleep") else 503, msgspec.json.encode({"status": word, "replicas": ready})
