@@ -51,7 +51,7 @@ def up(name, model, tag, replicas, provider, config, engine, mode, host, port, d
             old.newest if old else None,
             name,
         )
-        version = versions.with_limit(version, settings)
+        version = versions.with_room(versions.with_limit(version, settings), settings)
         if dry_run:
             versions.show_placement(name, version, settings, json)
             return

@@ -75,7 +75,7 @@ class Landing:
         """The row of a pod at work: its engine is being loaded."""
         shutil.rmtree(self.log_of(member.run), ignore_errors=True)  # of an earlier service of this name
         wanted = version.service
-        request = placement.request_of(wanted, member.run)
+        request = placement.request_of(wanted, member.run, version.gpu_bytes)
         candidates = placement.candidates(version.provider, self.settings)
         offers = placement.find(candidates, self.vendor, request, member.spot, self.say)
         limits = Limits(reserve_bytes=self.settings.reserve_bytes, spend_micro_usd=member.cap_micro_usd)

@@ -26,6 +26,7 @@ from serve.load import Heard, Load, ask
 from serve.memory import Seen, seen_of
 from serve.states import State
 from tests.hosts import loopback
+from tests.serve.test_engines import model as sized_model
 from tests.test_street_ssh import with_machines
 from tests.world import World, until
 
@@ -421,6 +422,27 @@ def test_an_own_machine_comes_before_the_cheapest_spot_one_and_that_before_what_
         assert own["kind"] == "own" and {one["kind"] for one in rented} == {"spot", "on-demand"}
         order = [(one["kind"] == "on-demand", Decimal(one["usd_per_hour"])) for one in rented]
         assert order == sorted(order) and order[0][0] < order[-1][0]
+
+
+def test_no_gpu_is_rented_that_the_model_does_not_fit_into(tmp_path):
+    keys = {"RUNPOD_API_KEY": "", "LIUM_API_KEY": "", "SHADEFORM_API_KEY": ""}
+    place = Place(World(tmp_path, keys), tmp_path)
+    large = sized_model(tmp_path / "large", 30_000_000_000)  # 60 GB of weights, in a file without bytes
+    words = ("serve.up", "demo", "--model", str(large), "--engine", "vllm", "--provider", "runpod", "--rehearse")
+
+    def config(**resources):
+        return place.config(resources=resources, slipway={"spend_limit": "40", "engine": {"max_model_len": 4096}})
+
+    try:
+        said = place.world.begin(*words, "--config", config(accelerators="L40S:1"))
+        _, err = said.communicate(timeout=GUARD_S)
+        assert said.returncode == 2 and "does not fit: it needs 63.0 GB of the GPU (weights 60.0" in err
+        assert "--gpu with more memory, or num_gpus 2" in err and place.world.json("serve.status") == []
+        place.world.json(*words, "--config", config(accelerators="L40S:2"), "--dry-run")
+        shown = place.world.json(*words, "--config", config(accelerators=["L40S:1", "H100:1"]), "--dry-run")
+        assert shown["placement"] and {one["gpu"].split("-")[0] for one in shown["placement"]} == {"H100"}
+    finally:
+        place.world.inv("rehearse", "--stop")
 
 
 @pytest.mark.nightly

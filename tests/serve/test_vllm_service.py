@@ -182,7 +182,9 @@ def test_a_service_of_real_engines_survives_a_kill_an_update_and_its_end(place, 
     first, a = model(tmp_path / "A", "llama", "Ahab", words)
     second, b = model(tmp_path / "B", "qwen3", "Bosun", words)
     key = place.world.json("serve.key", "demo", "--for", "ann")["key"]
-    config = place.config(slipway={"engine": {"max_seqs": 8}}, initial_delay_seconds=START_S, timeout_seconds=60)
+    # An engine spins for a second after each token, so that probes each second would take a core for each of them.
+    patience = {"initial_delay_seconds": START_S, "timeout_seconds": 60, "endpoint_probe_interval_seconds": 5}
+    config = place.config(slipway={"engine": {"max_seqs": 8}}, **patience)
     line = ("--provider", "local", "--engine", "vllm-cpu", "--config", config, "--json")
     up = json.loads(patient(place.world, "serve.up", "demo", "--model", str(first), *line))
     assert (up["state"], up["ready"]) == ("READY", 2)
@@ -205,7 +207,7 @@ def test_a_service_of_real_engines_survives_a_kill_an_update_and_its_end(place, 
     until(is_replaced, "a replacement", START_S)
     assert workers(place).keys() == {"demo-1", "demo-2"}  # of the dead one's processes none is left
 
-    with Load(url, key, clients=2, pause_s=0.5) as load:
+    with Load(url, key, clients=2, pause_s=1.5) as load:
         load.await_more(4)
         after = json.loads(patient(place.world, "serve.up", "demo", "--model", str(second), "--mode", mode, *line))
         begun = len(load.told) + load.clients
