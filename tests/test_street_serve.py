@@ -228,8 +228,10 @@ def refused(url: str) -> bool:
     return False
 
 
-def test_engines_that_die_and_a_new_version_cost_no_request(place):
-    url = place.up("demo", place.model("A", token_s=0.01, worker=True), "--config", place.config())["endpoint"]
+@pytest.mark.parametrize("plane", ["gateway", pytest.param("vllm-router", marks=pytest.mark.nightly)])
+def test_engines_that_die_and_a_new_version_cost_no_request(place, plane):
+    config = place.config(slipway={"data_plane": plane})
+    url = place.up("demo", place.model("A", token_s=0.01, worker=True), "--config", config)["endpoint"]
     workers = until(lambda: len(found := place.workers("demo")) == 2 and found, "the workers of both", GUARD_S)
     load = Load(url=url, model="demo", rate=1, duration_s=1, max_tokens=8)
     with Traffic(load) as traffic:
@@ -251,10 +253,12 @@ def test_engines_that_die_and_a_new_version_cost_no_request(place):
     assert not traffic.failures(), traffic.failures()
     assert (after["ready"], after["versions"]) == (2, [2])
     assert {say(url)[0] for _ in range(4)} == {" B B B"}
-    old = {before["demo-1"]}
-    assert not old & set(place.engines("demo").values())
     until(lambda: place.ended("demo", 1), "the proof of its end", GUARD_S)
+    assert before["demo-1"] not in place.engines("demo").values()
     assert not is_alive(workers["demo-1"])  # which was drained, told to end, and did not listen
+    other = place.config(slipway={"data_plane": "vllm-router" if plane == "gateway" else "gateway"})
+    refused = place.up("demo", place.model("B", token_s=0.01), "--config", other, code=2)["error"]
+    assert f"goes by data_plane {plane}" in refused and "inv serve.down demo" in refused
 
 
 @pytest.mark.nightly

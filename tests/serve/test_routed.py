@@ -142,6 +142,20 @@ def test_an_engine_that_dies_costs_nobody_who_had_no_byte(pair, fresh, python, t
     asyncio.run(main())
 
 
+def test_an_error_in_place_of_the_first_token_is_tried_again(pair, fresh, python, tmp_path):
+    (ill,) = fresh({"words": ["X"], "api_key": KEY, "fail": "error"})
+
+    async def main():
+        async with routed(python, tmp_path, ill, pair[0]) as front:
+            for _ in range(8):
+                async with front.ask(stream=True) as reply:
+                    assert reply.status == 200 and '"A' in await reply.text()
+            # The router took the first one for an answer; after it the engine says 500, which the router hides itself.
+            assert ill.seen()["requests"] and await front.metric("retries_total") == 1
+
+    asyncio.run(main())
+
+
 def test_a_router_that_dies_is_started_again_and_told_of_its_workers(pair, python, tmp_path):
     async def main():
         async with routed(python, tmp_path, *pair, hold_s=GUARD_S) as front:
