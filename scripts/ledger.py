@@ -22,6 +22,7 @@ from infra.states import ASKED, LOST, READY, TERMINATING
 from infra.transport import Lost, TimedOut, Transport, Unreachable
 from scripts import render, words
 from scripts.chain import cost_of
+from serve.detached import is_kept
 from store import Store, StoreError
 
 OTHERS_S = 20.0
@@ -51,6 +52,8 @@ def settle(journal: Journal, settings: Settings, only: Collection[str] | None = 
     sweep(journal, settings)
     for op in journal.ops(live=True):
         if only is None or op.token in only:
+            if op.service and is_kept(op.service, journal):
+                continue  # its controller looks after it
             try:
                 vendor = words.provider(settings, op.vendor)
                 if vendor.is_rented and op.slot >= 0 and is_kept_by_another(op, journal):

@@ -51,11 +51,14 @@ def up(name, model, tag, replicas, provider, config, engine, mode, host, port, d
             old.newest if old else None,
             name,
         )
-        version = versions.with_limit(version, settings)
+        version = versions.with_room(versions.with_limit(version, settings), settings)
         if dry_run:
             versions.show_placement(name, version, settings, json)
             return
         versions.check_reach(version, settings)
+        versions.check_plane(name, old, version.service)
+        if version.service.ours.data_plane == service_file.ROUTER:  # which its controller would have to wait for
+            inside.interpreter(ROOT, settings.environments, render.say, service_file.ROUTER_GROUP)
         wanted = versions.after(old, version, mode, host, port, name, before)
         if old and wanted == old and detached.is_kept(name, journal):
             render.say(f"{name}: nothing to change")

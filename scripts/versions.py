@@ -9,12 +9,13 @@ Called by: `services`, `inv doctor --for serve`.
 
 import dataclasses
 import hashlib
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from infra import strict_yaml
+from infra import gpus, strict_yaml
 from infra.agent import environment
 from infra.errors import UsageError
 from infra.journal import Service as Row
@@ -30,7 +31,9 @@ from scripts.project import columns
 from serve import engines, memory, models, placement, room
 from serve import service as service_file
 from serve.memory import Seen, Version, Wanted
+from serve.service import Service
 from serve.states import LIVE, State
+from store import StoreError
 from trainer.plan import CHECKPOINTS
 
 CONFIG = ROOT / "serve" / "service.yaml"
@@ -128,6 +131,33 @@ def with_limit(version: Version, settings: Settings) -> Version:
     return dataclasses.replace(version, document={**version.document, "slipway": ours})
 
 
+def with_room(version: Version, settings: Settings) -> Version:
+    """With what a replica takes of each GPU, where others than this machine may be chosen for it.
+
+    Raises UsageError when no GPU that `resources` names has so much: before any is rented.
+    """
+    if version.engine != "vllm" or placement.candidates(version.provider, settings) == ("local",):
+        return version
+    service, source = version.service, version.model
+    request = placement.request_of(service, "")
+    tuning = service.ours.engine
+    tuning = dataclasses.replace(tuning, num_gpus=request.num_gpus or tuning.num_gpus)
+    try:
+        need = (
+            room.needed_there(source, version.engine, tuning)
+            if "://" in source
+            else room.needed(Path(source), version.engine, tuning)
+        )
+    except (UsageError, StoreError) as error:
+        render.say(f"whether {source} fits into a GPU is not known: {error}")
+        return version
+    sizes = [gpu.memory_gb for asked, _ in gpus.read_set(request.gpu) for gpu in gpus.GPUS
+             if gpus.is_asked(asked, gpu.name)]  # fmt: skip
+    if sizes:
+        room.fits(source, need, version.engine, tuning, int(max(sizes) * room.GB * tuning.gpu_share))
+    return dataclasses.replace(version, gpu_bytes=math.ceil(need.total / tuning.gpu_share))
+
+
 def check_reach(version: Version, settings: Settings) -> None:
     """Whether the machines of a service can find its model, and hold it. Raises UsageError, before any is rented."""
     candidates = placement.candidates(version.provider, settings)
@@ -139,6 +169,18 @@ def check_reach(version: Version, settings: Settings) -> None:
         raise UsageError(
             f"the model is {version.model} on this machine, which no rented machine can reach; first: "
             "inv ckpt.push --to hf://user/repo, then --model hf://user/repo"
+        )
+
+
+def check_plane(name: str, old: Wanted | None, service: Service) -> None:
+    """Whether who chooses replicas stays as it is. Raises UsageError: engines ask for keys that go with it."""
+    if old is None:
+        return
+    was, ours = old.newest.service.ours, service.ours
+    if (was.data_plane, was.router_policy) != (ours.data_plane, ours.router_policy):
+        raise UsageError(
+            f"{name} goes by data_plane {was.data_plane} ({was.router_policy}), and that stays while it runs; "
+            f"another one takes: inv serve.down {name}, then inv serve.up"
         )
 
 
@@ -199,7 +241,7 @@ def scaled(document: Mapping[str, Any], least: int, most: int) -> dict[str, Any]
 def show_placement(name: str, version: Version, settings: Settings, as_json: bool) -> None:
     """The order in which machines are tried, and what they cost. Raises NoOffer."""
     service = version.service
-    request = placement.request_of(service, f"{name}-0")
+    request = placement.request_of(service, f"{name}-0", version.gpu_bytes)
     asked = placement.candidates(version.provider, settings)
     wants_spot = bool(service.file.resources.use_spot)
     found = placement.find(asked, words.vendors(settings), request, wants_spot, render.say)

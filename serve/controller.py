@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from infra import spend
+from infra import inside, spend
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError, UsageError
 from infra.journal import Fenced, Journal, Lease
@@ -39,7 +39,8 @@ from serve.landing import ROOT, Landing, free_port, role_of
 from serve.life import Replicas
 from serve.loops import run
 from serve.memory import Member, Wanted, seen_of, wanted_of, write
-from serve.service import Service
+from serve.routed import Routed
+from serve.service import ROUTER, ROUTER_GROUP, Service
 from serve.states import Facts, State
 
 FREED_S = 10.0  # until the port of a controller that was killed is free: its threads end one by one
@@ -55,10 +56,11 @@ class Controller:
     ) -> None:
         self.name, self.settings, self.journal, self.lease, self.say = name, settings, journal, lease, say
         self.places = Places.of(settings, name)
-        self.landing = Landing(name, settings, say, keys.seed(self.places.engine_seed))
         self.epoch = -1
         self.wanted = self._read_wanted()
         self.service = self.wanted.newest.service
+        is_routed = self.service.ours.data_plane == ROUTER
+        self.landing = Landing(name, settings, say, keys.seed(self.places.engine_seed), is_routed)
         self.seen = replace(seen_of(self._row().seen), began_at=time.time(), problem="")
         self.memory = self.seen.memory or autoscaler.begin(autoscaler.rule_of(self.service))
         self.rule_of = self.seen.rule_of
@@ -73,8 +75,24 @@ class Controller:
         self.counted = (-1, -1)
         self.is_leaving = False
         self.keys_read_at = 0.0
-        self.gateway = Gateway(limits_of(self.service), self._keys(), AccessLog(self.places.access))
+        self.gateway = self._gateway()
         self.replicas = Replicas(name, self.wanted, journal, self.landing, self.gateway, self._tell_gateway, say)
+
+    def _gateway(self) -> Gateway:
+        """Raises SlipwayError when what it needs cannot be had."""
+        limits, access = limits_of(self.service), AccessLog(self.places.access)
+        if not self.landing.shares_key:
+            return Gateway(limits, self._keys(), access)
+        return Routed(
+            limits,
+            self._keys(),
+            access,
+            python=inside.interpreter(ROOT, self.settings.environments, self.say, ROUTER_GROUP),
+            policy=self.service.ours.router_policy,
+            key=self.landing.key_of(self.name),
+            log=self.places.router_log,
+            say=self.say,
+        )
 
     # Its life.
 
@@ -261,7 +279,7 @@ class Controller:
         """The one way by which it learns of its replicas."""
         serving = (self.replicas.kept[number] for number in self.serving if number in self.replicas.kept)
         ready = [one.replica for one in serving if one.replica and one.member.state is State.READY]
-        if ready != list(self.gateway.turns.fleet.seats):
+        if ready != self.gateway.replicas:
             self.gateway.replace(ready)
 
     def _save(self) -> None:

@@ -45,6 +45,10 @@ class Places:
         return self.folder / "access.jsonl"
 
     @property
+    def router_log(self) -> Path:
+        return self.folder / "router.log"
+
+    @property
     def history(self) -> Path:
         """A line whenever another number of replicas is ready."""
         return self.folder / "replicas.jsonl"

@@ -59,6 +59,8 @@ class Landing:
     say: Callable[[str], None]
     seed: bytes = field(repr=False)
     """Of the engines' keys."""
+    shares_key: bool = False
+    """One key for all engines: who asks them does not know which one will answer."""
     _providers: dict[str, Provider] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -73,7 +75,7 @@ class Landing:
         """The row of a pod at work: its engine is being loaded."""
         shutil.rmtree(self.log_of(member.run), ignore_errors=True)  # of an earlier service of this name
         wanted = version.service
-        request = placement.request_of(wanted, member.run)
+        request = placement.request_of(wanted, member.run, version.gpu_bytes)
         candidates = placement.candidates(version.provider, self.settings)
         offers = placement.find(candidates, self.vendor, request, member.spot, self.say)
         limits = Limits(reserve_bytes=self.settings.reserve_bytes, spend_micro_usd=member.cap_micro_usd)
@@ -118,7 +120,7 @@ class Landing:
 
     def key_of(self, run: str) -> str:
         """That its engine asks for: whoever reaches its port by another way than the gateway has none."""
-        return engine_key(self.seed, run)
+        return engine_key(self.seed, self.name if self.shares_key else run)
 
     def _secrets(self, version: Version) -> dict[str, str]:
         """What an engine needs to fetch its model; by variable."""

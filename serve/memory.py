@@ -41,6 +41,8 @@ class Version:
     """Of our artifacts."""
     weights: str = ""
     """Tells one release from the next one in the same place."""
+    gpu_bytes: int = 0
+    """What a replica takes of each GPU, an estimate: none with less is rented. 0 = not known."""
 
     @property
     def service(self) -> Service:

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from infra.errors import UsageError
 from store import Artifact, Manifest, Store, StoreError, catalogue, credentials
@@ -115,6 +116,21 @@ def size_there(uri: str) -> int:
     place = open_place(uri)
     _, wanted = _wanted(uri, place.listing(at=place.pin()))
     return sum(one.size for one in wanted.values())
+
+
+def sketch(uri: str) -> tuple[dict[str, Any], int]:
+    """The config of the model at `uri`, and bytes of its weights, of which nothing is fetched.
+
+    Raises UsageError, StoreError.
+    """
+    place = open_place(uri)
+    at = place.pin()
+    inside, wanted = _wanted(uri, place.listing(at=at))
+    try:
+        config = json.loads(place.small(f"{inside}{CONFIG}", at))
+    except ValueError as error:
+        raise UsageError(f"{uri}: {CONFIG}: {error}") from None
+    return config, sum(one.size for name, one in wanted.items() if name.endswith(WEIGHTS))
 
 
 def _wanted(uri: str, there: Mapping[str, Entry]) -> tuple[str, dict[str, Entry]]:

@@ -61,7 +61,8 @@ def find(
         found += [one for one in survey.offers if one.spot is is_spot]
         said += [f"{one.provider}: {one.error}" for one in survey.silent]
     if not found:
-        told = "; ".join(said) or "nothing there satisfies `resources`"
+        size = f" and has {request.gpu_memory_bytes / GB:.0f} GB on each GPU" if request.gpu_memory_bytes else ""
+        told = "; ".join(said) or f"nothing there satisfies `resources`{size}"
         raise NoOffer(f"no machine for a replica on {', '.join(names)}: {told}; see: inv offers")
     for what in said:
         say(f"{request.run}: left out: {what}")
@@ -73,8 +74,8 @@ def kind_of(offer: Offer) -> str:
     return "own" if not offer.micro_usd_per_hour or offer.place else "spot" if offer.spot else "on-demand"
 
 
-def request_of(service: Service, run: str) -> Request:
-    """Raises UsageError for words of `resources` that mean nothing here."""
+def request_of(service: Service, run: str, gpu_bytes: int = 0) -> Request:
+    """`gpu_bytes`: of each GPU at least. Raises UsageError for words of `resources` that mean nothing here."""
     wanted = service.file.resources
     gpu, num_gpus = _gpus(wanted)
     most = wanted.max_hourly_cost
@@ -82,6 +83,7 @@ def request_of(service: Service, run: str) -> Request:
         run=run,
         gpu=gpu,
         num_gpus=num_gpus,
+        gpu_memory_bytes=gpu_bytes,
         cpus=_at_least("cpus", wanted.cpus),
         memory_bytes=_at_least("memory", wanted.memory) * GB,
         disk_bytes=_at_least("disk_size", wanted.disk_size) * GB,

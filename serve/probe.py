@@ -19,6 +19,7 @@ from serve.service import Probe
 METRICS_S = 5.0
 WAITING = ("vllm:num_requests_waiting", "vllm:num_requests_waiting_total")
 TOKENS = "vllm:generation_tokens_total"
+RUNNING = "vllm:num_requests_running"
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Counters:
 
     waiting: float | None = None
     tokens: float | None = None
+    running: float | None = None
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,12 @@ async def probe(
         why = "it is full"
     except (aiohttp.ClientError, OSError, _Wrong) as error:
         return Probed(False, f"a token: {str(error) or type(error).__name__}")
-    counters = await _counters(session, url)
-    if why and before is not None and before.tokens is not None and counters.tokens is not None:
-        if counters.tokens > before.tokens:
-            return Probed(True, counters=counters)
+    found = await counters(session, url)
+    if why and before is not None and before.tokens is not None and found.tokens is not None:
+        if found.tokens > before.tokens:
+            return Probed(True, counters=found)
         why += ", and it makes none for others"
-    return Probed(not why, why, counters)
+    return Probed(not why, why, found)
 
 
 class _Wrong(Exception):
@@ -105,7 +107,7 @@ async def _token(
         raise _Wrong("an answer without a choice")
 
 
-async def _counters(session: aiohttp.ClientSession, url: str) -> Counters:
+async def counters(session: aiohttp.ClientSession, url: str) -> Counters:
     """As far as they can be read: names change from release to release."""
     try:
         async with session.get(f"{url}/metrics", timeout=aiohttp.ClientTimeout(METRICS_S)) as reply:
@@ -115,9 +117,10 @@ async def _counters(session: aiohttp.ClientSession, url: str) -> Counters:
     sums: dict[str, float] = {}
     for line in text.splitlines():
         name, _, rest = line.partition("{") if "{" in line else line.partition(" ")
-        if name in (*WAITING, TOKENS):
+        if name in (*WAITING, TOKENS, RUNNING):
             try:
                 sums[name] = sums.get(name, 0.0) + float(rest.rsplit(" ", 1)[-1])
             except ValueError:
                 continue
-    return Counters(next((sums[name] for name in WAITING if name in sums), None), sums.get(TOKENS))
+    waiting = next((sums[name] for name in WAITING if name in sums), None)
+    return Counters(waiting, sums.get(TOKENS), sums.get(RUNNING))

@@ -5,7 +5,7 @@
     engine    the programs themselves: measured on a CPU; for a GPU an estimate, as there was none to measure on
 
 In: a model's folder, how its engine is run, the memory that there is. Out: a Room, or UsageError that says what would
-fit. Called by: `serve.engines`, where a replica starts; commands, with the memory of an offer.
+fit. Called by: `serve.engines`, where a replica starts; `scripts.versions`, before anything is rented.
 """
 
 import json
@@ -18,10 +18,12 @@ from typing import Any
 
 from infra.agent import host
 from infra.errors import UsageError
+from serve import models
 from serve.tuning import Tuning
 
 GB = 10**9
 WIDTHS = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I16": 2}  # any other: one byte
+STORED = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes, by a config's word for its weights
 FLOATS = {"F64", "F32", "BF16", "F16"}
 PROCESSES_BYTES = int(1.9 * GB)  # three of them on a CPU, without weights and cache
 GPU_BYTES = int(2.5 * GB)  # on each GPU: CUDA, its graphs, the activations of a batch
@@ -56,6 +58,19 @@ def needed(folder: Path, engine: str, tuning: Tuning) -> Room:
         weights = sum(_kept_bytes(file, tuning.dtype) for file in sorted(folder.glob("*.safetensors")))
     except (OSError, ValueError, KeyError, struct.error) as error:
         raise UsageError(f"{folder} cannot be read as a model: {error}") from None
+    return _room(config, weights, engine, tuning)
+
+
+def needed_there(uri: str, engine: str, tuning: Tuning) -> Room:
+    """Of a model that lies elsewhere, by its config and the sizes of its files. Raises UsageError, StoreError."""
+    config, weights = models.sketch(uri)
+    stored = config.get("dtype") or config.get("torch_dtype")
+    if stored in STORED and not config.get("quantization_config"):
+        weights = weights * (4 if tuning.dtype == "float32" else 2) // STORED[stored]
+    return _room(config, weights, engine, tuning)
+
+
+def _room(config: dict[str, Any], weights: int, engine: str, tuning: Tuning) -> Room:
     config = config.get("text_config") or config  # of models that see, too
     per_token = _token_bytes(config, 4 if tuning.dtype == "float32" else 2)
     tokens = tuning.max_model_len or int(config.get("max_position_embeddings") or 0)
@@ -76,23 +91,28 @@ def check(folder: Path, engine: str, tuning: Tuning, there: int | None) -> None:
     room = needed(folder, engine, tuning)
     if there is None:
         return
-    where = "this machine" if engine == "vllm-cpu" else f"each of {tuning.num_gpus} GPUs" if tuning.num_gpus > 1 else (
-        "the GPU"
-    )  # fmt: skip
     if engine == "vllm-cpu" and room.tokens * room.per_token > tuning.cpu_cache_bytes:
-        fits = tuning.cpu_cache_bytes // room.per_token
+        longest = tuning.cpu_cache_bytes // room.per_token
         raise UsageError(
             f"{folder}: a request of {room.tokens:,} tokens needs {room.tokens * room.per_token / GB:.2f} GB of cache,"
             f" and the cache has {tuning.cpu_cache_bytes / GB:.2f} GB; set kv_cache_bytes to"
-            f" {room.tokens * room.per_token}, or max_model_len to at most {fits:,}"
+            f" {room.tokens * room.per_token}, or max_model_len to at most {longest:,}"
         )
+    fits(str(folder), room, engine, tuning, there)
+
+
+def fits(what: str, room: Room, engine: str, tuning: Tuning, there: int) -> None:
+    """Raises UsageError when `what`, a model, needs more than `there`: bytes as in `check`."""
     if room.total <= there:
         return
+    where = "this machine" if engine == "vllm-cpu" else f"each of {tuning.num_gpus} GPUs" if tuning.num_gpus > 1 else (
+        "the GPU"
+    )  # fmt: skip
     longest = room.longest(there)
     help = [f"max_model_len of at most {longest:,}"] if engine != "vllm-cpu" and longest >= 256 else []
     help += [f"--gpu with more memory, or num_gpus {2 * tuning.num_gpus}"] if engine == "vllm" else ["a larger machine"]
     raise UsageError(
-        f"{folder} does not fit: it needs {room.total / GB:.1f} GB of {where} (weights {room.weights / GB:.1f}, cache"
+        f"{what} does not fit: it needs {room.total / GB:.1f} GB of {where} (weights {room.weights / GB:.1f}, cache"
         f" {room.cache / GB:.1f} for {room.tokens:,} tokens, engine {room.engine / GB:.1f}), and there is"
         f" {there / GB:.1f} GB; it would with {', or '.join(help)}"
     )

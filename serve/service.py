@@ -26,6 +26,10 @@ from serve.tuning import PLAIN, Tuning
 
 POLICIES = ("least_load", "round_robin", "instance_aware_least_load")
 PLACERS = ("dynamic_fallback",)
+GATEWAY, ROUTER = "gateway", "vllm-router"
+DATA_PLANES = (GATEWAY, ROUTER)
+ROUTER_GROUP = "serve-router"  # the environment that has it
+ROUTER_POLICIES = ("cache_aware", "power_of_two", "round_robin", "random", "consistent_hash", "sticky_least_loaded")
 MODEL_MOUNT = "/model"
 EVERYWHERE = "0.0.0.0"
 # What others write, what is meant.
@@ -113,6 +117,10 @@ class Ours:
     """US dollars; no replica is started that would not fit."""
     engine: Tuning = PLAIN
     """How the engine is run."""
+    data_plane: str = GATEWAY
+    """Who chooses the replica of a request: our gateway, or vllm-router behind it; for the life of the service."""
+    router_policy: str = "cache_aware"
+    """Of vllm-router."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +200,7 @@ def parse(where: str, document: Any) -> Service:
         what, _, at = str(error).partition(" - at ")
         raise UsageError(f"{where}: {at.strip('`').removeprefix('$.') or 'the file'}: {what}") from None
     section = file.service
+    _plane(where, file.slipway)
     return Service(
         file=file,
         probe=_probe(where, section.readiness_probe),
@@ -286,6 +295,17 @@ def _policy(where: str, section: ServiceSection, ours: Ours) -> ReplicaPolicy:
         if value is not None and value not in known:
             raise UsageError(f"{where}: {name} is {value!r}; {_near(value, known)}")
     return policy
+
+
+def _plane(where: str, ours: Ours) -> None:
+    where = f"{where}: slipway"
+    for name, known in (("data_plane", DATA_PLANES), ("router_policy", ROUTER_POLICIES)):
+        if getattr(ours, name) not in known:
+            raise UsageError(f"{where}: {name} is {getattr(ours, name)!r}; {_near(getattr(ours, name), known)}")
+    if ours.data_plane == ROUTER and ours.affinity_chars:
+        raise UsageError(f"{where}: affinity_chars is our gateway's; {ROUTER} goes by router_policy: cache_aware")
+    if ours.data_plane != ROUTER and ours.router_policy != Ours().router_policy:
+        raise UsageError(f"{where}: router_policy is for data_plane: {ROUTER}")
 
 
 def _port(where: str, section: ServiceSection, resources: Resources) -> int:

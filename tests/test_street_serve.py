@@ -26,6 +26,7 @@ from serve.load import Heard, Load, ask
 from serve.memory import Seen, seen_of
 from serve.states import State
 from tests.hosts import loopback
+from tests.serve.test_engines import model as sized_model
 from tests.test_street_ssh import with_machines
 from tests.world import World, until
 
@@ -227,8 +228,10 @@ def refused(url: str) -> bool:
     return False
 
 
-def test_engines_that_die_and_a_new_version_cost_no_request(place):
-    url = place.up("demo", place.model("A", token_s=0.01, worker=True), "--config", place.config())["endpoint"]
+@pytest.mark.parametrize("plane", ["gateway", pytest.param("vllm-router", marks=pytest.mark.nightly)])
+def test_engines_that_die_and_a_new_version_cost_no_request(place, plane):
+    config = place.config(slipway={"data_plane": plane})
+    url = place.up("demo", place.model("A", token_s=0.01, worker=True), "--config", config)["endpoint"]
     workers = until(lambda: len(found := place.workers("demo")) == 2 and found, "the workers of both", GUARD_S)
     load = Load(url=url, model="demo", rate=1, duration_s=1, max_tokens=8)
     with Traffic(load) as traffic:
@@ -250,10 +253,12 @@ def test_engines_that_die_and_a_new_version_cost_no_request(place):
     assert not traffic.failures(), traffic.failures()
     assert (after["ready"], after["versions"]) == (2, [2])
     assert {say(url)[0] for _ in range(4)} == {" B B B"}
-    old = {before["demo-1"]}
-    assert not old & set(place.engines("demo").values())
     until(lambda: place.ended("demo", 1), "the proof of its end", GUARD_S)
+    assert before["demo-1"] not in place.engines("demo").values()
     assert not is_alive(workers["demo-1"])  # which was drained, told to end, and did not listen
+    other = place.config(slipway={"data_plane": "vllm-router" if plane == "gateway" else "gateway"})
+    refused = place.up("demo", place.model("B", token_s=0.01), "--config", other, code=2)["error"]
+    assert f"goes by data_plane {plane}" in refused and "inv serve.down demo" in refused
 
 
 @pytest.mark.nightly
@@ -421,6 +426,27 @@ def test_an_own_machine_comes_before_the_cheapest_spot_one_and_that_before_what_
         assert own["kind"] == "own" and {one["kind"] for one in rented} == {"spot", "on-demand"}
         order = [(one["kind"] == "on-demand", Decimal(one["usd_per_hour"])) for one in rented]
         assert order == sorted(order) and order[0][0] < order[-1][0]
+
+
+def test_no_gpu_is_rented_that_the_model_does_not_fit_into(tmp_path):
+    keys = {"RUNPOD_API_KEY": "", "LIUM_API_KEY": "", "SHADEFORM_API_KEY": ""}
+    place = Place(World(tmp_path, keys), tmp_path)
+    large = sized_model(tmp_path / "large", 30_000_000_000)  # 60 GB of weights, in a file without bytes
+    words = ("serve.up", "demo", "--model", str(large), "--engine", "vllm", "--provider", "runpod", "--rehearse")
+
+    def config(**resources):
+        return place.config(resources=resources, slipway={"spend_limit": "40", "engine": {"max_model_len": 4096}})
+
+    try:
+        said = place.world.begin(*words, "--config", config(accelerators="L40S:1"))
+        _, err = said.communicate(timeout=GUARD_S)
+        assert said.returncode == 2 and "does not fit: it needs 63.0 GB of the GPU (weights 60.0" in err
+        assert "--gpu with more memory, or num_gpus 2" in err and place.world.json("serve.status") == []
+        place.world.json(*words, "--config", config(accelerators="L40S:2"), "--dry-run")
+        shown = place.world.json(*words, "--config", config(accelerators=["L40S:1", "H100:1"]), "--dry-run")
+        assert shown["placement"] and {one["gpu"].split("-")[0] for one in shown["placement"]} == {"H100"}
+    finally:
+        place.world.inv("rehearse", "--stop")
 
 
 @pytest.mark.nightly

@@ -3,6 +3,7 @@
     asks      what may be asked, and what a body says      keys     who may ask
     routing   which replica takes it (pure)                turns    who waits until one is free
     upstream  one try at one replica                       proxy    tries, limits, the answer
+    listener  connections of clients
     connections  kept to the engines
     metrics, access   what happened, in numbers and in lines
     server    the listener; `Gateway.replace` is told which replicas there are

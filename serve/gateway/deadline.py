@@ -1,4 +1,4 @@
-"""One timer for all limits of a request: moving it on costs an assignment, not a timer.
+"""Limits of requests: one timer looks after all of them, so that moving a limit on costs an assignment.
 
 In: the task that serves the request. Out: its cancellation when the limit of the moment is over, which `is_over` and
 `what` then explain. A client that leaves cancels the same task; that is told apart here.
@@ -6,35 +6,27 @@ In: the task that serves the request. Out: its cancellation when the limit of th
 
 import asyncio
 
+LOOK_S = 0.02  # by so much a limit is late at most
+
 
 class Deadline:
-    """Made in the task that it may cancel. `clear` must be called when the request is done."""
+    """Of one request. `clear` must be called when it is done."""
 
-    __slots__ = ("_loop", "_task", "_timer", "_fires_at", "_at", "_last_at", "what", "is_over")
+    __slots__ = ("_all", "_task", "_last_at", "at", "what", "is_over")
 
-    def __init__(self, total_s: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
-        self._last_at = self._at = self._loop.time() + total_s
-        self._timer: asyncio.TimerHandle | None = None
-        self._fires_at = 0.0
+    def __init__(self, all: "Deadlines", task: "asyncio.Task[None]", total_s: float) -> None:
+        self._all, self._task = all, task
+        self._last_at = self.at = all.loop.time() + total_s
         self.what = "total"
         self.is_over = False
 
     def set(self, what: str, limit_s: float) -> None:
         """From now on so long for `what`, within the total."""
-        at = self._loop.time() + limit_s
-        self.what, self._at = (what, at) if at < self._last_at else ("total", self._last_at)
-        if self._timer is None or self._at < self._fires_at:
-            self._arm()
+        at = self._all.loop.time() + limit_s
+        self.what, self.at = (what, at) if at < self._last_at else ("total", self._last_at)
 
     def clear(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._at = float("inf")
+        self._all.open.discard(self)
 
     def forgive(self) -> bool:
         """To be asked when the task was cancelled: was it by this deadline, and by nobody else?"""
@@ -44,17 +36,32 @@ class Deadline:
         uncancel = getattr(self._task, "uncancel", None)  # since Python 3.11
         return uncancel is None or uncancel() == 0
 
-    def _arm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._fires_at = self._at
-        self._timer = self._loop.call_at(self._at, self._fire)
-
-    def _fire(self) -> None:
-        self._timer = None
-        if self._loop.time() < self._at - 0.001:  # it was moved on meanwhile; clocks of loops are coarse
-            if self._at != float("inf"):
-                self._arm()
-            return
+    def fire(self) -> None:
+        self.at = float("inf")
         self.is_over = True
         self._task.cancel()
+
+
+class Deadlines:
+    """Of all requests that are inside."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.open: set[Deadline] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, total_s: float) -> Deadline:
+        """In the task that it may cancel."""
+        task = asyncio.current_task(self.loop)
+        assert task is not None
+        one = Deadline(self, task, total_s)
+        self.open.add(one)
+        if self._timer is None:
+            self._timer = self.loop.call_later(LOOK_S, self._look)
+        return one
+
+    def _look(self) -> None:
+        now = self.loop.time()
+        for one in [each for each in self.open if each.at <= now]:
+            one.fire()
+        self._timer = self.loop.call_later(LOOK_S, self._look) if self.open else None

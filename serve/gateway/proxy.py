@@ -1,26 +1,26 @@
 """One request from its headers to the last byte of its answer: let in, read, tried, passed on, noted.
 
-In: an HTTP request of aiohttp's server. Out: its response; a lease that was released, a visit that was counted. Another
+In: a Request of the listener. Out: its answer; a lease that was released, a visit that was counted. Another
 replica is tried only as long as the client has not got a byte. Whoever leaves takes the engine's work along: the
 connection to it is closed, which makes it stop. Called by: `server`.
 """
 
 import asyncio
 import contextlib
+import random
 import re
-import secrets
 import time
 from collections import Counter
 
-import aiohttp
-from aiohttp import web
+from aiohttp import ClientPayloadError
 
 from serve.gateway import asks
 from serve.gateway.access import AccessLog
 from serve.gateway.asks import Ask, Refused
-from serve.gateway.deadline import Deadline
+from serve.gateway.deadline import Deadline, Deadlines
 from serve.gateway.keys import Keys
 from serve.gateway.limits import Limits
+from serve.gateway.listener import Request
 from serve.gateway.metrics import Metrics
 from serve.gateway.routing import Lease, Outcome, RetryBudget, Seat
 from serve.gateway.turns import Turns
@@ -28,7 +28,6 @@ from serve.gateway.upstream import BROKEN, Answer, Engines, Failed
 from serve.gateway.visit import Visit
 
 CLIENT_LEFT = 499
-SERVER = "slipway"
 FORWARDED = ("Content-Type", "Accept", "traceparent", "tracestate")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -44,24 +43,26 @@ class Proxy:
         self.in_flight = 0
         self._by_key: Counter[str] = Counter()
         self._budget = RetryBudget(limits)
+        self._deadlines = Deadlines()
 
-    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Never raises but for a cancellation: whatever is wrong is an answer."""
+    async def answer(self, request: Request) -> None:
+        """Whatever is wrong is an answer. Raises ConnectionError when the client has left, CancelledError."""
         visit = Visit(time.monotonic(), request_id=_request_id(request))
         try:
-            response = await self._answer(request, visit)
-            visit.status = visit.status or response.status
-            return response
+            await self._answer(request, visit)
         except Refused as refused:
             visit.status, visit.note = refused.status, refused.message
-            return _refusal(refused, visit)
+            refuse(request, refused, visit.request_id)
         except asyncio.CancelledError:
+            visit.status = CLIENT_LEFT
+            raise
+        except ConnectionError:  # it is noticed at the next write
             visit.status = CLIENT_LEFT
             raise
         finally:
             self._note(visit)
 
-    def key_of(self, request: web.BaseRequest) -> str:
+    def key_of(self, request: Request) -> str:
         """The name of the key that lets it in. Raises Refused."""
         if not self.keys:
             return ""
@@ -70,7 +71,7 @@ class Proxy:
             raise Refused(401, "AuthenticationError", "no valid API key; send: Authorization: Bearer KEY")
         return name
 
-    async def _answer(self, request: web.BaseRequest, visit: Visit) -> web.StreamResponse:
+    async def _answer(self, request: Request, visit: Visit) -> None:
         visit.route = asks.route(request.method, request.path)
         visit.key = self.key_of(request)
         self.metrics.arrivals.add(visit.began_at)
@@ -78,14 +79,15 @@ class Proxy:
             raise Refused(429, "Too Many Requests", "too many requests at once; try again soon", 1)
         self.in_flight += 1
         self._by_key[visit.key] += 1
-        deadline = Deadline(self.limits.total_s)
+        deadline = self._deadlines.begin(self.limits.total_s)
         try:
             ask = await self._read(request, visit, deadline)
             deadline.set("total", self.limits.total_s)
             lease = await self.turns.take(ask.affinity)
             visit.queue_s = time.monotonic() - visit.began_at
-            response = await self._try(request, ask, lease, visit, deadline)
-            return response if response.prepared else await self._hand_out(request, response, visit, deadline)
+            answer = await self._try(request, ask, lease, visit, deadline)
+            if answer is not None:
+                await self._hand_out(request, answer, visit, deadline)
         except asyncio.CancelledError:
             if not deadline.forgive():
                 raise
@@ -97,57 +99,52 @@ class Proxy:
             self.in_flight -= 1
             self._by_key[visit.key] -= 1
 
-    async def _hand_out(
-        self, request: web.BaseRequest, response: web.StreamResponse, visit: Visit, deadline: Deadline
-    ) -> web.StreamResponse:
+    async def _hand_out(self, request: Request, answer: Answer, visit: Visit, deadline: Deadline) -> None:
         """A short answer, to a client that may not take it."""
+        visit.status, visit.bytes_out = answer.status, len(answer.body)
+        request.answer(answer.status, _headers(answer, visit), answer.body)
+        if not request.is_slow:
+            return
         deadline.set("client", self.limits.client_idle_s)
         try:
-            await response.prepare(request)
-            await response.write_eof()
+            await request.taken()
         except asyncio.CancelledError:
             if not deadline.forgive():
                 raise
-            _cut(request, at_once=True)
-        except ConnectionError:
-            visit.status = CLIENT_LEFT
-        return response
+            request.cut(at_once=True)
 
-    async def _read(self, request: web.BaseRequest, visit: Visit, deadline: Deadline) -> Ask:
+    async def _read(self, request: Request, visit: Visit, deadline: Deadline) -> Ask:
         """What is asked, once all of it is here. Raises Refused."""
         if visit.route == "models":
             return Ask(request.path, b"")
         if request.headers.get("Content-Encoding", "identity") != "identity":
             raise Refused(415, "BadRequestError", "compressed bodies are not taken")
         most = self.limits.max_body_bytes
-        too_large = Refused(413, "BadRequestError", f"the body is larger than {most} bytes")
-        if (request.content_length or 0) > most:
-            raise too_large
-        if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
-            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if int(request.headers.get("Content-Length", 0)) > most:
+            raise _too_large(most)
+        if request.headers.get("Expect", "").lower() == "100-continue":
+            request.proceed()
         parts, size = [], 0
         while True:
-            if not request.content.is_eof():  # as it mostly is: then there is nothing to wait for
+            if not request.body.is_eof():  # as it mostly is: then there is nothing to wait for
                 deadline.set("body", self.limits.client_idle_s)
             try:
-                part = await request.content.readany()
-            except (web.RequestPayloadError, aiohttp.ClientPayloadError, ConnectionError) as error:
+                part = await request.body.readany()
+            except ClientPayloadError as error:
                 raise Refused(400, "BadRequestError", f"the body is broken: {type(error).__name__}") from None
             if not part:
                 break
             parts.append(part)
             size += len(part)
             if size > most:
-                raise too_large
+                raise _too_large(most)
         visit.bytes_in = size
         ask = asks.read(request.path, b"".join(parts), self.limits)
         visit.streams = ask.streams
         return ask
 
-    async def _try(
-        self, request: web.BaseRequest, ask: Ask, lease: Lease, visit: Visit, deadline: Deadline
-    ) -> web.StreamResponse:
-        """The answer of the first replica that has one. Raises Refused."""
+    async def _try(self, request: Request, ask: Ask, lease: Lease, visit: Visit, deadline: Deadline) -> Answer | None:
+        """The whole answer of the first replica that has one; None = it was passed on. Raises Refused."""
         headers = {name: request.headers[name] for name in FORWARDED if name in request.headers}
         headers["X-Request-Id"] = visit.request_id
         tried: list[Seat] = []
@@ -163,8 +160,8 @@ class Proxy:
                 if answer.rest is None:
                     outcome = Outcome.SERVED if answer.status < 500 else Outcome.FAILED
                     return self._whole(answer, visit)
-                outcome, response = await self._pass_on(request, answer, lease, visit, deadline)
-                return response
+                outcome = await self._pass_on(request, answer, lease, visit, deadline)
+                return None
             except Failed as error:
                 failed = error
                 outcome = Outcome.FAILED if error.is_ill else Outcome.NEITHER
@@ -187,40 +184,40 @@ class Proxy:
             lease = other
 
     async def _pass_on(
-        self, request: web.BaseRequest, answer: Answer, lease: Lease, visit: Visit, deadline: Deadline
-    ) -> tuple[Outcome, web.StreamResponse]:
+        self, request: Request, answer: Answer, lease: Lease, visit: Visit, deadline: Deadline
+    ) -> Outcome:
         """Chunk by chunk, as fast as the client takes them: what it does not take stays with the engine."""
         rest, watch, limits = answer.rest, answer.watch, self.limits
         assert rest is not None
-        response = web.StreamResponse(status=answer.status, headers=_headers(answer, visit))
-        chunk, why = answer.body, ""
+        visit.status, why = answer.status, ""
         try:
-            deadline.set("client", limits.client_idle_s)
-            await response.prepare(request)
-            while chunk:
-                visit.bytes_out += len(chunk)
-                deadline.set("client", limits.client_idle_s)
-                await response.write(chunk)
+            visit.bytes_out = len(answer.body)
+            request.begin(answer.status, _headers(answer, visit), answer.body)
+            while True:
                 deadline.set("idle", limits.idle_s)
                 try:
                     chunk = await rest.readany()
                 except BROKEN as error:
                     why = f"died mid-stream: {type(error).__name__}"
                     break
+                if not chunk:
+                    break
                 lease.seat.heard_at = time.monotonic()
                 if watch is not None:
                     watch.feed(chunk)
+                visit.bytes_out += len(chunk)
+                request.write(chunk)
+                if request.is_slow:
+                    deadline.set("client", limits.client_idle_s)
+                    await request.taken()
         except asyncio.CancelledError:
             if not deadline.forgive():
                 raise
             visit.note = f"cut off: {deadline.what} limit"
             why = f"silent for {limits.idle_s:g} s" if deadline.what == "idle" else ""
             if not why:
-                _cut(request, at_once=deadline.what == "client")
-                return Outcome.NEITHER, response
-        except ConnectionError:  # of the client: it is noticed at the next write
-            visit.status = CLIENT_LEFT
-            return Outcome.NEITHER, response
+                request.cut(at_once=deadline.what == "client")
+                return Outcome.NEITHER
         finally:
             rest.close()
         is_told = False
@@ -231,29 +228,27 @@ class Proxy:
             elif watch.error_code is None and not watch.is_whole:
                 why = "ended without [DONE]"
         if not why:
-            return Outcome.SERVED, response
+            return Outcome.SERVED
         visit.failures.append(f"{visit.replica}: {why}")
         if not is_told:
-            await _break_off(request, response, watch is not None)
-        return Outcome.FAILED, response
+            _break_off(request, watch is not None)
+        return Outcome.FAILED
 
-    def _whole(self, answer: Answer, visit: Visit) -> web.Response:
-        body = answer.body
+    def _whole(self, answer: Answer, visit: Visit) -> Answer:
         if visit.route == "models" and answer.status == 200:
             try:
-                body = asks.without_paths(body)
+                answer.body = asks.without_paths(answer.body)
             except ValueError:
                 raise Refused(502, "Bad Gateway", "the replica's list of models cannot be read") from None
-        visit.bytes_out = len(body)
-        return web.Response(status=answer.status, body=body, headers=_headers(answer, visit))
+        return answer
 
-    def _given_up(self, failed: Failed, visit: Visit) -> web.Response:
+    def _given_up(self, failed: Failed, visit: Visit) -> Answer:
         """The last replica's own words, when it had some."""
         if failed.answer is None:
             raise Refused(502, "Bad Gateway", "no replica gave an answer; try again soon", 1)
-        response = self._whole(failed.answer, visit)
-        response.headers.setdefault("Retry-After", "1")
-        return response
+        answer = self._whole(failed.answer, visit)
+        answer.headers = {"Retry-After": "1", **answer.headers}
+        return answer
 
     def _release(self, lease: Lease, outcome: Outcome) -> None:
         self.turns.release(lease, outcome)
@@ -270,40 +265,39 @@ class Proxy:
                 self.metrics.line_lost()
 
 
-def _request_id(request: web.BaseRequest) -> str:
-    """The client's own, where it is one."""
-    said = request.headers.get("X-Request-Id", "")
-    return said if _REQUEST_ID.fullmatch(said) else secrets.token_hex(16)
+def _too_large(most: int) -> Refused:
+    return Refused(413, "BadRequestError", f"the body is larger than {most} bytes")
 
 
-def _headers(answer: Answer, visit: Visit) -> dict[str, str]:
-    own = {"X-Request-Id": visit.request_id, "X-Slipway-Replica": visit.replica, "Server": SERVER}
-    return {**answer.headers, **own}
-
-
-def _refusal(refused: Refused, visit: Visit) -> web.Response:
-    headers = {"Content-Type": "application/json", "X-Request-Id": visit.request_id, "Server": SERVER}
+def refuse(request: Request, refused: Refused, request_id: str = "") -> None:
+    """The client is told why. Raises ConnectionError."""
+    headers = {"Content-Type": "application/json"}
+    if request_id:
+        headers["X-Request-Id"] = request_id
     if refused.retry_after_s:
         headers["Retry-After"] = str(refused.retry_after_s)
     if refused.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    response = web.Response(status=refused.status, body=refused.body(), headers=headers)
     if refused.status in (408, 413):  # more of the body may be on its way
-        response.force_close()
-    return response
+        request.keeps = False
+    request.answer(refused.status, headers, refused.body())
 
 
-def _cut(request: web.BaseRequest, at_once: bool = False) -> None:
-    """Closes the connection to the client, after what it was sent or at once."""
-    if request.transport is not None:
-        request.transport.abort() if at_once else request.transport.close()
+def _request_id(request: Request) -> str:
+    """The client's own, where it is one."""
+    said = request.headers.get("X-Request-Id", "")
+    return said if said and _REQUEST_ID.fullmatch(said) else f"{random.getrandbits(128):032x}"
 
 
-async def _break_off(request: web.BaseRequest, response: web.StreamResponse, tell: bool) -> None:
+def _headers(answer: Answer, visit: Visit) -> dict[str, str]:
+    return {**answer.headers, "X-Request-Id": visit.request_id, "X-Slipway-Replica": visit.replica}
+
+
+def _break_off(request: Request, tell: bool) -> None:
     """So that nobody takes it for a whole answer: an event for clients that read events, no last chunk for all."""
     error = Refused(502, "Bad Gateway", "the replica failed in the middle of this answer; ask again")
     # A client that has left, or takes nothing at the moment, is not waited for.
     with contextlib.suppress(ConnectionError):
-        if tell and request.transport is not None and not request.transport.get_write_buffer_size():
-            await response.write(b"\n\ndata: " + error.body() + b"\n\n")
-    _cut(request)
+        if tell and not request.is_behind:
+            request.write(b"\n\ndata: " + error.body() + b"\n\n")
+    request.cut()

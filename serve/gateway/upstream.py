@@ -98,6 +98,8 @@ async def _begin(reply: Reply) -> Answer:
     """All of a short answer, the first chunk of a stream of events."""
     headers = {name: reply.headers[name] for name in PASSED if name in reply.headers}
     streams = reply.status == 200 and headers.get("Content-Type", "").startswith("text/event-stream")
+    if not streams and reply.is_whole:  # as a short one mostly is
+        return Answer(reply.status, headers, reply.rest())
     body = await reply.readany()
     if streams:
         if not body:

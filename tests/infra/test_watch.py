@@ -17,6 +17,7 @@ from infra.errors import UsageError
 from infra.journal import Journal, Op
 from infra.providers.local import Local
 from infra.records import Pod, Request
+from infra.settings import Settings
 from infra.states import STATES
 from infra.transport import ThisMachine
 from scripts import ledger
@@ -138,6 +139,24 @@ def test_replicas_of_a_service_are_nobodys_last_run(journal, local):
     assert [ledger.find_run(journal, word).run for word in ("", "mine-1", "demo-0")] == ["mine-2", "mine-1", "demo-0"]
     with pytest.raises(UsageError, match="several: mine-1, mine-2$"):
         ledger.find_run(journal, "mine")
+
+
+def test_a_replica_that_has_ended_is_left_to_its_controller_while_one_lives(journal, local, monkeypatch):
+    monkeypatch.setenv("SLIPWAY_PODS", str(local.pods))
+    for key in ("RUNPOD_API_KEY", "LIUM_API_KEY", "SHADEFORM_API_KEY"):
+        monkeypatch.setenv(key, "")
+    settings = Settings.load(REPOSITORY)
+    replica = start(rent(local, journal, "demo-0", role="serve:demo"), journal, "")
+    deadline = time.monotonic() + 30
+    while not pods.verdict_of(journal.op(replica.token), ThisMachine()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    controller = journal.take("serve:demo")
+    ledger.settle(journal, settings)
+    assert journal.op(replica.token).is_live
+    journal.release(controller)
+    ledger.settle(journal, settings)
+    assert not journal.op(replica.token).is_live
 
 
 class Silent(Local):

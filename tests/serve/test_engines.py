@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,16 @@ def test_a_model_too_large_is_refused_with_numbers_and_what_would_fit(tmp_path):
     assert "max_model_len of at most" not in str(never.value)  # no request would be short enough
     room.check(tmp_path / "large", "vllm", Tuning(max_model_len=4096, num_gpus=4), 80 * room.GB)
     room.check(tmp_path / "large", "vllm", Tuning(), None)  # nobody knows: it is tried
+
+
+@pytest.mark.parametrize(("dtype", "stored"), [("BF16", "bfloat16"), ("F32", "float32")])
+def test_a_model_elsewhere_is_judged_by_its_config_and_the_sizes_of_its_files(tmp_path, dtype, stored):
+    folder = model(tmp_path / "there", dtype=dtype, torch_dtype=stored)
+    here, there = (read("vllm", Tuning()) for read in (partial(room.needed, folder), partial(
+        room.needed_there, f"file://{folder}")))  # fmt: skip
+    assert there.cache == here.cache and 0 <= there.weights - here.weights < 1000  # the header counts, too
+    with pytest.raises(UsageError, match="there is nothing"):
+        room.needed_there(f"file://{tmp_path}/none", "vllm", Tuning())
 
 
 def test_a_request_that_the_cache_of_a_cpu_cannot_hold_is_refused(tmp_path):

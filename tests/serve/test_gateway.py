@@ -304,12 +304,12 @@ def test_connections_are_bounded(pair):
         async with gateway(*pair, max_connections=2) as front:
             host, port = front.url.removeprefix("http://").split(":")
             held = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
-            await until(lambda: len(front.gateway._runner.server.connections) == 2, "both are there")
+            await until(lambda: len(front.gateway._listener.connections) == 2, "both are there")
             reader, writer = await asyncio.open_connection(host, int(port))
             assert await asyncio.wait_for(reader.read(), GUARD_S) == b""
             for _, one in [*held, (reader, writer)]:
                 one.close()
-            await until(lambda: not front.gateway._runner.server.connections, "they are gone")
+            await until(lambda: not front.gateway._listener.connections, "they are gone")
 
     run(main)
 

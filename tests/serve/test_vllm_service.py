@@ -25,7 +25,8 @@ from tests.test_street_serve import Place
 from tests.trainer import conftest as trained
 from tests.world import World, until
 
-pytestmark = [pytest.mark.nightly, pytest.mark.timeout(2400)]
+NO_WHEEL = real.why_not()
+pytestmark = [pytest.mark.skipif(bool(NO_WHEEL), reason=NO_WHEEL), pytest.mark.timeout(2400)]
 one_thread, inputs = trained.one_thread, trained.inputs
 
 TALK = [{"role": "user", "content": "Who are you?"}]
@@ -174,17 +175,28 @@ def use(python: Path, url: str, key: str) -> str:
     return done.stdout
 
 
-def test_a_service_of_real_engines_survives_a_kill_an_update_and_its_end(place, inputs, tmp_path):
+@pytest.mark.parametrize(
+    ("mode", "plane"),
+    [
+        ("rolling", "gateway"),
+        pytest.param("blue_green", "gateway", marks=pytest.mark.nightly),
+        pytest.param("rolling", "vllm-router", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_service_of_real_engines_survives_a_kill_an_update_and_its_end(place, inputs, tmp_path, mode, plane):
+    python = real.python()  # whose environment is made here where it is not there: before anything waits for an engine
     words = Path(inputs[0]) / "tokenizer"
     first, a = model(tmp_path / "A", "llama", "Ahab", words)
     second, b = model(tmp_path / "B", "qwen3", "Bosun", words)
     key = place.world.json("serve.key", "demo", "--for", "ann")["key"]
-    config = place.config(slipway={"engine": {"max_seqs": 8}}, initial_delay_seconds=START_S, timeout_seconds=60)
+    # An engine spins for a second after each token, so that probes each second would take a core for each of them.
+    patience = {"initial_delay_seconds": START_S, "timeout_seconds": 60, "endpoint_probe_interval_seconds": 5}
+    config = place.config(slipway={"engine": {"max_seqs": 8}, "data_plane": plane}, **patience)
     line = ("--provider", "local", "--engine", "vllm-cpu", "--config", config, "--json")
     up = json.loads(patient(place.world, "serve.up", "demo", "--model", str(first), *line))
     assert (up["state"], up["ready"]) == ("READY", 2)
     url = up["endpoint"]
-    assert use(real.python(), url, key) == a
+    assert use(python, url, key) == a
 
     before = workers(place)
     assert before.keys() == {"demo-0", "demo-1"}
@@ -202,9 +214,9 @@ def test_a_service_of_real_engines_survives_a_kill_an_update_and_its_end(place, 
     until(is_replaced, "a replacement", START_S)
     assert workers(place).keys() == {"demo-1", "demo-2"}  # of the dead one's processes none is left
 
-    with Load(url, key, clients=2, pause_s=0.5) as load:
+    with Load(url, key, clients=2, pause_s=1.5) as load:
         load.await_more(4)
-        after = json.loads(patient(place.world, "serve.up", "demo", "--model", str(second), *line))
+        after = json.loads(patient(place.world, "serve.up", "demo", "--model", str(second), "--mode", mode, *line))
         begun = len(load.told) + load.clients
         load.await_more(load.clients + 4)
     assert not load.failures, load.failures
