@@ -66,6 +66,39 @@ def test_flex_attention_and_the_masked_kernel_are_equal():
     assert torch.allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.parametrize("length", [40, 301])
+@pytest.mark.parametrize("kv_heads", [2, 4])
+@pytest.mark.parametrize("packed", [False, True])
+def test_attention_in_parts_and_its_gradients_are_those_of_the_kernel(length, kv_heads, packed):
+    torch.manual_seed(1)
+    qkv = [torch.randn(2, heads, length, 16, requires_grad=True) for heads in (4, kv_heads, kv_heads)]
+    documents = torch.randint(0, 2, (2, length)).cumsum(1) // 4
+    mask = attention.documents_mask(documents, flex=False) if packed else None
+    found = attention.attend(*qkv, mask)
+    assert "InParts" in found.grad_fn.name()
+    expected = F.scaled_dot_product_attention(*qkv, mask, is_causal=not packed, enable_gqa=True)
+    slope = torch.randn_like(expected)
+    pairs = zip(*(torch.autograd.grad(one, qkv, slope) for one in (found, expected)), strict=True)
+    for one, other in ((found, expected), *pairs):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_attention_in_parts_rounds_in_bfloat16_no_more_than_products_of_matrices_do():
+    """Of ordinary scores (at most 5): three times as far from the truth as the kernel, which keeps them in fp32."""
+    torch.manual_seed(1)
+    qkv = [torch.randn(2, 4, 300, 64).bfloat16().requires_grad_() for _ in range(3)]
+    truth = F.scaled_dot_product_attention(*(one.double() for one in qkv), is_causal=True)
+    error = (attention.attend(*qkv, None) - truth).norm() / truth.norm()
+    kernel = (F.scaled_dot_product_attention(*qkv, is_causal=True) - truth).norm() / truth.norm()
+    assert kernel < error < 3 * kernel < 0.01
+
+
+def test_rows_whose_scores_would_take_too_much_go_through_the_kernel():
+    q = torch.zeros(2, 8, 1025, 4, requires_grad=True)
+    assert attention.SQUARES < 2 * 8 * 1025**2
+    assert "InParts" not in attention.attend(q, q, q, None).grad_fn.name()
+
+
 @pytest.mark.gpu
 def test_on_a_gpu_packed_documents_give_the_loss_and_gradients_of_the_cpu():
     model, targets = random_model(QWEN3), IDS.roll(-1, 1)
