@@ -129,9 +129,9 @@ def load_packed(folder: str, made: Path, out: Path, buffer: int) -> int:
         stream = shuffled()
         while True:
             some = list(islice(stream, GROUP))
-            rows = fill_rows(list(map(len, some)), LENGTH + 1)
-            for first, end in pairwise(rows.begins):
-                spans = zip(rows.documents[first:end], rows.sizes[first:end], strict=True)
+            which, sizes, begins = (one.tolist() for one in fill_rows(list(map(len, some)), LENGTH + 1))
+            for first, end in pairwise(begins):
+                spans = zip(which[first:end], sizes[first:end], strict=True)
                 yield torch.from_numpy(np.concatenate([some[at][:size] for at, size in spans]).astype(np.int64))
 
     def by_looking() -> Iterator[torch.Tensor]:

@@ -13,11 +13,11 @@ import numpy as np
 
 class Rows(NamedTuple):
     """Row r holds the pieces from begins[r] to before begins[r + 1]: documents and how many ids of each, from its
-    beginning."""
+    beginning. All int64."""
 
-    documents: list[int]
-    sizes: list[int]
-    begins: list[int]
+    documents: np.ndarray
+    sizes: np.ndarray
+    begins: np.ndarray
 
 
 def fill_rows(lengths: Sequence[int] | np.ndarray, row_len: int) -> Rows:
@@ -28,22 +28,25 @@ def fill_rows(lengths: Sequence[int] | np.ndarray, row_len: int) -> Rows:
     """
     bits = len(lengths).bit_length()
     last = (1 << bits) - 1
-    # one list, since from it is taken often
+    # length and number in one word, in one list, since from it is taken often
     left = np.sort(np.asarray(lengths, np.int64) << bits | np.arange(len(lengths))).tolist()
-    made = Rows([], [], [0])
-    documents, sizes, begins = made
-    room = row_len
+    taken: list[int] = []
+    ends: list[int] = []
+    limit = full = row_len << bits | last  # no word above it fits
     while left:
-        at = bisect_right(left, room << bits | last)
-        one = left.pop(at - 1 if at else 0)
-        size = one >> bits
-        documents.append(one & last)
-        if size < room:
-            sizes.append(size)
-            room -= size
+        if at := bisect_right(left, limit):
+            one = left.pop(at - 1)
+            taken.append(one)
+            limit -= one & ~last
+            if limit > last:  # there is room left
+                continue
         else:
-            sizes.append(room)
-            begins.append(len(sizes))
-            room = row_len
-    del documents[begins[-1] :], sizes[begins[-1] :]
-    return made
+            taken.append(left.pop(0))
+        ends.append(len(taken))
+        limit = full
+    begins = np.array([0, *ends], np.int64)
+    words = np.array(taken[: begins[-1]], np.int64)
+    sizes = words >> bits
+    if ends:
+        sizes[begins[1:] - 1] -= np.add.reduceat(sizes, begins[:-1]) - row_len  # what is over is cut off the last one
+    return Rows(words & last, sizes, begins)

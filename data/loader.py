@@ -181,15 +181,13 @@ class BestFit(Loader):
         first, last = (self.stream.num_documents * at // self.num_groups for at in (group, group + 1))
         starts, lengths = self.stream.places(self._epoch(epoch)[np.arange(first, last)])
         rows = fill_rows(lengths, self.row_len)
-        begins = np.array(rows.begins)
-        counts = np.diff(begins)
+        begins, counts = rows.begins, np.diff(rows.begins)
         # they come longest documents first, which is no order to learn in
         order = np.random.default_rng([self.seed, epoch, group]).permutation(len(counts))
         ends = np.cumsum(counts[order])
         moved = begins[:-1][order] - (ends - counts[order])  # by how much the pieces of each row are
         pieces = np.arange(len(rows.sizes)) + np.repeat(moved, counts[order])
-        which, sizes = np.array(rows.documents, np.int64)[pieces], np.array(rows.sizes, np.int64)[pieces]
-        return Packed(starts[which], sizes, np.concatenate([[0], ends]))
+        return Packed(starts[rows.documents[pieces]], rows.sizes[pieces], np.concatenate([[0], ends]))
 
     def _order(self, epoch: int) -> Shuffle:
         return Shuffle(self.stream.num_documents, np.random.default_rng([self.seed, epoch]))

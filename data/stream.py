@@ -56,9 +56,10 @@ class Stream:
         self.shards = [open_shard(Path(path), tokenizer_sha256) for path in paths]
         first = self.shards[0].header
         for one in self.shards[1:]:
-            if one.header.tokenizer_sha256 != first.tokenizer_sha256:
+            if (one.header.tokenizer_sha256, one.header.width) != (first.tokenizer_sha256, first.width):
                 raise DataError(f"{one.path}: made by another tokenizer than {self.shards[0].path}")
-        self.tokenizer_sha256, self.bos = first.tokenizer_sha256, first.bos
+        self.tokenizer_sha256, self.bos, self.width = first.tokenizer_sha256, first.bos, first.width
+        self._raw = [memoryview(one.ids.data).cast("B") for one in self.shards]
         self.sha256 = hashlib.sha256("".join(one.header.sha256 for one in self.shards).encode()).hexdigest()
         self.ends = np.cumsum([len(one.ids) for one in self.shards])
         self.begins = self.ends - [len(one.ids) for one in self.shards]
@@ -94,10 +95,10 @@ class Stream:
     def pieces(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """So many ids from each of these places on, none over the end of a file, one after another; int64."""
         where = np.searchsorted(self.ends, starts, side="right")
-        inside = starts - self.begins[where]
-        spans = zip(where.tolist(), inside.tolist(), (inside + lengths).tolist(), strict=True)
-        shards = [shard.ids for shard in self.shards]
-        ids = np.concatenate([shards[at][first:last] for at, first, last in spans], dtype=np.int64)
+        first = (starts - self.begins[where]) * self.width
+        spans = zip(where.tolist(), first.tolist(), (first + lengths * self.width).tolist(), strict=True)
+        joined = b"".join([self._raw[at][begin:end] for at, begin, end in spans])  # twice as fast as numpy's slices
+        ids = np.frombuffer(joined, DTYPES[self.width]).astype(np.int64)
         self._count(len(starts), ids.size * 4)
         return ids
 
