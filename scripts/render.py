@@ -170,7 +170,7 @@ def record_words(step: Mapping[str, Any], brief: bool = False) -> str:
         words.append(f"{100 * record.get('done', 0) / record['total']:.0f} %{total}")
     elif record.get("share") and not ended:  # of an input whose end is known, but not what will come of it
         words.append(f"about {100 * record['share']:.0f} %")
-    if record.get("shards") is not None and not brief:
+    if record.get("shards") is not None and not brief and (ended or "done" in record):
         words.extend(_shard_words(record, ended))
     if record.get("loss") is not None:
         words.append(f"loss {record['loss']:.3f}")

@@ -75,6 +75,7 @@ def test_a_step_that_makes_shards_says_how_fast_it_is_and_what_it_left_out():
     assert render.record_words({**step, "record": some}).startswith("25 % of 2,000 documents, 1 whole shard, 12,345")
     counts = {"read": 9, "empty": 0, "invalid_utf8": 3, "duplicate": 2}
     result = {"documents": 7, "shards": 2, "held_out": 1, "counts": counts}
+    assert render.record_words({**step, "record": {"kind": "result", **result}}) == ""  # before it has left
     assert render.record_words({**step, "state": "done", "result": result}) == (
         "7 documents in 2 shards, 1 held out, 2 duplicates left out, 3 with bytes that are not UTF-8, replaced"
     )
