@@ -16,7 +16,7 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     """Whole streets and trials of faults first: of two processes, neither is to be left alone with a long file."""
-    items.sort(key=lambda item: not (item.path.name.startswith("test_street") or item.path.parent.name == "faults"))
+    items.sort(key=lambda item: not (item.path.name.startswith(("test_street", "test_vllm")) or item.path.parent.name == "faults"))
 
 
 class Skips:
