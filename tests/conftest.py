@@ -15,8 +15,9 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Whole streets and trials of faults first: of two processes, neither is to be left alone with a long file."""
-    items.sort(key=lambda item: not (item.path.name.startswith(("test_street", "test_vllm")) or item.path.parent.name == "faults"))
+    """What takes minutes first: of two processes, neither is to be left alone with a long file."""
+    long = ("test_street", "test_vllm_service")
+    items.sort(key=lambda one: not (one.path.name.startswith(long) or one.path.parent.name == "faults"))
 
 
 class Skips:
