@@ -314,6 +314,86 @@ def test_connections_are_bounded(pair):
     run(main)
 
 
+def post(version: str = "1.1", headers: str = "", **said) -> bytes:
+    body = json.dumps(chat(**said)).encode()
+    return f"POST {CHAT} HTTP/{version}\r\nHost: x\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+async def raw(front, *parts: bytes) -> bytes:
+    """All that a connection is sent until the gateway closes it."""
+    host, port = front.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    for part in parts:
+        writer.write(part)
+        await writer.drain()
+    said = await asyncio.wait_for(reader.read(), GUARD_S)
+    writer.close()
+    return said
+
+
+def test_requests_sent_ahead_are_answered_in_their_order(pair):
+    async def main():
+        async with gateway(*pair) as front:
+            ahead = [post(headers=f"X-Request-Id: n{number}\r\n") for number in range(40)]
+            said = await raw(front, b"".join(ahead), post(headers="X-Request-Id: last\r\nConnection: close\r\n"))
+            heads = [line.split()[1] for line in said.splitlines() if line.startswith(b"X-Request-Id")]
+            assert heads == [b"n%d" % number for number in range(40)] + [b"last"]
+            assert said.count(b"HTTP/1.1 200 OK") == 41
+
+    run(main)
+
+
+def test_a_client_of_http_1_0_is_sent_a_stream_that_ends_with_its_connection(pair):
+    async def main():
+        async with gateway(*pair) as front:
+            head, _, body = (await raw(front, post("1.0", stream=True))).partition(b"\r\n\r\n")
+            assert b"chunked" not in head and b"Connection: close" in head
+            assert body.startswith(b"data: {") and body.endswith(b"data: [DONE]\n\n")
+
+    run(main)
+
+
+def test_who_asks_for_another_protocol_is_answered_in_this_one_and_sent_away(pair):
+    upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
+
+    async def main():
+        async with gateway(*pair) as front:
+            said = await raw(front, b"GET /v1/realtime HTTP/1.1\r\nHost: x\r\n" + upgrade + b"\r\n\x81\x05hello")
+            assert said.startswith(b"HTTP/1.1 404") and said.count(b"HTTP/1.1") == 1
+            said = await raw(front, b"HEAD /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert said.startswith(b"HTTP/1.1 200") and said.endswith(b"\r\n\r\n")
+
+    run(main)
+
+
+def test_a_body_that_breaks_is_refused_at_once(pair):
+    async def main():
+        async with gateway(*pair) as front:
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n[1,2,\r\n".encode()
+            host, port = front.url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(head)
+            await until(lambda: front.gateway._proxy.in_flight == 1, "it is being read")
+            writer.write(b"no size\r\n")
+            said = await asyncio.wait_for(reader.read(), GUARD_S)
+            writer.close()
+            assert said.startswith(b"HTTP/1.1 400") and b"the body is broken" in said
+            assert pair[0].seen()["running"] == pair[1].seen()["running"] == 0
+
+    run(main)
+
+
+def test_a_mistake_of_our_own_is_an_answer_and_stands_in_the_log(pair, monkeypatch, caplog):
+    async def main():
+        async with gateway(*pair) as front:
+            monkeypatch.setattr(front.gateway.turns, "take", None)
+            async with front.ask() as reply:
+                assert reply.status == 500 and (await reply.json())["error"]["type"] == "InternalServerError"
+
+    run(main)
+    assert "TypeError" in caplog.text
+
+
 def test_who_finds_no_room_waits_in_line_and_the_line_is_bounded(pair):
     async def main():
         pair[0].script(fail="hang", times=1)
