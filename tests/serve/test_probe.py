@@ -8,7 +8,7 @@ import pytest
 from serve.probe import Counters, probe
 from serve.service import Probe
 
-PROBE = Probe(path="/health", timeout_seconds=20)
+PROBE = Probe(path="/health", timeout_seconds=60)
 
 
 def ask(engine, before=None, model="fake", asked=PROBE):
