@@ -30,7 +30,7 @@ from tests.serve.test_engines import model as sized_model
 from tests.test_street_ssh import with_machines
 from tests.world import World, until
 
-GUARD_S = 60.0  # against a test that hangs; nothing is measured by it
+GUARD_S = 180.0  # against a test that hangs; nothing is measured by it
 PROBE = {"path": "/health", "initial_delay_seconds": 60, "timeout_seconds": 10, "endpoint_probe_interval_seconds": 1}
 
 

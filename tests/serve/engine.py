@@ -22,7 +22,7 @@ from serve.gateway.routing import Replica
 from serve.gateway.server import Gateway
 
 ROOT = Path(__file__).parent.parent.parent
-GUARD_S = 30  # against a test that hangs; nothing is measured by it
+GUARD_S = 60  # against a test that hangs; nothing is measured by it
 CHAT = "/v1/chat/completions"
 
 
