@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SQUARES = 1 << 24  # scores of all heads and rows at most, where they are made in parts: some 2 bytes are held for each
+from trainer.memory import SQUARES
+
 PARTS = 4  # of the queries of a row: the last sees all keys, the first a quarter, so that 5 of 8 products are made
 SHORT = 256  # tokens of a row that is not worth cutting
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ROWS_CPU = 1024  # tokens of a slice: with a small vocabulary they fit in the cache of a core
+ROWS_CPU = 512  # tokens of a slice: as fast as 1024, in half the memory; 256 is 4 % slower
 ROWS_GPU = 4096
 
 

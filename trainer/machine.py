@@ -51,8 +51,8 @@ def keep_freed_memory() -> bool:
     """Have the C library keep what tensors leave behind; whether it does. Not where it was told something else.
 
     glibc maps every large tensor anew and gives it back at its end, and the kernel must find and clear its pages each
-    time: a tenth of a step. What is kept fits less well than new pages: a process takes some 4 % more at its peak, and
-    stays at it. Other C libraries (musl, macOS) have no such switch.
+    time: a tenth of a step. What is kept fits less well than new pages: a process takes up to 5 % more at its peak, and
+    stays there. Other C libraries (musl, macOS) have no such switch.
     """
     if any(name.startswith(MALLOC_SETTINGS) for name in os.environ):
         return False

@@ -2,15 +2,17 @@
 
 In: a `PhaseConfig`, how much memory there is. Out: `Memory`, in bytes; a `Fit`. Called by `inv fit`, and by plans to
 leave out GPUs that are too small. Every GPU holds the whole model, or a part of it (`parts`). The sums are of what the
-decoder keeps for the way back without a compiler, which keeps less; tests hold them against what a process took.
+decoder keeps for the way back without a compiler, which keeps less; tests hold them against what a process took. On a
+CPU glibc keeps more than is held, in pieces that nothing fits into (trainer.machine): up to a quarter of the sum more.
 """
 
 from dataclasses import asdict, dataclass, replace
 
 from trainer.config import PhaseConfig
 
-SLICE_TOKENS = {"cpu": 1024, "cuda": 4096}  # whose logits exist at one time: trainer.losses
+SLICE_TOKENS = {"cpu": 512, "cuda": 4096}  # whose logits exist at one time: trainer.losses
 USABLE = 0.92  # of a GPU's memory; the rest goes to fragments
+SQUARES = 1 << 24  # scores of all heads and rows at most, where a CPU makes them in parts: trainer.attention
 FRAMEWORK_BYTES = {"cpu": 270 << 20, "cuda": 1 << 30}  # PyTorch itself, its kernels' code and workspaces
 
 
@@ -74,6 +76,9 @@ def estimate(config: PhaseConfig, device: str = "cuda", parts: int = 1) -> Memor
     slices = sliced * model.vocab_size * (4 + 4 + 2 * (width if width == 2 else 0))
     waiting = 4 * head + (width * head if width == 2 else 0)  # the head's gradient, its matrix as it was multiplied
     passing = tokens * (4 * f * width + 3 * 4 * d)  # gradients inside of an MLP, a norm's float32: after the logits
+    if device == "cpu" and config.micro_rows * model.num_attention_heads * config.sequence_len**2 <= SQUARES:
+        # four tensors of a quarter of the scores, where attention is in parts: before an MLP's turn, or after it
+        passing = max(passing, width * config.micro_rows * model.num_attention_heads * config.sequence_len**2)
     activations = tokens * (kept + ends) + max(0, passing - slices)
     if model.tie_word_embeddings:
         waiting += 4 * head  # the embedding's share of the same gradient is dense too

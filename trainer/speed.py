@@ -19,7 +19,7 @@ from trainer.errors import Refused
 from trainer.machine import Machine
 from trainer.model import Decoder, Linear
 
-# Compiling takes half a minute on a CPU and more on a GPU, and saves a sixth and more than a third of each step.
+# Compiling takes half a minute on a CPU and more on a GPU, and saves a quarter and more than a third of each step.
 PAYS_AFTER_S = {"cpu": 600.0, "cuda": 240.0}
 KERNELS = "TORCHINDUCTOR_CACHE_DIR"
 FLOPS_PER_S = {"cpu": 5e10, "cuda": 2e14}  # useful work of a thread, or of a GPU: the decision must not hang on a clock

@@ -1,0 +1,105 @@
+"""How good a model is after a fixed cost: bits per byte of held-out text after 120 s on two cores, for several seeds.
+
+Run: python -m bench.quality [--profile NAME] [--seeds 1,2,3] [--cpu-s 240] [--steps N]. Text is `pydocs` as every local
+run has it, a twentieth held out; text, tokenizer and tokens are made first and do not count, nor does the measuring.
+What other programs do on the machine must not count either: a few steps are timed by the CPU seconds of this process,
+and the base phase is given as many as make up --cpu-s (two cores for 120 s), warm-up and decay scaled to them, at the
+profile's own settings. A busy machine makes a step dearer and so the steps fewer, never more.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data import bpe, pipeline, tokens
+from data.anchors import anchors
+from data.config import TextSpec, TokenizerSpec
+from data.loader import LOADERS, heldout
+from data.tokenizer import Tokenizer
+from data.tokenizer import load as load_tokenizer
+from trainer.config import PhaseConfig
+from trainer.evaluate import bits_per_byte
+from trainer.loop import accumulate
+from trainer.machine import Machine, prepare
+from trainer.model import Decoder, initialise
+from trainer.optim import Optimizer, learning_rate_scale
+from trainer.recipes import PROFILES
+from trainer.speed import equipped
+
+WARM_UP_STEPS, TIMED_STEPS = 2, 8
+
+
+@dataclass(frozen=True)
+class Inputs:
+    text: Path
+    tokenizer_folder: Path
+    tokens: Path
+    tokenizer: Tokenizer
+
+
+def inputs(folder: Path, vocab_size: int) -> Inputs:
+    pipeline.shard(TextSpec(), folder / "text")
+    bpe.make(TokenizerSpec(vocab_size=vocab_size), folder / "text", folder / "tokenizer")
+    tokens.make(folder / "text", folder / "tokenizer", folder / "tokens")
+    return Inputs(folder / "text", folder / "tokenizer", folder / "tokens", load_tokenizer(folder / "tokenizer"))
+
+
+def trained(config: PhaseConfig, given: Inputs, machine: Machine, steps: int) -> tuple[Decoder, list[float]]:
+    """After the first `steps` of the phase, and the CPU seconds of each."""
+    files = sorted(given.tokens.glob("train-*.bin"))
+    loader: Any = LOADERS[config.packing](files, config.sequence_len, config.rows, config.seed, given.tokenizer.sha256)
+    model = Decoder(config.model, machine.dtype(config))
+    initialise(model, config.seed)
+    optimizer, spent = Optimizer(model, config.optimizer), []
+    with equipped(model, config, machine):
+        for step in range(steps):
+            began = time.process_time()
+            rows = loader.batch(step)
+            optimizer.zero_grad()
+            accumulate(model, (rows[:, :-1], rows[:, 1:]), config.micro_rows, rows[:, 1:].size)
+            optimizer.clip()
+            optimizer.step(learning_rate_scale(config.schedule, step, config.steps))
+            spent.append(time.process_time() - began)
+    return model, spent
+
+
+def main() -> None:
+    flags = argparse.ArgumentParser()
+    flags.add_argument("--profile", default="smoke")
+    flags.add_argument("--seeds", default="1,2,3")
+    flags.add_argument("--cpu-s", type=float, default=240.0)
+    flags.add_argument("--steps", type=int, default=0, help="of each seed, instead of what --cpu-s comes to")
+    given = flags.parse_args()
+    machine, base = prepare(), PROFILES[given.profile]().phases["base"]
+    with tempfile.TemporaryDirectory() as folder:
+        made = inputs(Path(folder), base.model.vocab_size)
+        steps = given.steps
+        if not steps:
+            _, spent = trained(base, made, machine, WARM_UP_STEPS + TIMED_STEPS)
+            steps = int(given.cpu_s / statistics.mean(spent[WARM_UP_STEPS:]))
+        config = base.in_steps(steps)
+        texts = sorted((made.text / "val").glob("*.txt"))
+        print(f"{given.profile}: {base.model.num_params:,} parameters, {steps} steps of {base.rows} x "
+              f"{base.sequence_len} tokens, {torch.get_num_threads()} threads, {machine.dtype(base)}")  # fmt: skip
+        print("held out:", ", ".join(f"{name} {value:.3f}" for name, value in anchors(texts).items()))
+        print("\n| seed | bits per byte | CPU s of the steps | s on the wall |\n|---|---|---|---|")
+        found = []
+        for seed in map(int, given.seeds.split(",")):
+            began = time.perf_counter()
+            model, spent = trained(replace(config, seed=seed), made, machine, steps)
+            wall_s = time.perf_counter() - began
+            val = sorted(made.tokens.glob("val-*.bin"))
+            text_of = heldout(val, made.tokenizer_folder, config.sequence_len)
+            found.append(bits_per_byte(model, text_of)["bits_per_byte"])
+            print(f"| {seed} | {found[-1]:.3f} | {sum(spent):.0f} | {wall_s:.0f} |", flush=True)
+    print(f"\nmean {statistics.mean(found):.3f}, range {min(found):.3f} to {max(found):.3f}")
+
+
+if __name__ == "__main__":
+    main()
