@@ -4,8 +4,8 @@ In: live tensors, the run's `Checkpoints`. Out: the same checkpoints as `Checkpo
 copy. Called by the loop. At most one save is under way. Among several processes each writes the part that it has, and
 says how that went between two steps, when all are there; once all parts are whole the first one finishes, or all
 abandon. Who does not see the first one's disk sends it the part. Where training computes on the CPU, the writer rests
-twenty times as long as it computes, so that a step grows by a twentieth at most; when somebody waits for it, it
-hurries. (A low priority would starve it on a busy machine, and nobody could raise it again.)
+thirty times as long as it computes, so that a step grows by a thirtieth, and by its share of the copy; when somebody
+waits for it, it hurries. (A low priority would starve it on a busy machine, and nobody could raise it again.)
 """
 
 import errno
@@ -25,7 +25,7 @@ from trainer.ranks import ALONE, Ranks
 from trainer.tensorfile import Written
 
 log = logging.getLogger(__name__)
-RESTS = 20.0  # of what it computes
+RESTS = 30.0  # of what it computes
 PULSE_S = 0.5  # those who wait for a save say so often that they are there
 
 
