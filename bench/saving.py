@@ -2,7 +2,8 @@
 
 Run: python -m bench.saving [--rounds N] [--folder DIR]. A Llama shape of 21M parameters on this machine, a checkpoint
 of 12 bytes a parameter. Prints medians and ranges of ratios: a step while a save is under way (copy included) over a
-step without; the copy alone over a step; and the same steps with saves that are waited for.
+step without; the copy alone over a step; the same steps with saves that are waited for; and how long it takes to go on
+from the newest checkpoint, which is hashed and read.
 """
 
 import argparse
@@ -89,6 +90,12 @@ def measure(one: Training, batches: Ahead[Any], rounds: int) -> Iterator[tuple[f
         yield (alone + after) / 2, beside, copy, waited
 
 
+def resume_s(one: Training) -> float:
+    began = time.perf_counter()
+    one._resume()
+    return time.perf_counter() - began
+
+
 def main() -> None:
     flags = argparse.ArgumentParser()
     flags.add_argument("--rounds", type=int, default=5)
@@ -102,6 +109,7 @@ def main() -> None:
             one._save()
             one._collect(wait=True)
             found = list(measure(one, batches, given.rounds))
+            resumed = [resume_s(one) for _ in range(given.rounds)]
         (saved,) = {path.stat().st_size for path in one.checkpoints.steps()[-1].glob("optimizer*")}
     size = f"{MODEL.num_params / 1e6:.1f}M parameters, {saved / 1e6:.0f} MB of optimizer state"
     print(f"{torch.get_num_threads()} threads, {size}")
@@ -112,6 +120,7 @@ def main() -> None:
         (f"a step of {STEPS} when their save is waited for", [waited / alone for alone, _, _, waited in found]),
     ):
         print(f"{name}: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+    print(f"going on from it: {statistics.median(resumed):.3f} s ({min(resumed):.3f} to {max(resumed):.3f})")
 
 
 if __name__ == "__main__":
