@@ -274,7 +274,8 @@ def test_a_whole_run_that_is_taken_away_twice_ends_with_the_same_parameters(user
     told = json.loads(user.inv(*words, "--gpu", "H100", "--num-gpus", "1"))
     assert (told["launch"]["state"], told["launch"]["recoveries"]) == ("succeeded", 2)
     user.inv("launch", "--provider", "local", "--phase", "sft", "--yes")
-    assert weights(user.store, "chatsft_checkpoints") == weights(user.folder / "artifacts", "chatsft_checkpoints")
+    for folder in ("base_checkpoints/tiny", "mid_checkpoints/tiny", "chatsft_checkpoints/tiny"):
+        assert weights(user.store, folder) == weights(user.folder / "artifacts", folder), folder
 
 
 @pytest.mark.nightly  # how much is done within the dollar depends on how busy the machine is
