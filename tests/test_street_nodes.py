@@ -222,7 +222,7 @@ def test_a_machine_that_nothing_replaces_ends_the_run_and_is_named_and_the_run_g
     launch = world.begin("launch", *BASE, "--nodes", "2", "--no-accept", "--json")
     saved = (host.folder / "home" / ".slipway" for host in found)
     home = next(iter(saved))
-    until(lambda: any(home.glob("pods/*/work/checkpoints/base-*/step-*/MANIFEST.json")), "a checkpoint")
+    until(lambda: any(home.glob("pods/*/*/checkpoints/base-*/step-*/MANIFEST.json")), "a checkpoint")
     gone = found[rank]
     gone.cut()
     out, err = launch.communicate(timeout=240)
