@@ -1,16 +1,19 @@
 """What a save costs the training beside it: steps while one is being written, against steps without, in turn.
 
 Run: python -m bench.saving [--rounds N] [--folder DIR]. A Llama shape of 21M parameters on this machine, a checkpoint
-of 12 bytes a parameter. Prints medians and ranges of ratios: a step while a save is under way (copy included) over a
-step without; the copy alone over a step; the same steps with saves that are waited for; and how long it takes to go on
-from the newest checkpoint, which is hashed and read.
+of 12 bytes a parameter. Prints medians and ranges over rounds: a step while a save is under way (copy included) over a
+step without, also of the seconds of all rounds together; for how long training stands still over a copy in memory; a
+save that is waited for over a plain write and fsync of as many bytes; and how long it takes to go on from the newest
+checkpoint, which is hashed and read.
 """
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from trainer.machine import prepare
 from trainer.model import Decoder, initialise
 from trainer.optim import Optimizer
 from trainer.saving import Saver
+from trainer.tensorfile import _bytes_of
 
 MODEL = ModelConfig(
     vocab_size=8192,
@@ -69,36 +73,47 @@ def step_s(one: Training, batches: Ahead[Any]) -> float:
     return time.perf_counter() - began
 
 
-def measure(one: Training, batches: Ahead[Any], rounds: int) -> Iterator[tuple[float, float, float, float]]:
-    """Of each round: a step without a save, a step with one, the copy, a step when the save is waited for."""
-    for _ in range(rounds):
-        alone = statistics.mean(step_s(one, batches) for _ in range(STEPS))
-        began, steps = time.perf_counter(), 0
-        one._save()
-        copy = time.perf_counter() - began
-        while not one.saver.collect():
-            step_s(one, batches)
-            steps += 1
-        beside = (time.perf_counter() - began) / max(1, steps)
-        after = statistics.mean(step_s(one, batches) for _ in range(STEPS))
-        began = time.perf_counter()
-        one._save()
-        one._collect(wait=True)
-        for _ in range(STEPS):
-            step_s(one, batches)
-        waited = (time.perf_counter() - began) / STEPS
-        yield (alone + after) / 2, beside, copy, waited
+@dataclass(frozen=True)
+class Round:
+    """Seconds."""
+
+    alone: float  # a step
+    beside: float  # a step while a save is under way, the copy shared out
+    steps: int  # of those
+    stall: float  # of the training, when a save begins
+    copy: float  # of the same tensors, in memory
+    saved: float  # a save that is waited for
+    written: float  # as many bytes, synced
 
 
-def resume_s(one: Training) -> float:
+def measure(one: Training, batches: Ahead[Any], folder: Path) -> Round:
+    before = statistics.mean(step_s(one, batches) for _ in range(STEPS))
+    began, steps = time.perf_counter(), 0
+    one._save()
+    stall = time.perf_counter() - began
+    while not one.saver.collect():
+        step_s(one, batches)
+        steps += 1
+    beside = (time.perf_counter() - began) / steps
+    after = statistics.mean(step_s(one, batches) for _ in range(STEPS))
+    saved = took_s(lambda: (one._save(), one._collect(wait=True)))
+    copies = list(one.saver._copies.values())
+    twins = [torch.empty_like(tensor).zero_() for tensor in copies]
+    copy = took_s(lambda: [twin.copy_(tensor) for twin, tensor in zip(twins, copies, strict=True)])
+    with tempfile.NamedTemporaryFile(dir=folder, buffering=0) as file:
+        written = took_s(lambda: ([file.write(_bytes_of(tensor)) for tensor in twins], os.fsync(file.fileno())))
+    return Round((before + after) / 2, beside, steps, stall, copy, saved, written)
+
+
+def took_s(work: Callable[[], Any]) -> float:
     began = time.perf_counter()
-    one._resume()
+    work()
     return time.perf_counter() - began
 
 
 def main() -> None:
     flags = argparse.ArgumentParser()
-    flags.add_argument("--rounds", type=int, default=5)
+    flags.add_argument("--rounds", type=int, default=10)
     flags.add_argument("--folder", default=None)
     given = flags.parse_args()
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
@@ -108,19 +123,26 @@ def main() -> None:
                 step_s(one, batches)
             one._save()
             one._collect(wait=True)
-            found = list(measure(one, batches, given.rounds))
-            resumed = [resume_s(one) for _ in range(given.rounds)]
-        (saved,) = {path.stat().st_size for path in one.checkpoints.steps()[-1].glob("optimizer*")}
-    size = f"{MODEL.num_params / 1e6:.1f}M parameters, {saved / 1e6:.0f} MB of optimizer state"
-    print(f"{torch.get_num_threads()} threads, {size}")
-    print(f"a step without a save: {statistics.median(alone for alone, *_ in found):.3f} s")
-    for name, ratios in (
-        ("a step while a save is under way, copy included", [beside / alone for alone, beside, _, _ in found]),
-        ("the copy alone, in steps", [copy / alone for alone, _, copy, _ in found]),
-        (f"a step of {STEPS} when their save is waited for", [waited / alone for alone, _, _, waited in found]),
+            found = []
+            for _ in range(given.rounds):
+                step_s(one, batches)
+                found.append(measure(one, batches, Path(folder)))
+            resumed = [took_s(one._resume) for _ in range(given.rounds)]
+        size = sum(path.stat().st_size for path in one.checkpoints.steps()[-1].glob("*.safetensors"))
+    print(f"{torch.get_num_threads()} threads, {MODEL.num_params / 1e6:.1f}M parameters, {size / 1e6:.0f} MB")
+    for name, values in (
+        ("a step without a save, s", [one.alone for one in found]),
+        (
+            "a step while a save is under way, copy included, over one without",
+            [one.beside / one.alone for one in found],
+        ),
+        ("the stall over a copy in memory", [one.stall / one.copy for one in found]),
+        ("a save over write and fsync", [one.saved / one.written for one in found]),
+        ("going on from it, s", resumed),
     ):
-        print(f"{name}: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
-    print(f"going on from it: {statistics.median(resumed):.3f} s ({min(resumed):.3f} to {max(resumed):.3f})")
+        print(f"{name}: {statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})")
+    beside, alone = (sum(one.steps * getattr(one, which) for one in found) for which in ("beside", "alone"))
+    print(f"the {sum(one.steps for one in found)} steps beside saves over as many without: {beside / alone:.3f}")
 
 
 if __name__ == "__main__":
