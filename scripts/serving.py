@@ -120,7 +120,7 @@ def replica(one: Member, seen: Seen, op: Op | None) -> dict[str, Any]:
         "serving": one.number in seen.serving and one.state is State.READY,
         "provider": one.vendor or (op.vendor if op else None),
         "where": pods.where(op) if op and op.address else None,
-        "spot": one.spot,
+        "kind": "own" if op and not op.rate else "spot" if one.spot else "on-demand",
         "usd_per_hour": render.usd(op.rate if op and op.is_live else 0),
         "age_s": round(time.time() - one.began_at, 1),
         "ready_after_s": None if one.ready_at is None else round(one.ready_at - one.began_at, 1),
@@ -131,9 +131,8 @@ def replica(one: Member, seen: Seen, op: Op | None) -> dict[str, Any]:
 def table(replicas: Sequence[dict[str, Any]]) -> str:
     rows = [("id", "version", "state", "where", "kind", "USD/h", "age", "")]
     for one in replicas:
-        kind = "spot" if one["spot"] else "on-demand" if one["usd_per_hour"] not in ("0", "0.00") else "own"
-        rows.append((str(one["id"]), str(one["version"]), one["state"], one["where"] or "-", kind, one["usd_per_hour"],
-                     render.duration(one["age_s"]), one["why"] or ""))  # fmt: skip
+        rows.append((str(one["id"]), str(one["version"]), one["state"], one["where"] or "-", one["kind"],
+                     one["usd_per_hour"], render.duration(one["age_s"]), one["why"] or ""))  # fmt: skip
     return columns(rows)
 
 
@@ -346,7 +345,7 @@ def bench(name, rate, duration, max_tokens, prompt, target_ttft, json):
     result: dict[str, Any] = {}
     for record in inside.run(("-m", "serve.load"), config, root=ROOT, python=services.python(settings)):
         if record["kind"] == "round" and not json:
-            print(" ".join(round_words(record)), flush=True)
+            print(round_words(record), flush=True)
         result = record if record["kind"] == "result" else result
     if json:
         print_json({key: value for key, value in result.items() if key not in ("kind", "at")})
@@ -354,9 +353,12 @@ def bench(name, rate, duration, max_tokens, prompt, target_ttft, json):
         print(result["advice"])
 
 
-def round_words(one: dict[str, Any]) -> Iterator[str]:
-    yield f"asked {one['asked_per_s']:.2f} requests/s:"
-    yield f"{one['answered_per_s']:.2f} answered/s, {one['failed']} failed, {one['tokens_per_s']:.1f} tokens/s;"
+def round_words(one: dict[str, Any]) -> str:
+    said = [
+        f"asked {one['asked_per_s']:.2f} requests/s: {one['answered_per_s']:.2f} answered/s, {one['failed']} failed, "
+        f"{one['tokens_per_s']:.1f} tokens/s"
+    ]
     for what in ("ttft_s", "tpot_s", "latency_s"):
-        said = "/".join("-" if value is None else f"{value:.3f}" for value in one[what].values())
-        yield f"{what.removesuffix('_s')} p50/p95/p99 {said} s;"
+        values = "/".join("-" if value is None else f"{value:.3f}" for value in one[what].values())
+        said.append(f"{what.removesuffix('_s')} p50/p95/p99 {values} s")
+    return "; ".join(said)
