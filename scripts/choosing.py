@@ -259,3 +259,14 @@ def pick(offers: list[Offer], is_named: bool, yes: bool) -> list[Offer]:
         if said.isdecimal() and 1 <= int(said) <= len(shown):
             chosen = shown[int(said) - 1]
             return [chosen, *(one for one in offers if one is not chosen)]
+
+
+def confirm(yes: bool) -> None:
+    """Raises UsageError unless somebody says yes."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("nobody can be asked here: add --yes; nothing was changed")
+    print("Do this? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UsageError("nothing was changed")

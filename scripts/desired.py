@@ -1,6 +1,5 @@
 """What `inv apply` does: a file of pods -> the plan with its prices -> pods."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -49,7 +48,7 @@ def apply(*, file, provider, dry_run, yes, json):
                 show(set_name, lines)
             changes = [step for step in steps if step.action != "keep"]
             if changes and not dry_run:
-                confirm(yes)
+                choosing.confirm(yes)
                 for step in changes:
                     carry_out(step, set_name, specs, journal, settings, f"inv apply {file}")
         finally:
@@ -179,14 +178,3 @@ def sum_of(lines: Sequence[Line]) -> int:
 def line_json(line: Line) -> dict[str, Any]:
     about = {"provider": line.provider, "usd_per_hour": render.usd(line.micro_usd_per_hour), "about": line.about}
     return {**asdict(line.step), "token": line.step.token or None, "why": line.step.why or None, **about}
-
-
-def confirm(yes: bool) -> None:
-    """Raises UsageError unless somebody says yes."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise UsageError("nobody can be asked here: add --yes; nothing was changed")
-    print("Do this? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise UsageError("nothing was changed")

@@ -23,13 +23,14 @@ REPLICA = "its number, as serve.status shows it"
         "host": "address to listen on; one that others can reach needs a key first: inv serve.key",
         "port": "to listen on (default: any that is free, and that one from then on)",
         "dry-run": "show where replicas would be placed, in which order, for what price",
+        "yes": "rent what is shown without asking",
         "detach": "do not wait until they are ready",
         "json": "one JSON document on stdout",
     },
 )
 def up(
     c, name="", model="", tag="", replicas: int | None = None, provider="", config="", engine="", mode="", host="",
-    port: int | None = None, dry_run=False, detach=False, json=False,
+    port: int | None = None, dry_run=False, yes=False, detach=False, json=False,
 ):  # fmt: skip
     """Serve a model: replicas behind one address; again: an update without a failed request.
 

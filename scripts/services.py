@@ -14,6 +14,7 @@ from infra.journal import Held, Journal
 from infra.names import check_name, match
 from infra.settings import Settings
 from scripts import render, versions, words
+from scripts.choosing import confirm
 from scripts.ledger import open_journal
 from scripts.planning import ROOT
 from scripts.program import print_json
@@ -29,7 +30,7 @@ LEAVE_S = 600.0  # requests under way, then the engines, then proof from whoever
 SLACK_S = 120.0  # of a launch: machine, code, environment
 
 
-def up(name, model, tag, replicas, provider, config, engine, mode, host, port, dry_run, detach, json):
+def up(name, model, tag, replicas, provider, config, engine, mode, host, port, dry_run, yes, detach, json):
     settings = words.settings(provider="" if provider == versions.ANY else provider)
     if mode not in ("", *update.MODES):
         raise UsageError(f"--mode {mode}: known: {', '.join(update.MODES)}")
@@ -63,6 +64,9 @@ def up(name, model, tag, replicas, provider, config, engine, mode, host, port, d
         if old and wanted == old and detached.is_kept(name, journal):
             render.say(f"{name}: nothing to change")
         elif wanted != old:
+            if versions.rents(version, settings):
+                versions.show_placement(name, version, settings, as_json=False, is_asked=False)
+                confirm(yes)
             before = journal.want(name, memory.write(wanted), before)
         try:
             seen = ensure(name, settings, journal)

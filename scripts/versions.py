@@ -10,6 +10,7 @@ Called by: `services`, `inv doctor --for serve`.
 import dataclasses
 import hashlib
 import math
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,6 +39,7 @@ from trainer.plan import CHECKPOINTS
 
 CONFIG = ROOT / "serve" / "service.yaml"
 ANY = "any"
+SHOWN = 20
 
 
 def usual_provider(settings: Settings) -> str:
@@ -123,8 +125,7 @@ def weights_of(source: str) -> str:
 
 def with_limit(version: Version, settings: Settings) -> Version:
     """What is rented never goes without a limit."""
-    rented = [one for one in placement.candidates(version.provider, settings) if one in VENDORS]
-    if not rented or version.service.ours.spend_limit is not None:
+    if not rents(version, settings) or version.service.ours.spend_limit is not None:
         return version
     render.say(f"slipway.spend_limit is not set: all replicas together may cost {SPEND_LIMIT} USD")
     ours = {**version.document.get("slipway", {}), "spend_limit": SPEND_LIMIT}
@@ -164,8 +165,7 @@ def check_reach(version: Version, settings: Settings) -> None:
     if candidates == ("local",) and "://" not in version.model and version.engine != "fake":
         tuning = version.service.ours.engine
         room.check(Path(version.model), version.engine, tuning, room.here(version.engine, tuning))
-    rented = [one for one in candidates if one in VENDORS]
-    if rented and "://" not in version.model and not settings.rehearsal:
+    if rents(version, settings) and "://" not in version.model and not settings.rehearsal:
         raise UsageError(
             f"the model is {version.model} on this machine, which no rented machine can reach; first: "
             "inv ckpt.push --to hf://user/repo, then --model hf://user/repo"
@@ -238,8 +238,11 @@ def scaled(document: Mapping[str, Any], least: int, most: int) -> dict[str, Any]
     }
 
 
-def show_placement(name: str, version: Version, settings: Settings, as_json: bool) -> None:
-    """The order in which machines are tried, and what they cost. Raises NoOffer."""
+def show_placement(name: str, version: Version, settings: Settings, as_json: bool, is_asked: bool = True) -> None:
+    """The order in which machines are tried, and what they cost. Raises NoOffer.
+
+    is_asked: it is all that is wanted; else it is told beside what is, before that.
+    """
     service = version.service
     request = placement.request_of(service, f"{name}-0", version.gpu_bytes)
     asked = placement.candidates(version.provider, settings)
@@ -254,16 +257,23 @@ def show_placement(name: str, version: Version, settings: Settings, as_json: boo
                     "max_replicas": most, "placement": rows})  # fmt: skip
         return
     table = [("", "kind", "provider", "machine", "GPUs", "USD/h")]
-    for number, one in enumerate(found[:20], 1):
+    for number, one in enumerate(found[:SHOWN], 1):
         what = f"{one.num_gpus} x {one.gpu}" if one.num_gpus else "none"
         table.append((str(number), placement.kind_of(one), one.provider, one.place or one.instance_type or one.offer_id,
                       what, dollars(one.micro_usd_per_hour)))  # fmt: skip
     render.say(f"{name}: {version.model} by {version.engine}, {least} to {most} replicas; machines in the order "
                "in which they are tried:")  # fmt: skip
-    print(render.clean(columns(table)))
+    print(render.clean(columns(table)), file=sys.stdout if is_asked else sys.stderr)
     rate, left = 0, least
     for one in found:  # an own machine holds one replica; a vendor has many of a kind
         taken = min(left, 1 if one.place else left)
         rate, left = rate + taken * one.micro_usd_per_hour, left - taken
     missing = f" ({least - left} of them: there is no machine for more)" if left else ""
-    render.say(f"{least} replicas{missing}: about {dollars(rate)} USD/h; nothing was started")
+    limit = service.ours.spend_limit
+    until = "nothing was started" if is_asked else f"all together, at most {limit} USD" if limit else "no limit"
+    render.say(f"{least} replicas{missing}: about {dollars(rate)} USD/h; {until}")
+
+
+def rents(version: Version, settings: Settings) -> bool:
+    """Whether a replica may go where it costs money."""
+    return any(one in VENDORS for one in placement.candidates(version.provider, settings))

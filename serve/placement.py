@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from infra import gpus, offers
 from infra.errors import NoOffer, SlipwayError, UsageError
+from infra.filters import explain
 from infra.money import micro_usd
 from infra.offers import Source
 from infra.providers import Provider, market
@@ -60,10 +61,12 @@ def find(
         survey = offers.survey(sources, asked)
         found += [one for one in survey.offers if one.spot is is_spot]
         said += [f"{one.provider}: {one.error}" for one in survey.silent]
+    if sources and not found and survey.considered:
+        said.append(explain(asked, survey.considered))
     if not found:
         size = f" and has {request.gpu_memory_bytes / GB:.0f} GB on each GPU" if request.gpu_memory_bytes else ""
         told = "; ".join(said) or f"nothing there satisfies `resources`{size}"
-        raise NoOffer(f"no machine for a replica on {', '.join(names)}: {told}; see: inv offers")
+        raise NoOffer(f"no machine for a replica on {', '.join(names)}: {told}\nsee: inv offers")
     for what in said:
         say(f"{request.run}: left out: {what}")
     return found
