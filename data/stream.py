@@ -78,26 +78,18 @@ class Stream:
 
     def windows(self, starts: np.ndarray, length: int) -> np.ndarray:
         """`length` ids from each of these places on, int64 (len(starts), length); all must lie in the stream."""
-        found = np.empty((len(starts), length), np.int64)
         first, last = (np.searchsorted(self.ends, places, side="right") for places in (starts, starts + length - 1))
-        for at in set(first.tolist()):
-            rows = np.flatnonzero((first == at) & (last == at))
-            if len(rows):
-                ids = self.shards[at].ids
-                shape, strides = (len(ids) - length + 1, length), (ids.itemsize, ids.itemsize)
-                views = np.lib.stride_tricks.as_strided(ids, shape, strides, writeable=False)
-                found[rows] = views[starts[rows] - self.begins[at]]
-        for row in np.flatnonzero(first != last):
-            found[row] = self.read(int(starts[row]), length)
-        self._count(len(starts), found.size * 4)
-        return found
+        if (first == last).all():
+            return self.pieces(starts, np.full(len(starts), length)).reshape(-1, length)
+        return np.stack([self.read(start, length) for start in starts.tolist()])
 
     def pieces(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """So many ids from each of these places on, none over the end of a file, one after another; int64."""
         where = np.searchsorted(self.ends, starts, side="right")
         first = (starts - self.begins[where]) * self.width
         spans = zip(where.tolist(), first.tolist(), (first + lengths * self.width).tolist(), strict=True)
-        joined = b"".join([self._raw[at][begin:end] for at, begin, end in spans])  # twice as fast as numpy's slices
+        # twice as fast as numpy's slices, and as fast with a thousand files as with one
+        joined = b"".join([self._raw[at][begin:end] for at, begin, end in spans])
         ids = np.frombuffer(joined, DTYPES[self.width]).astype(np.int64)
         self._count(len(starts), ids.size * 4)
         return ids
