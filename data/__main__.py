@@ -146,20 +146,24 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--config", required=True, type=Path, metavar="FILE")
     asked = parser.parse_args(words)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy comes with pyarrow; no step multiplies matrices with it
+    config: dict[str, Any] = {}
     try:
-        emit("result", step=asked.step, **_run(asked.step, _read(asked.config)))
+        config = _read(asked.config)
+        emit("result", step=asked.step, **_run(asked.step, config))
         return 0
     except ConfigError as error:
         return _say(asked.step, error, 2)
     except DataError as error:
-        stopped = "; the same command goes on" if error.exit_code in (75, 130) else ""
+        stopped = "; the same command goes on" if getattr(error, "goes_on", False) else ""
         return _say(asked.step, f"{error}{stopped}", error.exit_code)
     except OSError as error:  # a folder that may not be written, a full disk
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        room = "; what was whole is kept, and the same command goes on where there is room" if full else ""
-        return _say(asked.step, f"{error}{room}", 1)
+        room = "; what was kept before stays, and the same command goes on where there is room" if full else ""
+        where = f"{config['out']}: " if not error.filename and "out" in config else ""
+        return _say(asked.step, f"{where}{error}{room}", 1)
     except KeyboardInterrupt:
-        return _say(asked.step, "interrupted; nothing was published", 130)
+        kept = "what was kept before stays" if asked.step == "text" and "out" in config else "nothing was published"
+        return _say(asked.step, f"interrupted; {kept}", 130)
 
 
 def _run(step: str, config: dict[str, Any]) -> dict[str, Any]:

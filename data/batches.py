@@ -101,7 +101,12 @@ class Parquet:
         schema = self.file.schema_arrow
         there = ", ".join(schema.names)
         kinds = ("string", "large_string", "string_view", "binary", "large_binary")
-        if "text" not in schema.names or str(schema.field("text").type) not in kinds:
+        found = [schema.field(at).type for at in schema.get_all_field_indices("text")]
+        if len(found) > 1:
+            raise InputError(f"{uri}: {len(found)} columns are named 'text'; there is: {there}")
+        if found and str(getattr(found[0], "value_type", found[0])) not in kinds:
+            raise InputError(f"{uri}: column 'text' is {found[0]}, no text; there is: {there}")
+        if not found:
             raise InputError(f"{uri}: no text column 'text'; there is: {there}")
         if missing := [name for name in required if name not in schema.names]:
             raise InputError(f"{uri}: no column {', '.join(missing)}; there is: {there}")
@@ -197,6 +202,7 @@ class Lines:
     def _objects(self, lines: Listed, start: int, number: int) -> Batch:
         rows, invalid, texts = len(lines), mend(lines), Listed()
         columns: dict[str, list[Any]] = {name: [] for name in self.columns}
+        there: set[str] = set()
         for at, line in enumerate(lines):
             if not line or line.isspace():
                 continue
@@ -215,9 +221,11 @@ class Lines:
                 raise InputError(f"{self._where(start, number + at)}: no {', '.join(missing)}; there is: {keys}")
             # half a surrogate pair has no UTF-8
             texts.append(text.encode("utf-8", "replace") if isinstance(text, str) else text)
+            if columns:
+                there.update(row)
             for name, values in columns.items():
                 values.append(row.get(name))
-        return Batch(rows, texts, columns, invalid)
+        return Batch(rows, texts, {name: values for name, values in columns.items() if name in there}, invalid)
 
     def _where(self, start: int, number: int) -> str:
         """`FILE:LINE`, counted only now."""

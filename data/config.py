@@ -5,6 +5,7 @@ Light to import: plans are made where no pyarrow or tokenizers exist.
 
 import difflib
 import glob
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -74,14 +75,15 @@ def source_files(source: str) -> list[Path]:
         if not found:
             raise ConfigError(f"source {source}: no {', '.join(SUFFIXES)} file in this folder")
         return found
-    found = [path] if path.is_file() else sorted(Path(one) for one in glob.glob(str(path), recursive=True))
+    found = [path] if path.exists() else sorted(Path(one) for one in glob.glob(str(path), recursive=True))
     if not found:
         near = difflib.get_close_matches(path.name, ("pydocs", "fineweb"), 1)
         hint = f"did you mean {near[0]!r}?" if near else "give pydocs, fineweb, or a file, folder or glob that exists"
         raise ConfigError(f"source {source!r}: no such file; {hint}")
     for one in found:
         if not form_of(one.name)[0] or not one.is_file():
-            seen = one.suffix or "what has no suffix" if one.is_file() else "a folder in a glob"
+            other = "a folder in a glob" if one.is_dir() else "a pipe or a device (--source stdin reads one)"
+            seen = (one.suffix or "what has no suffix") if one.is_file() else other
             raise ConfigError(f"source {one}: cannot read {seen}; {', '.join(SUFFIXES)} files can be")
     return found
 
@@ -149,6 +151,8 @@ class TextSpec:
             raise ConfigError(f"val_ratio is {self.val_ratio}; it must lie in [0, 1)")
         if self.lines_per_shard < 1:
             raise ConfigError(f"lines_per_shard is {self.lines_per_shard}; it must be at least 1")
+        if self.min_score is not None and math.isnan(self.min_score):
+            raise ConfigError("min_score is nan; a number is wanted")
         if self.take is not None and not 1 <= self.take <= sys.maxsize:
             raise ConfigError(f"take is {self.take}; it must lie between 1 and {sys.maxsize}")
         for key, known in (("dedup", ("", "exact")), ("format", FORMATS), ("compression", ("", *PACKED.values()))):

@@ -3,7 +3,7 @@
 Nothing is read here but names and sizes; `batches.py` reads them.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from data.errors import InputError
 from data.remote import list_remote
 
 STDIN = {"stdin": ".txt", "stdin.jsonl": ".jsonl"}
+HUB_ONLY = ("dataset", "config", "split", "revision")
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,10 @@ def list_inputs(spec: TextSpec) -> Inputs:
     """
     if spec.packages and spec.source != "pydocs":
         raise InputError(f"packages are read with the source pydocs, not with {spec.source!r}")
+    others = [one for one in fields(spec) if one.name in HUB_ONLY and getattr(spec, one.name) != one.default]
+    if others and "fineweb" not in (spec.source, spec.validation):
+        named = ", ".join(f"{one.name} {getattr(spec, one.name)}" for one in others)
+        raise InputError(f"{named}: read with the source fineweb, not with {spec.source!r}")
     main = _list(spec.source, spec)
     held_out = _list(spec.validation, spec) if spec.validation else Inputs(())
     files = (*main.files, *(InputFile(one.uri, "val", one.packages) for one in held_out.files))

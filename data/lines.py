@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,27 +102,35 @@ def _chosen(blocks: Iterable[Text], wanted: Sequence[bool]) -> Iterator[bytes]:
 
 
 def _choose(batch: Batch, spec: TextSpec) -> tuple[Sequence[int], int]:
-    if spec.min_score is None and not spec.language:
-        return range(len(batch.texts)), 0
     chosen: Sequence[int] = range(len(batch.texts))
+    if not chosen or (spec.min_score is None and not spec.language):
+        return chosen, 0
     if spec.language:
-        languages = _column(batch, ("language",))
+        (languages,) = _columns(batch, ("language",))
         chosen = [at for at in chosen if languages[at] == spec.language]
     if spec.min_score is not None:
-        scores = _column(batch, SCORES)
-        least = spec.min_score
-        chosen = [at for at in chosen if isinstance(scores[at], (int, float)) and scores[at] >= least]
+        scores, least = _columns(batch, SCORES), spec.min_score
+        chosen = [at for at in chosen if _first_number(values[at] for values in scores) >= least]
     return chosen, len(batch.texts) - len(chosen)
 
 
-def _column(batch: Batch, names: tuple[str, ...]) -> list[Any]:
-    """The first of these columns that says anything."""
-    for name in names:
-        values = batch.columns.get(name)
-        if values is not None and any(value is not None for value in values):
-            return values
+def _columns(batch: Batch, names: tuple[str, ...]) -> list[list[Any]]:
+    """Those of these columns that are there."""
+    if found := [batch.columns[name] for name in names if name in batch.columns]:
+        return found
     there = ", ".join(["text", *batch.columns])
     raise InputError(f"to choose by {' or '.join(names)} that column must be there; there is: {there}")
+
+
+def _first_number(values: Iterable[Any]) -> float:
+    """Of these the first that is not null, also where it is written as text; NaN, which is never enough, for none."""
+    value = next((one for one in values if one is not None), math.nan)
+    if isinstance(value, (int, float)):
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def _digest(text: Text) -> bytes:

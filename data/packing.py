@@ -17,7 +17,7 @@ from typing import Any
 
 from data.batches import lines_between
 from data.documents import COLUMNS
-from data.errors import DataError
+from data.errors import DataError, InputError
 from data.giants import mapped, take_text
 from data.manifest import sync
 from data.texts import Listed
@@ -88,10 +88,21 @@ def _to_parquet(draft: Path, target: Path) -> None:
                 rows = [take_text(line) if isinstance(line, bytearray) else json.loads(line) for line in group]
                 del group[:]
                 columns = {name: [row.get(name) for row in rows] for name in names if name != "text"}
-                others = [pyarrow.array(columns[field.name], field.type) for field in list(schema)[1:]]
+                others = [_values(columns[field.name], field) for field in list(schema)[1:]]
                 with _strings([row.pop("text") for row in rows], draft.parent) as texts:
                     file.write_table(pyarrow.table([texts, *others], schema=schema))
                 del texts, rows  # a giant is let go of before there is the next
+
+
+def _values(values: list[Any], field: Any) -> Any:
+    """One column. Raises InputError for a value of another kind, such as a number where there is text in other rows."""
+    import pyarrow
+
+    try:
+        return pyarrow.array(values, field.type)
+    except (pyarrow.ArrowException, OverflowError) as error:
+        why = str(error).splitlines()[0]
+        raise InputError(f"column {field.name} is {field.type} in parquet: {why}; choose --format jsonl") from None
 
 
 def _groups(batches: Iterator[Listed]) -> Iterator[list[bytes | bytearray]]:

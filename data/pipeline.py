@@ -45,6 +45,8 @@ class Stopped(DataError):
     def __init__(self, signal_number: int, words: str):
         super().__init__(words)
         self.exit_code = 130 if signal_number == signal.SIGINT else 75
+        self.goes_on = True
+        """Whether the same command does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,7 @@ def shard(spec: TextSpec, folder: Path, split: bool = True, how: How = How(), sh
         return _summary(spec, kept)
     if how.stdin:
         os.dup2(os.open(how.stdin, os.O_RDONLY), sys.stdin.fileno())
+    check_place(spec, folder, split)
     inputs = share.of(spec, list_inputs(spec))
     with alone_in(folders["train"]):
         run = Run(spec, folder / DRAFT / share.folder, folders, inputs, how, share)
@@ -90,11 +93,29 @@ def shard(spec: TextSpec, folder: Path, split: bool = True, how: How = How(), sh
             with _stoppable() as stop:
                 run.read_all(stop)
             made = run.finish()
+        except Stopped as stopped:
+            stopped.goes_on = spec.source not in STDIN  # what was read from there cannot be read again
+            raise
         finally:
             run.close()
         if split and not held_out:
             remove_shards(folder / "val")  # an old part must not stand beside a new one
     return _summary(spec, made)
+
+
+def check_place(spec: TextSpec, folder: Path, split: bool) -> None:
+    """Raises InputError where shards in `folder` would be taken for what they are not by who reads it later."""
+    others = [folder / MANIFEST] if split else [folder / "train", folder / "val"]
+    if found := [path.name for path in others if path.exists()]:
+        which = "in train and val" if split else "of its own"
+        raise InputError(
+            f"{folder} holds {' and '.join(found)}: shards {which} beside it would be mistaken for one set; "
+            "remove that, or choose another folder"
+        )
+    for source in {spec.source, spec.validation} - {"", "pydocs", "fineweb", *STDIN}:
+        place = Path(source).expanduser()
+        if place.is_dir() and folder.resolve().is_relative_to(place.resolve()):
+            raise InputError(f"{folder} lies in the source {source}, which would grow by its shards; choose another")
 
 
 class Run:

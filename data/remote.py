@@ -73,6 +73,8 @@ def list_remote(uri: str) -> list[str]:
         return [system.unstrip_protocol(one) for one in sorted(found)]
     except (ImportError, ValueError) as error:
         raise InputError(f"source {uri}: {error}{instead(uri)}") from None
+    except OSError as error:
+        raise DataError(f"source {uri}: {error}") from None
 
 
 def is_pattern(path: str) -> bool:

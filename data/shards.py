@@ -18,6 +18,7 @@ from typing import Any
 from data.errors import DataError, InputError
 from data.escapes import escape_all
 from data.giants import Text
+from data.inputs import STDIN
 from data.manifest import MANIFEST, listed, read_manifest, sync_path, write_manifest
 from data.texts import Listed
 
@@ -96,7 +97,10 @@ class Writer:
             )
         self.aside = bool(claimed) and read_manifest(self.folder, finished=False)["finished"] is True
         if claimed and not self.aside:
-            what = f"{self.folder} holds {len(claimed)} shards of a run that was not finished, with other options"
+            what = f"{self.folder} holds {len(claimed)} shards of a run that was not finished"
+            if read_manifest(self.folder, finished=False)["source"] in STDIN:
+                raise InputError(f"{what}, and what it read from stdin is gone; remove the folder, or choose another")
+            what += ", with other options or another source than now"
             raise InputError(f"{what}; type its command again to go on, remove the folder, or choose another")
         for path in unclaimed:  # a killed run of ours had no time to list them
             path.unlink()
@@ -277,6 +281,9 @@ def remove_shards(folder: Path, but: Set[str] = frozenset()) -> None:
             (path / MANIFEST).unlink(missing_ok=True)
         for name in names - but:
             (folder / name).unlink(missing_ok=True)
+        for path in {(folder / name).parent for name in names} - {folder}:
+            with suppress(OSError):  # there is something else in it
+                path.rmdir()
 
 
 def _end_of_line(data: bytes, at: int, lines: int) -> int:

@@ -68,6 +68,8 @@ def of_arrow(column: Any) -> tuple[Texts, int]:
     """The texts of an Arrow array of strings or bytes, null as empty, and how many of them were not UTF-8."""
     import pyarrow
 
+    if pyarrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
     is_large = pyarrow.types.is_large_string(column.type) or pyarrow.types.is_large_binary(column.type)
     if column.null_count or pyarrow.types.is_string_view(column.type):
         column = column.cast(pyarrow.large_binary() if is_large else pyarrow.binary()).fill_null(b"")

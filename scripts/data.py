@@ -79,14 +79,16 @@ def shard(
     help={
         "source": "pydocs, fineweb, or a path: its text in the store, which is made when it is missing",
         "text": "folder of text shards instead, as `inv shard` writes it",
-        "vocab-size": "ids, the 256 bytes and nine chat specials included",
+        "vocab-size": "ids, the 256 bytes and nine chat specials included (4096)",
         "retrain": "make it again, though it is there",
         "tokenizer-json": "take this published tokenizer as it is; its last ids must be the nine chat specials",
         "out": "folder for tokenizer.json, its companions, training.yaml and training.toml",
         "json": "one JSON document on stdout",
     },
 )
-def tokenizer(c, source="", text="", vocab_size=4096, retrain=False, tokenizer_json="", out="", json=False):
+def tokenizer(
+    c, source="", text="", vocab_size: int | None = None, retrain=False, tokenizer_json="", out="", json=False
+):
     """A byte-level BPE tokenizer from text shards; one of the same text and settings is reused."""
 
 

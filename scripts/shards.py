@@ -16,6 +16,9 @@ def shard(
     mode, source, packages, take, lines_per_shard, val_ratio, validation, gzip, compression, out, verify, report, merge,
     json, **spec,
 ):  # fmt: skip
+    asked = (("merge", merge), ("verify", verify), ("report", report))
+    if len(named := [f"--{name}" for name, folder in asked if folder]) > 1:
+        raise UsageError(f"{' and '.join(named)} each do one thing and nothing else; type them one after another")
     if merge:
         return unite(Path(merge).expanduser().absolute(), json)
     if verify:

@@ -9,15 +9,17 @@ from scripts.planning import text_steps
 from scripts.program import print_json
 from store import Store
 
-LEAST_VOCAB, MOST_VOCAB = 256 + 9, 1 << 24
+LEAST_VOCAB, DEFAULT_VOCAB, MOST_VOCAB = 256 + 9, 4096, 1 << 24
 DEFAULT_OUT = "var/tokenizer"
 
 
 def tokenizer(source, text, vocab_size, retrain, tokenizer_json, out, json):
     settings = words.settings(source=source)
     folder = Path(out or DEFAULT_OUT).absolute()
-    if tokenizer_json and (text or source or retrain):
-        raise UsageError("--tokenizer-json takes what was made elsewhere; --text, --source, --retrain make; choose one")
+    if tokenizer_json and (text or source or retrain or vocab_size is not None):
+        makers = "--text, --source, --vocab-size, --retrain"
+        raise UsageError(f"--tokenizer-json takes what was made elsewhere; {makers} make; choose one")
+    vocab_size = DEFAULT_VOCAB if vocab_size is None else vocab_size
     if tokenizer_json:
         config = {"out": str(folder), "spec": {"path": str(Path(tokenizer_json).expanduser().absolute())}}
         result = steps.run("tokenizer", ("-m", "data", "adopt"), config, settings, json)

@@ -22,7 +22,7 @@ from data.config import ConfigError, TextSpec
 from data.engines.work import HOME, MERGE, Work, begin, locked
 from data.errors import DataError, InputError
 from data.inputs import STDIN, Share, list_inputs
-from data.pipeline import How, Stopped, stamps
+from data.pipeline import How, Stopped, check_place, stamps
 from data.report import emit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,6 +88,7 @@ def shard(spec: TextSpec, folder: Path, how: How, world: int, engine: Engine) ->
         raise InputError("an engine spreads the files of a source over machines; say over how many: --world N")
     if spec.source in STDIN:
         raise InputError(f"source {spec.source} can be read by one machine only")
+    check_place(spec, folder, bool(spec.val_ratio or spec.validation))
     inputs = list_inputs(spec)
     Share(world=world).of(spec, inputs)  # refused here rather than by every rank
     how = replace(how, workers=how.workers or 1)
