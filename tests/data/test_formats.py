@@ -16,6 +16,7 @@ import pytest
 
 from data import packing, pipeline
 from data.__main__ import main
+from data.lines import SCORES
 from data.manifest import read_manifest
 from data.shards import read, shard_paths
 from data.verify import verify
@@ -170,6 +171,82 @@ def test_a_damaged_file_is_one_line_and_nothing_is_torn(shard, tmp_path, name, c
     code, said = shard(tmp_path / name)
     assert (code, said.count("\n")) == (2, 1) and seen in said
     assert list(tmp_path.glob("out/shard-*")) == []
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
+def test_a_score_that_is_not_known_or_written_as_text_is_a_score_all_the_same(shard, tmp_path, name):
+    rows = [("low", "0.1", 2.0), ("high", "0.9", 0.0), ("no number", "much", 1.0), ("second", None, 0.7), ("none",)]
+    rows = [
+        {"text": text, "score": None, "language_score": None, **dict(zip(SCORES, more, strict=False))}
+        for text, *more in rows
+    ]
+    nothing = [{"text": "x", "score": None, "language_score": None}] * 5000  # more than one batch
+    if name == "a.parquet":
+        schema = pyarrow.schema(
+            {"text": pyarrow.string(), "score": pyarrow.string(), "language_score": pyarrow.float64()}
+        )
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(nothing + rows, schema), tmp_path / name)
+    else:
+        (tmp_path / name).write_text("".join(f"{json.dumps(row)}\n" for row in nothing + rows) + "\n" * (1 << 20))
+    assert shard(tmp_path / name, min_score=0.5) == (0, "")
+    assert list(read(shard_paths(tmp_path / "out"))) == ["high", "second"]
+
+
+def test_a_column_of_a_dictionary_is_text_and_one_of_numbers_is_not(shard, tmp_path):
+    words = pyarrow.array(["one", "two", None, "one"])
+    pyarrow.parquet.write_table(pyarrow.table({"text": words.dictionary_encode()}), tmp_path / "a.parquet")
+    assert shard(tmp_path / "a.parquet") == (0, "")
+    assert list(read(shard_paths(tmp_path / "out"))) == ["one", "two", "one"]
+    pyarrow.parquet.write_table(pyarrow.table({"text": [1], "id": ["a"]}), tmp_path / "b.parquet")
+    code, said = shard(tmp_path / "b.parquet")
+    assert code == 2 and "column 'text' is int64, no text; there is: text, id" in said
+    pyarrow.parquet.write_table(pyarrow.table([words, words], names=["text", "text"]), tmp_path / "c.parquet")
+    code, said = shard(tmp_path / "c.parquet")
+    assert code == 2 and "2 columns are named 'text'" in said
+
+
+def test_a_value_that_parquet_cannot_hold_is_told_in_one_line(shard, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one", "score": "much"}\n')
+    code, said = shard(tmp_path / "a.jsonl", format="parquet")
+    assert (code, said.count("\n")) == (2, 1) and "column score is double in parquet" in said
+    assert list(tmp_path.glob("out/shard-*")) == []
+    assert shard(tmp_path / "a.jsonl", format="jsonl") == (0, "")
+
+
+def test_shards_that_would_be_mistaken_for_one_set_are_not_put_beside_each_other(shard, tmp_path):
+    (tmp_path / "a.txt").write_text("".join(f"{n}\n" for n in range(100)))
+    assert shard(tmp_path / "a.txt") == (0, "")
+    code, said = shard(tmp_path / "a.txt", val_ratio=0.1)
+    assert code == 2 and "out holds manifest.json" in said
+    os.rename(tmp_path / "out", tmp_path / "plain")
+    assert shard(tmp_path / "a.txt", val_ratio=0.1) == (0, "")
+    code, said = shard(tmp_path / "a.txt")
+    assert code == 2 and "out holds train and val" in said
+    assert verify(tmp_path / "plain") == verify(tmp_path / "out" / "train") == verify(tmp_path / "out" / "val") == []
+
+
+def test_a_source_does_not_grow_by_the_shards_made_of_it(shard, tmp_path):
+    (tmp_path / "a.txt").write_text("one\n")
+    code, said = shard(tmp_path)
+    assert code == 2 and f"out lies in the source {tmp_path}" in said
+
+
+@pytest.mark.parametrize(
+    ("source", "spec", "seen"),
+    [
+        ("pipe.txt", {}, "cannot read a pipe or a device"),
+        (
+            "a.txt",
+            {"dataset": "HuggingFaceFW/fineweb-edu"},
+            "dataset HuggingFaceFW/fineweb-edu: read with the source fineweb",
+        ),
+    ],
+)
+def test_what_cannot_be_read_so_is_refused(shard, tmp_path, source, spec, seen):
+    (tmp_path / "a.txt").write_text("one\n")
+    os.mkfifo(tmp_path / "pipe.txt")
+    code, said = shard(tmp_path / source, **spec)
+    assert (code, said.count("\n")) == (2, 1) and seen in said
 
 
 def test_lines_from_standard_input_are_documents(tmp_path):

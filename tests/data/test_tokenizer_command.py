@@ -64,6 +64,7 @@ ASKED = {"source": "", "text": "", "vocab_size": 300, "retrain": False, "tokeniz
         ({"vocab_size": 1 << 25}, "16777216 is the most"),
         ({"text": "a", "source": "pydocs"}, "choose one"),
         ({"text": "a", "tokenizer_json": "b"}, "choose one"),
+        ({"vocab_size": 300, "tokenizer_json": "b"}, "--vocab-size, --retrain make; choose one"),
     ],
 )
 def test_words_that_do_not_fit_are_refused(words, told):
