@@ -60,7 +60,7 @@ def open_pieces(file: InputFile, columns: Sequence[str] = (), required: Sequence
         from data import pydocs
 
         return Told(pydocs.documents(file.packages), columns)
-    suffix, packed = (STDIN[file.uri], "") if file.uri in STDIN else form_of(file.uri.split("?")[0])
+    suffix, packed = (STDIN[file.uri], "") if file.uri in STDIN else form_of(file.uri)
     if suffix == ".parquet":
         return Parquet(file.uri, columns, required)
     if suffix == ".txt" and required:

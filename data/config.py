@@ -59,8 +59,11 @@ def _refuse_unknown(kind: type, raw: Any, where: str) -> None:
 
 
 def form_of(name: str) -> tuple[str, str]:
-    """What a file holds and how it is packed, by its name: `a.jsonl.gz` is (".jsonl", "gzip"); ("", "") is unknown."""
-    path = Path(name)
+    """What a file holds and how it is packed, by its name: `a.jsonl.gz` is (".jsonl", "gzip"); ("", "") is unknown.
+
+    `name` may be a path or an address; only those of HTTP have a query, elsewhere a question mark is part of the name.
+    """
+    path = Path(re.split("[?#]", name)[0] if name.startswith(("http://", "https://")) else name)
     packed = PACKED.get(path.suffix, "")
     suffix = Path(path.stem).suffix if packed else path.suffix
     known = suffix in SUFFIXES and not (packed and suffix == ".parquet")

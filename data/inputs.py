@@ -4,7 +4,6 @@ Nothing is read here but names and sizes; `batches.py` reads them.
 """
 
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any
 
 from data.config import ConfigError, TextSpec, form_of, source_files
@@ -115,6 +114,6 @@ def _remote(source: str) -> list[str]:
     if not uris:
         raise InputError(f"source {source}: no file to read there")
     for uri in uris:
-        if not form_of(Path(uri.split("?")[0]).name)[0]:
+        if not form_of(uri)[0]:
             raise InputError(f"source {uri}: its name does not end in .txt, .jsonl (.gz, .zst) or .parquet")
     return uris

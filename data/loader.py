@@ -36,7 +36,9 @@ class Loader(ABC):
         self.stream = Stream(paths, tokenizer_sha256)
         self.row_len, self.rows, self.seed = sequence_len + 1, rows, seed
         if self.stream.num_tokens < self.row_len:
-            raise InputError(f"{self.stream.num_tokens} tokens are too few for one row of {self.row_len}")
+            raise InputError(
+                f"{self.stream.num_tokens} tokens are too few for one row of {self.row_len}; give more text"
+            )
 
     @abstractmethod
     def batch(self, step: int) -> np.ndarray:

@@ -228,6 +228,8 @@ class Run:
             raise InputError(f"source {self.spec.source}: none of {self.counts['read']:,} documents was chosen")
         for writer in self.writers.values():
             writer.close()
+        if self.spec.validation and not (some or self.writers["val"].num_whole):
+            raise InputError(f"validation {self.spec.validation}: none of its documents can be held out")
         self.keep()
         self.settle()
         more = {"input": self.inputs.about, "counts": dict(self.counts)} | self._whose()

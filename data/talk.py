@@ -62,7 +62,7 @@ def files(spec: TalkSpec) -> tuple[list[str], dict[str, Any]]:
 
 def rows(uri: str) -> Iterator[Any]:
     """Raises InputError for a file that holds nothing of the kind."""
-    suffix, packed = form_of(uri.split("?")[0])
+    suffix, packed = form_of(uri)
     if suffix == ".parquet":
         yield from _of_parquet(uri)
         return

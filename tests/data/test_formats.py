@@ -225,6 +225,22 @@ def test_shards_that_would_be_mistaken_for_one_set_are_not_put_beside_each_other
     assert verify(tmp_path / "plain") == verify(tmp_path / "out" / "train") == verify(tmp_path / "out" / "val") == []
 
 
+@pytest.mark.parametrize("name", ["what?.jsonl", "a#1.jsonl", "a%20b.jsonl.gz", "[a]*.jsonl"])
+def test_a_name_of_a_file_may_be_an_odd_one(shard, tmp_path, name):
+    data = b'\xef\xbb\xbf{"text": "one"}\r\n'
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    assert shard(tmp_path / name) == (0, "")
+    assert list(read(shard_paths(tmp_path / "out"))) == ["one"]
+
+
+def test_a_corpus_that_is_to_be_held_out_and_is_empty_is_refused(shard, tmp_path):
+    (tmp_path / "a.txt").write_text("one\n")
+    (tmp_path / "b.txt").write_text("\n")
+    code, said = shard(tmp_path / "a.txt", validation=str(tmp_path / "b.txt"))
+    assert code == 2 and "b.txt: none of its documents can be held out" in said
+    assert list(tmp_path.glob("out/*/manifest.json")) == []
+
+
 def test_a_source_does_not_grow_by_the_shards_made_of_it(shard, tmp_path):
     (tmp_path / "a.txt").write_text("one\n")
     code, said = shard(tmp_path)
