@@ -109,8 +109,11 @@ def _choose(batch: Batch, spec: TextSpec) -> tuple[Sequence[int], int]:
         (languages,) = _columns(batch, ("language",))
         chosen = [at for at in chosen if languages[at] == spec.language]
     if spec.min_score is not None:
-        scores, least = _columns(batch, SCORES), spec.min_score
-        chosen = [at for at in chosen if _first_number(values[at] for values in scores) >= least]
+        scores, *others = _columns(batch, SCORES)
+        for other in others:
+            scores = [two if one is None else one for one, two in zip(scores, other, strict=True)]
+        least = spec.min_score
+        chosen = [at for at in chosen if (one if isinstance(one := scores[at], float) else _number(one)) >= least]
     return chosen, len(batch.texts) - len(chosen)
 
 
@@ -122,14 +125,11 @@ def _columns(batch: Batch, names: tuple[str, ...]) -> list[list[Any]]:
     raise InputError(f"to choose by {' or '.join(names)} that column must be there; there is: {there}")
 
 
-def _first_number(values: Iterable[Any]) -> float:
-    """Of these the first that is not null, also where it is written as text; NaN, which is never enough, for none."""
-    value = next((one for one in values if one is not None), math.nan)
-    if isinstance(value, (int, float)):
-        return value
+def _number(value: Any) -> float:
+    """A score, also where it is written as text; NaN, which is never enough, for what is none."""
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return math.nan
 
 
