@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.config import TokenizerSpec
+from data.config import LEAST_VOCAB, TokenizerSpec
 from data.errors import DataError, InputError
 from data.manifest import TOOL, read_manifest, sync_path, write_json
 from data.report import emit
@@ -35,7 +35,6 @@ FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("training.yaml", "training.toml"),
 )
-LEAST = 256 + len(SPECIALS)
 BUFFER = 1024  # documents that are counted together
 CHAT_TEMPLATE = """\
 {%- set ns = namespace(lead='', turn=0) -%}
@@ -266,8 +265,8 @@ def _heads(texts: Iterator[str], spec: TokenizerSpec) -> Iterator[str]:
 
 
 def _check_size(vocab_size: int) -> None:
-    if vocab_size < LEAST:
-        raise InputError(f"vocab_size is {vocab_size}; the bytes and the chat tokens alone are {LEAST}")
+    if vocab_size < LEAST_VOCAB:
+        raise InputError(f"vocab_size is {vocab_size}; the bytes and the chat tokens alone are {LEAST_VOCAB}")
 
 
 def _finish(folder: Path, fingerprint: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 T = TypeVar("T")
 
 
+LEAST_VOCAB = 256 + 9  # ids of any tokenizer of ours: the bytes, and data.tokenizer.SPECIALS
 LONGEST = 200  # characters of what a persona says of itself
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 PACKED = {".gz": "gzip", ".zst": "zstd"}

@@ -38,6 +38,8 @@ def run(spec: ImportSpec, making: Making) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=work_folder(), prefix=".import-") as scratch:
         source, words, draft = fetch(spec), Path(scratch) / "tokenizer", Path(scratch) / "draft"
         model, dtype = export.read(source), stored_dtype(source)
+        if odd := [name for name, one in model.state_dict().items() if not one.isfinite().all()]:
+            raise Refused(f"{spec.source}: not all numbers of {', '.join(odd[:5])} are finite; fetch the model again")
         if spec.has_tokenizer:
             new = with_chat_tokens(source / "tokenizer.json", words)
         else:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -10,6 +11,14 @@ from data.config import ConfigError
 
 PARALLEL = ("auto", "ddp", "fsdp", "hybrid")
 DTYPES = ("auto", "float32", "bfloat16", "float8")
+
+
+def in_bounds(record: Any, names: str, least: float, *, above: bool = False) -> None:
+    """Raises ConfigError for a field that is below `least` (`above`: or equal to it), or no finite number."""
+    for name in names.split():
+        value = getattr(record, name)
+        if value is not None and not (least < value < math.inf or value == least and not above):
+            raise ConfigError(f"{name} is {value}; it must be {'above' if above else 'at least'} {least}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +46,7 @@ class RopeScaling:
     def __post_init__(self) -> None:
         if self.kind not in ("linear", "llama3", "yarn"):
             raise ConfigError(f"RoPE scaling is {self.kind!r}; known: linear, llama3, yarn")
-        if self.factor <= 0:
-            raise ConfigError(f"RoPE scaling has the factor {self.factor}; it must be above 0")
+        in_bounds(self, "factor", 0, above=True)
         if self.kind != "linear" and self.original_max_position_embeddings < 1:
             raise ConfigError(f"RoPE scaling {self.kind} needs original_max_position_embeddings")
 
@@ -66,6 +74,10 @@ class ModelConfig:
     nothing of it: the likeliest word stays the same, the probabilities do not."""
 
     def __post_init__(self) -> None:
+        in_bounds(self, "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads", 1)
+        in_bounds(self, "num_key_value_heads head_dim max_position_embeddings", 1)
+        in_bounds(self, "rms_norm_eps logit_softcap", 0)
+        in_bounds(self, "rope_theta", 0, above=True)
         if self.num_attention_heads % self.num_key_value_heads:
             raise ConfigError(
                 f"{self.num_attention_heads} heads cannot share {self.num_key_value_heads} key/value heads"
@@ -116,6 +128,12 @@ class OptimizerConfig:
     z_loss: float = 0.0
     """Adds z_loss * ln(sum of exp(logits))**2 per token to what is minimised; the loss that is told is without it."""
 
+    def __post_init__(self) -> None:
+        in_bounds(self, "lr embed_lr head_lr muon_lr weight_decay muon_decay grad_clip z_loss", 0)
+        in_bounds(self, "eps", 0, above=True)
+        if not all(0 <= one < 1 for one in self.betas):
+            raise ConfigError(f"betas are {self.betas}; each must lie in [0, 1)")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
@@ -136,6 +154,7 @@ class ScheduleConfig:
             raise ConfigError(f"schedule kind is {self.kind!r}; known: linear, cosine")
         if not 0 <= self.decay <= 1:
             raise ConfigError(f"decay is {self.decay}; it must lie in [0, 1]")
+        in_bounds(self, "warmup_steps final", 0)
 
 
 def rounding(default: Any) -> Any:
@@ -189,6 +208,7 @@ class PhaseConfig:
     profile by a path or hf:// address, in a plan by the name of its artifact."""
 
     def __post_init__(self) -> None:
+        in_bounds(self, "steps rows micro_rows sequence_len", 1)
         if self.rows % self.micro_rows:
             raise ConfigError(f"micro_rows {self.micro_rows} does not divide rows {self.rows}")
         if self.packing not in ("windows", "best-fit"):
@@ -206,9 +226,7 @@ class PhaseConfig:
             raise ConfigError(f"sequence_len is {self.sequence_len}; the model holds {longest} positions")
         if not 0 <= self.seed < 1 << 63:
             raise ConfigError(f"seed is {self.seed}; it must lie between 0 and 2**63 - 1")
-        if self.steps < 1:
-            raise ConfigError(f"steps is {self.steps}; it must be at least 1")
-        if odd := sorted(kind for kind, weight in (self.mixture or {}).items() if not weight > 0):
+        if odd := sorted(kind for kind, weight in (self.mixture or {}).items() if not 0 < weight < math.inf):
             raise ConfigError(f"mixture: {', '.join(odd)}: a weight must be above 0; leave out what is not wanted")
 
     def digest(self) -> str:
@@ -243,8 +261,7 @@ class Keeping:
     """How often in a phase the model is asked a few questions, for the report; 0 = never."""
 
     def __post_init__(self) -> None:
-        if self.samples < 0:
-            raise ConfigError(f"samples is {self.samples}; it must be at least 0")
+        in_bounds(self, "samples reserve_bytes", 0)
         if self.save_every < 1 or self.keep < 1:
             raise ConfigError(f"save_every is {self.save_every}, keep {self.keep}; each must be at least 1")
         if self.prefix and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", self.prefix):

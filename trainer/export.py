@@ -80,8 +80,11 @@ def weight_files(folder: Path) -> list[Path]:
     """Raises Refused when a file that the index names, or all of them, are missing."""
     files = [folder / WEIGHTS]
     if (folder / INDEX).exists():
-        names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
-        files = [folder / name for name in sorted(set(names))]
+        try:
+            names = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Refused(f"{folder / INDEX} is no index of weights: {error!r}; fetch it again") from None
+        files = [folder / str(name) for name in sorted(names)]
     if missing := [file.name for file in files if not file.is_file()]:
         raise Refused(f"{folder} lacks {', '.join(missing)}; weights are read from safetensors files only")
     return files
@@ -98,7 +101,7 @@ def load(model: Decoder, folder: Path) -> None:
     """Take over the weights of a Hugging Face folder, one file in memory at a time. Raises Refused in words."""
     wanted, seen, odd = model.state_dict(), set[str](), list[str]()
     for file in weight_files(folder):
-        for name, one in tensorfile.read(file).items():
+        for name, one in _tensors(file).items():
             if name == "lm_head.weight" and model.config.tie_word_embeddings:
                 continue  # the embedding once more
             if name.endswith("rotary_emb.inv_freq"):
@@ -113,6 +116,15 @@ def load(model: Decoder, folder: Path) -> None:
     odd += [f"{name} is missing" for name in wanted if name not in seen]
     if odd:
         raise Refused(f"{folder}: {'; '.join(odd[:5])}{f' and {len(odd) - 5} more' if len(odd) > 5 else ''}")
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+
+    try:
+        return tensorfile.read(file)
+    except SafetensorError as error:
+        raise Refused(f"{file} is damaged or not a safetensors file: {error}; fetch it again") from None
 
 
 def folder_of_model(folder: Path) -> Path:

@@ -69,6 +69,9 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         raise ConfigError(f"hidden_act is {raw['hidden_act']!r}; this decoder has silu")
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     heads = raw["num_attention_heads"]
+    for name, value in raw.items():
+        if name in SHAPE[:7] and value is not None and (type(value) is not int or value < 1):
+            raise ConfigError(f"{name} is {value!r}; it must be a whole number above 0")
     default_head = 128 if kind == "qwen3" else raw["hidden_size"] // heads
     positions = 32768 if kind == "qwen3" else 2048
     shape: dict[str, Any] = {"max_position_embeddings": positions, "num_key_value_heads": heads, "rms_norm_eps": 1e-6}
@@ -92,6 +95,8 @@ def _scaling(rope: Mapping[str, Any], positions: int) -> RopeScaling | None:
         raise ConfigError(f"RoPE scaling {dict(rope)} is not supported; known: linear, llama3, yarn")
     if rope.get("mscale") or rope.get("mscale_all_dim") or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise ConfigError(f"RoPE scaling {dict(rope)}: mscale and partial rotation are not supported")
+    if not isinstance(rope.get("factor"), (int, float)):
+        raise ConfigError(f"RoPE scaling {dict(rope)} says no factor")
     names = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "truncate")
     given = {name: rope[name] for name in names if rope.get(name) is not None}
     before = 0 if kind == "linear" else int(rope.get("original_max_position_embeddings") or positions)

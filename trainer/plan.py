@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 from data.config import (
+    LEAST_VOCAB,
     IdentitySpec,
     Input,
     Making,
@@ -169,7 +170,7 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
             "tokenizer",
             ("-m", "data", "tokenizer"),
             "data/bpe.py",
-            TokenizerSpec(vocab_size=profile.vocab_size),
+            TokenizerSpec(vocab_size=_vocab_size(profile, wanted.init)),
             {"text": "text"},
         ),
         Node(
@@ -222,6 +223,21 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
             before = name
     names = (*ORDER, *(node.name for node in talks.values()), "mid", "sft")
     return {name: found[name] for name in names if name in found}
+
+
+def _vocab_size(profile: Profile, init: ImportSpec | None) -> int:
+    """Of the tokenizer that is trained: a model that comes without one has no rows for more than its own ids.
+
+    Raises UsageError when those are too few for any.
+    """
+    if init is None or init.has_tokenizer:
+        return profile.vocab_size
+    if init.model.vocab_size < LEAST_VOCAB:
+        raise UsageError(
+            f"{init.source} has {init.model.vocab_size} ids and no tokenizer.json; the bytes and the chat tokens of a "
+            f"new one alone are {LEAST_VOCAB}: put the model's own tokenizer.json into the folder"
+        )
+    return min(profile.vocab_size, init.model.vocab_size)
 
 
 def talk_nodes(sources: Sequence[str]) -> dict[str, Node]:
@@ -306,12 +322,6 @@ def resolve(
     needed = _closure(nodes, wanted.phases)
     prints = fingerprints(nodes, root, wanted.given)
     profile = profile_named(wanted.profile)
-    if wanted.init is not None and not wanted.init.has_tokenizer and profile.vocab_size > wanted.init.model.vocab_size:
-        theirs = wanted.init.model.vocab_size
-        raise UsageError(
-            f"{wanted.init.source} has {theirs} ids and no tokenizer.json; the profile {profile.name} trains one of "
-            f"{profile.vocab_size}: choose a smaller one with --profile"
-        )
     artifacts, steps, due = [], [], set[str]()
     for name, node in nodes.items():
         if name not in needed:

@@ -322,7 +322,7 @@ def from_file(path: Path) -> Profile:
     import yaml
 
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = _read_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"profile {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -347,6 +347,25 @@ def from_file(path: Path) -> Profile:
     values |= {"name": name, "vocab_size": values["phases"]["base"]["model"]["vocab_size"]}
     values["keeping"] = changed(values["keeping"], raw.get("keeping") or {})
     return load(Profile, values, f"profile {path}")
+
+
+def _read_yaml(text: str) -> Any:
+    """1e-3 is a number, as in YAML 1.2; no key stands twice, of which PyYAML would take the last. Raises YAMLError."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            keys = [(key.value, key.start_mark) for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            seen = set()
+            for word, mark in keys:
+                if word in seen:
+                    raise yaml.MarkedYAMLError(problem=f"{word!r} stands there twice", problem_mark=mark)
+                seen.add(word)
+            return super().construct_mapping(node, deep)
+
+    number = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
+    return yaml.load(text, Loader=Loader)
 
 
 def changed(values: Mapping[str, Any], by: Any) -> dict[str, Any]:

@@ -126,6 +126,11 @@ def test_a_plan_from_a_foreign_model_leaves_base_out(tmp_path):
     bare = planned(("sft",), steps=5)
     assert steps(bare) == ["text", "tokenizer", "init", "identity", "questions", "sft"]
     assert any("no tokenizer.json" in note for note in bare.notes)
+    assert bare.job.steps[1].config["spec"]["vocab_size"] == 1024  # the profile's
+    small = initial.look(str(foreign("Qwen3", tmp_path / "Small", vocab=300)), Settings.load(ROOT))
+    plan = resolve(replace(WANTED, phases=("sft",), init=small), Inventory("x"), ROOT, run="r",
+                   request=Request(run="r"), flops_per_s=1e11)  # fmt: skip
+    assert plan.job.steps[1].config["spec"]["vocab_size"] == 300  # no more than the model has rows for
     assert any("sft 5 of 12 steps" in note for note in bare.notes)
     assert [one.name for one in bare.artifacts if one.step in ("init", "sft")] == [
         "imported/Tiny-0.6B", "chatsft_checkpoints/Tiny-0.6B"
@@ -156,9 +161,23 @@ def test_what_cannot_be_taken_over_is_refused_before_anything_is_planned(tmp_pat
         initial.look(str(tmp_path), settings)
     with pytest.raises(UsageError, match="expected hf://user/repo"):
         initial.look("hf://repo", settings)
-    with pytest.raises(UsageError, match="choose a smaller one"):
-        init = initial.look(str(foreign("Llama", tmp_path / "small", vocab=300)), settings)
+    with pytest.raises(UsageError, match="has 264 ids and no tokenizer.json"):
+        init = initial.look(str(foreign("Llama", tmp_path / "small", vocab=264)), settings)
         resolve(replace(WANTED, init=init), Inventory("x"), ROOT, run="r", request=Request(run="r"), flops_per_s=1e11)
+
+
+def test_a_model_whose_numbers_are_not_finite_is_refused(world, monkeypatch, capfd):
+    from safetensors.torch import load_file, save_file
+
+    monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
+    folder = foreign("Llama", world.root / "theirs")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][3] = float("nan")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    spec = initial.look(str(folder), Settings.load(ROOT))
+    making = replace(world.making("imported"), name="imported/theirs")
+    assert main(["import", "--config", str(configured(world, "import", making, spec))]) == 2
+    assert "not all numbers of model.norm.weight are finite" in capfd.readouterr().err
 
 
 def test_a_tokenizer_that_does_not_work_on_bytes_is_refused(tmp_path):

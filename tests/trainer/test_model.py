@@ -1,6 +1,7 @@
 """The decoder and what transformers says of the same weights; the loss; the KV cache."""
 
 import json
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -128,8 +129,14 @@ def test_a_large_model_is_written_in_several_files_that_both_sides_read(inputs, 
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         assert (theirs(IDS).logits - export.read(folder)(IDS)).abs().max() < 1e-4
+    os.truncate(shards[1], shards[1].stat().st_size - 1)
+    with pytest.raises(Refused, match=f"{shards[1].name} is damaged or not a safetensors file"):
+        export.read(folder)
     shards[1].unlink()
     with pytest.raises(Refused, match=shards[1].name):
+        export.read(folder)
+    (folder / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(Refused, match="no index of weights"):
         export.read(folder)
 
 
@@ -143,7 +150,14 @@ def test_weights_of_another_shape_are_refused_by_name(inputs, tmp_path):
 def test_a_model_that_our_decoder_cannot_be_is_refused(tmp_path):
     raw = huggingface.written(SHAPE, "float32", 0, [1])
     assert huggingface.model_config(raw) == SHAPE
-    for wrong in ({"model_type": "gpt2"}, {"rope_parameters": {"rope_type": "longrope"}}, {"attention_bias": True}):
+    for wrong in (
+        {"model_type": "gpt2"},
+        {"rope_parameters": {"rope_type": "longrope"}},
+        {"rope_parameters": {"rope_type": "linear"}},  # by what?
+        {"attention_bias": True},
+        {"num_attention_heads": 0},
+        {"hidden_size": "64"},
+    ):
         with pytest.raises(ConfigError):
             huggingface.model_config({**raw, **wrong})
     with pytest.raises(Refused, match=r"no config\.json"):

@@ -98,7 +98,7 @@ def test_a_file_changes_a_profile(tmp_path):
 profile: smoke
 model: {hidden_size: 512, rope_scaling: {kind: linear, factor: 2.0}}
 phases:
-  base: {steps: 7, optimizer: {lr: 0.5}}
+  base: {steps: 7, optimizer: {lr: 5e-1}}
   sft: {mixture: {identity: 1.0}}
 keeping: {save_every: 3}
 """)  # fmt: skip
@@ -123,6 +123,19 @@ keeping: {save_every: 3}
         ("profile: smoke\nphases: {rl: {}}", "phases are base, mid, sft"),
         ("profile: smoke\nphases: {base: {model: {}}}", "once for all phases"),
         ("profile: smoke\nphases: {base: {rows: 7}}", "does not divide"),
+        ("profile: smoke\nphases: {base: {micro_rows: 0}}", "micro_rows is 0; it must be at least 1"),
+        ("profile: smoke\nphases: {base: {rows: -8}}", "rows is -8"),
+        ("profile: smoke\nphases: {base: {sequence_len: 0}}", "sequence_len is 0"),
+        ("profile: smoke\nphases: {base: {optimizer: {lr: -1}}}", "lr is -1.0; it must be at least 0"),
+        ("profile: smoke\nphases: {base: {optimizer: {lr: .nan}}}", "lr is nan"),
+        ("profile: smoke\nphases: {base: {optimizer: {betas: [0.9, 1.0]}}}", "betas"),
+        ("profile: smoke\nphases: {base: {schedule: {warmup_steps: -5}}}", "warmup_steps is -5"),
+        ("profile: smoke\nphases: {sft: {mixture: {identity: .inf}}}", "a weight must be above 0"),
+        ("profile: smoke\nmodel: {num_key_value_heads: 0}", "num_key_value_heads is 0"),
+        ("profile: smoke\nmodel: {num_hidden_layers: 0}", "num_hidden_layers is 0"),
+        ("profile: smoke\nmodel: {rope_theta: 0}", "rope_theta is 0.0; it must be above 0"),
+        ("profile: smoke\nkeeping: {reserve_bytes: -1}", "reserve_bytes is -1"),
+        ("profile: smoke\nphases: {base: {steps: 7, steps: 9}}", "'steps' stands there twice"),
         ("profile: smoke\nname: a/b", "no name for artifacts"),
         ("profile: [smoke", "not YAML"),
     ],
