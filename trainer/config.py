@@ -219,6 +219,8 @@ class PhaseConfig:
             raise ConfigError(f"compile is {self.compile!r}; known: auto, always, never")
         if self.parallel not in PARALLEL:
             raise ConfigError(f"parallel is {self.parallel!r}; known: {', '.join(PARALLEL)}")
+        if self.mixture and self.phase == "base":
+            raise ConfigError("a mixture is for mid and sft; base reads text")
         if self.document_masks and self.phase != "base":
             raise ConfigError(f"document_masks are for base; a row of {self.phase} is one conversation")
         if self.sequence_len > self.model.max_position_embeddings:

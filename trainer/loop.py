@@ -74,7 +74,7 @@ class Training:
     def run(self) -> Checkpoint | None:
         """Train to the end, from the newest checkpoint when there is one; the last step's checkpoint, read back.
 
-        None on every process but the first. Raises Preempted after SIGTERM (saved), PeerLost,
+        None on every process but the first. Raises Preempted after SIGTERM or Ctrl-C (saved), PeerLost,
         Diverged, CheckpointError, TrainerError when the disk stays full.
         """
         try:
@@ -93,7 +93,7 @@ class Training:
         self._resume()
         metrics = self._metrics() if self.ranks.is_first else None
         try:
-            with sigterm_noted() as asked_to_stop, Ahead(self.batch, self.step, steps) as batches:
+            with stop_noted() as asked_to_stop, Ahead(self.batch, self.step, steps) as batches:
                 while self.step < steps:
                     stop = self._advance(batches, metrics, asked_to_stop)
                     if self.step == steps or self.step % every == 0 or stop:
@@ -281,11 +281,13 @@ def alarm(words: str) -> None:
 
 
 @contextmanager
-def sigterm_noted() -> Iterator[Callable[[], bool]]:
-    """While inside, SIGTERM is only noted; the function given tells whether it came."""
+def stop_noted() -> Iterator[Callable[[], bool]]:
+    """While inside, SIGTERM and Ctrl-C are only noted; the function given tells whether one came."""
     came: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in numbers}
     try:
         yield lambda: bool(came)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

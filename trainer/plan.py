@@ -318,6 +318,8 @@ def resolve(
         raise UsageError(
             "base begins from nothing; a model that is there already goes on with --phase mid, sft or mid+sft"
         )
+    if wanted.mixture is not None and wanted.phases == ("base",):
+        raise UsageError("--mixture is of conversations, for mid and sft; base reads text: --source")
     nodes = recipe(wanted)
     needed = _closure(nodes, wanted.phases)
     prints = fingerprints(nodes, root, wanted.given)

@@ -343,6 +343,8 @@ def from_file(path: Path) -> Profile:
     for phase, config in values["phases"].items():
         if "model" in (phases.get(phase) or {}):
             raise ConfigError(f"profile {path}: the shape stands under `model`, once for all phases")
+        if fixed := sorted({"phase", "adopted"} & set(phases.get(phase) or {})):
+            raise ConfigError(f"profile {path}: {fixed[0]} of {phase} is not for a file to say")
         values["phases"][phase] = changed(changed(config, {"model": shape}), phases.get(phase) or {})
     values |= {"name": name, "vocab_size": values["phases"]["base"]["model"]["vocab_size"]}
     values["keeping"] = changed(values["keeping"], raw.get("keeping") or {})

@@ -51,21 +51,24 @@ def test_a_run_killed_at_random_moments_publishes_the_bits_of_one_left_alone(wor
     assert not world.checkpoints().exists()  # the store has them
 
 
-def test_sigterm_saves_and_exits_75_and_a_finished_phase_is_not_trained_again(world, capfd):
-    config = tiny(steps=200)
-    one = world.start(config, replace(OFTEN, save_every=1000))
-    world.wait_for_step(3, one)
-    one.send_signal(signal.SIGTERM)
-    code, words = finish(one)
-    assert code == 75, words
-    assert "start it again" in words
-    saved = Checkpoints(world.checkpoints(), OFTEN).newest()
-    assert saved is not None
-    assert 3 <= saved.step < 200
+def test_sigterm_and_ctrl_c_save_and_exit_75_and_a_finished_phase_is_not_trained_again(world, capfd):
+    config, last = tiny(steps=200), 0
+    for number in (signal.SIGINT, signal.SIGTERM):
+        one = world.start(config, replace(OFTEN, save_every=1000))
+        world.wait_for_step(last + 3, one)
+        one.send_signal(number)
+        code, words = finish(one)
+        assert code == 75, words
+        assert "start it again" in words
+        assert "Traceback" not in words
+        saved = Checkpoints(world.checkpoints(), OFTEN).newest()
+        assert saved is not None
+        assert last + 3 <= saved.step < 200
+        last = saved.step
     code, words = finish(world.start(config, OFTEN))
     assert code == 0, words
     said = world.records()
-    assert f"going on from step {saved.step} of 200" in next(one["text"] for one in said if one["kind"] == "note")
+    assert f"going on from step {saved.step} of 200" in [one["text"] for one in said if one["kind"] == "note"][-1]
     progress = [one for one in said if one["kind"] == "progress" and one.get("unit") == "tokens"]
     assert progress[-1].items() >= {"done": 200 * 128, "total": 200 * 128, "step": 200, "eta_s": 0.0}.items()
     result = said[-1]
@@ -203,7 +206,7 @@ def test_a_phase_does_not_go_on_from_what_other_data_made(world, monkeypatch, ca
 
     def stopped(making) -> int:
         with monkeypatch.context() as hasty:
-            hasty.setattr(loop, "sigterm_noted", lambda: nullcontext(lambda: True))
+            hasty.setattr(loop, "stop_noted", lambda: nullcontext(lambda: True))
             return run(world, monkeypatch, "mid", chat_phase("mid", steps=9), making)
 
     parts = ["a" * 12, "b" * 12, "c" * 12]
