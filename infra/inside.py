@@ -7,6 +7,7 @@ step prints goes to our stderr, so that stdout stays free for data.
 import collections
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -44,10 +45,10 @@ def run(
 ) -> Generator[dict[str, Any], None, None]:
     """Run `python *words [--config FILE]` in `root` and yield its records (`data/report.py`) as they come.
 
-    `config` is JSON-like, None for words that take none. `environ` is added to ours. Ctrl-C reaches the child from
-    the terminal itself; it is waited for, then KeyboardInterrupt goes on. Told (this process alone was told to leave)
-    is passed on to the child, which is waited for, too. A caller that stops reading ends the child: one that may be
-    interrupted between two records has to close this generator.
+    `config` is JSON-like, None for words that take none. `environ` is added to ours. The child is in a session of its
+    own: Ctrl-C of the terminal and a SIGINT to this process alone reach it once, from here; it is waited for, then
+    KeyboardInterrupt goes on. So it is with Told (this process was told to leave). A caller that stops reading ends
+    the child: one that may be interrupted between two records has to close this generator.
     Raises UsageError when the child leaves with code 2, SlipwayError with its last words for any other failure.
     """
     import tempfile  # it brings much along, and every listing of the commands would pay for it
@@ -69,6 +70,7 @@ def run(
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            start_new_session=True,
         )
         last: collections.deque[str] = collections.deque(maxlen=1)
         relay = threading.Thread(target=_relay, args=(process.stdout, last), daemon=True)
@@ -77,10 +79,7 @@ def run(
             with records.open(encoding="utf-8") as file:
                 yield from _follow(process, file)
         except (KeyboardInterrupt, Told, GeneratorExit) as leaving:
-            # of Ctrl-C, which may have met the reader, the terminal has told the child as well
-            ctrl_c = isinstance(leaving, KeyboardInterrupt)
-            if isinstance(leaving, Told) or not (ctrl_c or _has_left(process, LEAVING_S)):
-                process.terminate()
+            process.send_signal(signal.SIGINT if isinstance(leaving, KeyboardInterrupt) else signal.SIGTERM)
             _has_left(process, GRACE_S)
             relay.join(LEAVING_S)
             if last:  # what became of its work

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from data.alone import PARENT, die_with
 from data.config import ConfigError, Making, load
 from data.errors import DataError
 from store import StoreError
@@ -30,6 +31,7 @@ PHASES = ("base", "mid", "sft")
 
 def main(words: list[str] | None = None) -> int:
     flags = parser().parse_args(words)
+    die_with(os.environ.pop(PARENT, ""))  # of an inv that was killed: saved, not left at work
     # So long waiting threads spin before they sleep. At the default, two programs that share the cores each run at a
     # sixth of their speed; without any spinning, one alone loses a fifth.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")

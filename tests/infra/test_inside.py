@@ -32,6 +32,7 @@ except KeyboardInterrupt:
     Path("interrupted").touch()
     sys.exit(1)
 except SystemExit:
+    Path("interrupted").touch()  # Ctrl-C has met the reader of records
     print("step: kept what there was")
     raise
 report.emit("result", where=os.getcwd(), path=os.environ["PYTHONPATH"], extra=os.environ.get("EXTRA"))
@@ -101,7 +102,8 @@ def test_a_step_that_nobody_follows_is_ended(root):
         os.kill(pid, 0)
 
 
-def test_ctrl_c_reaches_the_step_once_and_is_waited_for(root):
+@pytest.mark.parametrize("send", [os.killpg, os.kill], ids=["terminal", "alone"])
+def test_ctrl_c_reaches_the_step_once_and_is_waited_for(root, send):
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT], cwd=root, env=environ, stdout=subprocess.PIPE, text=True, process_group=0
@@ -109,7 +111,7 @@ def test_ctrl_c_reaches_the_step_once_and_is_waited_for(root):
     with parent:
         assert int(parent.stdout.readline())
         deadline = time.monotonic() + 30
-        os.killpg(parent.pid, signal.SIGINT)  # what a terminal does
+        send(parent.pid, signal.SIGINT)  # a terminal tells the whole group
         assert parent.wait(deadline - time.monotonic()) == -signal.SIGINT
     assert (root / "interrupted").exists()
 

@@ -1,8 +1,11 @@
 """Phases as real processes: killed, stopped, resumed, refused; and the whole way from base to talk."""
 
 import json
+import os
 import random
 import signal
+import subprocess
+import sys
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -49,6 +52,12 @@ def test_a_run_killed_at_random_moments_publishes_the_bits_of_one_left_alone(wor
     steps = [json.loads(line)["step"] for line in (world.store / "base_checkpoints/tiny/metrics.jsonl").open()]
     assert steps == list(range(1, 101))
     assert not world.checkpoints().exists()  # the store has them
+
+
+def test_a_trainer_whose_starter_is_gone_does_not_begin(world):
+    words = [sys.executable, "-m", "trainer", "base", "--config", "x.json"]
+    done = subprocess.run(words, env={**os.environ, "SLIPWAY_PARENT": "1"}, timeout=WAIT_S)
+    assert done.returncode == 75
 
 
 def test_sigterm_and_ctrl_c_save_and_exit_75_and_a_finished_phase_is_not_trained_again(world, capfd):
