@@ -15,7 +15,7 @@ import pytest
 from data.__main__ import main as prepare
 from data.config import Input, Making
 from store import Store
-from tests.trainer.conftest import TINY, finish, tiny, write_talk
+from tests.trainer.conftest import TINY, WAIT_S, finish, tiny, write_talk
 from trainer import loop
 from trainer.__main__ import main
 from trainer.checkpoint import Checkpoints, open_final
@@ -56,7 +56,7 @@ def test_a_run_killed_at_random_moments_publishes_the_bits_of_one_left_alone(wor
 
 def test_a_trainer_whose_starter_is_gone_does_not_begin(world):
     words = [sys.executable, "-m", "trainer", "base", "--config", "x.json"]
-    done = subprocess.run(words, env={**os.environ, "SLIPWAY_PARENT": "1"}, timeout=WAIT_S)
+    done = subprocess.run(words, env={**os.environ, "SLIPWAY_PARENT": "-1"}, timeout=WAIT_S)
     assert done.returncode == 75
 
 
