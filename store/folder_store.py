@@ -73,7 +73,9 @@ class FolderStore:
             with tempfile.TemporaryFile(dir=folder) as probe:
                 probe.write(b"x")
         except OSError as error:
-            raise NoStore(f"nothing can be written to the store {self.uri}: {error}; give another: --store") from None
+            raise NoStore(
+                f"nothing can be written to the store {self.uri}: {error}; give another: --store, of inv train --out"
+            ) from None
 
     def artifacts(self) -> list[Artifact]:
         """Every artifact, by name, each verified by size and sha256."""
