@@ -4,6 +4,7 @@ A controller that has died is replaced on the way, by whoever looks.
 """
 
 import json as json_text
+import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ RECENT_S = 300.0  # what metrics are taken from
 TAIL_BYTES = 8 << 20
 FOLLOW_S = 0.5
 SHOWN_FAILURES = 5
+MOST_REQUESTS = 1_000_000  # of one round of a load: what came of each is kept until its end
 
 
 def status(name, all, metrics, watch, json):
@@ -328,8 +330,13 @@ def advice(name: str, wanted: Wanted, seen: Seen, metrics: dict[str, Any], was_k
 def bench(name, rate, duration, max_tokens, prompt, target_ttft, json):
     settings = words.settings()
     duration_s = words.seconds(duration)
-    if not rate > 0 or duration_s is None or max_tokens < 1:
+    if not 0 < rate < math.inf or duration_s is None or max_tokens < 1:
         raise UsageError("--rate, --duration and --max-tokens must be more than 0")
+    if target_ttft is not None and not 0 < target_ttft < math.inf:
+        raise UsageError(f"--target-ttft is {target_ttft:g}; wanted are seconds, more than 0")
+    if rate * duration_s > MOST_REQUESTS:
+        raise UsageError(f"--rate {rate:g} for --duration {duration} is {rate * duration_s:.0f} requests; "
+                         f"{MOST_REQUESTS} are the most that are kept count of")  # fmt: skip
     with open_journal(settings) as journal:
         name = services.find(name, journal)
         seen = services.ensure(name, settings, journal)
@@ -361,4 +368,6 @@ def round_words(one: dict[str, Any]) -> str:
     for what in ("ttft_s", "tpot_s", "latency_s"):
         values = "/".join("-" if value is None else f"{value:.3f}" for value in one[what].values())
         said.append(f"{what.removesuffix('_s')} p50/p95/p99 {values} s")
+    if one["failed"]:
+        said.append(f"failed: {', '.join(one['failures'])}")
     return "; ".join(said)
