@@ -21,6 +21,7 @@ from scripts.program import print_json
 from serve import detached, memory, update
 from serve import service as service_file
 from serve.gateway import keys
+from serve.landing import free_port
 from serve.memory import Member, Seen, Wanted
 from serve.service import Service
 from serve.states import LIVE, State
@@ -62,7 +63,9 @@ def up(name, model, tag, replicas, provider, config, engine, mode, host, port, d
         versions.check_plane(name, old, version.service)
         if version.service.ours.data_plane == service_file.ROUTER:  # which its controller would have to wait for
             inside.interpreter(ROOT, settings.environments, render.say, service_file.ROUTER_GROUP)
-        wanted = versions.after(old, version, mode, host, port, name, before)
+        if old and port == 0 and not detached.is_kept(name, journal):
+            port = free_port(())  # its own one may be somebody else's by now
+        wanted = versions.after(old, version, mode, host, port, name, before, detached.is_kept(name, journal))
         if old and wanted == old and detached.is_kept(name, journal):
             render.say(f"{name}: nothing to change")
         elif wanted != old:
@@ -262,6 +265,8 @@ def key(name, for_, drop, json):
     with open_journal(settings) as journal:
         known = [one.name for one in journal.services()]
         name = check_name(name) if name else find("", journal)
+    if drop and not for_:
+        raise UsageError("--drop: whose key? --for NAME")
     path = detached.Places.of(settings, name).keys
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     names = [line.split()[0] for line in lines if line.strip() and not line.startswith("#")]

@@ -294,7 +294,7 @@ def advice(name: str, wanted: Wanted, seen: Seen, metrics: dict[str, Any], was_k
     """What is seen, and what to do about it. Pure."""
     newest, found = wanted.newest, list[tuple[str, str]]()
     policy, probe = newest.service.policy, newest.service.probe
-    if not was_kept:
+    if not was_kept and not seen.problem:
         found.append(("its controller was not running", f"it has been started again; why it ended: "
                       f"inv serve.logs {name} --controller"))  # fmt: skip
     if seen.problem:
@@ -356,7 +356,13 @@ def bench(name, rate, duration, max_tokens, prompt, target_ttft, json):
         result = record if record["kind"] == "result" else result
     if json:
         print_json({key: value for key, value in result.items() if key not in ("kind", "at")})
-    elif result.get("advice"):
+    first = result["rounds"][0]
+    if not first["answered_per_s"]:
+        hint = f"; put its key into SLIPWAY_ENDPOINT_KEY (a new one: inv serve.key {name} --for YOU)"
+        why = ", ".join(first["failures"])
+        raise SlipwayError(f"{name} answered nothing: {why}{hint if 'status 401' in first['failures'] else ''}; "
+                           f"see: inv serve.logs {name} --tail 5")  # fmt: skip
+    if result.get("advice") and not json:
         print(result["advice"])
 
 

@@ -193,7 +193,7 @@ def check_plane(name: str, old: Wanted | None, service: Service) -> None:
 
 
 def after(
-    old: Wanted | None, new: Version, mode: str, host: str, port: int | None, name: str, row: Row | None
+    old: Wanted | None, new: Version, mode: str, host: str, port: int | None, name: str, row: Row | None, is_kept: bool
 ) -> Wanted:  # fmt: skip
     """What is wanted from now on. Raises UsageError for what cannot be changed while it runs."""
     if old is None:
@@ -201,7 +201,7 @@ def after(
                       since=time.time())  # fmt: skip
     assert row is not None
     seen = memory.seen_of(row.seen)
-    if (host and host != old.host) or (port and port not in (old.port, seen.port)):
+    if (host and host != old.host) or (is_kept and port and port not in (old.port, seen.port)):
         raise UsageError(
             f"{name} listens on {seen.endpoint}, and that stays; another address takes: inv serve.down {name}, "
             f"then inv serve.up {name}"
@@ -213,7 +213,9 @@ def after(
         live = {one.version for one in seen.members if one.state in LIVE}
         kept = (one for one in old.versions if one.number in live or one is newest)
         versions = (*kept, dataclasses.replace(new, number=newest.number + 1))
-    return dataclasses.replace(old, versions=versions, mode=mode or old.mode)
+    return dataclasses.replace(
+        old, versions=versions, mode=mode or old.mode, port=old.port if is_kept else port or old.port
+    )
 
 
 def replaces_nothing(one: Version, other: Version) -> bool:

@@ -186,6 +186,7 @@ def test_a_service_from_its_first_request_to_its_end(place):
         (("serve.up", "demo", "--provider", "mars"), "provider 'mars' is not known"),  # which would end what serves
         (("serve.scale", "demo", "--max-replicas", "5"), "a fixed size"),
         (("serve.down", "demo", "--all"), "give one of them"),
+        (("serve.key", "demo", "--drop"), "whose key"),
         (("serve.bench", "demo", "--rate", "1e9", "--duration", "9d"), "requests"),
         (("serve.bench", "demo", "--target-ttft", "-1"), "more than 0"),
     ):
@@ -303,6 +304,7 @@ def test_a_dead_controller_leaves_its_replicas_and_the_next_one_takes_them_over(
     assert {one["ready"] for one in seen} == {2} and {say(up["endpoint"])[1] for _ in range(4)} == set(engines)
     assert place.engines("demo") == engines and place.controller("demo") != first
 
+    until(lambda: len(controllers(place)) == 1, "the end of those that came too late", GUARD_S)
     second = place.controller("demo")  # the next one is to end it, where its port is somebody else's by now
     os.kill(second, signal.SIGKILL)
     until(lambda: not Path(f"/proc/{second}").exists() or stopped(second), "its end")
@@ -310,6 +312,27 @@ def test_a_dead_controller_leaves_its_replicas_and_the_next_one_takes_them_over(
     with until(lambda: taken(port), "its port, which its last thread lets go of", GUARD_S):
         place.world.inv("serve.down", "demo")
     assert place.world.processes() == []
+
+
+def test_an_address_that_somebody_else_has_taken_meanwhile_is_given_up_for_another_one(place):
+    up, model = place.up("demo", place.model("A"), "--config", place.config(1)), place.folder / "A"
+    engines, first = place.engines("demo"), place.controller("demo")
+    os.kill(first, signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{first}").exists() or stopped(first), "its end")
+    port = int(up["endpoint"].rpartition(":")[2])
+    with until(lambda: taken(port), "its port, which its last thread lets go of", GUARD_S):
+        moved = place.up("demo", model, "--port", "0")["endpoint"]
+        assert moved != up["endpoint"] and say(moved) == (" A A A", "demo-0")
+    assert place.engines("demo") == engines
+
+
+def controllers(place: Place) -> list[int]:
+    found = []
+    for pid in place.world.processes():
+        with contextlib.suppress(OSError):
+            if b"serve.controller" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
 
 
 def taken(port: int) -> socket.socket | None:
