@@ -21,6 +21,7 @@ from scripts.program import print_json
 from serve import detached, memory, update
 from serve import service as service_file
 from serve.gateway import keys
+from serve.landing import free_port
 from serve.memory import Member, Seen, Wanted
 from serve.service import Service
 from serve.states import LIVE, State
@@ -34,6 +35,8 @@ def up(name, model, tag, replicas, provider, config, engine, mode, host, port, d
     settings = words.settings(provider="" if provider == versions.ANY else provider)
     if mode not in ("", *update.MODES):
         raise UsageError(f"--mode {mode}: known: {', '.join(update.MODES)}")
+    if port is not None and not 0 <= port < 65536:
+        raise UsageError(f"--port {port}: wanted is 1 to 65535, or 0 for any that is free")
     with open_journal(settings) as journal:
         name = check_name(name) if name else versions.the_name(config)
         before = journal.service(name)
@@ -60,7 +63,9 @@ def up(name, model, tag, replicas, provider, config, engine, mode, host, port, d
         versions.check_plane(name, old, version.service)
         if version.service.ours.data_plane == service_file.ROUTER:  # which its controller would have to wait for
             inside.interpreter(ROOT, settings.environments, render.say, service_file.ROUTER_GROUP)
-        wanted = versions.after(old, version, mode, host, port, name, before)
+        if old and port == 0 and not detached.is_kept(name, journal):
+            port = free_port(())  # its own one may be somebody else's by now
+        wanted = versions.after(old, version, mode, host, port, name, before, detached.is_kept(name, journal))
         if old and wanted == old and detached.is_kept(name, journal):
             render.say(f"{name}: nothing to change")
         elif wanted != old:
@@ -70,7 +75,7 @@ def up(name, model, tag, replicas, provider, config, engine, mode, host, port, d
             before = journal.want(name, memory.write(wanted), before)
         try:
             seen = ensure(name, settings, journal)
-        except SlipwayError:
+        except BaseException:
             if old is None:  # nothing was started yet
                 forget(name, journal)
             raise
@@ -124,14 +129,19 @@ def forget(name: str, journal: Journal) -> None:
 def await_ready(name: str, wanted: Wanted, settings: Settings, journal: Journal, is_new: bool) -> None:
     """Until as many replicas of the newest version are ready as there must be at least, and the older ones are gone.
 
-    Raises SlipwayError when that does not come about; of a new service nothing is left then.
+    Another size that another command gives it meanwhile is waited for. Raises SlipwayError when it does not come about,
+    or another command has put another version in its place; of a new service nothing is left then, but for the latter.
     """
-    service, newest, told = wanted.newest.service, wanted.newest.number, dict[str, str]()
-    probe = service.probe
+    newest, told = wanted.newest.number, dict[str, str]()
+    probe = wanted.newest.service.probe
     patience_s = SLACK_S + 2 * probe.initial_delay_seconds
     deadline = time.monotonic() + patience_s
     while True:
-        seen = looked(name, settings, journal)
+        seen, now = looked(name, settings, journal)
+        if now.newest.number != newest:
+            raise SlipwayError(f"{name}: another command has put version {now.newest.number} in the place of version "
+                               f"{newest} meanwhile; see: inv serve.status {name} --all")  # fmt: skip
+        service = now.newest.service
         say_changes(seen, told)
         alive = [one for one in seen.members if one.state in LIVE]
         are_there = versions.ready_of(seen, newest) >= service.policy.min_replicas
@@ -169,14 +179,13 @@ def last_words(one: Member, settings: Settings) -> str:
     return detached.tail(log, 4)
 
 
-def looked(name: str, settings: Settings, journal: Journal) -> Seen:
-    """What is seen of it now. Raises SlipwayError when its controller has failed."""
+def looked(name: str, settings: Settings, journal: Journal) -> tuple[Seen, Wanted]:
+    """What is seen of it now, and what is wanted. Raises SlipwayError when its controller has failed."""
     row = journal.service(name)
     if row is None:
         raise SlipwayError(f"{name} was ended meanwhile")
-    if not detached.is_kept(name, journal):
-        return ensure(name, settings, journal)
-    return memory.seen_of(row.seen)
+    seen = memory.seen_of(row.seen) if detached.is_kept(name, journal) else ensure(name, settings, journal)
+    return seen, memory.wanted_of(row.wanted)
 
 
 def say_changes(seen: Seen, told: dict[str, str]) -> None:
@@ -199,6 +208,11 @@ def scale(name, min_replicas, max_replicas, detach, json):
             raise UsageError(f"{name} is being ended")
         policy = old.newest.service.policy
         least = policy.min_replicas if min_replicas is None else min_replicas
+        if max_replicas is not None and max_replicas != least and not versions.has_signal(old.newest.document):
+            raise UsageError(
+                f"{name} has a fixed size: nothing says when {least} to {max_replicas} replicas would be how many; "
+                f"give target_qps_per_replica in a service file: inv serve.up {name} --config FILE"
+            )
         most = max(policy.most, least) if max_replicas is None else max_replicas
         if least == policy.min_replicas and most == policy.most:
             render.say(f"{name}: nothing to change")
@@ -215,6 +229,8 @@ def scale(name, min_replicas, max_replicas, detach, json):
 
 
 def down(name, all, json):
+    if name and all:
+        raise UsageError(f"--all and {name}: give one of them")
     settings = words.settings()
     with open_journal(settings) as journal:
         names = [one.name for one in journal.services()] if all else [find(name, journal)]
@@ -249,6 +265,8 @@ def key(name, for_, drop, json):
     with open_journal(settings) as journal:
         known = [one.name for one in journal.services()]
         name = check_name(name) if name else find("", journal)
+    if drop and not for_:
+        raise UsageError("--drop: whose key? --for NAME")
     path = detached.Places.of(settings, name).keys
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     names = [line.split()[0] for line in lines if line.strip() and not line.startswith("#")]
@@ -293,7 +311,10 @@ def export(config, engine, model, out):
     document = service_file.to_skyserve(service, model)
     text = yaml.safe_dump(document, sort_keys=False, width=120)
     if out:
-        Path(out).write_text(text, encoding="utf-8")
+        try:
+            Path(out).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--out {out}: {error.strerror}") from None
         render.say(f"sky serve up {out} --service-name {service.file.name or 'slipway'}")
     else:
         sys.stdout.write(text)

@@ -4,6 +4,7 @@ A controller that has died is replaced on the way, by whoever looks.
 """
 
 import json as json_text
+import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ RECENT_S = 300.0  # what metrics are taken from
 TAIL_BYTES = 8 << 20
 FOLLOW_S = 0.5
 SHOWN_FAILURES = 5
+MOST_REQUESTS = 1_000_000  # of one round of a load: what came of each is kept until its end
 
 
 def status(name, all, metrics, watch, json):
@@ -292,7 +294,7 @@ def advice(name: str, wanted: Wanted, seen: Seen, metrics: dict[str, Any], was_k
     """What is seen, and what to do about it. Pure."""
     newest, found = wanted.newest, list[tuple[str, str]]()
     policy, probe = newest.service.policy, newest.service.probe
-    if not was_kept:
+    if not was_kept and not seen.problem:
         found.append(("its controller was not running", f"it has been started again; why it ended: "
                       f"inv serve.logs {name} --controller"))  # fmt: skip
     if seen.problem:
@@ -328,8 +330,13 @@ def advice(name: str, wanted: Wanted, seen: Seen, metrics: dict[str, Any], was_k
 def bench(name, rate, duration, max_tokens, prompt, target_ttft, json):
     settings = words.settings()
     duration_s = words.seconds(duration)
-    if not rate > 0 or duration_s is None or max_tokens < 1:
+    if not 0 < rate < math.inf or duration_s is None or max_tokens < 1:
         raise UsageError("--rate, --duration and --max-tokens must be more than 0")
+    if target_ttft is not None and not 0 < target_ttft < math.inf:
+        raise UsageError(f"--target-ttft is {target_ttft:g}; wanted are seconds, more than 0")
+    if rate * duration_s > MOST_REQUESTS:
+        raise UsageError(f"--rate {rate:g} for --duration {duration} is {rate * duration_s:.0f} requests; "
+                         f"{MOST_REQUESTS} are the most that are kept count of")  # fmt: skip
     with open_journal(settings) as journal:
         name = services.find(name, journal)
         seen = services.ensure(name, settings, journal)
@@ -349,7 +356,13 @@ def bench(name, rate, duration, max_tokens, prompt, target_ttft, json):
         result = record if record["kind"] == "result" else result
     if json:
         print_json({key: value for key, value in result.items() if key not in ("kind", "at")})
-    elif result.get("advice"):
+    first = result["rounds"][0]
+    if not first["answered_per_s"]:
+        hint = f"; put its key into SLIPWAY_ENDPOINT_KEY (a new one: inv serve.key {name} --for YOU)"
+        why = ", ".join(first["failures"])
+        raise SlipwayError(f"{name} answered nothing: {why}{hint if 'status 401' in first['failures'] else ''}; "
+                           f"see: inv serve.logs {name} --tail 5")  # fmt: skip
+    if result.get("advice") and not json:
         print(result["advice"])
 
 
@@ -361,4 +374,6 @@ def round_words(one: dict[str, Any]) -> str:
     for what in ("ttft_s", "tpot_s", "latency_s"):
         values = "/".join("-" if value is None else f"{value:.3f}" for value in one[what].values())
         said.append(f"{what.removesuffix('_s')} p50/p95/p99 {values} s")
+    if one["failed"]:
+        said.append(f"failed: {', '.join(one['failures'])}")
     return "; ".join(said)

@@ -35,6 +35,7 @@ from serve.memory import Seen, Version, Wanted
 from serve.service import Service
 from serve.states import LIVE, State
 from store import StoreError
+from store.seam import open_place
 from trainer.plan import CHECKPOINTS
 
 CONFIG = ROOT / "serve" / "service.yaml"
@@ -86,6 +87,10 @@ def version_of(
 ) -> Version:  # fmt: skip
     """Numbered 1. Raises UsageError for a model or an engine that there is not."""
     service = service_file.parse(f"service {name}", document)
+    if service.file.service.tls:
+        raise UsageError(
+            "service.tls: the gateway speaks plain HTTP; leave it out, and put a proxy with the certificate before it"
+        )
     is_shipped = old is None and service.ours.model == service_file.load(CONFIG).ours.model
     said = model or (old.model if old and not tag else "" if is_shipped else service.ours.model)
     source = folder_of(said, tag, settings, name)
@@ -105,6 +110,7 @@ def folder_of(said: str, tag: str, settings: Settings, name: str) -> str:
     if "://" in said and not said.startswith("file://"):
         if not said.startswith(("hf://", "s3://")):
             raise UsageError(f"--model {said}: known: hf://user/repo, s3://bucket/folder, a folder, an artifact")
+        open_place(said)  # which says what is wrong with its name
         return said
     found = models.resolve(said, name, store=settings.store, cache=models.default_cache(), say=render.say)
     return str(found.folder)
@@ -162,6 +168,8 @@ def with_room(version: Version, settings: Settings) -> Version:
 def check_reach(version: Version, settings: Settings) -> None:
     """Whether the machines of a service can find its model, and hold it. Raises UsageError, before any is rented."""
     candidates = placement.candidates(version.provider, settings)
+    for one in candidates:
+        words.provider(settings, one)  # which says what is missing
     if candidates == ("local",) and "://" not in version.model and version.engine != "fake":
         tuning = version.service.ours.engine
         room.check(Path(version.model), version.engine, tuning, room.here(version.engine, tuning))
@@ -185,7 +193,7 @@ def check_plane(name: str, old: Wanted | None, service: Service) -> None:
 
 
 def after(
-    old: Wanted | None, new: Version, mode: str, host: str, port: int | None, name: str, row: Row | None
+    old: Wanted | None, new: Version, mode: str, host: str, port: int | None, name: str, row: Row | None, is_kept: bool
 ) -> Wanted:  # fmt: skip
     """What is wanted from now on. Raises UsageError for what cannot be changed while it runs."""
     if old is None:
@@ -193,7 +201,7 @@ def after(
                       since=time.time())  # fmt: skip
     assert row is not None
     seen = memory.seen_of(row.seen)
-    if (host and host != old.host) or (port and port not in (old.port, seen.port)):
+    if (host and host != old.host) or (is_kept and port and port not in (old.port, seen.port)):
         raise UsageError(
             f"{name} listens on {seen.endpoint}, and that stays; another address takes: inv serve.down {name}, "
             f"then inv serve.up {name}"
@@ -205,7 +213,9 @@ def after(
         live = {one.version for one in seen.members if one.state in LIVE}
         kept = (one for one in old.versions if one.number in live or one is newest)
         versions = (*kept, dataclasses.replace(new, number=newest.number + 1))
-    return dataclasses.replace(old, versions=versions, mode=mode or old.mode)
+    return dataclasses.replace(
+        old, versions=versions, mode=mode or old.mode, port=old.port if is_kept else port or old.port
+    )
 
 
 def replaces_nothing(one: Version, other: Version) -> bool:
@@ -224,13 +234,18 @@ def ready_of(seen: Seen, version: int) -> int:
     return sum(one.version == version and one.state is State.READY for one in seen.members)
 
 
+def has_signal(document: Mapping[str, Any]) -> bool:
+    """Whether something tells how many replicas there are to be, between the least and the most."""
+    policy = document["service"].get("replica_policy") or {}
+    return "target_qps_per_replica" in policy or "target_queue_per_replica" in document.get("slipway", {})
+
+
 def scaled(document: Mapping[str, Any], least: int, most: int) -> dict[str, Any]:
     """A service of a fixed size stays one, of another size."""
     section = dict(document["service"])
     policy = dict(section.pop("replica_policy", None) or {})
     section.pop("replicas", None)
-    has_signal = "target_qps_per_replica" in policy or "target_queue_per_replica" in document.get("slipway", {})
-    if not has_signal and most != least:
+    if not has_signal(document):
         most = least
     return {
         **document,

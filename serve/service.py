@@ -9,6 +9,7 @@ Called by: the commands, the controller. Source: SkyPilot 0.14.1, sky/utils/sche
 import dataclasses
 import difflib
 import json
+import math
 import re
 import types
 import typing
@@ -200,6 +201,7 @@ def parse(where: str, document: Any) -> Service:
         what, _, at = str(error).partition(" - at ")
         raise UsageError(f"{where}: {at.strip('`').removeprefix('$.') or 'the file'}: {what}") from None
     section = file.service
+    _check_numbers(where, file)
     _plane(where, file.slipway)
     return Service(
         file=file,
@@ -247,6 +249,16 @@ def _mounted(model: str) -> tuple[str, dict[str, str]]:
     raise UsageError(
         f"{model!r} is not reachable from there; give hf://org/name, s3://bucket/path or a folder (./{model})"
     )
+
+
+def _check_numbers(where: str, record: Any) -> None:
+    """Of all sections: finite, and none below 0. Raises UsageError."""
+    for one in dataclasses.fields(record):
+        value, at = getattr(record, one.name), f"{where}: {one.name}"
+        if dataclasses.is_dataclass(value):
+            _check_numbers(at, value)
+        elif isinstance(value, (int, float)) and not 0 <= value < math.inf:
+            raise UsageError(f"{at} is {value:g}; it must be a number from 0 on")
 
 
 def _probe(where: str, said: Probe | str) -> Probe:

@@ -182,6 +182,15 @@ def test_a_service_from_its_first_request_to_its_end(place):
     assert place.world.inv("serve.ssh", "demo", "--replica-id", "0", "--", "pwd").strip().endswith("pods/demo-0")
     assert place.world.inv("chat", "--endpoint", "demo", "--prompt", "hi", "--max-tokens", "2") == " Bosun Bosun\n"
     assert "nothing is wrong" in place.world.inv("serve.doctor", "demo")
+    for words, why in (
+        (("serve.up", "demo", "--provider", "mars"), "provider 'mars' is not known"),  # which would end what serves
+        (("serve.scale", "demo", "--max-replicas", "5"), "a fixed size"),
+        (("serve.down", "demo", "--all"), "give one of them"),
+        (("serve.key", "demo", "--drop"), "whose key"),
+        (("serve.bench", "demo", "--rate", "1e9", "--duration", "9d"), "requests"),
+        (("serve.bench", "demo", "--target-ttft", "-1"), "more than 0"),
+    ):
+        assert why in refusal(place, *words), words
     bench = place.world.json("serve.bench", "demo", "--rate", "20", "--duration", "1s", "--target-ttft", "0.000001")
     assert bench["rounds"][0]["failed"] == 0 and "miss" in bench["advice"]
     assert "min_replicas" not in place.world.inv("serve.export", "demo", "--model", "hf://a/b")
@@ -200,6 +209,13 @@ def test_a_service_from_its_first_request_to_its_end(place):
     assert place.world.processes() == []
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(f"{url}/health", timeout=GUARD_S)
+
+
+def refusal(place: Place, *words: str) -> str:
+    process = place.world.begin(*words)
+    _, said = process.communicate(timeout=GUARD_S)
+    assert process.returncode == 2, said
+    return said
 
 
 def key_of(port: int) -> str:
@@ -288,6 +304,7 @@ def test_a_dead_controller_leaves_its_replicas_and_the_next_one_takes_them_over(
     assert {one["ready"] for one in seen} == {2} and {say(up["endpoint"])[1] for _ in range(4)} == set(engines)
     assert place.engines("demo") == engines and place.controller("demo") != first
 
+    until(lambda: len(controllers(place)) == 1, "the end of those that came too late", GUARD_S)
     second = place.controller("demo")  # the next one is to end it, where its port is somebody else's by now
     os.kill(second, signal.SIGKILL)
     until(lambda: not Path(f"/proc/{second}").exists() or stopped(second), "its end")
@@ -295,6 +312,27 @@ def test_a_dead_controller_leaves_its_replicas_and_the_next_one_takes_them_over(
     with until(lambda: taken(port), "its port, which its last thread lets go of", GUARD_S):
         place.world.inv("serve.down", "demo")
     assert place.world.processes() == []
+
+
+def test_an_address_that_somebody_else_has_taken_meanwhile_is_given_up_for_another_one(place):
+    up, model = place.up("demo", place.model("A"), "--config", place.config(1)), place.folder / "A"
+    engines, first = place.engines("demo"), place.controller("demo")
+    os.kill(first, signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{first}").exists() or stopped(first), "its end")
+    port = int(up["endpoint"].rpartition(":")[2])
+    with until(lambda: taken(port), "its port, which its last thread lets go of", GUARD_S):
+        moved = place.up("demo", model, "--port", "0")["endpoint"]
+        assert moved != up["endpoint"] and say(moved) == (" A A A", "demo-0")
+    assert place.engines("demo") == engines
+
+
+def controllers(place: Place) -> list[int]:
+    found = []
+    for pid in place.world.processes():
+        with contextlib.suppress(OSError):
+            if b"serve.controller" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
 
 
 def taken(port: int) -> socket.socket | None:
@@ -316,6 +354,10 @@ def test_what_cannot_be_served_is_refused_in_one_message_and_leaves_nothing(plac
         said = place.up("demo", good, "--config", place.config(), "--port", port, code=2)
     assert f"port {port}" in said["error"] and "inv serve.up" in said["error"]
     assert "no model" in place.up("demo", place.folder / "nowhere", code=2)["error"]
+    beyond = place.up("demo", good, "--config", place.config(), "--port", "99999", code=2)["error"]
+    assert "1 to 65535" in beyond  # not the port that is left of it in 16 bits
+    nameless = place.world.json("serve.up", "demo", "--model", "hf://", "--provider", "local", code=2)["error"]
+    assert "expected hf://user/repo" in nameless
     assert "key" in place.up("demo", good, "--config", place.config(), "--host", "0.0.0.0", code=2)["error"]
     assert place.world.json("serve.status") == [] and place.world.processes() == []
 
@@ -334,6 +376,15 @@ def test_a_model_that_is_never_healthy_is_given_up_and_leaves_nothing(place):
     late = place.up("demo", place.model("D", start_s=600), "--config", config, code=1)["error"]
     assert "initial_delay_seconds" in late and "never ready" in late
     assert place.world.json("serve.status") == [] and place.world.processes() == []
+
+
+def test_whoever_waits_for_a_version_that_another_command_replaces_is_told_so(place):
+    place.up("demo", place.model("A"), "--config", place.config(1))
+    first = place.world.begin("serve.up", "demo", "--model", str(place.model("B", start_s=600)))
+    until(lambda: {one.version for one in place.seen("demo").members} == {1, 2}, "a replica of the second", GUARD_S)
+    assert place.up("demo", place.model("C"))["versions"] == [3]
+    _, said = first.communicate(timeout=GUARD_S)
+    assert first.returncode == 1 and "another command has put version 3 in the place of version 2" in said
 
 
 def test_a_service_that_sleeps_holds_its_first_request_until_it_is_awake(place):

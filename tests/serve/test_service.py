@@ -60,6 +60,17 @@ def test_a_small_file_means_what_skyserve_takes_it_for():
         (("run:", "slipway: {data_plane: vllm-router, affinity_chars: 9}\nrun:"), "router_policy: cache_aware"),
         (("run:", "slipway: {data_plane: vllm-router, router_policy: cache_awar}\nrun:"), "did you mean cache_aware"),
         (("run:", "slipway: {router_policy: random}\nrun:"), "is for data_plane: vllm-router"),
+        (("replicas: 2", "replicas: -1"), "x.yaml: service: replicas is -1; it must be a number from 0 on"),
+        (
+            ("replicas: 2", "replica_policy: {min_replicas: 1, max_replicas: 2, target_qps_per_replica: .nan}"),
+            "service: replica_policy: target_qps_per_replica is nan",
+        ),
+        (
+            ("replicas: 2", "replica_policy: {min_replicas: 1, upscale_delay_seconds: -5}"),
+            "upscale_delay_seconds is -5; it must be a number from 0 on",
+        ),
+        (("/health", "{path: /health, initial_delay_seconds: .inf}"), "initial_delay_seconds is inf"),
+        (("run:", "slipway: {hold_seconds: -4}\nrun:"), "x.yaml: slipway: hold_seconds is -4"),
         (("ports: 8000", "ports: [8000, 9000]"), "must say which of 8000, 9000"),
         (("ports: 8000", "ports: 8000\nenvs: {A-B: 1}"), "no name of a variable"),
         (("ports: 8000", "ports: 8000\nenvs: {TOKEN: }"), "TOKEN must have a value"),
