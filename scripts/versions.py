@@ -91,7 +91,11 @@ def version_of(
         raise UsageError(
             "service.tls: the gateway speaks plain HTTP; leave it out, and put a proxy with the certificate before it"
         )
-    is_shipped = old is None and service.ours.model == service_file.load(CONFIG).ours.model
+    shipped = service_file.load(CONFIG)
+    if unused := only_for_skyserve(service, shipped):
+        render.say(f"{', '.join(unused)}: for sky serve up only; here --engine and slipway.engine say how an engine is "
+                   "run, and the least loaded replica is asked")  # fmt: skip
+    is_shipped = old is None and service.ours.model == shipped.ours.model
     said = model or (old.model if old and not tag else "" if is_shipped else service.ours.model)
     source = folder_of(said, tag, settings, name)
     has_gpu = environment.torch_build() == "cuda" if provider in ("local", "") else True
@@ -101,6 +105,16 @@ def version_of(
         raise UsageError(f"--engine {chosen}: known: {', '.join(engines.ENVIRONMENTS)}")
     return Version(number=1, document=dict(document), where=f"service {name}", engine=chosen, provider=provider,
                    model=source, store=settings.store, weights=weights_of(source))  # fmt: skip
+
+
+def only_for_skyserve(service: Service, shipped: Service) -> list[str]:
+    """What a file says that only SkyServe does."""
+    file = service.file
+    found = [
+        one for one in ("workdir", "setup", "run") if getattr(file, one) not in ("", None, getattr(shipped.file, one))
+    ]
+    found += ["file_mounts"] if set(file.file_mounts) - {service_file.MODEL_MOUNT} else []
+    return found + (["load_balancing_policy"] if file.service.load_balancing_policy == "round_robin" else [])
 
 
 def folder_of(said: str, tag: str, settings: Settings, name: str) -> str:

@@ -5,7 +5,9 @@ import time
 
 import pytest
 
+from scripts import versions
 from scripts.serving import advice, figures, percentiles
+from serve import service
 from serve.memory import Member, Seen, Version, Wanted
 from serve.states import Facts, Step
 
@@ -62,3 +64,12 @@ def test_figures_come_from_lines_that_may_be_cut(tmp_path):
 
 def test_percentiles_are_values_that_were_measured():
     assert percentiles([3.0, 1.0, 2.0]) == {"p50": 2.0, "p95": 3.0, "p99": 3.0}
+
+
+def test_what_only_skyserve_does_is_named():
+    shipped = service.load(versions.CONFIG)
+    said = {"service": {"replicas": 1, "load_balancing_policy": "round_robin"}, "setup": "pip install x", "run": "x",
+            "file_mounts": {"/model": "s3://a/b", "/more": "s3://a/c"}}  # fmt: skip
+    words = ["setup", "run", "file_mounts", "load_balancing_policy"]
+    assert versions.only_for_skyserve(service.parse("x", said), shipped) == words
+    assert versions.only_for_skyserve(shipped, shipped) == []
