@@ -341,11 +341,14 @@ def from_file(path: Path) -> Profile:
     shape = raw.get("model") or {}
     values = asdict(whole)
     for phase, config in values["phases"].items():
-        if "model" in (phases.get(phase) or {}):
+        asked = phases.get(phase) or {}
+        if not isinstance(asked, Mapping):
+            raise ConfigError(f"profile {path}: {phase} is {asked!r}; what is different in it stands there, by name")
+        if "model" in asked:
             raise ConfigError(f"profile {path}: the shape stands under `model`, once for all phases")
-        if fixed := sorted({"phase", "adopted"} & set(phases.get(phase) or {})):
+        if fixed := [one for one in ("phase", "adopted") if asked.get(one, config[one]) != config[one]]:
             raise ConfigError(f"profile {path}: {fixed[0]} of {phase} is not for a file to say")
-        values["phases"][phase] = changed(changed(config, {"model": shape}), phases.get(phase) or {})
+        values["phases"][phase] = changed(changed(config, {"model": shape}), asked)
     values |= {"name": name, "vocab_size": values["phases"]["base"]["model"]["vocab_size"]}
     values["keeping"] = changed(values["keeping"], raw.get("keeping") or {})
     return load(Profile, values, f"profile {path}")

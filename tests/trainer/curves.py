@@ -43,14 +43,14 @@ class Curve:
 def curves() -> dict[str, Curve]:
     plain = tiny(steps=STEPS, dtype="float32")
     slow = replace(plain.optimizer, lr=0.001, muon_lr=0.002)  # eight conversations are soon known by heart
-    talk = replace(plain, mixture=MIXTURE, sequence_len=96, optimizer=slow)
+    talk = replace(plain, phase="mid", mixture=MIXTURE, sequence_len=96, optimizer=slow)
     adamw = replace(plain.optimizer, muon_lr=0.0, z_loss=1e-4)
     cosine = replace(plain.schedule, decay=1.0, kind="cosine", final=0.1)
     return {
         "base": Curve(plain),
         "base-adamw-cosine": Curve(replace(plain, optimizer=adamw, schedule=cosine)),
         "base-best-fit-documents": Curve(replace(plain, packing="best-fit", document_masks=True)),
-        "mid": Curve(replace(talk, phase="mid"), "base"),
+        "mid": Curve(talk, "base"),
         "sft": Curve(replace(talk, phase="sft"), "mid"),
     }
 
