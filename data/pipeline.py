@@ -35,7 +35,7 @@ from data.workers import Position, Task, in_turn
 STATE, SEEN = "state.json", "seen.sqlite"
 MOST_WORKERS = 16
 KEEP_BYTES = 64 << 20
-SILENCE_S = 3.0  # a source that gives nothing for so long is not waited for once we are to stop
+SILENCE_S = 3.0  # what does not move for so long is not waited for once we are to stop
 MOST_WAITING = 4
 
 
@@ -54,7 +54,7 @@ class How:
     """What does not change the result."""
 
     workers: int = 0
-    """Processes that read; 0: as many as there are processors."""
+    """Processes; 0: as many as there are processors."""
     reuse_shards: bool = False
     """Leave finished shards as they are, whatever they were made from."""
     keep_every_s: float = 30.0
@@ -92,7 +92,7 @@ def shard(spec: TextSpec, folder: Path, split: bool = True, how: How = How(), sh
         try:
             with _stoppable() as stop:
                 run.read_all(stop)
-            made = run.finish()
+                made = run.finish()  # soon done, so that it is not stopped for a signal
         except Stopped as stopped:
             stopped.goes_on = spec.source not in STDIN  # what was read from there cannot be read again
             raise
@@ -243,8 +243,6 @@ class Run:
 
     def close(self) -> None:
         self.disk.shutdown()
-        for writer in self.writers.values():
-            writer.let_go()
         if self.seen:
             self.seen.close()
             self.seen = None
@@ -367,7 +365,8 @@ def _summary(spec: TextSpec, parts: dict[str, dict[str, Any]]) -> dict[str, Any]
 def _stoppable() -> Iterator[Callable[[], int]]:
     """A function that says which signal asked to stop, or 0. A second Ctrl-C does not wait.
 
-    Where nobody asks that function in time, a read hangs: Stopped is raised there, and what was kept before is all.
+    Where nobody asks that function in time, a read or the disk hangs: Stopped is raised there, and what was kept before
+    is all.
     """
     asked = [0]
 
@@ -378,7 +377,7 @@ def _stoppable() -> Iterator[Callable[[], int]]:
         signal.setitimer(signal.ITIMER_REAL, SILENCE_S)
 
     def late(number: int, frame: Any) -> None:
-        raise Stopped(asked[0], f"the source gave nothing for {SILENCE_S:.0f} s; what was kept before stays")
+        raise Stopped(asked[0], f"nothing moved for {SILENCE_S:.0f} s; what was kept before stays")
 
     def stop() -> int:
         if asked[0]:

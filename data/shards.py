@@ -9,7 +9,6 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Set
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,6 @@ from data.manifest import MANIFEST, listed, read_manifest, sync_path, write_mani
 from data.texts import Listed
 
 DRAFT = ".draft"
-APART = 256 << 10  # bytes that are worth a turn of another thread
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,6 @@ class Writer:
         """Written by this very object."""
         self._index = self._lines = self._bytes = 0
         self._file: Any = None
-        self._hasher = ThreadPoolExecutor(1, "hash")  # its thread begins when it is first asked: processes fork before
         if mark is None:
             self._begin()
         else:
@@ -205,10 +202,6 @@ class Writer:
         if self._file is not None:
             self._roll()
 
-    def let_go(self) -> None:
-        """End its thread: processes of a later run can only be copies of this one where there is no other thread."""
-        self._hasher.shutdown()
-
     def finish(self, source: str, options: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The manifest, after it and all shards are on the disk. What an earlier run left is replaced."""
         about = {"source": source, "options": dict(options), **(more or {})}
@@ -229,16 +222,12 @@ class Writer:
             self._file = open(self._draft(self._index), "wb", buffering=0)  # noqa: SIM115 closed by _roll
             self._hash = hashlib.sha256()
         for block in blocks:
-            hashing = self._hasher.submit(self._hash.update, block) if len(block) >= APART else None
-            if hashing is None:
-                self._hash.update(block)
+            self._hash.update(block)
             self._bytes += len(block)
             self.num_bytes += len(block)
             written = self._file.write(block)
             while written < len(block):
                 written += self._file.write(memoryview(block)[written:])
-            if hashing is not None:  # the block is good until the next one is asked for
-                hashing.result()
         self._lines += lines
 
     def _append_and_roll(self, block: bytes) -> None:

@@ -1,8 +1,8 @@
 """Batches of lines, made by several processes and given out in the one order that a single process would have.
 
-Piece g of file f is the work of process (f + g) mod N; so everybody knows who has what, and nobody needs to know how
-many pieces a file has but the one who comes to its end. Lines travel through a ring of slots in memory that both
-sides map; a pipe says which slot holds what, and gives slots back.
+`reader` says whose work a piece of a file is; so everybody knows who has what, and nobody needs to know how many pieces
+a file has but the one who comes to its end. This process is one of them. Lines of the others travel through a ring of
+slots in memory that both sides map; a pipe says which slot holds what, and gives slots back.
 """
 
 import contextlib
@@ -10,9 +10,10 @@ import heapq
 import mmap
 import multiprocessing
 import os
+import select
 import signal
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from itertools import count, groupby
 from multiprocessing.connection import Connection
@@ -28,7 +29,6 @@ from data.lines import Prepared, prepare, required_columns, wanted_columns
 
 SLOT_BYTES = 3 << 19
 RING_BYTES = 48 << 20
-POLL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -55,23 +55,25 @@ def in_turn(task: Task, workers: int) -> Generator[tuple[Position, Prepared], No
 
     The blocks of a batch are good until the next one is asked for. Raises DataError when a process is killed.
     """
-    if workers == 1:
-        for position, made in _made(task, 0, 1):
-            if made is not None:
-                yield position, made
-        return
-    crew: list[Worker] = []
-    forked = _may_fork(task)
+    forked = workers > 1 and _may_fork(task)
+    others: list[Worker] = []
     try:
-        for number in range(workers):
-            crew.append(Worker(task, number, workers, crew if forked else None))
+        for number in range(1, workers):
+            others.append(Worker(task, number, workers, others if forked else None))
+        crew = [_made(task, 0, workers).__next__, *(one.next for one in others)]
         file, piece = task.start.file, task.start.piece
         while file < len(task.files):
-            goes_on = yield from _until_end(crew[(file + piece) % workers])
+            goes_on = yield from _until_end(crew[reader(file, piece, workers)])
             file, piece = (file, piece + 1) if goes_on else (file + 1, 0)
     finally:
-        for worker in crew:
+        for worker in others:
             worker.end()
+
+
+def reader(file: int, piece: int, workers: int) -> int:
+    """Whose work a piece is. Process 0 also writes what all of them have read, which is half as much work."""
+    shares = {1: (0,), 2: (0, 1, 1, 1)}.get(workers, range(1, workers))
+    return shares[(file + piece) % len(shares)]
 
 
 def _may_fork(task: Task) -> bool:
@@ -87,27 +89,28 @@ def _may_fork(task: Task) -> bool:
     return True
 
 
-def _until_end(worker: "Worker") -> Generator[tuple[Position, Prepared], None, bool]:
+def _until_end(tell: Callable[[], tuple[Position, Any]]) -> Generator[tuple[Position, Prepared], None, bool]:
     """Passes on the batches of a piece; then whether the file goes on after it."""
     while True:
-        position, made = worker.next()
+        position, made = tell()
         if isinstance(made, bool):
             return made
         yield position, made
+        del made  # a giant is let go of before there is the next
 
 
-def _made(task: Task, number: int, workers: int) -> Iterator[tuple[Position, Any]]:
-    """What worker `number` has to tell, in order: batches, and `None` (alone) or True/False at the ends of pieces."""
+def _made(task: Task, number: int, workers: int) -> Iterator[tuple[Position, Prepared | bool]]:
+    """What worker `number` has to tell, in order: batches, and at the end of each piece whether its file goes on."""
     spec, start = task.spec, task.start
     for at, file in enumerate(task.files[start.file :], start.file):
         pieces = open_pieces(file, wanted_columns(spec), required_columns(spec))
         for piece in count(start.piece if at == start.file else 0):
-            if (at + piece) % workers != number:
+            if reader(at, piece, workers) != number:
                 if piece >= pieces.count:
                     break
                 continue
             if piece >= pieces.count:
-                yield Position(at + 1), False if workers > 1 else None
+                yield Position(at + 1), False
                 break
             row = 0
             skip = start.row if (at, piece) == (start.file, start.piece) else 0
@@ -118,7 +121,7 @@ def _made(task: Task, number: int, workers: int) -> Iterator[tuple[Position, Any
                     yield Position(at, piece, row), replace(made, file_done=piece / pieces.count)
                     del made
                 del batch  # a giant is let go of before there is the next
-            yield Position(at, piece + 1), True if workers > 1 else None
+            yield Position(at, piece + 1), True
 
 
 class Worker:
@@ -126,7 +129,7 @@ class Worker:
 
     def __init__(self, task: Task, number: int, workers: int, forked: "list[Worker] | None"):
         """A process that is started anew, or a copy of this one where the list of those copied before is given."""
-        slots = max(8, RING_BYTES // workers // SLOT_BYTES)
+        slots = max(8, RING_BYTES // (workers - 1) // SLOT_BYTES)
         self.memory = os.memfd_create("ring")
         os.ftruncate(self.memory, slots * SLOT_BYTES)
         self.ring = mmap.mmap(self.memory, slots * SLOT_BYTES)
@@ -164,8 +167,6 @@ class Worker:
 
     def _receive(self) -> tuple[Position, Any]:
         try:
-            while not self.connection.poll(POLL_S):  # so that a signal is looked at
-                pass
             position, made, self.slot, self.stored, self.goes_on = self.connection.recv()
         except (EOFError, ConnectionError):
             self.process.join(5)
@@ -240,6 +241,8 @@ class Sender:
     def __init__(self, shared: mmap.mmap, slots: int, connection: Connection):
         self.shared, self.connection = shared, connection
         self.free = list(range(slots))
+        self.returned = select.poll()
+        self.returned.register(connection.fileno(), select.POLLIN)
 
     def send_all(self, made: Iterator[tuple[Position, Any]]) -> None:
         for position, one in made:
@@ -267,7 +270,7 @@ class Sender:
 
     def _begin(self, said: tuple[Position, Prepared | None]) -> None:
         """A new slot, which goes with these words."""
-        while not self.free or self.connection.poll():
+        while not self.free or self.returned.poll(0):
             heapq.heappush(self.free, int.from_bytes(self.connection.recv_bytes(), "big"))
         self.slot = heapq.heappop(self.free)  # of the lowest memory, which is warm
         self.at, self.end = self.slot * SLOT_BYTES, (self.slot + 1) * SLOT_BYTES

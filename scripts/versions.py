@@ -121,6 +121,10 @@ def folder_of(said: str, tag: str, settings: Settings, name: str) -> str:
     """Where the weights are: a folder of this machine, or where they are fetched from. Raises UsageError."""
     if not said or said in CHECKPOINTS:
         return str(models.model_folder(model_folder(settings, said, tag)))
+    if tag:
+        raise UsageError(
+            f"--tag {tag} tells checkpoints of {', '.join(CHECKPOINTS)} apart; --model {said} is none of them"
+        )
     if "://" in said and not said.startswith("file://"):
         if not said.startswith(("hf://", "s3://")):
             raise UsageError(f"--model {said}: known: hf://user/repo, s3://bucket/folder, a folder, an artifact")

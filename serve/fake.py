@@ -125,6 +125,12 @@ class Engine:
         if tokens > script.max_model_len:
             what = f"max_tokens={tokens} cannot be greater than max_model_len={script.max_model_len}."
             return _error(400, "BadRequestError", what, "max_tokens")
+        options = ask.get("stream_options")
+        if not isinstance(options, dict | None):
+            what = "[{'type': 'model_attributes_type', 'loc': ('body', 'stream_options')}]"
+            return _error(400, "Bad Request", what)
+        if options and not ask.get("stream"):
+            return _error(400, "BadRequestError", "Stream options can only be defined when `stream=True`.")
         if self.is_draining:
             return _error(500, "InternalServerError", "cannot schedule new futures after shutdown")
         if self.is_dead:

@@ -354,6 +354,7 @@ def test_what_cannot_be_served_is_refused_in_one_message_and_leaves_nothing(plac
         said = place.up("demo", good, "--config", place.config(), "--port", port, code=2)
     assert f"port {port}" in said["error"] and "inv serve.up" in said["error"]
     assert "no model" in place.up("demo", place.folder / "nowhere", code=2)["error"]
+    assert "--tag tiny" in place.up("demo", good, "--tag", "tiny", code=2)["error"]
     beyond = place.up("demo", good, "--config", place.config(), "--port", "99999", code=2)["error"]
     assert "1 to 65535" in beyond  # not the port that is left of it in 16 bits
     nameless = place.world.json("serve.up", "demo", "--model", "hf://", "--provider", "local", code=2)["error"]

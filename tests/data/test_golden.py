@@ -9,7 +9,6 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from data import shards
 from data.config import TextSpec
 from data.manifest import read_manifest
 from data.pipeline import How, shard
@@ -73,19 +72,11 @@ def run(corpus, folder, case, workers):
     shard(made, folder, True, How(workers=workers))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("case", CASES)
 def test_the_bytes_are_what_they_were(corpus, tmp_path, case, workers):
     run(corpus, tmp_path, case, workers)
     assert outcome(tmp_path) == CASES[case][1]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_blocks_that_are_hashed_beside_being_written_are_no_others(corpus, tmp_path, monkeypatch, workers):
-    monkeypatch.setattr(shards, "APART", 1)
-    run(corpus, tmp_path, "first", workers)
-    assert outcome(tmp_path) == CASES["first"][1]
-    assert not [one for one in threading.enumerate() if one.name.startswith("hash")]
 
 
 def test_processes_that_are_no_copies_of_this_one_make_the_same(corpus, tmp_path):

@@ -59,7 +59,8 @@ def test_errors_have_vllms_shapes(pair):
     engine.script(api_key="")
     status, body = ask(engine, model="other")
     assert (status, json.loads(body)["error"]["type"]) == (404, "NotFoundError")
-    assert ask(engine, max_tokens=10**6)[0] == 400
+    for wrong in ({"max_tokens": 10**6}, {"stream_options": 7}, {"stream_options": {"include_usage": True}}):
+        assert ask(engine, **wrong)[0] == 400
     engine.script(fail="busy", times=1)
     status, body = ask(engine, n=1)
     assert status == 503 and b"currently busy" in body
