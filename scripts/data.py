@@ -25,7 +25,7 @@ from scripts.program import command
         "format": "txt, jsonl or parquet",
         "gzip": "the same as --compression gzip",
         "compression": "gzip or zstd",
-        "workers": "processes that read (0: as many as processors); changes no byte of the result",
+        "workers": "processes (0: as many as processors); changes no byte of the result",
         "reuse-shards": "leave finished shards in OUT as they are",
         "engine": "ray or slurm: spread the source over WORLD tasks of a cluster, then merge; Ctrl-C cancels them",
         "rank": "which of WORLD machines this is, from 0; each reads its share of the source's files",
