@@ -1,9 +1,9 @@
 """The gateway against direct access, SkyServe's load balancer and vllm-router, before two fake engines on loopback.
 
-Run: python -m bench.serve [--sky PYTHON] [--router PROGRAM] [--rounds 5] [--memory 100000]. The peers are taken from
-environments of their own: `pip install skypilot==0.14.1` and `pip install vllm-router==0.1.17`. All run in one go, the
-arms in turn within each round, and each figure is a ratio of that run. A proxy's CPU seconds hardly depend on what else
-the machine does; what is on the wall does. Prints a table for bench/RESULTS.md.
+Run: python -m bench.serve [--sky PYTHON] [--router PROGRAM] [--nginx PROGRAM] [--rounds 5] [--memory 100000]. The peers
+are taken from environments of their own: `pip install skypilot==0.14.1` and `pip install vllm-router==0.1.17`; nginx is
+Debian's. All run in one go, the arms in turn within each round, and each figure is a ratio of that run. A proxy's CPU
+seconds hardly depend on what else the machine does; what is on the wall does. Prints tables for bench/RESULTS.md.
 """
 
 import argparse
@@ -30,7 +30,12 @@ from tests.serve.engine import CHAT, ROOT, chat, port_of, program
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 WAIT_S = 90
-THINK_S = 0.01
+PAUSES_S = (0.0, 0.01)
+NGINX = """daemon off; worker_processes 1; pid nginx.pid; error_log stderr error; events {}
+http { access_log off; client_body_temp_path %s; upstream engines { %s keepalive 64; }
+server { listen 127.0.0.1:%d; keepalive_requests 1000000;
+location / { proxy_pass http://engines; proxy_http_version 1.1; proxy_set_header Connection ""; } } }
+"""
 HEAD = b"POST %s HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 
 
@@ -94,8 +99,9 @@ class Arm:
     name: str
     port: int
     pid: int | None = None  # of the proxy; None = there is none
-    latency_s: list[float] = field(default_factory=list)  # one median for each round
-    first_s: list[float] = field(default_factory=list)
+    latency_s: dict[float, list[float]] = field(default_factory=lambda: {one: [] for one in PAUSES_S})
+    """By the pause before each request: one median for each round."""
+    first_s: dict[float, list[float]] = field(default_factory=lambda: {one: [] for one in PAUSES_S})
     rps: list[float] = field(default_factory=list)
     per_cpu_s: list[float] = field(default_factory=list)
     chunks_per_s: list[float] = field(default_factory=list)
@@ -130,22 +136,21 @@ def _rss_mb(pid: int) -> float:
     return int(found[1]) / 1024
 
 
-async def one_by_one(arms: Sequence[Arm], count: int) -> None:
-    """The arms in turn, with a pause before each: who asks all the time is made to wait by a busy machine."""
-    clients = [(await arm.clients(1))[0] for arm in arms]
-    short: list[list[float]] = [[] for _ in arms]
-    first: list[list[float]] = [[] for _ in arms]
+async def one_by_one(arm: Arm, count: int, pause_s: float) -> None:
+    """One client. After a pause all that a request goes through was asleep, and caches are cold."""
+    (client,) = await arm.clients(1)
+    short: list[float] = []
+    first: list[float] = []
     for number in range(count):
-        for place, client in enumerate(clients):
-            await asyncio.sleep(THINK_S)
-            if number % 4:
-                short[place].append((await client.ask(SHORT))[1])
-            else:
-                first[place].append((await client.ask(STREAM))[0])
-    for place, arm in enumerate(arms):
-        arm.latency_s.append(statistics.median(short[place]))
-        arm.first_s.append(statistics.median(first[place]))
-    _close(clients)
+        if pause_s:
+            await asyncio.sleep(pause_s)
+        if number % 4:
+            short.append((await client.ask(SHORT))[1])
+        else:
+            first.append((await client.ask(STREAM))[0])
+    arm.latency_s[pause_s].append(statistics.median(short))
+    arm.first_s[pause_s].append(statistics.median(first))
+    _close([client])
 
 
 async def many(arm: Arm, said: bytes, clients: int, count: int) -> tuple[float, float]:
@@ -236,6 +241,13 @@ async def bench(words: argparse.Namespace, folder: Path) -> None:
             command = [words.sky, "-m", "sky.serve.load_balancer", "--load-balancer-port", str(port)]
             process = start([*command, "--controller-addr", f"http://127.0.0.1:{controller}"], "sky")
             arms.append(Arm("SkyServe", port, process.pid))
+        if words.nginx:
+            port = free_port()
+            (folder / "nginx.conf").write_text(
+                NGINX % (folder, " ".join(f"server 127.0.0.1:{one};" for one in ports), port)
+            )
+            process = start([words.nginx, "-c", str(folder / "nginx.conf"), "-p", str(folder)], "nginx")
+            arms.append(Arm("nginx", port, process.pid))
         if words.router:
             port, metrics = free_port(), free_port()
             command = [words.router, "--worker-urls", *urls, "--policy", "power_of_two", "--host", "127.0.0.1"]
@@ -246,8 +258,9 @@ async def bench(words: argparse.Namespace, folder: Path) -> None:
             await until_served(arm)
         load = os.getloadavg()[0]
         for _ in range(words.rounds):
-            await one_by_one(arms, 200)
             for arm in arms:
+                for pause_s in PAUSES_S:
+                    await one_by_one(arm, 200, pause_s)
                 rps, per_cpu_s = await many(arm, SHORT, 32, words.requests)
                 arm.rps.append(rps)
                 arm.per_cpu_s.append(per_cpu_s)
@@ -279,20 +292,23 @@ async def memory(ours: Arm, count: int) -> None:
 def tell(arms: Sequence[Arm], load: float) -> None:
     direct, ours = arms[0], arms[1]
     print(f"load {load:.1f} to {os.getloadavg()[0]:.1f}; medians of {len(direct.rps)} rounds [range]\n")
-    print("| arm | p50 ms | added p50 ms | first byte ms | requests/s | per CPU s | chunks/s | per CPU s |")
-    print("|---|---|---|---|---|---|---|---|")
+    for pause_s in PAUSES_S:
+        when = f"after pauses of {1e3 * pause_s:g} ms" if pause_s else "one after another"
+        print(f"| requests {when} | p50 ms | added p50 ms | first byte of a stream ms |\n|---|---|---|---|")
+        for arm in arms:
+            p50_s, first_s = arm.latency_s[pause_s], arm.first_s[pause_s]
+            added = [1e3 * (one - other) for one, other in zip(p50_s, direct.latency_s[pause_s], strict=True)]
+            columns = [
+                _range([1e3 * one for one in p50_s], 2),
+                "-" if arm is direct else _range(added, 2),
+                _range([1e3 * one for one in first_s], 2),
+            ]
+            print(f"| {arm.name} | {' | '.join(columns)} |")
+        print()
+    print("| many at once | requests/s | per CPU s | chunks/s | per CPU s |\n|---|---|---|---|---|")
     for arm in arms:
-        added = [1e3 * (one - other) for one, other in zip(arm.latency_s, direct.latency_s, strict=True)]
-        columns = [
-            _range([1e3 * one for one in arm.latency_s], 2),
-            "-" if arm is direct else _range(added, 2),
-            _range([1e3 * one for one in arm.first_s], 2),
-            _range(arm.rps),
-            _range(arm.per_cpu_s),
-            _range(arm.chunks_per_s),
-            _range(arm.chunks_per_cpu_s),
-        ]
-        print(f"| {arm.name} | {' | '.join(columns)} |")
+        rates = (arm.rps, arm.per_cpu_s, arm.chunks_per_s, arm.chunks_per_cpu_s)
+        print(f"| {arm.name} | {' | '.join(_range(one) for one in rates)} |")
     print()
     for peer in arms[2:]:
         ratios = {
@@ -313,6 +329,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.serve")
     parser.add_argument("--sky", default="", help="the python of an environment with skypilot")
     parser.add_argument("--router", default="", help="the program vllm-router")
+    parser.add_argument(
+        "--nginx", default="", help="the program nginx, which only passes on: what a hop costs at least"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--memory", type=int, default=0, help="requests whose memory is watched, such as 100000")

@@ -12,24 +12,43 @@ MOST_BYTES = 64 << 20
 
 
 class AccessLog:
-    """Appends to `path`. Raises OSError when a line cannot be written; the next one is tried anew."""
+    """Appends to `path`; `flush` writes all lines since the one before, at once."""
 
     def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
         self.path, self.most_bytes = path, most_bytes
         self._file = -1
         self._size = 0
         self._encode = msgspec.json.Encoder().encode
+        self._lines: list[bytes] = []
 
-    def write(self, visit: Visit) -> None:
+    @property
+    def waiting(self) -> int:
+        """Lines that are not written yet."""
+        return len(self._lines)
+
+    def add(self, visit: Visit) -> None:
+        self._lines.append(self._encode(_fields(visit)) + b"\n")
+
+    def flush(self) -> None:
+        """Raises OSError when the lines cannot be written; they are lost then, and the next ones are tried anew."""
+        lines, self._lines = self._lines, []
+        if not lines:
+            return
         if self._file < 0:
             self._open()
-        line = self._encode(_fields(visit)) + b"\n"
-        self._size += os.write(self._file, line)
+        self._size += os.write(self._file, b"".join(lines))
         if self._size >= self.most_bytes:
-            self.close()
+            self._shut()
             os.replace(self.path, f"{self.path}.1")
 
     def close(self) -> None:
+        """Raises OSError, as `flush` does."""
+        try:
+            self.flush()
+        finally:
+            self._shut()
+
+    def _shut(self) -> None:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

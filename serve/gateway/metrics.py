@@ -74,8 +74,8 @@ class Metrics:
     def nonsense(self) -> None:
         self._nonsense.inc()
 
-    def line_lost(self) -> None:
-        self._unwritten.inc()
+    def lines_lost(self, count: int) -> None:
+        self._unwritten.inc(count)
 
     def keep_only(self, replica_ids: Iterable[str]) -> None:
         """Drops the series of all other replicas."""

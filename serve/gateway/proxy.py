@@ -259,10 +259,16 @@ class Proxy:
         visit.total_s = time.monotonic() - visit.began_at
         self.metrics.count(visit)
         if self.log is not None:
-            try:
-                self.log.write(visit)
-            except OSError:  # a full disk must not end the service
-                self.metrics.line_lost()
+            if not self.log.waiting:  # one write for all that end in this turn of the loop
+                asyncio.get_running_loop().call_soon(self._write_log, self.log)
+            self.log.add(visit)
+
+    def _write_log(self, log: AccessLog) -> None:
+        lines = log.waiting
+        try:
+            log.flush()
+        except OSError:  # a full disk must not end the service
+            self.metrics.lines_lost(lines)
 
 
 def _too_large(most: int) -> Refused:

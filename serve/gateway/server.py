@@ -8,6 +8,7 @@ In one process and event loop with whoever keeps the replicas. Called by: the se
 """
 
 import asyncio
+import contextlib
 import ipaddress
 import time
 from collections.abc import Iterable
@@ -91,7 +92,8 @@ class Gateway:
         if self._engines is not None:
             self._engines.close()
         if self.access is not None:
-            self.access.close()
+            with contextlib.suppress(OSError):  # a full disk must not keep it from ending
+                self.access.close()
 
     async def _handle(self, request: Request) -> None:
         assert self._proxy is not None

@@ -532,6 +532,21 @@ def test_numbers_add_up(pair):
     run(main)
 
 
+def test_a_log_that_cannot_be_written_is_counted_and_ends_nothing(pair, tmp_path):
+    async def main():
+        async with gateway(pair[0], log=tmp_path / "later" / "log") as front:
+            for number in (1, 2):
+                async with front.ask() as reply:
+                    assert reply.status == 200
+                assert await front.metric("access_log_lost_total") == number
+            (tmp_path / "later").mkdir()
+            async with front.ask() as reply:
+                assert reply.status == 200
+        assert len((tmp_path / "later" / "log").read_text().splitlines()) == 1
+
+    run(main)
+
+
 def test_curl_and_a_large_body_that_asks_first(pair):
     async def main():
         async with gateway(pair[0]) as front:
