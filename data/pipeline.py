@@ -158,8 +158,7 @@ class Run:
         """Raises Stopped when `stop` says so."""
         if self.spec.take is not None and self.kept >= self.spec.take and not self.spec.validation:
             return
-        task = Task(self.spec, self.inputs.files, "train", self.position)
-        batches = in_turn(task, self.workers)
+        batches = in_turn(Task(self.spec, self.inputs.files, "train", self.position, self.workers))
         try:
             for position, made in batches:
                 self._take(made, is_val=bool(self.inputs.files[position.file].part))

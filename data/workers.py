@@ -1,8 +1,8 @@
 """Batches of lines, made by several processes and given out in the one order that a single process would have.
 
-`reader` says whose work a piece of a file is; so everybody knows who has what, and nobody needs to know how many pieces
-a file has but the one who comes to its end. This process is one of them. Lines of the others travel through a ring of
-slots in memory that both sides map; a pipe says which slot holds what, and gives slots back.
+`Task.reader` says whose work a piece of a file is; so everybody knows who has what, and nobody needs to know how many
+pieces a file has but the one who comes to its end. This process is one of them. Lines of the others travel through a
+ring of slots in memory that both sides map; a pipe says which slot holds what, and gives slots back.
 """
 
 import contextlib
@@ -42,38 +42,41 @@ class Position:
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be read, from where, and who reads it."""
+    """What is to be read, from where, and by how many processes."""
 
     spec: TextSpec
     files: tuple[InputFile, ...]
     main: str
     start: Position
+    workers: int
+
+    def reader(self, file: int, piece: int) -> int:
+        """Whose work a piece is. Process 0 also writes what all have read, which is half as much work as reading it,
+        but for what comes from afar: there most of the work is to wait.
+        """
+        is_near = "://" not in self.files[file].uri
+        shares = {2: (0, 1, 1, 1)}.get(self.workers, range(1, self.workers)) if is_near else range(self.workers)
+        return shares[(file + piece) % len(shares)] if self.workers > 1 else 0
 
 
-def in_turn(task: Task, workers: int) -> Generator[tuple[Position, Prepared], None, None]:
+def in_turn(task: Task) -> Generator[tuple[Position, Prepared], None, None]:
     """Each batch with the position behind it. What a process raises is raised here, when its turn comes.
 
     The blocks of a batch are good until the next one is asked for. Raises DataError when a process is killed.
     """
-    forked = workers > 1 and _may_fork(task)
+    forked = task.workers > 1 and _may_fork(task)
     others: list[Worker] = []
     try:
-        for number in range(1, workers):
-            others.append(Worker(task, number, workers, others if forked else None))
-        crew = [_made(task, 0, workers).__next__, *(one.next for one in others)]
+        for number in range(1, task.workers):
+            others.append(Worker(task, number, others if forked else None))
+        crew = [_made(task, 0).__next__, *(one.next for one in others)]
         file, piece = task.start.file, task.start.piece
         while file < len(task.files):
-            goes_on = yield from _until_end(crew[reader(file, piece, workers)])
+            goes_on = yield from _until_end(crew[task.reader(file, piece)])
             file, piece = (file, piece + 1) if goes_on else (file + 1, 0)
     finally:
         for worker in others:
             worker.end()
-
-
-def reader(file: int, piece: int, workers: int) -> int:
-    """Whose work a piece is. Process 0 also writes what all of them have read, which is half as much work."""
-    shares = {1: (0,), 2: (0, 1, 1, 1)}.get(workers, range(1, workers))
-    return shares[(file + piece) % len(shares)]
 
 
 def _may_fork(task: Task) -> bool:
@@ -99,13 +102,13 @@ def _until_end(tell: Callable[[], tuple[Position, Any]]) -> Generator[tuple[Posi
         del made  # a giant is let go of before there is the next
 
 
-def _made(task: Task, number: int, workers: int) -> Iterator[tuple[Position, Prepared | bool]]:
+def _made(task: Task, number: int) -> Iterator[tuple[Position, Prepared | bool]]:
     """What worker `number` has to tell, in order: batches, and at the end of each piece whether its file goes on."""
     spec, start = task.spec, task.start
     for at, file in enumerate(task.files[start.file :], start.file):
         pieces = open_pieces(file, wanted_columns(spec), required_columns(spec))
         for piece in count(start.piece if at == start.file else 0):
-            if reader(at, piece, workers) != number:
+            if task.reader(at, piece) != number:
                 if piece >= pieces.count:
                     break
                 continue
@@ -127,9 +130,9 @@ def _made(task: Task, number: int, workers: int) -> Iterator[tuple[Position, Pre
 class Worker:
     """One process and its ring, as the side that reads sees it."""
 
-    def __init__(self, task: Task, number: int, workers: int, forked: "list[Worker] | None"):
+    def __init__(self, task: Task, number: int, forked: "list[Worker] | None"):
         """A process that is started anew, or a copy of this one where the list of those copied before is given."""
-        slots = max(8, RING_BYTES // (workers - 1) // SLOT_BYTES)
+        slots = max(8, RING_BYTES // (task.workers - 1) // SLOT_BYTES)
         self.memory = os.memfd_create("ring")
         os.ftruncate(self.memory, slots * SLOT_BYTES)
         self.ring = mmap.mmap(self.memory, slots * SLOT_BYTES)
@@ -142,7 +145,7 @@ class Worker:
         inherited = [] if forked is None else [one.connection for one in (*forked, self)]
         ring = f"/proc/{os.getpid()}/fd/{self.memory}"
         self.process: BaseProcess = context.Process(
-            target=_work, args=(task, number, workers, ring, slots, theirs, inherited), daemon=True
+            target=_work, args=(task, number, ring, slots, theirs, inherited), daemon=True
         )
         self.process.start()
         theirs.close()
@@ -211,7 +214,7 @@ class Stored:
     end: int
 
 
-def _work(task: Task, number: int, workers: int, ring: str, slots: int, connection: Connection, others: Any) -> None:
+def _work(task: Task, number: int, ring: str, slots: int, connection: Connection, others: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to hear
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in others:  # the end of a pipe that a copy holds, too, would never tell that its owner is gone
@@ -219,7 +222,7 @@ def _work(task: Task, number: int, workers: int, ring: str, slots: int, connecti
     with contextlib.suppress(ConnectionError, EOFError):  # nobody reads any more
         try:
             with open(ring, "rb+") as file, mmap.mmap(file.fileno(), 0) as shared:
-                Sender(shared, slots, connection).send_all(_made(task, number, workers))
+                Sender(shared, slots, connection).send_all(_made(task, number))
         except Exception as error:  # told to who waits for us, who raises it
             _send_error(error, connection)
         while True:
