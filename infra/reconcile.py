@@ -120,9 +120,12 @@ def _of_row(row: Op, here: list[Pod], listing: Listing, settle_s: float, needed:
             reason = f"it costs {ours.micro_usd_per_hour} micro-USD/h, agreed to were {row.rate}"
             return [*adopted, Move(row.token, "end", {"reason": reason}), Delete(row.token, ours.pod_id), *extras]
         return [*adopted, *extras]
-    if ours is not None:
-        facts = {"last_seen_at": int(listing.began.wall_s), "remote_id": row.remote_id or ours.pod_id}
-        is_news = row.last_seen_at is None or row.remote_id is None
+    is_old = row.last_seen_at is not None or row.settling_s(listing.began) > min(LAG_S, settle_s)
+    is_denied = listing.is_complete and row.remote_id in listing.denied and is_old
+    if ours is not None:  # under an id that its vendor does not know it cannot be ended: a row may have been damaged
+        known = ours.pod_id if is_denied else row.remote_id or ours.pod_id
+        facts = {"last_seen_at": int(listing.began.wall_s), "remote_id": known}
+        is_news = row.last_seen_at is None or row.remote_id != known
         shown = [Move(row.token, "note", facts)] if is_news else []
         ending = [Delete(row.token, ours.pod_id)] if row.state == TERMINATING else []
         return [*shown, *ending, *extras]
@@ -131,8 +134,7 @@ def _of_row(row: Op, here: list[Pod], listing: Listing, settle_s: float, needed:
     if row.remote_id is None:
         return _absence(row, listing, settle_s, needed, "gone")
     assert row.state in (BOOTING, READY, LOST, TERMINATING), row.state
-    is_old = row.last_seen_at is not None or row.settling_s(listing.began) > min(LAG_S, settle_s)
-    if listing.is_complete and row.remote_id in listing.denied and is_old:
+    if is_denied:
         ended = f"{limit}; {row.vendor} ended it" if limit else f"{row.vendor} ended it"
         why = {} if row.state == TERMINATING else {"reason": ended, "outcome": "limit" if limit else ""}
         return [Move(row.token, "gone", why)]

@@ -9,7 +9,7 @@ import pytest
 
 from infra import pods
 from infra.errors import SlipwayError
-from infra.journal import Journal, JournalError
+from infra.journal import Journal, JournalError, Lease
 from infra.reconcile import reconcile
 from infra.states import LOST
 from tests.faults import known_bad, rented
@@ -78,6 +78,12 @@ def open_as_told(path, environ) -> Journal:
     return again
 
 
+def gone(journal) -> None:
+    """From now on whoever rented lives no more."""
+    for name in journal.held():
+        journal.release(Lease(name, journal._lease(name)[0]))
+
+
 def rest(here, vendor, journal, judge, sweep) -> None:
     for _ in range(30):
         done = sweep(vendor, journal)
@@ -111,6 +117,7 @@ def lose_journals(here, tmp_path, trials: int, sweep=reconcile) -> Counter[str]:
                 judge.acknowledged.discard(op.token)
                 with contextlib.suppress(SlipwayError):  # a vendor takes a while
                     pods.end(vendor, journal.op(op.token), journal)
+            gone(journal)
             shutil.copytree(folder, saved)  # as a kill would leave it
         if chance.random() < 0.6:
             shutil.rmtree(folder)
@@ -135,6 +142,26 @@ def test_no_pod_is_lost_with_its_journal(here, tmp_path, rounds):
     told = lose_journals(here, tmp_path, rounds)
     print(dict(told))
     assert told["begun anew"] and told["found"] and told["went on"]
+
+
+@pytest.mark.parametrize("name", VENDORS)
+def test_a_pod_is_found_again_under_an_id_that_was_damaged(here, tmp_path, name):
+    """No checksum of SQLite's tells one letter from another."""
+    desk = Desk(here, Renting(), tmp_path / "desk", name, [])
+    vendor = desk.vendor()
+    desk.folder.mkdir()
+    with desk.journal() as journal:
+        judge = Judge(here, f"sw1-{journal.installation}-")
+        request, job = order(name, "run")
+        op = pods.rent(vendor, request, vendor.offers(request)[0], job, journal)
+        judge.acknowledged.add(op.token)
+        journal.note(op, remote_id=f"{op.remote_id[:-1]} ")
+        gone(journal)
+        here.move(3600)
+        rest(here, vendor, journal, judge, reconcile)
+        judge.at_rest(journal.ops())
+        judge.acknowledged.clear()
+        rented.end_all(here, vendor, journal, pods.end)
 
 
 def test_that_rig_catches_one_that_ends_what_it_does_not_know(here, tmp_path):

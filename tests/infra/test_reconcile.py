@@ -128,6 +128,15 @@ def test_only_what_is_being_rented_is_left_to_its_renter(state, are):
     assert events(decide([known], said, prefix=PREFIX, settle_s=SETTLE_S, busy={known.token})) == are
 
 
+def test_a_row_whose_id_its_vendor_does_not_know_takes_that_of_the_pod_with_its_mark():
+    damaged = row(READY, remote_id="id- ", last_seen_at=5)
+    assert decided([damaged], pod()) == []  # the listing may be a little late
+    (note,) = decided([damaged], pod(), denied=frozenset({"id- "}))
+    assert note == Move(damaged.token, "note", {"last_seen_at": 10_000, "remote_id": "id-1"})
+    fresh = row(BOOTING, remote_id="id-2", sent_at=9_990)  # and "id-1" was made by a request before it
+    assert decided([fresh], pod(), denied=frozenset({"id-2"}))[0].facts["remote_id"] == "id-2"
+
+
 def test_what_was_created_just_now_may_be_denied_until_its_vendor_has_shown_it():
     fresh, denied = row(BOOTING, remote_id="id-1", sent_at=9_900), frozenset({"id-1"})
     assert decided([fresh], began_at=9_900 + int(providers.LAG_S), denied=denied) == []
