@@ -17,7 +17,7 @@ from pathlib import Path
 from data.errors import DataError
 
 PARENT = "SLIPWAY_PARENT"
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_GET_PDEATHSIG = 1, 2
 RESUMABLE = 75
 WAIT_S, LOOK_S = 10.0, 0.1
 
@@ -73,3 +73,13 @@ def die_with(parent: str) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != int(parent):  # it was gone before
             sys.exit(RESUMABLE)
+
+
+def leave_behind() -> None:
+    """From now on SIGKILL, where `die_with` asked for SIGTERM: what this process began elsewhere is not cancelled, and the
+    next command follows it.
+    """
+    libc, number = ctypes.CDLL(None), ctypes.c_int()
+    libc.prctl(PR_GET_PDEATHSIG, ctypes.byref(number))
+    if number.value:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from data.alone import PARENT
+from data.alone import PARENT, leave_behind
 from data.config import ConfigError, TextSpec
 from data.engines.work import HOME, MERGE, Work, begin, locked
 from data.errors import DataError, InputError
@@ -93,6 +93,7 @@ def shard(spec: TextSpec, folder: Path, how: How, world: int, engine: Engine) ->
     Share(world=world).of(spec, inputs)  # refused here rather than by every rank
     how = replace(how, workers=how.workers or 1)
     (folder / HOME).mkdir(parents=True, exist_ok=True)
+    leave_behind()
     with locked(folder / HOME / "command.lock"), _stoppable():
         work = begin(spec, [inputs.about, stamps(inputs)], folder, world, asdict(how), engine.at_work(folder))
         try:
