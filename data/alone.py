@@ -76,8 +76,8 @@ def die_with(parent: str) -> None:
 
 
 def leave_behind() -> None:
-    """From now on SIGKILL, where `die_with` asked for SIGTERM: what this process began elsewhere is not cancelled, and the
-    next command follows it.
+    """From now on SIGKILL, where `die_with` asked for SIGTERM: what this process began elsewhere goes on, and the next
+    command follows it.
     """
     libc, number = ctypes.CDLL(None), ctypes.c_int()
     libc.prctl(PR_GET_PDEATHSIG, ctypes.byref(number))
