@@ -5,7 +5,7 @@ not exist. Bodies go on as they came: they are read for what must be bounded and
 In: method, path, body. Out: an Ask. Raises Refused, which is the answer. Called by: `proxy`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +13,11 @@ import msgspec
 
 from serve.gateway.limits import Limits
 
-CHAT, COMPLETIONS, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/models"
-ROUTES: Mapping[tuple[str, str], str] = {
-    ("POST", CHAT): "chat",
-    ("POST", COMPLETIONS): "completions",
-    ("GET", MODELS): "models",
+CHAT, COMPLETIONS, MODELS = b"/v1/chat/completions", b"/v1/completions", b"/v1/models"
+ROUTES: Mapping[tuple[bytes, bytes], str] = {
+    (b"POST", CHAT): "chat",
+    (b"POST", COMPLETIONS): "completions",
+    (b"GET", MODELS): "models",
 }
 GRAMMARS = ("guided_json", "guided_regex", "guided_grammar", "guided_choice", "structured_outputs", "response_format")
 MOST_NESTED = 64  # levels of JSON; engines read it with code of their own
@@ -39,27 +39,28 @@ class Refused(Exception):
         return _encode({"error": said})
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Ask:
     """One request as it will be sent."""
 
-    path: str
+    path: bytes
     body: bytes
     streams: bool = False
     affinity: bytes = b""  # equal for prompts that begin alike
 
 
-def route(method: str, path: str) -> str:
+def route(method: bytes, path: bytes) -> str:
     """The short name of what is asked. Raises Refused."""
     name = ROUTES.get((method, path))
     if name is not None:
         return name
     if any(path == known for _, known in ROUTES):
-        raise Refused(405, "MethodNotAllowedError", f"{path} is not asked with {method[:16]!r}")
-    raise Refused(404, "NotFoundError", f"there is no such route; there is: {', '.join(known for _, known in ROUTES)}")
+        raise Refused(405, "MethodNotAllowedError", f"{path.decode()} is not asked with {method.decode()}")
+    there = ", ".join(known.decode() for _, known in ROUTES)
+    raise Refused(404, "NotFoundError", f"there is no such route; there is: {there}")
 
 
-def read(path: str, body: bytes, limits: Limits) -> Ask:
+def read(path: bytes, body: bytes, limits: Limits) -> Ask:
     """What a body asks for, within the limits. Raises Refused."""
     try:
         said = _decode(body)
@@ -67,19 +68,22 @@ def read(path: str, body: bytes, limits: Limits) -> Ask:
         raise _bad(f"the body is no JSON object: {str(error)[:200]}") from None
     if body.count(b"[") + body.count(b"{") > MOST_NESTED and _depth(said) > MOST_NESTED:
         raise _bad(f"the body is nested deeper than {MOST_NESTED} levels")
-    prompt = said.get("messages" if path == CHAT else "prompt")
-    if not prompt and path == CHAT:
-        raise _bad("`messages` must be a list with one message at least")
-    streams = said.get("stream")
-    if streams not in (None, True, False):
-        raise _bad("`stream` must be true or false")
-    _check_counts(said, prompt if path == COMPLETIONS else None, limits)
-    _check_grammars(said, limits)
-    if path == CHAT and limits.max_tokens is not None and _tokens(said) is None:
-        body = _with_tokens(body, limits.max_tokens)
+    for name, value in said.items():
+        check = _CHECKS.get(name)
+        if check is not None and value is not None:
+            check(name, value, limits)
+    if path == CHAT:
+        prompt = said.get("messages")
+        if not prompt:
+            raise _bad("`messages` must be a list with one message at least")
+        if limits.max_tokens is not None and _tokens(said) is None:
+            body = _with_tokens(body, limits.max_tokens)
+    else:
+        prompt = said.get("prompt")
+        _check_sequences(said, prompt, limits.max_sequences)
     chars = limits.affinity_chars
     affinity = _encode((said.get("model"), _beginning(prompt, chars))) if chars else b""
-    return Ask(path, body, bool(streams), affinity)
+    return Ask(path, body, bool(said.get("stream")), affinity)
 
 
 def without_paths(body: bytes) -> bytes:
@@ -98,39 +102,55 @@ def _bad(message: str, status: int = 400) -> Refused:
     return Refused(status, "BadRequestError", message)
 
 
-def _check_counts(said: Mapping[str, Any], prompt: Any, limits: Limits) -> None:
-    most = limits.max_tokens
-    for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
-        _whole(said, name, 1 if name != "min_tokens" else 0, most)
-    answers = max(_whole(said, name, 1, limits.max_sequences) or 1 for name in ("n", "best_of"))
+def _check_sequences(said: Mapping[str, Any], prompt: Any, most: int) -> None:
+    """Prompts times answers to each."""
+    answers = max(said.get(name) or 1 for name in ("n", "best_of"))
     prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
-    if prompts * answers > limits.max_sequences:
-        raise _bad(f"{prompts} prompts times {answers} answers; {limits.max_sequences} in all are allowed")
-    for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
-        if not isinstance(said.get(name), bool):
-            _whole(said, name, 0, limits.max_logprobs)
-    stop = said.get("stop")
-    if isinstance(stop, list) and len(stop) > limits.max_stop_words:
-        raise _bad(f"{len(stop)} stop words; {limits.max_stop_words} are allowed")
+    if prompts * answers > most:
+        raise _bad(f"{prompts} prompts times {answers} answers; {most} in all are allowed")
 
 
-def _whole(said: Mapping[str, Any], name: str, least: int, most: int | None) -> int | None:
-    value = said.get(name)
-    if value is None:
-        return None
+def _check_flag(name: str, value: Any, _: Limits) -> None:
+    if not isinstance(value, bool):
+        raise _bad(f"`{name}` must be true or false")
+
+
+def _whole(name: str, value: Any, least: int, most: int | None) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise _bad(f"`{name}` must be a whole number")
     if value < least or (most is not None and value > most):
         raise _bad(f"`{name}` is {str(value)[:24]}; allowed is {least} to {most if most is not None else 'any'}")
-    return value
 
 
-def _check_grammars(said: Mapping[str, Any], limits: Limits) -> None:
+def _check_logprobs(name: str, value: Any, limits: Limits) -> None:
+    if not isinstance(value, bool):
+        _whole(name, value, 0, limits.max_logprobs)
+
+
+def _check_stop(_: str, value: Any, limits: Limits) -> None:
+    if isinstance(value, list) and len(value) > limits.max_stop_words:
+        raise _bad(f"{len(value)} stop words; {limits.max_stop_words} are allowed")
+
+
+def _check_grammar(name: str, value: Any, limits: Limits) -> None:
     """What an engine compiles before it answers: a large one keeps it busy for minutes."""
-    for name in GRAMMARS:
-        value = said.get(name)
-        if value is not None and len(_encode(value)) > limits.max_grammar_bytes:
-            raise _bad(f"`{name}` is longer than {limits.max_grammar_bytes} bytes", 413)
+    if len(_encode(value)) > limits.max_grammar_bytes:
+        raise _bad(f"`{name}` is longer than {limits.max_grammar_bytes} bytes", 413)
+
+
+_CHECKS: Mapping[str, Callable[[str, Any, Limits], None]] = {
+    "stream": _check_flag,
+    "max_tokens": lambda name, value, limits: _whole(name, value, 1, limits.max_tokens),
+    "max_completion_tokens": lambda name, value, limits: _whole(name, value, 1, limits.max_tokens),
+    "min_tokens": lambda name, value, limits: _whole(name, value, 0, limits.max_tokens),
+    "n": lambda name, value, limits: _whole(name, value, 1, limits.max_sequences),
+    "best_of": lambda name, value, limits: _whole(name, value, 1, limits.max_sequences),
+    "logprobs": _check_logprobs,
+    "top_logprobs": _check_logprobs,
+    "prompt_logprobs": _check_logprobs,
+    "stop": _check_stop,
+    **{name: _check_grammar for name in GRAMMARS},
+}
 
 
 def _tokens(said: Mapping[str, Any]) -> int | None:

@@ -1,49 +1,64 @@
-"""Connections to engines, kept between requests: HTTP/1.1 with aiohttp's parser and without the rest of its client.
+"""Connections to engines, kept between requests: HTTP/1.1 by httptools' parser.
 
-A request is one write, an answer the parser's own stream. In: the bytes of a request. Out: a Reply that is read to its
-end, or closed. Called by: `upstream`. Raises aiohttp.ClientError, HttpProcessingError and OSError as they come.
+A request is one write, a short answer one wake of the task that asked. In: the bytes of a request. Out: a Reply that is
+read to its end, or closed. Called by: `upstream`. Raises HttpParserError and OSError as they come.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
 from urllib.parse import urlsplit
 
-from aiohttp import ClientPayloadError, ServerDisconnectedError
-from aiohttp.base_protocol import BaseProtocol
-from aiohttp.http import HttpProcessingError, HttpResponseParser
-from aiohttp.streams import EMPTY_PAYLOAD
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from serve.gateway.wire import Broken, Message, Wire
 
 IDLE_S = 4.0  # engines close an idle connection after 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE)
-READ_BYTES = 64 << 10  # so much of an answer that nobody takes is kept, twice at most
+PASSED = frozenset((b"content-type", b"content-encoding", b"retry-after", b"cache-control"))  # to the client
+FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 
 
-class Line(BaseProtocol):
+class Reply(Message):
+    """What an engine answers, as it comes."""
+
+    status = 0  # no headers yet
+    lines = b""  # of its headers, those that are passed on
+    is_events = False  # it is a stream of them
+    has_length = False  # else the end of the connection is its end
+
+    def __init__(self, line: "Line", home: "Home") -> None:
+        super().__init__(line)
+        self._home = home
+
+    def close(self) -> None:
+        """To be called once. The connection is kept when the answer was read to its end; else it is cut: work ends."""
+        line = self.wire
+        assert isinstance(line, Line)
+        if self.is_whole and not line.is_spent:
+            self._home.keep(line)
+        else:
+            line.close()
+
+
+class Line(Wire):
     """One connection to an engine: a request, then its answer, then another request. One parser reads them all."""
 
-    __slots__ = ("is_spent", "_waiting", "_body")
+    __slots__ = ("is_spent", "_parser", "_reply")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        parser = HttpResponseParser(
-            self, loop, READ_BYTES, payload_exception=ClientPayloadError, auto_decompress=False
-        )  # fmt: skip
-        super().__init__(loop, parser)
+    def __init__(self) -> None:
+        super().__init__()
         self.is_spent = False  # for no other request
-        self._waiting: asyncio.Future[tuple[Any, Any]] | None = None
-        self._body: Any = EMPTY_PAYLOAD
+        self._parser = HttpResponseParser(self)
+        self._reply: Reply | None = None  # that is being received
 
     @property
     def is_free(self) -> bool:
         return not self.is_spent and self.transport is not None and not self.transport.is_closing()
 
-    async def ask(self, request: bytes) -> tuple[Any, Any]:
-        """The head of the answer, once it is here, and its body, which is still to come."""
-        if self.transport is None:
-            raise ConnectionResetError("the engine has closed the connection")
-        self._waiting = self._loop.create_future()
-        self.transport.write(request)
-        return await self._waiting
+    def ask(self, request: bytes, home: "Home") -> Reply:
+        """What will be the answer. Raises ConnectionError."""
+        self.send(request)
+        self._reply = reply = Reply(self, home)
+        return reply
 
     def close(self) -> None:
         self.is_spent = True
@@ -51,67 +66,62 @@ class Line(BaseProtocol):
             self.transport.close()
 
     def data_received(self, data: bytes) -> None:
-        assert self._parser is not None
         try:
-            messages, is_upgraded, _ = self._parser.feed_data(data)
-        except HttpProcessingError as error:
-            self._fail(error)
-            return
-        for message, body in messages:
-            if 100 <= message.code < 200 and not is_upgraded:
-                continue  # not yet the answer
-            if message.should_close or is_upgraded:
-                self.is_spent = True
-            if self._waiting is None or self._waiting.done():
-                self.close()  # an answer to nothing
-                return
-            self._body = body
-            self._waiting.set_result((message, body))
-            self._waiting = None
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as error:
+            self._fail(f"{type(error).__name__}: {error}")
+        self.news.set()
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        reply = self._reply
+        if exc is None and reply is not None and reply.status and not reply.has_length:
+            self.on_message_complete()
+        self._fail(f"the engine closed the connection: {exc!r}" if exc else "the engine closed the connection")
         super().connection_lost(exc)
-        self._fail(exc or ServerDisconnectedError())
 
-    def _fail(self, error: BaseException) -> None:
-        """Whoever waits for an answer, or for the rest of one, is told."""
+    def _fail(self, why: str) -> None:
         self.close()
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_exception(error)
-        self._waiting = None
-        if not self._body.is_eof():
-            self._body.set_exception(ClientPayloadError(f"{type(error).__name__}: {error}"))
-            self._body = EMPTY_PAYLOAD
+        reply, self._reply = self._reply, None
+        if reply is not None:
+            reply.fail(Broken(why))
 
+    # What the parser tells. It may not be fed again before it has returned, so nobody is woken here.
 
-class Reply:
-    """What an engine answers, as it comes."""
+    def on_message_begin(self) -> None:
+        if self._reply is None:
+            raise Broken("an answer to nothing")
 
-    __slots__ = ("status", "headers", "_body", "_line", "_home")
+    def on_header(self, name: bytes, value: bytes) -> None:
+        reply, name = self._reply, name.lower()
+        if reply is None or reply.status:
+            return  # after the body
+        if name in PASSED:
+            reply.lines += b"%b: %b\r\n" % (name.title(), value)
+            if name == b"content-type":
+                reply.is_events = value.startswith(b"text/event-stream")
+        elif name in FRAMING:
+            reply.has_length = True
 
-    def __init__(self, status: int, headers: Mapping[str, str], body: Any, line: Line, home: "Home") -> None:
-        self.status, self.headers = status, headers
-        self._body, self._line, self._home = body, line, home
+    def on_headers_complete(self) -> None:
+        status, reply = self._parser.get_status_code(), self._reply
+        assert reply is not None
+        if status < 200:
+            reply.lines = b""  # not yet the answer
+            return
+        reply.status = status
+        reply.is_events = reply.is_events and status == 200
+        if not self._parser.should_keep_alive():
+            self.is_spent = True
 
-    @property
-    def is_whole(self) -> bool:
-        """All of it is here."""
-        return bool(self._body.is_eof())
+    def on_body(self, part: bytes) -> None:
+        if self._reply is not None:
+            self._reply.feed(part)
 
-    def rest(self) -> bytes:
-        """All that is here and was not read."""
-        return bytes(self._body.read_nowait())
-
-    async def readany(self) -> bytes:
-        """What is there, or the next that comes; b"" at the end."""
-        return bytes(await self._body.readany())
-
-    def close(self) -> None:
-        """To be called once. The connection is kept when the answer was read to its end; else it is cut: work ends."""
-        if self._line.is_free and self._body.is_eof():
-            self._home.keep(self._line)
-        else:
-            self._line.close()
+    def on_message_complete(self) -> None:
+        reply = self._reply
+        if reply is not None and reply.status:
+            reply.is_whole = True
+            self._reply = None
 
 
 class Home:
@@ -120,7 +130,7 @@ class Home:
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self.host, self.port = parts.hostname or "", parts.port or 80
-        self.name = parts.netloc
+        self.name = parts.netloc.encode()
         self._idle: deque[tuple[Line, float]] = deque()  # the warmest last
         self._is_open = True
         self._loop = asyncio.get_running_loop()
@@ -136,17 +146,13 @@ class Home:
 
     async def connect(self) -> Line:
         """A new one. Raises OSError."""
-        loop = self._loop
-        return (await loop.create_connection(lambda: Line(loop), self.host, self.port))[1]
-
-    async def ask(self, line: Line, request: bytes) -> Reply:
-        """Once the headers are here."""
+        made = self._loop.create_task(self._loop.create_connection(Line, self.host, self.port))
         try:
-            message, body = await line.ask(request)
-        except BaseException:
-            line.close()
+            return (await made)[1]
+        except asyncio.CancelledError:
+            if made.done() and not made.cancelled() and made.exception() is None:
+                made.result()[1].close()  # it was there as whoever wanted it left
             raise
-        return Reply(message.code, message.headers, body, line, self)
 
     def keep(self, line: Line) -> None:
         if not self._is_open:

@@ -6,6 +6,8 @@ In: the task that serves the request. Out: its cancellation when the limit of th
 
 import asyncio
 
+from serve.gateway.eager import EagerTask
+
 LOOK_S = 0.02  # by so much a limit is late at most
 
 
@@ -14,7 +16,7 @@ class Deadline:
 
     __slots__ = ("_all", "_task", "_last_at", "at", "what", "is_over")
 
-    def __init__(self, all: "Deadlines", task: "asyncio.Task[None]", total_s: float) -> None:
+    def __init__(self, all: "Deadlines", task: EagerTask, total_s: float) -> None:
         self._all, self._task = all, task
         self._last_at = self.at = all.loop.time() + total_s
         self.what = "total"
@@ -33,8 +35,7 @@ class Deadline:
         if not self.is_over:
             return False
         self.is_over = False
-        uncancel = getattr(self._task, "uncancel", None)  # since Python 3.11
-        return uncancel is None or uncancel() == 0
+        return self._task.uncancel() == 0
 
     def fire(self) -> None:
         self.at = float("inf")
@@ -50,10 +51,8 @@ class Deadlines:
         self.open: set[Deadline] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, total_s: float) -> Deadline:
-        """In the task that it may cancel."""
-        task = asyncio.current_task(self.loop)
-        assert task is not None
+    def begin(self, task: EagerTask, total_s: float) -> Deadline:
+        """Of a request that `task` serves."""
         one = Deadline(self, task, total_s)
         self.open.add(one)
         if self._timer is None:

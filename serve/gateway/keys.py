@@ -32,15 +32,15 @@ class Keys:
         """From now on these, for whoever holds this object."""
         self._hashes = others._hashes
 
-    def name_of(self, authorization: str | None) -> str | None:
+    def name_of(self, authorization: bytes) -> str | None:
         """The name of the key in `Bearer KEY`; None when there is none such. Takes as long for each wrong one."""
-        scheme, _, key = (authorization or "").partition(" ")
-        digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
+        scheme, _, key = authorization.partition(b" ")
+        digest = hashlib.sha256(key.strip()).digest()
         found = None
         for name, known in self._hashes:  # all of them, whichever it is
             if hmac.compare_digest(digest, known):
                 found = name
-        return found if scheme.lower() == "bearer" else None
+        return found if scheme.lower() == b"bearer" else None
 
 
 def make(name: str) -> tuple[str, str]:

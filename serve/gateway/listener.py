@@ -1,4 +1,4 @@
-"""Clients' connections: HTTP/1.1 by aiohttp's parser, and without the rest of its server.
+"""Clients' connections: HTTP/1.1 by httptools' parser.
 
 One task serves all requests of a connection, and a short answer is one write (what that spares: bench/RESULTS.md).
 In: bytes of clients. Out: a Request, one after another, to `handle`, which answers by it. Whoever leaves cancels what
@@ -10,51 +10,48 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Any
 
-from aiohttp.base_protocol import BaseProtocol
-from aiohttp.client_exceptions import ClientPayloadError
-from aiohttp.http import HttpProcessingError, HttpRequestParser, HttpVersion11
-from aiohttp.streams import EMPTY_PAYLOAD
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, parse_url
+
+from serve.gateway.eager import EagerTask
+from serve.gateway.wire import Broken, Message, Wire
 
 LINGER_S = 2.0  # for the rest of a body that nobody wants
-READ_BYTES = 64 << 10  # so much of a body that is not yet read is kept, twice at most
-MOST_LINE_BYTES = 8190
-MOST_HEADERS = 64
-MOST_AHEAD = 8  # requests that a client sends before it has got its answers
-SERVER = "slipway"
-STATUS_LINES = {one.value: f"HTTP/1.1 {one.value} {one.phrase}\r\n" for one in HTTPStatus}
+MOST_HEAD_BYTES = 32 << 10  # of the request line and all headers
+MOST_AHEAD = 8  # requests that a client sends before it has got its answers; what follows them is parsed later
+PIECE_BYTES = 16 << 10  # that are parsed at once: what they may hold in requests is more than MOST_AHEAD
+SERVER = b"slipway"
+STATUS_LINES = {one.value: b"HTTP/1.1 %d %b\r\n" % (one.value, one.phrase.encode()) for one in HTTPStatus}
 WITHOUT_BODY = (204, 304)
-_PLAIN = re.compile(r"/[A-Za-z0-9_/]*")
+FORWARDED = frozenset((b"content-type", b"accept", b"traceparent", b"tracestate"))  # headers, to the engine
+_PLAIN = re.compile(rb"/[A-Za-z0-9_/]*")
 
 log = logging.getLogger(__name__)
 
 
-class Request:
-    """One request, and the way back to its client. Where bytes were no request it is `broken`."""
+class Request(Message):
+    """One request, and the way back to its client. Names of headers are lower case. One that `is_nonsense` was none."""
 
-    __slots__ = ("method", "path", "headers", "body", "broken", "keeps", "is_begun", "_line", "_framing", "_is_open")
+    lines = b""  # of its headers, those that are passed on
+    is_begun = is_nonsense = False
+    _is_open = False  # an answer in parts has begun and not ended
 
-    def __init__(self, line: "Connection", message: Any, body: Any) -> None:
-        self._line, self.body = line, body
-        self.is_begun = self._is_open = False
-        self._framing = True
-        if isinstance(message, HttpProcessingError):
-            self.broken: HttpProcessingError | None = message
-            self.method = self.path = ""
-            self.headers: Mapping[str, str] = {}
-            self.keeps = False
-            return
-        self.broken = None
-        self.method, self.headers = message.method, message.headers
-        path = message.path
-        self.path = path if _PLAIN.fullmatch(path) else message.url.path
-        is_new = message.version >= HttpVersion11
-        self.keeps = is_new and not message.should_close  # HTTP/1.0 ends each answer with its connection
-        self._framing = is_new
+    def __init__(
+        self, line: "Connection", method: bytes, url: bytes, headers: dict[bytes, bytes], is_new: bool, keeps: bool
+    ) -> None:
+        super().__init__(line)
+        self._line, self.method, self.headers, self.keeps = line, method, headers, keeps
+        self.path = url if _PLAIN.fullmatch(url) else _path(url)
+        self._chunks = is_new  # to HTTP/1.0 the end of the connection is the end of the answer
+
+    @property
+    def task(self) -> EagerTask:
+        """That serves it."""
+        assert self._line.task is not None
+        return self._line.task
 
     @property
     def is_behind(self) -> bool:
@@ -67,17 +64,20 @@ class Request:
         if self._line.transport is not None:
             self._line.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """All at once; `taken` tells when the client has it. Raises ConnectionError when it has left."""
+    def answer(self, status: int, lines: bytes, body: bytes) -> None:
+        """All at once, with these lines among its headers. Raises ConnectionError when the client has left.
+
+        `taken` tells when it has it.
+        """
         self.is_begun = True
         has_body = status not in WITHOUT_BODY
-        head = self._head(status, headers, f"Content-Length: {len(body)}\r\n" if has_body else "")
-        self._line.send(head + body if has_body and self.method != "HEAD" else head)
+        head = self._head(status, lines, b"Content-Length: %d\r\n" % len(body) if has_body else b"")
+        self._line.send(head + body if has_body and self.method != b"HEAD" else head)
 
-    def begin(self, status: int, headers: Mapping[str, str], chunk: bytes) -> None:
+    def begin(self, status: int, lines: bytes, chunk: bytes) -> None:
         """An answer in parts, and its first one. Raises ConnectionError."""
         self.is_begun = self._is_open = True
-        head = self._head(status, headers, "Transfer-Encoding: chunked\r\n" if self._framing else "")
+        head = self._head(status, lines, b"Transfer-Encoding: chunked\r\n" if self._chunks else b"")
         self._line.send(head + self._part(chunk))
 
     def write(self, chunk: bytes) -> None:
@@ -87,15 +87,15 @@ class Request:
     @property
     def is_slow(self) -> bool:
         """The client is to take more of what it was sent before it is sent more."""
-        return self._line.writing_paused
+        return self._line.is_slow
 
     async def taken(self) -> None:
         """Returns when the client has taken all but little. Raises ConnectionError."""
-        await self._line._drain_helper()
+        await self._line.taken()
 
     def end(self) -> None:
         """Of an answer in parts, once; a connection that was cut has none."""
-        if self._is_open and self._framing and self._line.is_connected:
+        if self._is_open and self._chunks and self._line.is_connected:
             self._line.send(b"0\r\n\r\n")
         self._is_open = False
 
@@ -106,57 +106,44 @@ class Request:
             self._line.transport.abort() if at_once else self._line.transport.close()
 
     def _part(self, chunk: bytes) -> bytes:
-        return b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._framing else chunk
+        return b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._chunks else chunk
 
-    def _head(self, status: int, headers: Mapping[str, str], framing: str) -> bytes:
-        """Values come from a parser that lets no line end through, or are ours."""
+    def _head(self, status: int, lines: bytes, framing: bytes) -> bytes:
         self.keeps = self.keeps and not self._line.is_leaving
-        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        first = STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
-        last = "\r\n" if self.keeps else "Connection: close\r\n\r\n"
-        return f"{first}{lines}{framing}Server: {SERVER}\r\n{_date()}{last}".encode("utf-8", "surrogateescape")
+        first = STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+        last = b"\r\n" if self.keeps else b"Connection: close\r\n\r\n"
+        return b"%b%b%bServer: %b\r\n%b%b" % (first, lines, framing, SERVER, _date(), last)
 
 
-class Connection(BaseProtocol):
-    """A client's. aiohttp's parser and its bodies ask for a BaseProtocol, which knows when to stop reading."""
+class Connection(Wire):
+    """A client's."""
 
-    __slots__ = ("_listener", "_ahead", "_body", "_next", "_task", "_timer", "_idle_until", "_is_deaf")
+    __slots__ = (
+        "task", "_listener", "_parser", "_ahead", "_coming", "_unparsed", "_bare_bytes", "_is_deaf",
+        "_url", "_headers", "_lines", "_head_bytes", "_is_waiting", "_timer", "_idle_until",
+    )  # fmt: skip
 
     def __init__(self, listener: "Listener") -> None:
-        loop = asyncio.get_running_loop()
-        parser = HttpRequestParser(
-            self, loop, READ_BYTES, max_line_size=MOST_LINE_BYTES, max_field_size=MOST_LINE_BYTES,
-            max_headers=MOST_HEADERS, payload_exception=ClientPayloadError, auto_decompress=False,
-            max_msg_queue_size=MOST_AHEAD,
-        )  # fmt: skip
-        super().__init__(loop, parser)
+        super().__init__()
+        self.task: EagerTask | None = None
         self._listener = listener
-        self._ahead: deque[tuple[Any, Any]] = deque()
-        self._body: Any = EMPTY_PAYLOAD  # that is being received
-        self._next: asyncio.Future[None] | None = None  # while the client is waited for
-        self._task: asyncio.Task[None] | None = None
+        self._parser = HttpRequestParser(self)
+        self._ahead: deque[Request] = deque()  # of which nothing was done yet
+        self._coming: Request | None = None  # its body is being received
+        self._unparsed: bytes | memoryview = b""  # while enough is ahead
+        self._bare_bytes = 0  # of a body that come past the parser
+        self._is_deaf = False  # whatever still comes is not for us
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._lines = b""
+        self._head_bytes = 0
+        self._is_waiting = False  # for a request
         self._timer: asyncio.TimerHandle | None = None
         self._idle_until = 0.0
-        self._is_deaf = False
-
-    @property
-    def is_connected(self) -> bool:
-        return self.transport is not None and not self.transport.is_closing()
 
     @property
     def is_leaving(self) -> bool:
         return self._listener.is_closed
-
-    def send(self, data: bytes) -> None:
-        if self.transport is None or self.transport.is_closing():
-            raise ConnectionResetError("the client has left")
-        self.transport.write(data)
-
-    def leave(self) -> asyncio.Task[None] | None:
-        """The task that ends now, whatever it is doing."""
-        if self._task is not None:
-            self._task.cancel()
-        return self._task
 
     # What comes.
 
@@ -165,38 +152,118 @@ class Connection(BaseProtocol):
         if not self._listener.admit(self):
             transport.close()
             return
-        self._task = self._loop.create_task(self._serve())
+        self.task = EagerTask(self._serve())
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        super().connection_lost(exc)
         self._is_deaf = True
+        super().connection_lost(exc)
         self._listener.connections.discard(self)
         if self._timer is not None:
             self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
+        if self.task is not None:
+            self.task.cancel()
 
     def data_received(self, data: bytes) -> None:
+        if self._unparsed:
+            self._unparsed = bytes(self._unparsed) + data
+        elif len(data) <= PIECE_BYTES:
+            self._parse(data)
+        else:
+            self._unparsed = data
+            self._parse_more()
+        self.news.set()
+
+    def go_on(self) -> None:
+        if not self._unparsed and (self._coming is None or not self._coming.is_full):
+            super().go_on()
+
+    def _parse_more(self) -> None:
+        """Of what came, as much as there is room for ahead."""
+        rest = memoryview(self._unparsed)
+        while rest and len(self._ahead) < MOST_AHEAD:
+            self._parse(rest[:PIECE_BYTES])
+            rest = rest[PIECE_BYTES:]
+        self._unparsed = rest
+        if rest:
+            self.stop()
+
+    def _parse(self, data: bytes | memoryview) -> None:
         if self._is_deaf:
             return
-        assert self._parser is not None
+        if self._bare_bytes:
+            self._take_bare(data)
+            return
+        self._head_bytes += len(data)
         try:
-            messages, is_upgraded, _ = self._parser.feed_data(data)
-        except HttpProcessingError as error:
-            self._is_deaf = True
-            if not self._body.is_eof():
-                self._body.set_exception(ClientPayloadError(str(error)))
-                return
-            messages, is_upgraded = [(error, EMPTY_PAYLOAD)], False
-        if is_upgraded:
-            self._is_deaf = True  # there is nothing to change to; what comes after is not looked at
-        if messages:
-            self._ahead.extend(messages)
-            self._body = messages[-1][1]
-            if self._next is not None and not self._next.done():
-                self._next.set_result(None)
-            if len(self._ahead) >= MOST_AHEAD and not self._buffer_paused:
-                self._pause_reading_for_buffer()
+            self._parser.feed_data(data)
+        except HttpParserUpgrade as offer:  # there is nothing to change to
+            if self._bare_bytes:
+                self._take_bare(data[offer.args[0] :])
+            else:
+                self._is_deaf = True
+        except HttpParserError as error:
+            self._break(repr(error))
+        else:
+            if self._head_bytes > MOST_HEAD_BYTES:
+                self._break(f"headers of more than {MOST_HEAD_BYTES} bytes")
+
+    def _break(self, why: str) -> None:
+        self._is_deaf = True
+        if self._coming is not None:
+            self._coming.fail(Broken(why))
+            return
+        nonsense = Request(self, b"", b"", {}, is_new=True, keeps=False)
+        nonsense.is_nonsense = nonsense.is_whole = True
+        self._ahead.append(nonsense)
+
+    def _take_bare(self, data: bytes | memoryview) -> None:
+        """Of a body behind an offer of another protocol, which the parser does not follow. Java's client makes it."""
+        part, coming = bytes(data[: self._bare_bytes]), self._coming
+        assert coming is not None
+        self._bare_bytes -= len(part)
+        if part:
+            coming.feed(part)
+        if not self._bare_bytes:
+            coming.is_whole = self._is_deaf = True
+            self._coming = None
+
+    # What the parser tells. It may not be fed again before it has returned, so nobody is woken here.
+
+    def on_message_begin(self) -> None:
+        self._url, self._headers, self._lines = b"", {}, b""
+
+    def on_url(self, part: bytes) -> None:
+        self._url += part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._coming is None:  # else it comes after the body
+            name = name.lower()
+            self._headers[name] = value
+            if name in FORWARDED:
+                self._lines += b"%b: %b\r\n" % (name, value)
+
+    def on_headers_complete(self) -> None:
+        parser, headers = self._parser, self._headers
+        self._head_bytes = 0
+        method, keeps = parser.get_method(), parser.should_keep_alive()
+        if b"upgrade" in headers and parser.should_upgrade():
+            keeps = False
+            self._bare_bytes = int(headers.get(b"content-length", 0)) if method != b"CONNECT" else 0
+        # HTTP/1.0 ends each answer with its connection, unless it says so: the version is slow to be had.
+        is_new = (keeps and b"connection" not in headers) or parser.get_http_version() >= "1.1"
+        self._coming = Request(self, method, self._url, headers, is_new, is_new and keeps)
+        self._coming.lines = self._lines
+        self._ahead.append(self._coming)
+
+    def on_body(self, part: bytes) -> None:
+        self._head_bytes = 0
+        if self._coming is not None:
+            self._coming.feed(part)
+
+    def on_message_complete(self) -> None:
+        if self._coming is not None and not self._bare_bytes:
+            self._coming.is_whole = True
+            self._coming = None
 
     # What is done about it.
 
@@ -204,19 +271,22 @@ class Connection(BaseProtocol):
         try:
             while True:
                 if not self._ahead:
-                    if self._is_deaf:
-                        break
                     await self._wait()
-                message, body = self._ahead.popleft()
-                self._parser.message_consumed()  # type: ignore[union-attr]
-                if self._buffer_paused and len(self._ahead) <= MOST_AHEAD // 2:
-                    self.data_received(b"")  # what the parser has kept back
-                    if len(self._ahead) < MOST_AHEAD:
-                        self._resume_reading_for_buffer()
-                request = Request(self, message, body)
-                await self._answered(request)
-                if not body.is_eof():
-                    await self._pass_over(body)
+                    if not self._ahead:
+                        break
+                request = self._ahead.popleft()
+                if self._unparsed:
+                    self._parse_more()
+                    self.go_on()
+                try:
+                    await self._listener.handle(request)
+                    request.end()
+                except ConnectionError:
+                    raise
+                except Exception as error:
+                    self._mistaken(request, error)
+                if not request.is_whole:
+                    await self._pass_over(request)
                 if not request.keeps or (self._is_deaf and not self._ahead):
                     break
         except ConnectionError:
@@ -227,44 +297,39 @@ class Connection(BaseProtocol):
 
     async def _wait(self) -> None:
         """For a request whose headers are whole, or the limit, which closes the connection."""
-        self._idle_until = self._loop.time() + self._listener.keepalive_s
+        self._idle_until = self._listener.loop.time() + self._listener.keepalive_s
         if self._timer is None:
-            self._timer = self._loop.call_at(self._idle_until, self._look)
-        self._next = self._loop.create_future()
+            self._timer = self._listener.loop.call_at(self._idle_until, self._look)
+        self._is_waiting = True
         try:
-            await self._next
+            while not self._ahead and not self._is_deaf:
+                await self.news
         finally:
-            self._next = None
+            self._is_waiting = False
 
     def _look(self) -> None:
         """One timer for all waits of a connection: it looks again when it went off too early."""
         self._timer = None
-        if self._next is None:
+        if not self._is_waiting or self.task is None:
             return
-        if self._loop.time() < self._idle_until - 0.001:
-            self._timer = self._loop.call_at(self._idle_until, self._look)
-        elif self._task is not None:
-            self._task.cancel()
+        if self._listener.loop.time() < self._idle_until - 0.001:
+            self._timer = self._listener.loop.call_at(self._idle_until, self._look)
+        else:
+            self.task.cancel()
 
-    async def _answered(self, request: Request) -> None:
-        try:
-            await self._listener.handle(request)
-            request.end()
-        except ConnectionError:
-            raise
-        except Exception as error:
-            log.error("gateway: %s %s: %r", request.method, request.path, error, exc_info=error)
-            request.keeps = False
-            if not request.is_begun:  # one that has begun can only be broken off
-                self._listener.mistaken(request)
+    def _mistaken(self, request: Request, error: Exception) -> None:
+        log.error("gateway: %s %s: %r", request.method.decode(), request.path.decode("latin-1"), error, exc_info=error)
+        request.keeps = False
+        if not request.is_begun:  # one that has begun can only be broken off
+            self._listener.mistaken(request)
 
-    async def _pass_over(self, body: Any) -> None:
+    async def _pass_over(self, request: Request) -> None:
         """The rest of a body: a connection that is closed before that takes the answer along."""
-        timer = self._loop.call_later(LINGER_S, self.leave)
+        timer = self._listener.loop.call_later(LINGER_S, request.task.cancel)
         try:
-            while not body.is_eof():
-                await body.readany()
-        except ClientPayloadError:
+            while not request.is_whole:
+                await request.readany()
+        except Broken:
             self._is_deaf = True
         finally:
             timer.cancel()
@@ -282,13 +347,13 @@ class Listener:
     ) -> None:
         self.handle, self.mistaken, self.keepalive_s, self.most = handle, mistaken, keepalive_s, most
         self.connections: set[Connection] = set()
+        self.loop = asyncio.get_running_loop()
         self.is_closed = False  # nobody else is let in, and answers say that they are the last
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
         """The port. Raises OSError."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(self), host, port, backlog=1024)
+        self._server = await self.loop.create_server(lambda: Connection(self), host, port, backlog=1024)
         return int(self._server.sockets[0].getsockname()[1])
 
     def admit(self, one: Connection) -> bool:
@@ -306,9 +371,13 @@ class Listener:
 
     async def leave(self) -> None:
         """Whatever is still being answered is cut off."""
-        ended = [one for one in [each.leave() for each in self.connections] if one is not None]
-        await asyncio.gather(*ended, return_exceptions=True)
-        for one in list(self.connections):
+        there = list(self.connections)
+        for one in there:
+            if one.task is not None:
+                one.task.cancel()
+        while any(one.task is not None and not one.task.is_done for one in there):
+            await asyncio.sleep(0)
+        for one in there:
             if one.transport is not None:
                 one.transport.abort()  # it may have something to be sent that nobody takes
         server, self._server = self._server, None
@@ -316,13 +385,21 @@ class Listener:
             await server.wait_closed()
 
 
-_dated = (0, "")
+def _path(url: bytes) -> bytes:
+    """Of what is more than a path: with a query, or a host before it. Not a route of ours when it is neither."""
+    try:
+        return parse_url(url).path or b""
+    except HttpParserError:
+        return b""
 
 
-def _date() -> str:
+_dated = (0, b"")
+
+
+def _date() -> bytes:
     """The header, made once a second."""
     global _dated
     now = int(time.time())
     if _dated[0] != now:
-        _dated = (now, f"Date: {formatdate(now, usegmt=True)}\r\n")
+        _dated = (now, f"Date: {formatdate(now, usegmt=True)}\r\n".encode())
     return _dated[1]

@@ -1,12 +1,15 @@
-"""What Prometheus is told. Counters are moved by requests; what can be looked up is read when somebody asks.
+"""What Prometheus is told. Requests move plain numbers, and what can be looked up is read when somebody asks.
 
+prometheus_client writes them out. Its own counters, each with a lock, took as long as the rest of a request's notes.
 Series of a replica go with it, so that a service that replaces its replicas for weeks has as many as on its first day.
 """
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from serve.gateway.routing import Seat
@@ -16,97 +19,105 @@ from serve.gateway.window import Window
 
 PREFIX = "slipway_gateway"
 BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+CONTENT_TYPE = b"Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
 
 
-class Metrics:
+class Durations:
+    """A histogram."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BUCKETS_S) + 1)
+        self.sum_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(BUCKETS_S, seconds)] += 1
+        self.sum_s += seconds
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """As Prometheus has them: how many took so long at most."""
+        sums = [sum(self.counts[: number + 1]) for number in range(len(self.counts))]
+        return list(zip([*(str(float(one)) for one in BUCKETS_S), "+Inf"], sums, strict=True))
+
+
+class Metrics(Collector):
     """Of one gateway. `arrivals` are all requests that were let in, refused for want of a replica or not."""
 
     def __init__(self, turns: Turns) -> None:
         self.arrivals = Window()
+        self._turns = turns
+        self._ended: Counter[tuple[str, int, str]] = Counter()  # by route, status, replica
+        self._latency: defaultdict[str, Durations] = defaultdict(Durations)  # by route
+        self._ttft, self._queue = Durations(), Durations()
+        self._failures: Counter[str] = Counter()  # by replica
+        self._retries = self._nonsense = self._unwritten = 0
         self._registry = CollectorRegistry()
-        self._requests = Counter(
-            f"{PREFIX}_requests", "Requests that have ended", ("route", "code", "replica"), registry=self._registry
-        )
-        self._latency = Histogram(
-            f"{PREFIX}_request_seconds", "First to last byte", ("route",), registry=self._registry, buckets=BUCKETS_S
-        )
-        self._ttft = Histogram(
-            f"{PREFIX}_time_to_first_token_seconds",
-            "Until the first byte of a streamed answer",
-            registry=self._registry,
-            buckets=BUCKETS_S,
-        )
-        self._queue = Histogram(
-            f"{PREFIX}_queue_seconds", "Wait for a replica", registry=self._registry, buckets=BUCKETS_S
-        )
-        self._failures = Counter(
-            f"{PREFIX}_replica_failures", "Requests that a replica failed", ("replica",), registry=self._registry
-        )
-        self._retries = Counter(f"{PREFIX}_retries", "Tries after the first", registry=self._registry)
-        self._nonsense = Counter(f"{PREFIX}_nonsense", "Bytes that were no HTTP request", registry=self._registry)
-        self._unwritten = Counter(f"{PREFIX}_access_log_lost", "Lines of the log", registry=self._registry)
-        self._codes: dict[str, dict[tuple[str, int], Counter]] = {}  # the series of each replica
-        self._routes: dict[str, Histogram] = {}
-        self._failed: set[str] = set()
-        self._registry.register(_State(turns, self.arrivals))
+        self._registry.register(self)
 
     def count(self, visit: Visit) -> None:
-        codes, key = self._codes.setdefault(visit.replica, {}), (visit.route, visit.status)
-        if key not in codes:  # to look one up takes longer than to count
-            codes[key] = self._requests.labels(visit.route, str(visit.status), visit.replica)
-        codes[key].inc()
+        self._ended[visit.route, visit.status, visit.replica] += 1
         if visit.route != "other":
-            if visit.route not in self._routes:
-                self._routes[visit.route] = self._latency.labels(visit.route)
-            self._routes[visit.route].observe(visit.total_s)
+            self._latency[visit.route].add(visit.total_s)
         if visit.queue_s is not None:
-            self._queue.observe(visit.queue_s)
+            self._queue.add(visit.queue_s)
         if visit.streams and visit.first_byte_s is not None:
-            self._ttft.observe(visit.first_byte_s)
+            self._ttft.add(visit.first_byte_s)
         if visit.tries > 1:
-            self._retries.inc(visit.tries - 1)
+            self._retries += visit.tries - 1
 
     def failed(self, replica_id: str) -> None:
-        self._failed.add(replica_id)
-        self._failures.labels(replica_id).inc()
+        self._failures[replica_id] += 1
 
     def nonsense(self) -> None:
-        self._nonsense.inc()
+        self._nonsense += 1
 
     def lines_lost(self, count: int) -> None:
-        self._unwritten.inc(count)
+        self._unwritten += count
 
     def keep_only(self, replica_ids: Iterable[str]) -> None:
         """Drops the series of all other replicas."""
         known = {"", *replica_ids}
-        for gone in set(self._codes) - known:
-            for route, status in self._codes.pop(gone):
-                self._requests.remove(route, str(status), gone)
-        for gone in self._failed - known:
-            self._failed.remove(gone)
-            self._failures.remove(gone)
+        self._ended = Counter({key: count for key, count in self._ended.items() if key[2] in known})
+        self._failures = Counter({key: count for key, count in self._failures.items() if key in known})
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
 
-
-class _State(Collector):
-    """What the fleet looks like at this moment."""
-
-    def __init__(self, turns: Turns, arrivals: Window) -> None:
-        self._turns, self._arrivals = turns, arrivals
-
     def collect(self) -> Iterator[Metric]:
+        ended = [((route, str(status), replica), count) for (route, status, replica), count in self._ended.items()]
+        yield _counts("requests", "Requests that have ended", ("route", "code", "replica"), ended)
+        latency = [((route,), durations) for route, durations in self._latency.items()]
+        yield _durations("request_seconds", "First to last byte", ("route",), latency)
+        about = "Until the first byte of a streamed answer"
+        yield _durations("time_to_first_token_seconds", about, (), [((), self._ttft)])
+        yield _durations("queue_seconds", "Wait for a replica", (), [((), self._queue)])
+        failures = [((replica,), count) for replica, count in self._failures.items()]
+        yield _counts("replica_failures", "Requests that a replica failed", ("replica",), failures)
+        yield _counts("retries", "Tries after the first", (), [((), self._retries)])
+        yield _counts("nonsense", "Bytes that were no HTTP request", (), [((), self._nonsense)])
+        yield _counts("access_log_lost", "Lines of the log", (), [((), self._unwritten)])
         fleet, now = self._turns.fleet, self._turns.clock()
         seats = [*fleet.seats.values(), *fleet.leaving.values()]
         yield _one("replicas", "Replicas that requests may go to", len(fleet.seats))
         out = sum(seat.ejected_until is not None for seat in fleet.seats.values())
         yield _one("replicas_ejected", "Of these, taken out after failures", out)
         yield _one("queued", "Requests that wait for a replica", self._turns.waiting)
-        yield _one("arrivals_per_second", "Over the last minute", self._arrivals.per_second(now))
+        yield _one("arrivals_per_second", "Over the last minute", self.arrivals.per_second(now))
         yield _each("in_flight", "Requests at a replica", seats, lambda seat: seat.in_flight)
         yield _each("replica_qps", "Requests begun over the last minute", seats, lambda s: s.started.per_second(now))
+
+
+def _counts(name: str, about: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], float]]) -> Metric:
+    family = CounterMetricFamily(f"{PREFIX}_{name}", about, labels=labels)
+    for values, count in rows:
+        family.add_metric(values, count)
+    return family
+
+
+def _durations(name: str, about: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], Durations]]) -> Metric:
+    family = HistogramMetricFamily(f"{PREFIX}_{name}", about, labels=labels)
+    for values, one in rows:
+        family.add_metric(values, one.buckets(), one.sum_s)
+    return family
 
 
 def _one(name: str, about: str, value: float) -> Metric:

@@ -12,8 +12,6 @@ import re
 import time
 from collections import Counter
 
-from aiohttp import ClientPayloadError
-
 from serve.gateway import asks
 from serve.gateway.access import AccessLog
 from serve.gateway.asks import Ask, Refused
@@ -24,12 +22,13 @@ from serve.gateway.listener import Request
 from serve.gateway.metrics import Metrics
 from serve.gateway.routing import Lease, Outcome, RetryBudget, Seat
 from serve.gateway.turns import Turns
-from serve.gateway.upstream import BROKEN, Answer, Engines, Failed
+from serve.gateway.upstream import Answer, Engines, Failed
 from serve.gateway.visit import Visit
+from serve.gateway.wire import Broken
 
 CLIENT_LEFT = 499
-FORWARDED = ("Content-Type", "Accept", "traceparent", "tracestate")
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+JSON = b"Content-Type: application/json\r\n"
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
 class Proxy:
@@ -44,10 +43,11 @@ class Proxy:
         self._by_key: Counter[str] = Counter()
         self._budget = RetryBudget(limits)
         self._deadlines = Deadlines()
+        self._ended: list[Visit] = []  # not noted yet
 
     async def answer(self, request: Request) -> None:
         """Whatever is wrong is an answer. Raises ConnectionError when the client has left, CancelledError."""
-        visit = Visit(time.monotonic(), request_id=_request_id(request))
+        visit = Visit(time.monotonic(), _request_id(request))
         try:
             await self._answer(request, visit)
         except Refused as refused:
@@ -66,7 +66,7 @@ class Proxy:
         """The name of the key that lets it in. Raises Refused."""
         if not self.keys:
             return ""
-        name = self.keys.name_of(request.headers.get("Authorization"))
+        name = self.keys.name_of(request.headers.get(b"authorization", b""))
         if name is None:
             raise Refused(401, "AuthenticationError", "no valid API key; send: Authorization: Bearer KEY")
         return name
@@ -79,15 +79,26 @@ class Proxy:
             raise Refused(429, "Too Many Requests", "too many requests at once; try again soon", 1)
         self.in_flight += 1
         self._by_key[visit.key] += 1
-        deadline = self._deadlines.begin(self.limits.total_s)
+        deadline = self._deadlines.begin(request.task, self.limits.total_s)
         try:
-            ask = await self._read(request, visit, deadline)
-            deadline.set("total", self.limits.total_s)
-            lease = await self.turns.take(ask.affinity)
+            ask = Ask(request.path, b"")
+            if visit.route != "models":
+                if request.headers.get(b"content-encoding", b"identity") != b"identity":
+                    raise Refused(415, "BadRequestError", "compressed bodies are not taken")
+                body = request.rest() if request.is_whole else await self._receive(request, deadline)
+                if len(body) > self.limits.max_body_bytes:
+                    raise _too_large(self.limits.max_body_bytes)
+                visit.bytes_in = len(body)
+                ask = asks.read(request.path, body, self.limits)
+                visit.streams = ask.streams
+            lease = self.turns.take(ask.affinity) or await self.turns.wait(ask.affinity)
             visit.queue_s = time.monotonic() - visit.began_at
             answer = await self._try(request, ask, lease, visit, deadline)
             if answer is not None:
-                await self._hand_out(request, answer, visit, deadline)
+                visit.status, visit.bytes_out = answer.status, len(answer.body)
+                request.answer(answer.status, _lines(answer, visit), answer.body)
+                if request.is_slow:
+                    await self._until_taken(request, deadline)
         except asyncio.CancelledError:
             if not deadline.forgive():
                 raise
@@ -99,12 +110,29 @@ class Proxy:
             self.in_flight -= 1
             self._by_key[visit.key] -= 1
 
-    async def _hand_out(self, request: Request, answer: Answer, visit: Visit, deadline: Deadline) -> None:
-        """A short answer, to a client that may not take it."""
-        visit.status, visit.bytes_out = answer.status, len(answer.body)
-        request.answer(answer.status, _headers(answer, visit), answer.body)
-        if not request.is_slow:
-            return
+    async def _receive(self, request: Request, deadline: Deadline) -> bytes:
+        """A body that is not yet here. Raises Refused."""
+        most = self.limits.max_body_bytes
+        if int(request.headers.get(b"content-length", 0)) > most:
+            raise _too_large(most)
+        if request.headers.get(b"expect", b"").lower() == b"100-continue":
+            request.proceed()
+        parts, size = [], 0
+        while size <= most:
+            deadline.set("body", self.limits.client_idle_s)
+            try:
+                part = await request.readany()
+            except Broken:
+                raise Refused(400, "BadRequestError", "the body is broken") from None
+            if not part:
+                break
+            parts.append(part)
+            size += len(part)
+        deadline.set("total", self.limits.total_s)
+        return b"".join(parts)
+
+    async def _until_taken(self, request: Request, deadline: Deadline) -> None:
+        """A short answer, by a client that may not take it."""
         deadline.set("client", self.limits.client_idle_s)
         try:
             await request.taken()
@@ -113,40 +141,9 @@ class Proxy:
                 raise
             request.cut(at_once=True)
 
-    async def _read(self, request: Request, visit: Visit, deadline: Deadline) -> Ask:
-        """What is asked, once all of it is here. Raises Refused."""
-        if visit.route == "models":
-            return Ask(request.path, b"")
-        if request.headers.get("Content-Encoding", "identity") != "identity":
-            raise Refused(415, "BadRequestError", "compressed bodies are not taken")
-        most = self.limits.max_body_bytes
-        if int(request.headers.get("Content-Length", 0)) > most:
-            raise _too_large(most)
-        if request.headers.get("Expect", "").lower() == "100-continue":
-            request.proceed()
-        parts, size = [], 0
-        while True:
-            if not request.body.is_eof():  # as it mostly is: then there is nothing to wait for
-                deadline.set("body", self.limits.client_idle_s)
-            try:
-                part = await request.body.readany()
-            except ClientPayloadError as error:
-                raise Refused(400, "BadRequestError", f"the body is broken: {type(error).__name__}") from None
-            if not part:
-                break
-            parts.append(part)
-            size += len(part)
-            if size > most:
-                raise _too_large(most)
-        visit.bytes_in = size
-        ask = asks.read(request.path, b"".join(parts), self.limits)
-        visit.streams = ask.streams
-        return ask
-
     async def _try(self, request: Request, ask: Ask, lease: Lease, visit: Visit, deadline: Deadline) -> Answer | None:
         """The whole answer of the first replica that has one; None = it was passed on. Raises Refused."""
-        headers = {name: request.headers[name] for name in FORWARDED if name in request.headers}
-        headers["X-Request-Id"] = visit.request_id
+        lines = b"%bX-Request-Id: %b\r\n" % (request.lines, visit.request_id)
         tried: list[Seat] = []
         self._budget.earn()
         while True:
@@ -154,7 +151,7 @@ class Proxy:
             visit.tries += 1
             outcome = Outcome.NEITHER
             try:
-                answer = await self.engines.ask(request.method, ask, lease.replica, headers, deadline)
+                answer = await self.engines.ask(request.method, ask, lease.replica, lines, deadline)
                 visit.first_byte_s = lease.seat.heard_at = time.monotonic()
                 visit.first_byte_s -= visit.began_at
                 if answer.rest is None:
@@ -192,13 +189,13 @@ class Proxy:
         visit.status, why = answer.status, ""
         try:
             visit.bytes_out = len(answer.body)
-            request.begin(answer.status, _headers(answer, visit), answer.body)
+            request.begin(answer.status, _lines(answer, visit), answer.body)
             while True:
                 deadline.set("idle", limits.idle_s)
                 try:
                     chunk = await rest.readany()
-                except BROKEN as error:
-                    why = f"died mid-stream: {type(error).__name__}"
+                except Broken as error:
+                    why = f"died mid-stream: {error}"
                     break
                 if not chunk:
                     break
@@ -247,7 +244,8 @@ class Proxy:
         if failed.answer is None:
             raise Refused(502, "Bad Gateway", "no replica gave an answer; try again soon", 1)
         answer = self._whole(failed.answer, visit)
-        answer.headers = {"Retry-After": "1", **answer.headers}
+        if b"Retry-After: " not in answer.lines:
+            answer.lines += b"Retry-After: 1\r\n"
         return answer
 
     def _release(self, lease: Lease, outcome: Outcome) -> None:
@@ -257,46 +255,51 @@ class Proxy:
 
     def _note(self, visit: Visit) -> None:
         visit.total_s = time.monotonic() - visit.began_at
-        self.metrics.count(visit)
-        if self.log is not None:
-            if not self.log.waiting:  # one write for all that end in this turn of the loop
-                asyncio.get_running_loop().call_soon(self._write_log, self.log)
-            self.log.add(visit)
+        if not self._ended:
+            asyncio.get_running_loop().call_soon(self.note)
+        self._ended.append(visit)
 
-    def _write_log(self, log: AccessLog) -> None:
-        lines = log.waiting
-        try:
-            log.flush()
-        except OSError:  # a full disk must not end the service
-            self.metrics.lines_lost(lines)
+    def note(self) -> None:
+        """All that have ended in one turn of the loop, at once: one write, and code that is warm."""
+        ended, self._ended = self._ended, []
+        if not ended:
+            return
+        for visit in ended:
+            self.metrics.count(visit)
+        if self.log is not None:
+            try:
+                self.log.write(ended)
+            except OSError:  # a full disk must not end the service
+                self.metrics.lines_lost(len(ended))
 
 
 def _too_large(most: int) -> Refused:
     return Refused(413, "BadRequestError", f"the body is larger than {most} bytes")
 
 
-def refuse(request: Request, refused: Refused, request_id: str = "") -> None:
+def refuse(request: Request, refused: Refused, request_id: bytes = b"") -> None:
     """The client is told why. Raises ConnectionError."""
-    headers = {"Content-Type": "application/json"}
+    lines = JSON
     if request_id:
-        headers["X-Request-Id"] = request_id
+        lines += b"X-Request-Id: %b\r\n" % request_id
     if refused.retry_after_s:
-        headers["Retry-After"] = str(refused.retry_after_s)
+        lines += b"Retry-After: %d\r\n" % refused.retry_after_s
     if refused.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
+        lines += b"WWW-Authenticate: Bearer\r\n"
     if refused.status in (408, 413):  # more of the body may be on its way
         request.keeps = False
-    request.answer(refused.status, headers, refused.body())
+    request.answer(refused.status, lines, refused.body())
 
 
-def _request_id(request: Request) -> str:
+def _request_id(request: Request) -> bytes:
     """The client's own, where it is one."""
-    said = request.headers.get("X-Request-Id", "")
-    return said if said and _REQUEST_ID.fullmatch(said) else f"{random.getrandbits(128):032x}"
+    said = request.headers.get(b"x-request-id")
+    return said if said and _REQUEST_ID.fullmatch(said) else b"%032x" % random.getrandbits(128)
 
 
-def _headers(answer: Answer, visit: Visit) -> dict[str, str]:
-    return {**answer.headers, "X-Request-Id": visit.request_id, "X-Slipway-Replica": visit.replica}
+def _lines(answer: Answer, visit: Visit) -> bytes:
+    ours = (answer.lines, visit.request_id, visit.replica.encode())
+    return b"%bX-Request-Id: %b\r\nX-Slipway-Replica: %b\r\n" % ours
 
 
 def _break_off(request: Request, tell: bool) -> None:

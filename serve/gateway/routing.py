@@ -7,6 +7,7 @@ Called by: `turns`, which adds the waiting.
 """
 
 import hashlib
+import math
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from serve.gateway.limits import Limits
 from serve.gateway.window import Window
 
 LEAST_WEIGHT = 0.1
+STALLED, OUT = 1e6, 1e9  # requests; more than any replica has
 _URL = re.compile(r"http://[A-Za-z0-9._\[\]:-]+")
 
 
@@ -54,8 +56,18 @@ class Seat:
         self.heard_at = now  # the last byte, or the first request after a time without any
         self.started = Window()
 
-    def is_stalled(self, now: float, limits: Limits) -> bool:
-        return self.in_flight > 0 and now - self.heard_at > limits.stall_s
+    def load(self, now: float, limits: Limits) -> float:
+        """Requests for its weight. One that says nothing comes after all others, one that is out after these."""
+        in_flight, out_until = self.in_flight, self.ejected_until
+        load = float(in_flight)
+        if in_flight:
+            if now - self.admitted_at < limits.slow_start_s:
+                load /= self.weight(now, limits)
+            if now - self.heard_at > limits.stall_s:
+                load += STALLED
+        if out_until is not None and (in_flight or now < out_until):  # it proves itself with one request
+            load += OUT
+        return load
 
     def weight(self, now: float, limits: Limits) -> float:
         """Its share of the load, 0.1 to 1: a new engine has cold caches and kernels yet to compile."""
@@ -107,22 +119,24 @@ class Fleet:
 
     def take(self, now: float, tried: Collection[Seat] = (), affinity: bytes = b"") -> Lease | None:
         """The best replica for a request, not one of `tried`; None when none has room."""
-        most = self.limits.max_in_flight_per_replica
-        free = [seat for seat in self.seats.values() if seat.in_flight < most and seat not in tried]
-        if not free:
+        limits, least, fit = self.limits, math.inf, list[Seat]()
+        most = limits.max_in_flight_per_replica
+        for seat in self.seats.values():
+            if seat.in_flight < most and seat not in tried:
+                load = seat.load(now, limits)
+                if load < least:
+                    least, fit = load, [seat]
+                elif load == least:
+                    fit.append(seat)
+        if not fit:
             return None
-        # One that was taken out proves itself with one request. When all are out, being out means nothing.
-        fit = [
-            seat
-            for seat in free
-            if seat.ejected_until is None or (now >= seat.ejected_until and not seat.in_flight)
-        ] or free  # fmt: skip
-        if len(fit) > 1:
-            fit = [seat for seat in fit if not seat.is_stalled(now, self.limits)] or fit
-        seat = self._with_affinity(fit, affinity) if affinity else None
         if not tried:  # else who comes after one that fails would always begin with it again
             self._turn += 1
-        seat = seat or self._least_loaded(fit, now)
+        seat = fit[self._turn % len(fit)]
+        if affinity:
+            alike = [one for one in self.seats.values() if one.in_flight < most and one not in tried]
+            alike = [one for one in alike if one.load(now, limits) // STALLED == least // STALLED]
+            seat = self._with_affinity(alike, affinity) or seat
         if not seat.in_flight:
             seat.heard_at = now
         seat.in_flight += 1
@@ -136,7 +150,7 @@ class Fleet:
         lease.is_open = False
         seat = lease.seat
         seat.in_flight -= 1
-        if not seat.in_flight:
+        if not seat.in_flight and self.leaving:
             self.leaving.pop(seat.replica, None)
         if outcome is Outcome.SERVED:
             seat.failures = 0
@@ -151,13 +165,6 @@ class Fleet:
                 seat.ejections += 1
                 out_s = self.limits.eject_s * 2 ** min(seat.ejections - 1, 16)
                 seat.ejected_until = now + min(out_s, self.limits.eject_most_s)
-
-    def _least_loaded(self, seats: list[Seat], now: float) -> Seat:
-        """The fewest requests for its weight; of equals the next in turn, as is a new one that has none."""
-        first = self._turn % len(seats)
-        around = seats[first:] + seats[:first] if first else seats
-        limits = self.limits
-        return min(around, key=lambda seat: seat.in_flight / seat.weight(now, limits))
 
     def _with_affinity(self, seats: list[Seat], affinity: bytes) -> Seat | None:
         """The one that this prefix belongs to, unless it is loaded beyond the bound; then the next one that is not.
@@ -181,7 +188,8 @@ class RetryBudget:
         self._saved = self._most
 
     def earn(self) -> None:
-        self._saved = min(self._most, self._saved + self._ratio)
+        if self._saved < self._most:
+            self._saved = min(self._most, self._saved + self._ratio)
 
     def spend(self) -> bool:
         if self._saved < 1:

@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import ipaddress
 import time
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
+from typing import Any
 
 import msgspec
 
@@ -22,12 +23,10 @@ from serve.gateway.keys import Keys
 from serve.gateway.limits import Limits
 from serve.gateway.listener import Listener, Request
 from serve.gateway.metrics import CONTENT_TYPE, Metrics
-from serve.gateway.proxy import Proxy, refuse
+from serve.gateway.proxy import JSON, Proxy, refuse
 from serve.gateway.routing import Replica
 from serve.gateway.turns import Turns
 from serve.gateway.upstream import Engines
-
-JSON = {"Content-Type": "application/json"}
 
 
 class Gateway:
@@ -89,29 +88,37 @@ class Gateway:
             while self._proxy and self._proxy.in_flight and time.monotonic() < until:
                 await asyncio.sleep(0.05)
             await listener.leave()
+        if self._proxy is not None:
+            self._proxy.note()
         if self._engines is not None:
             self._engines.close()
         if self.access is not None:
             with contextlib.suppress(OSError):  # a full disk must not keep it from ending
                 self.access.close()
 
-    async def _handle(self, request: Request) -> None:
+    def _handle(self, request: Request) -> Coroutine[Any, Any, None]:
         assert self._proxy is not None
-        if request.broken is not None:
+        if request.is_nonsense or request.path in (b"/health", b"/metrics"):
+            return self._own(request, self._proxy)
+        return self._proxy.answer(request)
+
+    async def _own(self, request: Request, proxy: Proxy) -> None:
+        """What no engine is asked for."""
+        if request.is_nonsense:
             self.metrics.nonsense()
             refuse(request, Refused(400, "BadRequestError", "this is no HTTP request that can be read"))
-        elif request.path == "/health" and request.method in ("GET", "HEAD"):
+        elif request.path == b"/health" and request.method in (b"GET", b"HEAD"):
             status, body = self._health()
             request.answer(status, JSON, body)
-        elif request.path == "/metrics" and request.method == "GET":
+        elif request.path == b"/metrics" and request.method == b"GET":
             try:
-                self._proxy.key_of(request)
+                proxy.key_of(request)
             except Refused as refused:
                 refuse(request, refused)
             else:
-                request.answer(200, {"Content-Type": CONTENT_TYPE}, self.metrics.text())
+                request.answer(200, CONTENT_TYPE, self.metrics.text())
         else:
-            await self._proxy.answer(request)
+            await proxy.answer(request)
 
     def _health(self) -> tuple[int, bytes]:
         """200 when a request would be served, or held until it can be."""

@@ -30,21 +30,12 @@ class Turns:
         self.fleet.replace(replicas, self.clock())
         self._serve_line()
 
-    async def take(self, affinity: bytes) -> Lease:
-        """A lease, after a wait if need be. Raises Refused."""
-        lease = None if self._line else self.fleet.take(self.clock(), (), affinity)
-        return lease or await self._wait(affinity)
+    def take(self, affinity: bytes) -> Lease | None:
+        """A lease, unless one has to `wait` for it."""
+        return None if self._line else self.fleet.take(self.clock(), (), affinity)
 
-    def take_other(self, tried: Collection[Seat], affinity: bytes) -> Lease | None:
-        """For another try of a request that has waited already: one not yet tried, or none."""
-        return self.fleet.take(self.clock(), tried, affinity)
-
-    def release(self, lease: Lease, outcome: Outcome) -> None:
-        self.fleet.release(lease, outcome, self.clock())
-        if self._line:
-            self._serve_line()
-
-    async def _wait(self, affinity: bytes) -> Lease:
+    async def wait(self, affinity: bytes) -> Lease:
+        """In line, as `take` gave none. Raises Refused."""
         wait_s = self.limits.queue_s if self.fleet.seats else self.limits.hold_s
         if wait_s <= 0:
             raise Refused(503, "Service Unavailable", "no replica is ready; try again soon", 5)
@@ -63,6 +54,15 @@ class Turns:
         finally:
             timer.cancel()
             self._line.pop(turn, None)
+
+    def take_other(self, tried: Collection[Seat], affinity: bytes) -> Lease | None:
+        """For another try of a request that has waited already: one not yet tried, or none."""
+        return self.fleet.take(self.clock(), tried, affinity)
+
+    def release(self, lease: Lease, outcome: Outcome) -> None:
+        self.fleet.release(lease, outcome, self.clock())
+        if self._line:
+            self._serve_line()
 
     def _serve_line(self) -> None:
         for turn in list(self._line):

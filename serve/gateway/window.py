@@ -14,7 +14,8 @@ class Window:
         self._sum = 0
 
     def add(self, now: float) -> None:
-        self._forget(now)
+        if int(now) > self._second:
+            self._forget(now)
         self._counts[self._second % SECONDS] += 1
         self._sum += 1
 

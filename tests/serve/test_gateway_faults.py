@@ -7,6 +7,7 @@ import signal
 import aiohttp
 import pytest
 
+from serve.gateway.routing import STALLED
 from tests.faults.trial import rounds
 from tests.serve.engine import CHAT, GUARD_S, chat, gateway, until
 
@@ -121,7 +122,8 @@ def test_a_stopped_engine_does_not_slow_down_the_others(pair, fresh):
                 stuck.append(asyncio.ensure_future(front.session.post(front.url + CHAT, json=chat(stream=True))))
                 await asyncio.sleep(0.01)
             seat = next(iter(front.gateway.turns.fleet.seats.values()))
-            await until(lambda: seat.is_stalled(front.gateway.turns.clock(), front.gateway.limits), "it is stalled")
+            turns = front.gateway.turns
+            await until(lambda: seat.load(turns.clock(), turns.limits) > STALLED, "it is stalled")
             held = seat.in_flight
             for _ in range(50):
                 async with front.ask() as reply:

@@ -212,8 +212,8 @@ def test_a_line_is_served_in_its_order_and_a_turn_that_came_too_late_is_given_ba
     async def main():
         turns = Turns(Limits(max_in_flight_per_replica=1, queue_s=30), lambda: 0.0)
         turns.replace([replica(0)])
-        first = await turns.take(b"")
-        waiting = [asyncio.ensure_future(turns.take(b"")) for _ in range(4)]
+        first = turns.take(b"")
+        waiting = [asyncio.ensure_future(turns.wait(b"")) for _ in range(4)]
         await asyncio.sleep(0)
         waiting[1].cancel()
         order = []
@@ -222,14 +222,14 @@ def test_a_line_is_served_in_its_order_and_a_turn_that_came_too_late_is_given_ba
             turns.release(lease, Outcome.SERVED)
             lease = await waiting[number]
             order.append(number)
-        last = asyncio.ensure_future(turns.take(b""))
+        last = asyncio.ensure_future(turns.wait(b""))
         await asyncio.sleep(0)
         turns.release(lease, Outcome.SERVED)  # it has its turn now,
         last.cancel()  # and leaves in the same moment
         with pytest.raises(asyncio.CancelledError):
             await last
         assert turns.fleet.in_flight(replica(0)) == 0 and not turns.waiting
-        assert (await turns.take(b"")).replica == replica(0)
+        assert turns.take(b"").replica == replica(0)
 
     asyncio.run(main())
 
@@ -237,11 +237,11 @@ def test_a_line_is_served_in_its_order_and_a_turn_that_came_too_late_is_given_ba
 def test_whoever_waits_goes_to_the_replica_that_comes():
     async def main():
         turns = Turns(Limits(hold_s=30), lambda: 0.0)
-        held = asyncio.ensure_future(turns.take(b""))
+        held = asyncio.ensure_future(turns.wait(b""))
         await asyncio.sleep(0)
         turns.replace([replica(1)])
         assert (await held).replica == replica(1)
         with pytest.raises(Refused, match="no replica is ready"):
-            await Turns(Limits(), lambda: 0.0).take(b"")
+            await Turns(Limits(), lambda: 0.0).wait(b"")
 
     asyncio.run(main())
