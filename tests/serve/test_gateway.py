@@ -343,6 +343,16 @@ def test_requests_sent_ahead_are_answered_in_their_order(pair):
     run(main)
 
 
+def test_far_more_requests_ahead_than_are_kept_are_all_answered(pair):
+    async def main():
+        async with gateway(*pair) as front:
+            ahead = b"GET /health HTTP/1.1\r\n\r\n" * 3000
+            said = await raw(front, ahead, b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n")
+            assert said.count(b"HTTP/1.1 200 OK") == 3001
+
+    run(main)
+
+
 def test_a_client_of_http_1_0_is_sent_a_stream_that_ends_with_its_connection(pair):
     async def main():
         async with gateway(*pair) as front:
@@ -362,6 +372,45 @@ def test_who_asks_for_another_protocol_is_answered_in_this_one_and_sent_away(pai
             assert said.startswith(b"HTTP/1.1 404") and said.count(b"HTTP/1.1") == 1
             said = await raw(front, b"HEAD /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             assert said.startswith(b"HTTP/1.1 200") and said.endswith(b"\r\n\r\n")
+
+    run(main)
+
+
+@pytest.mark.parametrize("cut", [0, 5, -1])
+def test_an_offer_of_http_2_does_not_cost_the_body_behind_it(pair, cut):
+    """Java's client makes one with its first request on each connection."""
+    offer = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk\r\n"
+
+    async def main():
+        async with gateway(*pair) as front:
+            asked = post(headers=offer)
+            head = asked.index(b"\r\n\r\n") + 4
+            said = await raw(front, asked[: head + cut if cut >= 0 else cut], asked[head + cut if cut >= 0 else cut :])
+            assert said.startswith(b"HTTP/1.1 200 OK") and b"Connection: close" in said
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("sent", "metric"),
+    [
+        (b"GET /health HTTP/1.1\r\nX: ", "nonsense_total"),
+        (b"GET /health HTTP/1.1\r\n", "nonsense_total"),
+        (b"POST %s HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n" % CHAT.encode(), "requests_total"),
+    ],
+)
+def test_headers_and_trailers_without_an_end_are_bounded(pair, sent, metric):
+    async def main():
+        async with gateway(*pair) as front:
+            host, port = front.url.removeprefix("http://").split(":")
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.write(sent)
+            more = b"y" * 999 if sent.endswith(b"X: ") else b"y: %b\r\n" % (b"y" * 994)
+            for _ in range(64):
+                writer.write(more)
+            await until(lambda: not front.gateway._listener.connections, "it is sent away")
+            writer.close()
+            assert await front.metric(metric) == 1
 
     run(main)
 
