@@ -404,6 +404,7 @@ def test_headers_and_trailers_without_an_end_are_bounded(pair, sent, metric):
         async with gateway(*pair) as front:
             host, port = front.url.removeprefix("http://").split(":")
             _, writer = await asyncio.open_connection(host, int(port))
+            await until(lambda: front.gateway._listener.connections, "it is there")
             writer.write(sent)
             more = b"y" * 999 if sent.endswith(b"X: ") else b"y: %b\r\n" % (b"y" * 994)
             for _ in range(64):
