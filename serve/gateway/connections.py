@@ -33,7 +33,7 @@ class Reply(Message):
         """To be called once. The connection is kept when the answer was read to its end; else it is cut: work ends."""
         line = self.wire
         assert isinstance(line, Line)
-        if self.is_whole and not line.is_spent:
+        if self.is_whole and not line.is_spent and not line.is_stopped:
             self._home.keep(line)
         else:
             line.close()

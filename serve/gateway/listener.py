@@ -287,6 +287,8 @@ class Connection(Wire):
                     self._mistaken(request, error)
                 if not request.is_whole:
                     await self._pass_over(request)
+                if self.is_stopped:
+                    request.rest()  # a body that nobody wanted
                 if not request.keeps or (self._is_deaf and not self._ahead):
                     break
         except ConnectionError:

@@ -11,9 +11,12 @@ import pytest
 
 from infra.errors import UsageError
 from serve.gateway import keys
+from serve.gateway.connections import Home
+from serve.gateway.eager import EagerTask
 from serve.gateway.keys import Keys
 from serve.gateway.limits import Limits
 from serve.gateway.server import Gateway
+from serve.gateway.wire import HELD_BYTES
 from tests.serve.engine import CHAT, GUARD_S, chat, gateway, port_of, program, until
 
 
@@ -349,6 +352,56 @@ def test_far_more_requests_ahead_than_are_kept_are_all_answered(pair):
             ahead = b"GET /health HTTP/1.1\r\n\r\n" * 3000
             said = await raw(front, ahead, b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n")
             assert said.count(b"HTTP/1.1 200 OK") == 3001
+
+    run(main)
+
+
+def test_a_large_body_that_is_refused_does_not_hold_up_what_comes_behind_it(pair):
+    """It comes while the request before it is answered, and is just more than is kept unread."""
+    for one in pair:
+        one.script(first_token_s=0.2)
+
+    async def main():
+        async with gateway(*pair) as front:
+            host, port = front.url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(post() + post(headers="Content-Encoding: gzip\r\n", junk="x" * (HELD_BYTES + 100)))
+            await asyncio.wait_for(reader.readuntil(b"415"), GUARD_S)
+            writer.write(post(headers="Connection: close\r\n"))
+            assert b"HTTP/1.1 200 OK" in await asyncio.wait_for(reader.read(), GUARD_S)
+            writer.close()
+
+    run(main)
+
+
+def test_a_connection_of_which_an_answer_was_not_read_is_not_used_again():
+    """The answer is whole, and just more than is kept unread, so that nothing more is received."""
+    body = b"x" * (HELD_BYTES + 1)
+
+    asked = b"GET / HTTP/1.1\r\n\r\n"
+
+    async def answer(reader, writer):
+        while await reader.read(len(asked)):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+    async def main():
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        home = Home(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        unread = (await home.connect()).ask(asked, home)
+        await until(lambda: unread.wire.is_stopped, "enough is kept")
+        unread.close()
+        reply, read = (home.idle() or await home.connect()).ask(asked, home), []
+
+        async def take():
+            while part := await reply.readany():
+                read.append(part)
+
+        task = EagerTask(take())
+        await until(lambda: task.is_done, "it is read")
+        assert b"".join(read) == body
+        reply.close()
+        home.close()
+        server.close()
 
     run(main)
 
