@@ -111,7 +111,7 @@ def _check_sequences(said: Mapping[str, Any], prompt: Any, most: int) -> None:
 
 
 def _check_flag(name: str, value: Any, _: Limits) -> None:
-    if not isinstance(value, bool):
+    if value not in (True, False):  # 1 and 0 are, to an engine
         raise _bad(f"`{name}` must be true or false")
 
 

@@ -119,7 +119,7 @@ class Connection(Wire):
     """A client's."""
 
     __slots__ = (
-        "task", "_listener", "_parser", "_ahead", "_coming", "_unparsed", "_bare_bytes", "_is_deaf",
+        "task", "_listener", "_parser", "_ahead", "_coming", "_unparsed", "_framing", "_is_deaf",
         "_url", "_headers", "_lines", "_head_bytes", "_is_waiting", "_timer", "_idle_until",
     )  # fmt: skip
 
@@ -131,7 +131,7 @@ class Connection(Wire):
         self._ahead: deque[Request] = deque()  # of which nothing was done yet
         self._coming: Request | None = None  # its body is being received
         self._unparsed: bytes | memoryview = b""  # while enough is ahead
-        self._bare_bytes = 0  # of a body that come past the parser
+        self._framing = b""  # of a body that comes behind an offer of another protocol
         self._is_deaf = False  # whatever still comes is not for us
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
@@ -190,17 +190,10 @@ class Connection(Wire):
     def _parse(self, data: bytes | memoryview) -> None:
         if self._is_deaf:
             return
-        if self._bare_bytes:
-            self._take_bare(data)
-            return
         self._head_bytes += len(data)
         try:
-            self._parser.feed_data(data)
-        except HttpParserUpgrade as offer:  # there is nothing to change to
-            if self._bare_bytes:
-                self._take_bare(data[offer.args[0] :])
-            else:
-                self._is_deaf = True
+            while data and not self._is_deaf:
+                data = self._feed(data)
         except HttpParserError as error:
             self._break(repr(error))
         else:
@@ -216,16 +209,22 @@ class Connection(Wire):
         nonsense.is_nonsense = nonsense.is_whole = True
         self._ahead.append(nonsense)
 
-    def _take_bare(self, data: bytes | memoryview) -> None:
-        """Of a body behind an offer of another protocol, which the parser does not follow. Java's client makes it."""
-        part, coming = bytes(data[: self._bare_bytes]), self._coming
-        assert coming is not None
-        self._bare_bytes -= len(part)
-        if part:
-            coming.feed(part)
-        if not self._bare_bytes:
-            coming.is_whole = self._is_deaf = True
-            self._coming = None
+    def _feed(self, data: bytes | memoryview) -> bytes | memoryview:
+        """What is left of it: the parser goes no further than an offer of another protocol, which Java's client makes.
+
+        Nothing is changed to, so that another parser takes the rest. Raises HttpParserError.
+        """
+        try:
+            self._parser.feed_data(data)
+        except HttpParserUpgrade as offer:
+            if self._parser.get_method() == b"CONNECT":
+                self._is_deaf = True
+            self._parser = HttpRequestParser(self)
+            if self._framing:  # the body of this request is still to come
+                framing, self._framing = self._framing, b""
+                self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
+            return data[offer.args[0] :]
+        return b""
 
     # What the parser tells. It may not be fed again before it has returned, so nobody is woken here.
 
@@ -238,17 +237,22 @@ class Connection(Wire):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._coming is None:  # else it comes after the body
             name = name.lower()
-            self._headers[name] = value
-            if name in FORWARDED:
-                self._lines += b"%b: %b\r\n" % (name, value)
+            if name not in self._headers:  # of one that is there twice the first one counts
+                self._headers[name] = value = value.strip()
+                if name in FORWARDED:
+                    self._lines += b"%b: %b\r\n" % (name, value)
 
     def on_headers_complete(self) -> None:
         parser, headers = self._parser, self._headers
         self._head_bytes = 0
+        if self._coming is not None:
+            return  # made up by `_feed`
         method, keeps = parser.get_method(), parser.should_keep_alive()
         if b"upgrade" in headers and parser.should_upgrade():
-            keeps = False
-            self._bare_bytes = int(headers.get(b"content-length", 0)) if method != b"CONNECT" else 0
+            keeps = keeps and headers[b"upgrade"].lower() == b"h2c"  # who asks for that can do with less
+            for name in (b"transfer-encoding", b"content-length"):
+                if name in headers and method != b"CONNECT":
+                    self._framing = b"%b: %b" % (name, headers[name])
         # HTTP/1.0 ends each answer with its connection, unless it says so: the version is slow to be had.
         is_new = (keeps and b"connection" not in headers) or parser.get_http_version() >= "1.1"
         self._coming = Request(self, method, self._url, headers, is_new, is_new and keeps)
@@ -261,7 +265,7 @@ class Connection(Wire):
             self._coming.feed(part)
 
     def on_message_complete(self) -> None:
-        if self._coming is not None and not self._bare_bytes:
+        if self._coming is not None and not self._framing:
             self._coming.is_whole = True
             self._coming = None
 

@@ -12,12 +12,14 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import attrgetter
 
 from serve.gateway.limits import Limits
 from serve.gateway.window import Window
 
 LEAST_WEIGHT = 0.1
 STALLED, OUT = 1e6, 1e9  # requests; more than any replica has
+_turn = attrgetter("turn")
 _URL = re.compile(r"http://[A-Za-z0-9._\[\]:-]+")
 
 
@@ -44,7 +46,9 @@ class Replica:
 class Seat:
     """What the gateway knows of a replica."""
 
-    __slots__ = ("replica", "in_flight", "failures", "ejections", "ejected_until", "admitted_at", "heard_at", "started")
+    __slots__ = (
+        "replica", "in_flight", "failures", "ejections", "ejected_until", "admitted_at", "heard_at", "started", "turn",
+    )  # fmt: skip
 
     def __init__(self, replica: Replica, now: float) -> None:
         self.replica = replica
@@ -55,6 +59,7 @@ class Seat:
         self.admitted_at = now
         self.heard_at = now  # the last byte, or the first request after a time without any
         self.started = Window()
+        self.turn = 0  # when it was last chosen
 
     def load(self, now: float, limits: Limits) -> float:
         """Requests for its weight. One that says nothing comes after all others, one that is out after these."""
@@ -130,13 +135,14 @@ class Fleet:
                     fit.append(seat)
         if not fit:
             return None
-        if not tried:  # else who comes after one that fails would always begin with it again
-            self._turn += 1
-        seat = fit[self._turn % len(fit)]
+        seat = fit[0] if len(fit) == 1 else min(fit, key=_turn)  # of equals the one that has waited longest
         if affinity:
             alike = [one for one in self.seats.values() if one.in_flight < most and one not in tried]
             alike = [one for one in alike if one.load(now, limits) // STALLED == least // STALLED]
             seat = self._with_affinity(alike, affinity) or seat
+        if not tried:  # else who comes after one that fails would always begin with it again
+            self._turn += 1
+            seat.turn = self._turn
         if not seat.in_flight:
             seat.heard_at = now
         seat.in_flight += 1

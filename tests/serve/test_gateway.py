@@ -154,6 +154,16 @@ def test_what_would_keep_an_engine_busy_never_reaches_it(pair, status, said):
     run(main)
 
 
+def test_a_stream_may_be_asked_for_as_an_engine_understands_it(pair):
+    async def main():
+        async with gateway(*pair) as front:
+            for stream, kind in ((1, "text/event-stream"), (0, "application/json")):
+                async with front.ask(stream=stream) as reply:
+                    assert (reply.status, reply.content_type) == (200, kind)
+
+    run(main)
+
+
 def test_prompts_times_answers_are_bounded(pair):
     async def main():
         async with gateway(*pair) as front:
@@ -429,17 +439,19 @@ def test_who_asks_for_another_protocol_is_answered_in_this_one_and_sent_away(pai
     run(main)
 
 
-@pytest.mark.parametrize("cut", [0, 5, -1])
-def test_an_offer_of_http_2_does_not_cost_the_body_behind_it(pair, cut):
-    """Java's client makes one with its first request on each connection."""
-    offer = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk\r\n"
+def test_java_s_offer_of_http_2_costs_neither_body_nor_connection(pair):
+    offer = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n".encode()
+    body = json.dumps(chat()).encode()
+    counted = b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    chunked = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
 
     async def main():
         async with gateway(*pair) as front:
-            asked = post(headers=offer)
-            head = asked.index(b"\r\n\r\n") + 4
-            said = await raw(front, asked[: head + cut if cut >= 0 else cut], asked[head + cut if cut >= 0 else cut :])
-            assert said.startswith(b"HTTP/1.1 200 OK") and b"Connection: close" in said
+            asked = (offer + counted) * 2 + (offer + chunked) * 2
+            last = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            for cut in (0, len(offer) - 1, len(offer) + 30, 1000):
+                said = await raw(front, asked[:cut], asked[cut:] + last)
+                assert said.count(b"HTTP/1.1 200 OK") == 5 and said.count(b"Connection: close") == 1
 
     run(main)
 
@@ -465,6 +477,21 @@ def test_headers_and_trailers_without_an_end_are_bounded(pair, sent, metric):
             await until(lambda: not front.gateway._listener.connections, "it is sent away")
             writer.close()
             assert await front.metric(metric) == 1
+
+    run(main)
+
+
+def test_headers_count_once_and_without_the_space_around_them(pair):
+    async def main():
+        async with gateway(pair[0]) as front:
+            body = json.dumps(chat()).encode()
+            asked = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n".encode()
+            asked += b"X-Request-Id: \t first \t\r\nX-Request-Id: second\r\nAccept: a\r\nAccept: b\r\n"
+            asked += b"Content-Encoding: identity \r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+            said = await raw(front, asked)
+            assert said.startswith(b"HTTP/1.1 200") and b"X-Request-Id: first\r\n" in said
+            headers = pair[0].seen()["headers"]
+            assert (headers["x-request-id"], headers["accept"]) == ("first", "a")
 
     run(main)
 

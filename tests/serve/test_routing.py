@@ -245,3 +245,16 @@ def test_whoever_waits_goes_to_the_replica_that_comes():
             await Turns(Limits(), lambda: 0.0).wait(b"")
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("count", [3, 4, 5])
+def test_who_always_asks_twice_at_once_reaches_all_alike(count):
+    fleet = Fleet(Limits(slow_start_s=0.001))
+    fleet.replace([replica(number) for number in range(count)], 0.0)
+    chosen = []
+    for _ in range(6 * count):
+        leases = [fleet.take(10.0) for _ in range(2)]
+        for lease in leases:
+            chosen.append(lease.replica)
+            fleet.release(lease, Outcome.SERVED, 10.0)
+    assert {chosen.count(one) for one in fleet.seats} == {12}
