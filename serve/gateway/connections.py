@@ -1,7 +1,7 @@
 """Connections to engines, kept between requests: HTTP/1.1 by httptools' parser.
 
 A request is one write, a short answer one wake of the task that asked. In: the bytes of a request. Out: a Reply that is
-read to its end, or closed. Called by: `upstream`. Raises HttpParserError and OSError as they come.
+read to its end, or closed. Called by: `upstream`. Raises OSError.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from serve.gateway.wire import Broken, Message, Wire
+from serve.gateway.wire import MOST_HEAD_BYTES, Broken, Message, Wire
 
 IDLE_S = 4.0  # engines close an idle connection after 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE)
 PASSED = frozenset((b"content-type", b"content-encoding", b"retry-after", b"cache-control"))  # to the client
@@ -42,13 +42,14 @@ class Reply(Message):
 class Line(Wire):
     """One connection to an engine: a request, then its answer, then another request. One parser reads them all."""
 
-    __slots__ = ("is_spent", "_parser", "_reply")
+    __slots__ = ("is_spent", "_parser", "_reply", "_head_bytes")
 
     def __init__(self) -> None:
         super().__init__()
         self.is_spent = False  # for no other request
         self._parser = HttpResponseParser(self)
         self._reply: Reply | None = None  # that is being received
+        self._head_bytes = 0  # that came since there was last a body
 
     @property
     def is_free(self) -> bool:
@@ -63,13 +64,17 @@ class Line(Wire):
     def close(self) -> None:
         self.is_spent = True
         if self.transport is not None:
-            self.transport.close()
+            self.transport.abort()  # a request that an engine does not take would stay here as long as the engine
 
     def data_received(self, data: bytes) -> None:
+        self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
             self._fail(f"{type(error).__name__}: {error}")
+        else:
+            if self._head_bytes > MOST_HEAD_BYTES:
+                self._fail(f"headers of more than {MOST_HEAD_BYTES} bytes")
         self.news.set()
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -103,10 +108,11 @@ class Line(Wire):
             reply.has_length = True
 
     def on_headers_complete(self) -> None:
+        self._head_bytes = 0
         status, reply = self._parser.get_status_code(), self._reply
         assert reply is not None
         if status < 200:
-            reply.lines = b""  # not yet the answer
+            reply.lines, reply.is_events, reply.has_length = b"", False, False  # not yet the answer
             return
         reply.status = status
         reply.is_events = reply.is_events and status == 200
@@ -114,6 +120,7 @@ class Line(Wire):
             self.is_spent = True
 
     def on_body(self, part: bytes) -> None:
+        self._head_bytes = 0
         if self._reply is not None:
             self._reply.feed(part)
 

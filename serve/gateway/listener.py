@@ -17,10 +17,9 @@ from http import HTTPStatus
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, parse_url
 
 from serve.gateway.eager import EagerTask
-from serve.gateway.wire import Broken, Message, Wire
+from serve.gateway.wire import MOST_HEAD_BYTES, Broken, Message, Wire
 
 LINGER_S = 2.0  # for the rest of a body that nobody wants
-MOST_HEAD_BYTES = 32 << 10  # of the request line and all headers
 MOST_AHEAD = 8  # requests that a client sends before it has got its answers; what follows them is parsed later
 PIECE_BYTES = 16 << 10  # that are parsed at once: what they may hold in requests is more than MOST_AHEAD
 SERVER = b"slipway"
@@ -137,7 +136,7 @@ class Connection(Wire):
         self._headers: dict[bytes, bytes] = {}
         self._lines = b""
         self._head_bytes = 0
-        self._is_waiting = False  # for a request
+        self._is_waiting = False  # for the client
         self._timer: asyncio.TimerHandle | None = None
         self._idle_until = 0.0
 
@@ -166,7 +165,7 @@ class Connection(Wire):
     def data_received(self, data: bytes) -> None:
         if self._unparsed:
             self._unparsed = bytes(self._unparsed) + data
-        elif len(data) <= PIECE_BYTES:
+        elif len(data) <= PIECE_BYTES and len(self._ahead) < MOST_AHEAD:
             self._parse(data)
         else:
             self._unparsed = data
@@ -254,7 +253,8 @@ class Connection(Wire):
                 if name in headers and method != b"CONNECT":
                     self._framing = b"%b: %b" % (name, headers[name])
         # HTTP/1.0 ends each answer with its connection, unless it says so: the version is slow to be had.
-        is_new = (keeps and b"connection" not in headers) or parser.get_http_version() >= "1.1"
+        says_so = b"connection" in headers or b"proxy-connection" in headers
+        is_new = (keeps and not says_so) or parser.get_http_version() >= "1.1"
         self._coming = Request(self, method, self._url, headers, is_new, is_new and keeps)
         self._coming.lines = self._lines
         self._ahead.append(self._coming)
@@ -292,34 +292,51 @@ class Connection(Wire):
                 if not request.is_whole:
                     await self._pass_over(request)
                 if self.is_stopped:
-                    request.rest()  # a body that nobody wanted
+                    request.rest()  # of a body that nobody wanted: the next request comes behind it
                 if not request.keeps or (self._is_deaf and not self._ahead):
                     break
+                if self.is_slow:  # it goes on asking and takes no answers
+                    await self._until_taken()
         except ConnectionError:
             pass  # the client has left
         finally:
             if self.transport is not None:
                 self.transport.close()
+                if self.transport.get_write_buffer_size():
+                    self._limit()
 
     async def _wait(self) -> None:
         """For a request whose headers are whole, or the limit, which closes the connection."""
-        self._idle_until = self._listener.loop.time() + self._listener.keepalive_s
-        if self._timer is None:
-            self._timer = self._listener.loop.call_at(self._idle_until, self._look)
-        self._is_waiting = True
+        self._limit()
         try:
             while not self._ahead and not self._is_deaf:
                 await self.news
         finally:
             self._is_waiting = False
 
+    async def _until_taken(self) -> None:
+        self._limit()
+        try:
+            await self.taken()
+        finally:
+            self._is_waiting = False
+
+    def _limit(self) -> None:
+        """From now on the client has `keepalive_s`: to ask, or to take what it was sent."""
+        self._idle_until = self._listener.loop.time() + self._listener.keepalive_s
+        if self._timer is None:
+            self._timer = self._listener.loop.call_at(self._idle_until, self._look)
+        self._is_waiting = True
+
     def _look(self) -> None:
         """One timer for all waits of a connection: it looks again when it went off too early."""
         self._timer = None
-        if not self._is_waiting or self.task is None:
+        if not self._is_waiting or self.task is None or self.transport is None:
             return
         if self._listener.loop.time() < self._idle_until - 0.001:
             self._timer = self._listener.loop.call_at(self._idle_until, self._look)
+        elif self.transport.get_write_buffer_size():
+            self.transport.abort()  # else it would stand until all of that is taken
         else:
             self.task.cancel()
 
@@ -381,6 +398,7 @@ class Listener:
         for one in there:
             if one.task is not None:
                 one.task.cancel()
+        await asyncio.sleep(0)  # uvloop sends at the end of a turn what was written in it
         while any(one.task is not None and not one.task.is_done for one in there):
             await asyncio.sleep(0)
         for one in there:

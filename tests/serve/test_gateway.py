@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 from dataclasses import replace
 
@@ -11,8 +12,6 @@ import pytest
 
 from infra.errors import UsageError
 from serve.gateway import keys
-from serve.gateway.connections import Home
-from serve.gateway.eager import EagerTask
 from serve.gateway.keys import Keys
 from serve.gateway.limits import Limits
 from serve.gateway.server import Gateway
@@ -366,60 +365,86 @@ def test_far_more_requests_ahead_than_are_kept_are_all_answered(pair):
     run(main)
 
 
-def test_a_large_body_that_is_refused_does_not_hold_up_what_comes_behind_it(pair):
-    """It comes while the request before it is answered, and is just more than is kept unread."""
-    for one in pair:
-        one.script(first_token_s=0.2)
+def test_requests_sent_ahead_in_small_pieces_are_held_up_too(pair):
+    few = b"GET /health HTTP/1.1\r\n\r\n" * 50
 
     async def main():
-        async with gateway(*pair) as front:
+        async with gateway(hold_s=GUARD_S) as front:
             host, port = front.url.removeprefix("http://").split(":")
             reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(post() + post(headers="Content-Encoding: gzip\r\n", junk="x" * (HELD_BYTES + 100)))
-            await asyncio.wait_for(reader.readuntil(b"415"), GUARD_S)
-            writer.write(post(headers="Connection: close\r\n"))
-            assert b"HTTP/1.1 200 OK" in await asyncio.wait_for(reader.read(), GUARD_S)
+            writer.write(post())  # which waits for a replica
+            await until(lambda: front.gateway.turns.waiting, "it waits")
+            (line,) = front.gateway._listener.connections
+            pieces = 0
+            while not line.is_stopped and pieces < 200:
+                writer.write(few)
+                pieces += 1
+                await asyncio.sleep(0.001)
+            assert line.is_stopped and len(line._ahead) < 1000
+            writer.write(b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n")
+            front.add(pair[0], "r0")
+            said = await asyncio.wait_for(reader.read(), GUARD_S)
+            assert said.count(b"HTTP/1.1 200 OK") == 1 + 50 * pieces + 1
             writer.close()
 
     run(main)
 
 
-def test_a_connection_of_which_an_answer_was_not_read_is_not_used_again():
-    """The answer is whole, and just more than is kept unread, so that nothing more is received."""
-    body = b"x" * (HELD_BYTES + 1)
-
-    asked = b"GET / HTTP/1.1\r\n\r\n"
-
-    async def answer(reader, writer):
-        while await reader.read(len(asked)):
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-
+def test_a_large_body_that_nobody_wants_does_not_hold_up_the_next_request(pair):
     async def main():
-        server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        home = Home(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        unread = (await home.connect()).ask(asked, home)
-        await until(lambda: unread.wire.is_stopped, "enough is kept")
-        unread.close()
-        reply, read = (home.idle() or await home.connect()).ask(asked, home), []
-
-        async def take():
-            while part := await reply.readany():
-                read.append(part)
-
-        task = EagerTask(take())
-        await until(lambda: task.is_done, "it is read")
-        assert b"".join(read) == body
-        reply.close()
-        home.close()
-        server.close()
+        async with gateway(hold_s=GUARD_S, keepalive_s=2) as front:
+            host, port = front.url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(post())
+            await until(lambda: front.gateway.turns.waiting, "it waits")
+            (line,) = front.gateway._listener.connections
+            writer.write(b"POST /v1/nothing HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (HELD_BYTES + 9))
+            writer.write(b"x" * (HELD_BYTES - 9))
+            await until(lambda: line._coming is not None and line._coming._held == HELD_BYTES - 9, "most is here")
+            writer.write(b"x" * 18)  # with which it is whole, and more than is held
+            await until(lambda: line.is_stopped, "no more is received")
+            writer.write(b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n")
+            front.add(pair[0], "r0")
+            said = await asyncio.wait_for(reader.read(), GUARD_S)
+            assert [part.split()[0] for part in said.split(b"HTTP/1.1 ")[1:]] == [b"200", b"404", b"200"]
+            writer.close()
 
     run(main)
 
 
-def test_a_client_of_http_1_0_is_sent_a_stream_that_ends_with_its_connection(pair):
+@pytest.mark.parametrize("last", [b"", b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n"])
+def test_who_asks_on_and_takes_no_answer_is_cut_off(pair, last):
+    """Also when its connection is being closed, behind answers that it does not take."""
+
     async def main():
-        async with gateway(*pair) as front:
-            head, _, body = (await raw(front, post("1.0", stream=True))).partition(b"\r\n\r\n")
+        async with gateway(pair[0], keepalive_s=0.3) as front:
+            host, port = front.url.removeprefix("http://").split(":")
+            client = socket.socket()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect((host, int(port)))
+            await until(lambda: front.gateway._listener.connections, "it is connected")
+            (line,) = front.gateway._listener.connections
+            line.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            if last:
+                while not line.transport.get_write_buffer_size():
+                    client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+                    await asyncio.sleep(0.001)
+                client.sendall(last)
+            else:
+                client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n" * 500)  # some 2 MB of answers
+                await until(lambda: line.is_slow, "more than it takes")
+                assert line.transport.get_write_buffer_size() < 200_000
+            await until(lambda: not front.gateway._listener.connections, "it is gone")
+            client.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize("headers", ["", "Connection: keep-alive\r\n", "Proxy-Connection: keep-alive\r\n"])
+def test_a_client_of_http_1_0_is_sent_a_stream_that_ends_with_its_connection(pair, headers):
+    async def main():
+        async with gateway(*pair, keepalive_s=2) as front:
+            head, _, body = (await raw(front, post("1.0", headers, stream=True))).partition(b"\r\n\r\n")
             assert b"chunked" not in head and b"Connection: close" in head
             assert body.startswith(b"data: {") and body.endswith(b"data: [DONE]\n\n")
 

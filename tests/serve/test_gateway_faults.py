@@ -1,13 +1,16 @@
 """What clients of the gateway see while engines fail, each in its own way."""
 
 import asyncio
+import contextlib
 import json
 import signal
 
 import aiohttp
 import pytest
 
-from serve.gateway.routing import STALLED
+from serve.gateway.connections import Home, Line
+from serve.gateway.routing import STALLED, Replica
+from serve.gateway.wire import HELD_BYTES
 from tests.faults.trial import rounds
 from tests.serve.engine import CHAT, GUARD_S, chat, gateway, until
 
@@ -224,6 +227,111 @@ def test_idle_connections_that_an_engine_has_closed_cost_no_request(pair, fresh)
             for _ in range(6):
                 async with front.ask() as reply:
                     assert (reply.status, reply.headers["X-Slipway-Replica"]) == (200, "r1")
+
+    run(main)
+
+
+@contextlib.asynccontextmanager
+async def wicked(answer):
+    """The address of an engine that does with each connection what `answer` says, once a request begins."""
+
+    async def serve(reader, writer):
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            await answer(reader, writer)
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    "begin", [b"X: ", b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n7\r\ndata: 1\r\n1;"]
+)
+def test_an_engine_that_sends_headers_without_end_is_cut_off(begin):
+    async def main():
+        was_cut = asyncio.get_running_loop().create_future()
+
+        async def answer(reader, writer):
+            try:
+                writer.write(b"HTTP/1.1 200 OK\r\n" + begin)
+                for _ in range(1000):
+                    writer.write(b"x" * 65536)
+                    await writer.drain()
+                was_cut.set_result(False)
+            except ConnectionError:
+                was_cut.set_result(True)
+
+        async with wicked(answer) as url, gateway() as front:
+            front.gateway.replace([Replica(replica_id="r0", url=url)])
+            with contextlib.suppress(aiohttp.ClientPayloadError):
+                async with front.ask(stream=True) as reply:
+                    await reply.text()
+            assert await asyncio.wait_for(was_cut, GUARD_S)
+            assert await front.metric("replica_failures_total", replica="r0") == 1
+
+    run(main)
+
+
+def test_what_an_engine_says_before_its_answer_does_not_frame_it():
+    async def answer(reader, writer):
+        writer.write(b"HTTP/1.1 103 Early Hints\r\nContent-Length: 0\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n{}")  # to the end of the connection
+
+    async def main():
+        async with wicked(answer) as url, gateway() as front:
+            front.gateway.replace([Replica(replica_id="r0", url=url)])
+            async with front.ask() as reply:
+                assert (reply.status, await reply.text()) == (200, "{}")
+
+    run(main)
+
+
+def test_a_request_that_an_engine_does_not_take_goes_with_its_client(monkeypatch):
+    """Else each of them stood, with its body, until the engine died."""
+    lost, connection_lost = [], Line.connection_lost
+    monkeypatch.setattr(Line, "connection_lost", lambda self, why: (lost.append(self), connection_lost(self, why)))
+
+    async def main():
+        ended = asyncio.Event()
+
+        async def answer(reader, writer):
+            reader._transport.pause_reading()
+            await ended.wait()
+
+        async with wicked(answer) as url, gateway(total_s=0.3) as front:
+            front.gateway.replace([Replica(replica_id="r0", url=url)])
+            async with front.ask(user="x" * (7 << 20)) as reply:
+                assert reply.status == 504
+            await until(lambda: lost, "the connection is gone")
+            ended.set()
+
+    run(main)
+
+
+def test_a_connection_that_was_stopped_is_not_used_again():
+    """All of an answer had come, and nobody read it: its client left."""
+
+    async def main():
+        async def answer(reader, writer):
+            await reader.read()
+
+        async with wicked(answer) as url:
+            home = Home(url)
+            for size, is_kept in ((HELD_BYTES, True), (HELD_BYTES + 1, False)):
+                line = await home.connect()
+                reply = line.ask(b"GET / HTTP/1.1\r\n\r\n", home)
+                line.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size)
+                assert reply.is_whole
+                reply.close()
+                assert (home.idle() is line) == is_kept
+                line.close()
 
     run(main)
 
