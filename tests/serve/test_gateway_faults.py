@@ -8,6 +8,7 @@ import signal
 import aiohttp
 import pytest
 
+from serve import loops
 from serve.gateway.connections import Home, Line
 from serve.gateway.routing import STALLED, Replica
 from serve.gateway.wire import HELD_BYTES
@@ -18,7 +19,8 @@ KINDS = ("cut", "error", "500", "503", "busy", "garbage", "die")
 
 
 def run(main):
-    return asyncio.run(main())
+    """On uvloop, as in production; the clients' tests run on Python's own loop."""
+    loops.run(main())
 
 
 @pytest.mark.parametrize("stream", [False, True])
