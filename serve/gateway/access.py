@@ -23,7 +23,8 @@ class AccessLog:
 
     def write(self, visits: Iterable[Visit]) -> None:
         """Raises OSError when the lines cannot be written; they are lost then, and the next ones are tried anew."""
-        lines = self._encode([_line(visit) for visit in visits])
+        at = int(time.time() * 1e3) / 1e3
+        lines = self._encode([_line(visit, at) for visit in visits])
         if self._file < 0:
             self._open()
         self._size += os.write(self._file, lines)
@@ -61,10 +62,10 @@ class _Line(msgspec.Struct):
     note: str
 
 
-def _line(visit: Visit) -> _Line:
+def _line(visit: Visit, at: float) -> _Line:
     queue_s, first_byte_s = visit.queue_s, visit.first_byte_s
     return _Line(
-        int(time.time() * 1e3) / 1e3,
+        at,
         visit.request_id.decode(),
         visit.key,
         visit.route,

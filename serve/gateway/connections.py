@@ -13,7 +13,9 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from serve.gateway.wire import MOST_HEAD_BYTES, Broken, Message, Wire
 
 IDLE_S = 4.0  # engines close an idle connection after 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE)
-PASSED = frozenset((b"content-type", b"content-encoding", b"retry-after", b"cache-control"))  # to the client
+PASSED = {
+    one.lower(): one + b": %b\r\n" for one in (b"Content-Type", b"Content-Encoding", b"Retry-After", b"Cache-Control")
+}  # to the client
 FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 
 
@@ -26,7 +28,7 @@ class Reply(Message):
     has_length = False  # else the end of the connection is its end
 
     def __init__(self, line: "Line", home: "Home") -> None:
-        super().__init__(line)
+        Message.__init__(self, line)
         self._home = home
 
     def close(self) -> None:
@@ -101,7 +103,7 @@ class Line(Wire):
         if reply is None or reply.status:
             return  # after the body
         if name in PASSED:
-            reply.lines += b"%b: %b\r\n" % (name.title(), value)
+            reply.lines += PASSED[name] % value
             if name == b"content-type":
                 reply.is_events = value.startswith(b"text/event-stream")
         elif name in FRAMING:

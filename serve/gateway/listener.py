@@ -41,7 +41,7 @@ class Request(Message):
     def __init__(
         self, line: "Connection", method: bytes, url: bytes, headers: dict[bytes, bytes], is_new: bool, keeps: bool
     ) -> None:
-        super().__init__(line)
+        Message.__init__(self, line)
         self._line, self.method, self.headers, self.keeps = line, method, headers, keeps
         self.path = url if _PLAIN.fullmatch(url) else _path(url)
         self._chunks = is_new  # to HTTP/1.0 the end of the connection is the end of the answer
@@ -187,17 +187,17 @@ class Connection(Wire):
             self.stop()
 
     def _parse(self, data: bytes | memoryview) -> None:
-        if self._is_deaf:
-            return
         self._head_bytes += len(data)
-        try:
-            while data and not self._is_deaf:
-                data = self._feed(data)
-        except HttpParserError as error:
-            self._break(repr(error))
-        else:
-            if self._head_bytes > MOST_HEAD_BYTES:
-                self._break(f"headers of more than {MOST_HEAD_BYTES} bytes")
+        while data and not self._is_deaf:
+            try:
+                self._parser.feed_data(data)
+                break
+            except HttpParserUpgrade as offer:
+                data = self._declined() + bytes(data[offer.args[0] :])
+            except HttpParserError as error:
+                self._break(repr(error))
+        if self._head_bytes > MOST_HEAD_BYTES and not self._is_deaf:
+            self._break(f"headers of more than {MOST_HEAD_BYTES} bytes")
 
     def _break(self, why: str) -> None:
         self._is_deaf = True
@@ -208,22 +208,15 @@ class Connection(Wire):
         nonsense.is_nonsense = nonsense.is_whole = True
         self._ahead.append(nonsense)
 
-    def _feed(self, data: bytes | memoryview) -> bytes | memoryview:
-        """What is left of it: the parser goes no further than an offer of another protocol, which Java's client makes.
+    def _declined(self) -> bytes:
+        """An offer of another protocol, as Java's client makes. A parser goes no further; another one takes the rest.
 
-        Nothing is changed to, so that another parser takes the rest. Raises HttpParserError.
+        Returns what that is to read before it, so that it knows the body of this request.
         """
-        try:
-            self._parser.feed_data(data)
-        except HttpParserUpgrade as offer:
-            if self._parser.get_method() == b"CONNECT":
-                self._is_deaf = True
-            self._parser = HttpRequestParser(self)
-            if self._framing:  # the body of this request is still to come
-                framing, self._framing = self._framing, b""
-                self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
-            return data[offer.args[0] :]
-        return b""
+        self._is_deaf = self._parser.get_method() == b"CONNECT"
+        self._parser = HttpRequestParser(self)
+        framing, self._framing = self._framing, b""
+        return b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing if framing else b""
 
     # What the parser tells. It may not be fed again before it has returned, so nobody is woken here.
 
@@ -245,7 +238,7 @@ class Connection(Wire):
         parser, headers = self._parser, self._headers
         self._head_bytes = 0
         if self._coming is not None:
-            return  # made up by `_feed`
+            return  # made up by `_declined`
         method, keeps = parser.get_method(), parser.should_keep_alive()
         if b"upgrade" in headers and parser.should_upgrade():
             keeps = keeps and headers[b"upgrade"].lower() == b"h2c"  # who asks for that can do with less

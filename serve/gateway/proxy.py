@@ -20,13 +20,14 @@ from serve.gateway.keys import Keys
 from serve.gateway.limits import Limits
 from serve.gateway.listener import Request
 from serve.gateway.metrics import Metrics
-from serve.gateway.routing import Lease, Outcome, RetryBudget, Seat
+from serve.gateway.routing import FAILED, NEITHER, SERVED, Lease, Outcome, RetryBudget, Seat
 from serve.gateway.turns import Turns
 from serve.gateway.upstream import Answer, Engines, Failed
 from serve.gateway.visit import Visit
 from serve.gateway.wire import Broken
 
 CLIENT_LEFT = 499
+NOTE_S = 0.02  # so late at most are the log and the numbers; a gateway that is killed takes as much along
 JSON = b"Content-Type: application/json\r\n"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
@@ -149,22 +150,22 @@ class Proxy:
         while True:
             visit.replica = lease.replica.replica_id
             visit.tries += 1
-            outcome = Outcome.NEITHER
+            outcome = NEITHER
             try:
                 answer = await self.engines.ask(request.method, ask, lease.replica, lines, deadline)
                 visit.first_byte_s = lease.seat.heard_at = time.monotonic()
                 visit.first_byte_s -= visit.began_at
                 if answer.rest is None:
-                    outcome = Outcome.SERVED if answer.status < 500 else Outcome.FAILED
+                    outcome = SERVED if answer.status < 500 else FAILED
                     return self._whole(answer, visit)
                 outcome = await self._pass_on(request, answer, lease, visit, deadline)
                 return None
             except Failed as error:
                 failed = error
-                outcome = Outcome.FAILED if error.is_ill else Outcome.NEITHER
+                outcome = FAILED if error.is_ill else NEITHER
             except asyncio.CancelledError:
                 if deadline.is_over:
-                    outcome = Outcome.FAILED
+                    outcome = FAILED
                 if deadline.what not in ("connect", "first byte") or not deadline.forgive():
                     raise
                 failed = Failed(f"{deadline.what}: its limit is over")
@@ -174,7 +175,7 @@ class Proxy:
             tried.append(lease.seat)
             other = self.turns.take_other(tried, ask.affinity) if len(tried) < self.limits.tries else None
             if other is not None and not self._budget.spend():
-                self._release(other, Outcome.NEITHER)
+                self._release(other, NEITHER)
                 other = None
             if other is None:
                 return self._given_up(failed, visit)
@@ -214,7 +215,7 @@ class Proxy:
             why = f"silent for {limits.idle_s:g} s" if deadline.what == "idle" else ""
             if not why:
                 request.cut(at_once=deadline.what == "client")
-                return Outcome.NEITHER
+                return NEITHER
         finally:
             rest.close()
         is_told = False
@@ -225,11 +226,11 @@ class Proxy:
             elif watch.error_code is None and not watch.is_whole:
                 why = "ended without [DONE]"
         if not why:
-            return Outcome.SERVED
+            return SERVED
         visit.failures.append(f"{visit.replica}: {why}")
         if not is_told:
             _break_off(request, watch is not None)
-        return Outcome.FAILED
+        return FAILED
 
     def _whole(self, answer: Answer, visit: Visit) -> Answer:
         if visit.route == "models" and answer.status == 200:
@@ -250,17 +251,17 @@ class Proxy:
 
     def _release(self, lease: Lease, outcome: Outcome) -> None:
         self.turns.release(lease, outcome)
-        if outcome is Outcome.FAILED:
+        if outcome is FAILED:
             self.metrics.failed(lease.replica.replica_id)
 
     def _note(self, visit: Visit) -> None:
         visit.total_s = time.monotonic() - visit.began_at
         if not self._ended:
-            asyncio.get_running_loop().call_soon(self.note)
+            asyncio.get_running_loop().call_later(NOTE_S, self.note)
         self._ended.append(visit)
 
     def note(self) -> None:
-        """All that have ended in one turn of the loop, at once: one write, and code that is warm."""
+        """All that have ended since the last time, at once: one write, and code that is warm."""
         ended, self._ended = self._ended, []
         if not ended:
             return
@@ -294,7 +295,7 @@ def refuse(request: Request, refused: Refused, request_id: bytes = b"") -> None:
 def _request_id(request: Request) -> bytes:
     """The client's own, where it is one."""
     said = request.headers.get(b"x-request-id")
-    return said if said and _REQUEST_ID.fullmatch(said) else b"%032x" % random.getrandbits(128)
+    return said if said and _REQUEST_ID.fullmatch(said) else random.randbytes(16).hex().encode()
 
 
 def _lines(answer: Answer, visit: Visit) -> bytes:

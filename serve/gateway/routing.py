@@ -29,6 +29,9 @@ class Outcome(Enum):
     NEITHER = "neither"  # a client that left or asked for nonsense, an engine that was full: says nothing about health
 
 
+SERVED, FAILED, NEITHER = Outcome  # before Python 3.12 an Enum is slow to look into
+
+
 @dataclass(frozen=True, kw_only=True)
 class Replica:
     """One started engine. Started again it is another one, with another id."""
@@ -158,13 +161,13 @@ class Fleet:
         seat.in_flight -= 1
         if not seat.in_flight and self.leaving:
             self.leaving.pop(seat.replica, None)
-        if outcome is Outcome.SERVED:
+        if outcome is SERVED:
             seat.failures = 0
             if lease.is_trial:
                 seat.ejected_until, seat.admitted_at = None, now
             elif seat.ejected_until is None:
                 seat.ejections = 0
-        elif outcome is Outcome.FAILED:
+        elif outcome is FAILED:
             seat.failures += 1
             is_out = seat.ejected_until is not None
             if lease.is_trial or (not is_out and seat.failures >= self.limits.eject_after):

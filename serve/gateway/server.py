@@ -116,6 +116,7 @@ class Gateway:
             except Refused as refused:
                 refuse(request, refused)
             else:
+                proxy.note()
                 request.answer(200, CONTENT_TYPE, self.metrics.text())
         else:
             await proxy.answer(request)
