@@ -168,11 +168,7 @@ def with_room(version: Version, settings: Settings) -> Version:
     tuning = service.ours.engine
     tuning = dataclasses.replace(tuning, num_gpus=request.num_gpus or tuning.num_gpus)
     try:
-        need = (
-            room.needed_there(source, version.engine, tuning)
-            if "://" in source
-            else room.needed(Path(source), version.engine, tuning)
-        )
+        need = room.needed(source, version.engine, tuning)
     except (UsageError, StoreError) as error:
         render.say(f"whether {source} fits into a GPU is not known: {error}")
         return version
@@ -188,9 +184,9 @@ def check_reach(version: Version, settings: Settings) -> None:
     candidates = placement.candidates(version.provider, settings)
     for one in candidates:
         words.provider(settings, one)  # which says what is missing
-    if candidates == ("local",) and "://" not in version.model and version.engine != "fake":
+    if candidates == ("local",) and version.engine != "fake":
         tuning = version.service.ours.engine
-        room.check(Path(version.model), version.engine, tuning, room.here(version.engine, tuning))
+        room.check(version.model, version.engine, tuning, room.here(version.engine, tuning))
     if rents(version, settings) and "://" not in version.model and not settings.rehearsal:
         raise UsageError(
             f"the model is {version.model} on this machine, which no rented machine can reach; first: "

