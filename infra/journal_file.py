@@ -9,6 +9,7 @@ remembers how many there were.
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import os
 import re
@@ -203,6 +204,8 @@ def _open_locked(path: Path, kept: Path, lock: int) -> Opened:
         if db.execute("PRAGMA user_version").fetchone() == (0,) and _remembered_changes(lock):
             raise _Damaged(f"it is empty, and had {_remembered_changes(lock)} changes")
         is_new = _migrate(db, path, remembered)
+        if _layout(db) != _made_layout():
+            raise _Damaged("its tables are not as they were made")
         changes = _check_rows(db)
         if changes < _remembered_changes(lock):
             raise _Damaged(f"it lacks its last {_remembered_changes(lock) - changes} changes")
@@ -242,6 +245,25 @@ def _replaced(meta: Mapping[str, str]) -> Clocks | None:
         return None
     boot_s = float(meta.get("replaced_boot_s", "0"))
     return Clocks(meta.get("replaced_boot_id", ""), boot_s, float(meta["replaced_at"]))
+
+
+def _layout(db: sqlite3.Connection) -> set[tuple[object, ...]]:
+    """Every column, index and trigger. A letter of their text may change without any check of SQLite's noticing."""
+    columns = """SELECT one.name, info.* FROM sqlite_master AS one, pragma_table_info(one.name) AS info
+        WHERE one.type = 'table'"""
+    return {
+        *db.execute(columns),
+        *db.execute("SELECT type, name, tbl_name, sql FROM sqlite_master WHERE type != 'table'"),
+    }
+
+
+@functools.cache
+def _made_layout() -> set[tuple[object, ...]]:
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        for statements in MIGRATIONS:
+            for statement in statements:
+                db.execute(statement)
+        return _layout(db)
 
 
 def _check_rows(db: sqlite3.Connection) -> int:

@@ -206,6 +206,18 @@ def test_a_damaged_journal_is_read_only_and_keeps_its_installation(environ, wher
     assert journal.path.read_bytes() == content
 
 
+@pytest.mark.parametrize(("was", "now"), [(b"account_fp", b"account_fq"), (b"'FAILED'", b"'FAILEE'")])
+def test_a_letter_of_the_tables_own_text_that_changed_is_damage(environ, was, now):
+    """SQLite's check says ok: another name of a column, or another rule of an index, is as good to it."""
+    with Journal.open(environ=environ) as journal:
+        plan(journal)
+    content = journal.path.read_bytes()
+    assert was in content
+    journal.path.write_bytes(content.replace(was, now))
+    with Journal.open(environ=environ) as damaged:
+        assert "is damaged" in damaged.problem and damaged.installation == journal.installation
+
+
 def test_a_journal_that_lacks_its_last_changes_is_damaged_whoever_took_them(environ, tmp_path):
     with Journal.open(environ=environ) as journal:
         plan(journal, "a-1")
