@@ -136,7 +136,10 @@ class Landing:
         if not op.is_live:
             return op.reason or "it was ended"
         verdict = pods.verdict_of(op, self.reach(op))
-        return f"its engine has ended: {verdict['reason'] or verdict['state']}" if verdict else ""
+        if not verdict:
+            return ""
+        state = "exit code 0" if verdict["state"] == "succeeded" else verdict["state"]  # vLLM's, when its core dies
+        return f"its engine has ended: {verdict['reason'] or state}"
 
     def loss(self, op: Op) -> str:
         """What its vendor says became of its machine; "" while it is well. Raises SlipwayError: it does not say."""
