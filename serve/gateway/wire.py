@@ -9,7 +9,7 @@ from typing import cast
 
 from serve.gateway.eager import Signal
 
-MOST_HEAD_BYTES = 32 << 10  # of the first line and all headers
+MOST_HEAD_BYTES = 32 << 10  # of the first line and all headers; looked at when what has come was parsed
 HELD_BYTES = 128 << 10  # so much of a message is kept until it is read; then the sender is stopped
 
 

@@ -14,6 +14,11 @@ def run(main):
     return asyncio.run(main())
 
 
+async def connected(front):
+    host, port = front.url.removeprefix("http://").split(":")
+    return await asyncio.open_connection(host, int(port))
+
+
 def test_what_a_client_does_not_take_stays_with_the_engine(pair):
     tokens = 20_000  # some 44 MB of events: more than the kernel takes for two connections
 
@@ -63,8 +68,7 @@ def test_a_client_that_takes_nothing_is_cut_off(pair):
 def test_a_body_that_does_not_come_is_not_waited_for(pair):
     async def main():
         async with gateway(*pair, client_idle_s=0.2) as front:
-            host, port = front.url.removeprefix("http://").split(":")
-            reader, writer = await asyncio.open_connection(host, int(port))
+            reader, writer = await connected(front)
             writer.write(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{" % CHAT.encode())
             assert (await reader.readline()).startswith(b"HTTP/1.1 408")
             writer.close()
@@ -75,8 +79,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(pair):
 def test_headers_that_do_not_come_are_not_waited_for(pair):
     async def main():
         async with gateway(*pair, keepalive_s=0.2) as front:
-            host, port = front.url.removeprefix("http://").split(":")
-            reader, writer = await asyncio.open_connection(host, int(port))
+            reader, writer = await connected(front)
             writer.write(b"POST /v1/chat")
             assert await asyncio.wait_for(reader.read(), GUARD_S) == b""
             writer.close()
@@ -106,8 +109,7 @@ def post(version: str = "1.1", headers: str = "", **said) -> bytes:
 
 async def raw(front, *parts: bytes) -> bytes:
     """All that a connection is sent until the gateway closes it."""
-    host, port = front.url.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    reader, writer = await connected(front)
     for part in parts:
         writer.write(part)
         await writer.drain()
@@ -143,8 +145,7 @@ def test_requests_sent_ahead_in_small_pieces_are_held_up_too(pair):
 
     async def main():
         async with gateway(hold_s=GUARD_S) as front:
-            host, port = front.url.removeprefix("http://").split(":")
-            reader, writer = await asyncio.open_connection(host, int(port))
+            reader, writer = await connected(front)
             writer.write(post())  # which waits for a replica
             await until(lambda: front.gateway.turns.waiting, "it waits")
             (line,) = front.gateway._listener.connections
@@ -166,8 +167,7 @@ def test_requests_sent_ahead_in_small_pieces_are_held_up_too(pair):
 def test_a_large_body_that_nobody_wants_does_not_hold_up_the_next_request(pair):
     async def main():
         async with gateway(hold_s=GUARD_S, keepalive_s=2) as front:
-            host, port = front.url.removeprefix("http://").split(":")
-            reader, writer = await asyncio.open_connection(host, int(port))
+            reader, writer = await connected(front)
             writer.write(post())
             await until(lambda: front.gateway.turns.waiting, "it waits")
             (line,) = front.gateway._listener.connections
@@ -265,8 +265,7 @@ def test_java_s_offer_of_http_2_costs_neither_body_nor_connection(pair):
 def test_headers_and_trailers_without_an_end_are_bounded(pair, sent, metric):
     async def main():
         async with gateway(*pair) as front:
-            host, port = front.url.removeprefix("http://").split(":")
-            _, writer = await asyncio.open_connection(host, int(port))
+            _, writer = await connected(front)
             await until(lambda: front.gateway._listener.connections, "it is there")
             writer.write(sent)
             more = b"y" * 999 if sent.endswith(b"X: ") else b"y: %b\r\n" % (b"y" * 994)
@@ -298,8 +297,7 @@ def test_a_body_that_breaks_is_refused_at_once(pair):
     async def main():
         async with gateway(*pair) as front:
             head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n[1,2,\r\n".encode()
-            host, port = front.url.removeprefix("http://").split(":")
-            reader, writer = await asyncio.open_connection(host, int(port))
+            reader, writer = await connected(front)
             writer.write(head)
             await until(lambda: front.gateway._proxy.in_flight == 1, "it is being read")
             writer.write(b"no size\r\n")
