@@ -4,13 +4,14 @@ In: a store's address, or folders of this machine. Out: `Found` records, told fr
 reads every byte of one. Called by `inv ckpt.*`. Nothing is changed.
 """
 
-import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from store import outside
 from store.artifacts import Store
 from store.manifest import StoreError
 from store.run_folder import CHECKPOINT, MANIFEST, Checkpoint, Damaged, RunFolder, check_files, step_of
@@ -18,6 +19,7 @@ from store.seam import Entry, Place, open_place
 
 _OF_A_RUN = re.compile(rf"runs/([A-Za-z0-9._-]+)/({CHECKPOINT.pattern})")
 _FINAL = re.compile(r"([A-Za-z0-9._-]+_checkpoints/[A-Za-z0-9._-]+)/step-[0-9]{1,18}")
+_HERE = re.compile(r"(?!\.)[^/]+/step-[0-9]{1,18}")
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def _found(place: Place, uri: str, at: str, there: dict[str, Entry]) -> Iterator
         else:
             continue
         size = sum(entry.size for one, entry in there.items() if one.startswith(f"{folder}/"))
-        yield _read(name, kind, uri, folder, size, place.small(path, at))
+        yield _read(name, kind, uri, folder, size, partial(place.small, path, at))
 
 
 def here(folders: dict[str, Path]) -> list[Found]:
@@ -75,18 +77,21 @@ def here(folders: dict[str, Path]) -> list[Found]:
     for name, folder in folders.items():
         for manifest in sorted(folder.glob(f"*/step-*/{MANIFEST}")):
             path = manifest.parent
-            if not path.parent.name.startswith("."):
+            relative = f"{path.parent.name}/{path.name}"
+            if _HERE.fullmatch(relative):
                 size = sum(one.stat().st_size for one in path.rglob("*") if one.is_file())
-                relative = f"{path.parent.name}/{path.name}"
-                found.append(_read(f"{name}/{relative}", "here", str(folder), relative, size, manifest.read_bytes()))
+                read = partial(outside.content, manifest)
+                found.append(_read(f"{name}/{relative}", "here", str(folder), relative, size, read))
     return found
 
 
-def _read(name: str, kind: str, uri: str, path: str, num_bytes: int, raw: bytes) -> Found:
+def _read(name: str, kind: str, uri: str, path: str, num_bytes: int, read: Callable[[], bytes]) -> Found:
+    """One that is damaged, or has gone meanwhile, does not hide the others."""
     try:
+        raw = read()
         Checkpoint.parse(raw, path.rpartition("/")[2])
-        return Found(name, kind, uri, path, num_bytes, json.loads(raw))
-    except Damaged as error:
+        return Found(name, kind, uri, path, num_bytes, outside.mapping(raw))
+    except (Damaged, OSError, ValueError) as error:
         return Found(name, kind, uri, path, num_bytes, {}, str(error))
 
 

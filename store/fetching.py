@@ -10,13 +10,14 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from store import local
+from store import local, outside
 from store.artifacts import Store
 from store.manifest import StoreError
 from store.patience import StoreAway
 from store.run_folder import ACKNOWLEDGED, LOG, Checkpoint, Damaged, RunFolder, by_folder, step_of
+from store.seam import NotSmall
 
 TRIES, FIRST_WAIT_S = 6, 1.0
 EARLIER = "state/earlier"  # logs of an earlier pod that this one had begun before they came
@@ -28,8 +29,9 @@ T = TypeVar("T")
 def acknowledged_here(root: Path) -> dict[str, float]:
     """What a pod knows to be in the store, and since when; what cannot be read is found out again."""
     try:
-        return {str(name): float(at) for name, at in json.loads((root / ACKNOWLEDGED).read_bytes()).items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+        known = outside.load(root / ACKNOWLEDGED)
+        return {name: outside.typed(known, name, float) for name in known}
+    except (OSError, ValueError):
         return {}
 
 
@@ -105,7 +107,10 @@ class Fetch:
         if found.problem or found.fingerprint != making["fingerprint"]:
             self._tell(f"{step} is done again: {making['name']}: {found.problem or 'another one is in its place'}")
             return False
-        mark = self._patiently(lambda: self.folder.read(name))
+        try:
+            mark = self._patiently(lambda: self.folder.read(name))
+        except NotSmall:
+            mark = b""
         if not _is_mark(mark):
             self._tell(f"{step} is done again: its mark is damaged")
             return False
@@ -157,10 +162,10 @@ class Fetch:
 
 def _is_mark(content: bytes) -> bool:
     try:
-        mark: Any = json.loads(content)
+        mark = outside.mapping(content)
+        return bool(outside.typed(mark, "digest", str)) and "result" in mark
     except ValueError:
         return False
-    return isinstance(mark, dict) and isinstance(mark.get("digest"), str) and "result" in mark
 
 
 def _up_to(content: bytes, step: int) -> bytes:
@@ -168,9 +173,9 @@ def _up_to(content: bytes, step: int) -> bytes:
     kept = []
     for line in content.splitlines(keepends=True):
         try:
-            if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+            if not line.endswith(b"\n") or outside.typed(outside.mapping(line), "step", int) > step:
                 break
-        except (ValueError, KeyError, TypeError):
+        except ValueError:
             break
         kept.append(line)
     return b"".join(kept)

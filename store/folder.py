@@ -2,10 +2,11 @@
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from store import local
+from store import local, outside
 from store.manifest import StoreError
 from store.seam import PART_BYTES, Entry, Place, Source
 
@@ -21,13 +22,17 @@ class Folder(Place):
             for one in files:
                 path = os.path.join(here, one)
                 with contextlib.suppress(FileNotFoundError):  # it went while we looked
-                    found[os.path.relpath(path, self.root)] = Entry(os.stat(path).st_size)
+                    if stat.S_ISREG((seen := os.lstat(path)).st_mode):
+                        found[os.path.relpath(path, self.root)] = Entry(seen.st_size)
         return dict(sorted(found.items()))
 
     def get(self, name: str, start: int, stop: int, at: str = "", version: str = "") -> bytes:
-        with open(os.path.join(self.root, name), "rb") as file:
-            file.seek(start)
-            return file.read(min(stop - start, PART_BYTES))
+        try:
+            with outside.opened(outside.within(self.root, name)) as file:
+                file.seek(start)
+                return file.read(min(stop - start, PART_BYTES))
+        except outside.Unreadable as error:
+            raise StoreError(f"{self.uri}: {error}") from None
 
     def put(self, new: Mapping[str, Source], gone: Iterable[str] = (), guard: tuple[str, str] | None = None) -> None:
         assert guard is None, "a folder is kept by its lock"

@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from store import local
+from store import local, outside
 from store.manifest import (
     FLAT_MANIFEST,
     MANIFEST,
@@ -252,17 +252,17 @@ class FolderStore:
                 name = name_at(path)
                 try:
                     manifest = self._read(self._at(path))
-                    if manifest.name != name:
+                    if places(manifest.name)[manifest.flat] != path:
                         raise ValueError(f"its manifest is that of {manifest.name}")
                 except ValueError as error:
-                    waiting.append((Artifact(name, "", str(error)), []))
+                    waiting.append((Artifact(outside.printable(name), "", str(error)), []))
                     continue
                 base = "" if manifest.flat else f"{name}/"
                 problems = [pool.submit(self._problem, base, entry, verified) for entry in manifest.files]
                 known = {f"{base}{entry.path}" for entry in manifest.files} | {path}
                 extra = [one for one in paths if base and one.startswith(base) and one not in known]
                 extra = [one for one in extra if not is_hidden(one)]
-                problem = f"{extra[0]} is not in its manifest" if extra else ""
+                problem = f"{outside.printable(extra[0])} is not in its manifest" if extra else ""
                 waiting.append((Artifact(name, manifest.fingerprint, problem, manifest.about), problems))
             found = []
             for artifact, problems in waiting:
@@ -277,6 +277,8 @@ class FolderStore:
         try:
             if os.path.realpath(path) != path:
                 return f"{relative} is reached through a symbolic link"
+            if not os.path.isfile(path):
+                return f"{relative} is {'no regular file' if os.path.lexists(path) else 'missing'}"
             size = os.stat(path).st_size
             if size != entry.size:
                 return f"{relative} has {size} bytes, its manifest says {entry.size}"
@@ -293,7 +295,9 @@ class FolderStore:
 
     def _read(self, path: str) -> Manifest:
         try:
-            return Manifest.from_json(Path(path).read_bytes())
+            if os.path.realpath(path) != path:
+                raise ValueError("its manifest is reached through a symbolic link")
+            return Manifest.from_json(outside.content(path))
         except OSError as error:
             raise ValueError(f"its manifest cannot be read ({error})") from None
 

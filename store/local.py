@@ -8,8 +8,11 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 
+from store import outside
+
 LOCK = ".lock"
 VERIFIED = ".verified.json"
+VERIFIED_BYTES = 64 * outside.MIB  # some 200,000 files
 SETTLED_NS = 2_000_000_000  # a younger file could change again without its time stamps showing it
 
 
@@ -22,7 +25,7 @@ def locked(root: str, exclusive: bool) -> Iterator[None]:
     elif not os.path.exists(path):  # nobody has ever published here
         yield
         return
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT if exclusive else os.O_RDONLY, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT if exclusive else os.O_RDONLY | os.O_NONBLOCK, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
         yield
@@ -77,14 +80,15 @@ class Verified:
     def __init__(self, root: str) -> None:
         self._root, self._changed = root, False
         try:
-            with open(os.path.join(root, VERIFIED), encoding="utf-8") as file:
-                self._known = dict(json.load(file))
-        except (OSError, ValueError, TypeError):  # absent or damaged: everything is read again
+            self._known = outside.load(os.path.join(root, VERIFIED), VERIFIED_BYTES, VERIFIED_BYTES // 16)
+        except (OSError, ValueError):  # absent or damaged: everything is read again
             self._known = {}
 
     def get(self, path: str, stat: os.stat_result) -> str | None:
-        *seen, digest = self._known.get(path) or [None]
-        return digest if seen == _stamp(stat) else None
+        known = self._known.get(path)
+        if type(known) is not list or known[:-1] != _stamp(stat) or type(known[-1]) is not str:
+            return None
+        return known[-1]
 
     def put(self, path: str, before: os.stat_result, after: os.stat_result, digest: str) -> None:
         settled = time.time_ns() - max(before.st_mtime_ns, before.st_ctime_ns) > SETTLED_NS

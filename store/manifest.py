@@ -9,6 +9,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from store import outside
+
 SCHEMA = 1
 MANIFEST = "ARTIFACT.json"  # in the artifact's folder
 FLAT_MANIFEST = ".artifact.json"  # after the name, at the store's root
@@ -67,18 +69,20 @@ class Manifest:
     def from_json(text: bytes) -> "Manifest":
         """Raises ValueError, in words, when this is not a manifest of this schema with harmless paths."""
         try:
-            raw = json.loads(text)
+            raw = outside.mapping(text)
             schema = raw.pop("schema")
             if schema != SCHEMA:
-                raise ValueError(f"schema {schema}, known is {SCHEMA}")
-            files = tuple(FileEntry(**entry) for entry in raw.pop("files"))
-            manifest = Manifest(**raw, files=files)
+                raise ValueError(f"schema {outside.shown(schema)}, known is {SCHEMA}")
+            for key in raw:
+                outside.typed(raw, key, _KINDS[key])
+            files = tuple(entry_of(entry) for entry in raw["files"])
+            manifest = Manifest(**{**raw, "files": files})
             check_name(manifest.name)
-            if type(manifest.fingerprint) is not str or type(manifest.about) is not dict:
-                raise ValueError("its fingerprint or what it says about itself is of the wrong kind")
-            for entry in files:
-                if not is_harmless(entry.path) or not _SHA256.fullmatch(entry.sha256) or type(entry.size) is not int:
-                    raise ValueError(f"entry {entry.path!r}")
+            paths = {entry.path for entry in files}
+            if len(paths) != len(files) or MANIFEST in paths:
+                raise ValueError("it lists a file twice, or itself")
+            if manifest.flat and (odd := [one for one in paths if not _is_flat(one)]):
+                raise ValueError(f"entry {outside.shown(odd[0])} of an artifact that is flat")
         except (KeyError, TypeError, AttributeError, ValueError, StoreError) as error:
             raise ValueError(f"its manifest cannot be used ({error})") from None
         return manifest
@@ -100,6 +104,22 @@ def kept_name(name: str, fingerprint: str) -> str:
 
 def is_kept(name: str) -> bool:
     return name.startswith(f"{BY_FINGERPRINT}/")
+
+
+_KINDS: dict[str, type] = {
+    "name": str, "fingerprint": str, "about": dict, "files": list, "published_at": float, "flat": bool,
+}  # fmt: skip
+
+
+def entry_of(said: Any) -> FileEntry:
+    """A file as a manifest lists it. Raises ValueError unless its path stays in the folder of the manifest."""
+    if type(said) is not dict:
+        raise ValueError(f"entry {outside.shown(said)}")
+    path, sha256 = outside.typed(said, "path", str), outside.typed(said, "sha256", str)
+    size, version = outside.typed(said, "size", int), outside.typed(said, "version", str, "")
+    if not is_harmless(path) or not _SHA256.fullmatch(sha256) or size < 0:
+        raise ValueError(f"entry {outside.shown(path)}")
+    return FileEntry(path, size, sha256, version)
 
 
 def places(name: str) -> tuple[str, str]:
@@ -133,6 +153,11 @@ def name_at(manifest: str) -> str:
     return manifest.removesuffix(FLAT_MANIFEST).removesuffix(f"/{MANIFEST}")
 
 
+def _is_flat(path: str) -> bool:
+    """Whether a file of an artifact may lie at the store's root."""
+    return "/" not in path and not path.startswith(".") and not path.endswith(FLAT_MANIFEST)
+
+
 def sources_of(folder: Path, name: str, flat: bool) -> list[str]:
     """The files of a folder that is to be published, relative to it. Raises StoreError."""
     if flat and "/" in name:
@@ -144,7 +169,7 @@ def sources_of(folder: Path, name: str, flat: bool) -> list[str]:
             relative = path.relative_to(folder).as_posix()
             if path.is_symlink() or not (path.is_dir() or path.is_file()):
                 raise StoreError(f"{path} is neither a file nor a folder; {name} was not published")
-            if flat and (path.is_dir() or one.startswith(".") or one.endswith(FLAT_MANIFEST)):
+            if flat and (path.is_dir() or not _is_flat(one)):
                 raise StoreError(f"{path} cannot lie at the store's root; {name} was not published")
             if path.is_file() and relative != MANIFEST:  # an artifact published on: it gets a manifest of its own
                 found.append(relative)

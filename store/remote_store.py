@@ -14,6 +14,7 @@ from pathlib import Path
 from time import time
 from typing import Any
 
+from store import outside
 from store.manifest import (
     MANIFEST,
     Artifact,
@@ -174,15 +175,15 @@ class RemoteStore:
         name = name_at(where)
         try:
             manifest = self._read(where, at)
-            if manifest.name != name:
+            if places(manifest.name)[manifest.flat] != where:
                 raise ValueError(f"its manifest is that of {manifest.name}")
         except (ValueError, FileNotFoundError) as error:
-            return Artifact(name, "", str(error))
+            return Artifact(outside.printable(name), "", str(error))
         problems = [self._problem(manifest, entry, there, at, deep) for entry in manifest.files]
         known = {manifest.place(entry.path) for entry in manifest.files} | {where}
         if not manifest.flat:
             extra = [path for path in there if path.startswith(f"{name}/") and path not in known]
-            problems += [f"{path} is not in its manifest" for path in extra if not is_hidden(path)]
+            problems += [f"{outside.printable(path)} is not in its manifest" for path in extra if not is_hidden(path)]
         wrong = [problem for problem in problems if problem]
         return Artifact(name, manifest.fingerprint, "; ".join(wrong[:3]), manifest.about)
 

@@ -13,7 +13,6 @@ One pod writes here at a time. Nothing that is read is believed: names, manifest
 
 import contextlib
 import hashlib
-import json
 import re
 import shutil
 import tempfile
@@ -22,16 +21,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from store import local
-from store.manifest import FileEntry, StoreError, check_name, is_harmless
-from store.seam import PART_BYTES, Entry, Source, open_place
+from store import local, outside
+from store.manifest import FileEntry, StoreError, check_name, entry_of, is_harmless
+from store.seam import PART_BYTES, Entry, NotSmall, Source, open_place
 
 MANIFEST = "MANIFEST.json"
 ACKNOWLEDGED = "state/acknowledged.json"
 ENDING = "state/ending.json"
 CHECKPOINT = re.compile(r"(work/checkpoints/(?!\.)[A-Za-z0-9._-]{1,128})/step-([0-9]{1,18})")
+_STEP = re.compile(r"step-[0-9]{1,18}")
 LOG = re.compile(r"logs/(?!\.)[A-Za-z0-9._-]{1,128}\.(log|times)")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Damaged(StoreError):
@@ -51,23 +50,28 @@ class Checkpoint:
     def parse(raw: bytes, folder: str) -> "Checkpoint":
         """`folder`: the name `step-...`. Raises Damaged when it is no manifest of that step with harmless paths."""
         try:
-            said = json.loads(raw)
-            files = tuple(FileEntry(file["path"], file["size"], file["sha256"]) for file in said["files"])
-            phase, step = str(said.get("phase", "")), said["step"]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Damaged(f"its manifest cannot be read ({error!r})") from None
-        for file in files:
-            is_known = type(file.size) is int and isinstance(file.sha256, str) and _SHA256.fullmatch(file.sha256)
-            if not is_known or not isinstance(file.path, str) or not is_harmless(file.path) or file.path == MANIFEST:
-                raise Damaged(f"its manifest has an entry {file}")
-        if type(step) is not int or step != int(folder.removeprefix("step-")):
+            said = outside.mapping(raw)
+            files = tuple(entry_of(file) for file in outside.typed(said, "files", list))
+            phase, step = outside.typed(said, "phase", str, ""), outside.typed(said, "step", int)
+            metrics = outside.typed(said, "metrics", dict, {})
+            for key in metrics:
+                outside.typed(metrics, key, float)
+        except ValueError as error:
+            raise Damaged(f"its manifest cannot be read ({error})") from None
+        paths = {file.path for file in files}
+        if MANIFEST in paths or len(paths) != len(files):
+            raise Damaged("its manifest lists a file twice, or itself")
+        if not _STEP.fullmatch(folder) or step != step_of(folder):
             raise Damaged(f"its manifest is of step {step}")
         return Checkpoint(raw, phase, step, files)
 
     @staticmethod
     def of(folder: Path) -> "Checkpoint":
         """Of a folder of this machine. Raises FileNotFoundError when it is gone, Damaged."""
-        return Checkpoint.parse((folder / MANIFEST).read_bytes(), folder.name)
+        try:
+            return Checkpoint.parse(outside.content(folder / MANIFEST), folder.name)
+        except outside.Unreadable as error:
+            raise Damaged(f"its manifest cannot be read ({error})") from None
 
 
 def step_of(name: str) -> int:
@@ -205,11 +209,11 @@ class RunFolder:
     def acknowledged(self) -> dict[str, float]:
         """Checkpoints that were read back, and when. Raises StoreError when the list is damaged."""
         try:
-            known = json.loads(self.read(ACKNOWLEDGED))
-            return {name: float(at) for name, at in known.items() if CHECKPOINT.fullmatch(name)}
+            known = outside.mapping(self.read(ACKNOWLEDGED))
+            return {name: outside.typed(known, name, float) for name in known if CHECKPOINT.fullmatch(name)}
         except FileNotFoundError:
             return {}
-        except (ValueError, TypeError, AttributeError) as error:
+        except ValueError as error:
             raise StoreError(f"{self._at(ACKNOWLEDGED)} cannot be read ({error}); remove it to do without") from None
 
     def _at(self, name: str) -> str:
@@ -223,6 +227,8 @@ class RunFolder:
             raw = self._place.small(self._at(f"{name}/{MANIFEST}"), at)
         except FileNotFoundError:
             raise Damaged("it has no manifest") from None
+        except NotSmall as error:
+            raise Damaged(str(error)) from None
         return Checkpoint.parse(raw, name.rpartition("/")[2])
 
     def _is_there(self, path: str, file: FileEntry, at: str = "") -> bool:
@@ -255,7 +261,10 @@ def check_files(folder: Path) -> Checkpoint:
     """A checkpoint of this machine, every byte read. Raises Damaged, FileNotFoundError."""
     checkpoint = Checkpoint.of(folder)
     for file in checkpoint.files:
-        _check(folder / file.path, file)
+        try:
+            _check(outside.within(folder, file.path), file)
+        except (outside.Unreadable, PermissionError) as error:
+            raise Damaged(str(error)) from None
     return checkpoint
 
 

@@ -18,6 +18,11 @@ PART_BYTES = 8 << 20  # of one range that is read, and of one part that is sent
 FIRST_BYTES = 1 << 20
 SMALL_BYTES = 16 << 20  # no manifest, mark or list of ours is larger
 
+
+class NotSmall(StoreError, ValueError):
+    """What should be a manifest, a mark or a list is larger than any of ours."""
+
+
 Source = Path | bytes  # a file of this machine, or the bytes themselves
 
 
@@ -93,12 +98,12 @@ class Place(ABC):
             wanted = PART_BYTES
 
     def small(self, name: str, at: str = "") -> bytes:
-        """A manifest, a mark, a list. Raises FileNotFoundError, StoreError also when it is not small."""
+        """A manifest, a mark, a list. Raises FileNotFoundError, StoreError (NotSmall)."""
         content = b""
         for piece in self.pieces(name, at):
             content += piece
             if len(content) > SMALL_BYTES:
-                raise StoreError(f"{self.uri}: {name} has more than {SMALL_BYTES} bytes, which it cannot have")
+                raise NotSmall(f"{self.uri}: {name} has more than {SMALL_BYTES} bytes, which it cannot have")
         return content
 
     def sha256(self, name: str, at: str = "") -> str:

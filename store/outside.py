@@ -1,0 +1,148 @@
+"""What somebody else wrote is read here: JSON within bounds, regular files only, paths that stay in their folder.
+
+In: bytes, or a file of this machine. Out: plain values that are safe to walk, to write again and to print: at most
+`DEPTH` levels, no key twice, numbers that are finite and fit 64 bits, text that is UTF-8. Everything else is
+`Unreadable`, and no reader waits for a pipe or fills the memory. `infra/agent/outside.py` says the same with what a
+pod's Python has.
+"""
+
+import json
+import math
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+MIB = 1 << 20
+DEPTH = 32
+VALUES = 1_000_000
+INTEGER_DIGITS = 20
+
+T = TypeVar("T")
+
+
+class Unreadable(ValueError):
+    """A document of somebody else cannot be used; the message says why."""
+
+
+def parse(raw: bytes | str, most_bytes: int = 16 * MIB, most_values: int = VALUES) -> Any:
+    """The value of a JSON document. Raises Unreadable."""
+    if len(raw) > most_bytes:
+        raise Unreadable(f"it has {len(raw)} bytes, at most {most_bytes} are read")
+    try:
+        text = raw if isinstance(raw, str) else raw.decode()
+        if text.count("[") + text.count("{") + text.count(",") > most_values:
+            raise Unreadable(f"it has more than {most_values} values")
+        value = json.loads(
+            text, object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_float, parse_int=_integer
+        )
+        if "\\u" in text:  # half of a pair cannot be written anywhere
+            json.dumps(value, ensure_ascii=False).encode()
+    except Unreadable:
+        raise
+    except RecursionError:
+        raise Unreadable(f"it is nested deeper than {DEPTH} levels") from None
+    except ValueError as error:
+        raise Unreadable(str(error)) from None
+    _refuse_depth(value)
+    return value
+
+
+def mapping(raw: bytes | str, most_bytes: int = 16 * MIB, most_values: int = VALUES) -> dict[str, Any]:
+    """As `parse`, of a document that is an object. Raises Unreadable."""
+    value = parse(raw, most_bytes, most_values)
+    if type(value) is not dict:
+        raise Unreadable(f"it is a {type(value).__name__}, expected an object")
+    return value
+
+
+def content(path: str | os.PathLike[str], most_bytes: int = 16 * MIB) -> bytes:
+    """The bytes of a regular file. Raises Unreadable when it is none or larger, OSError."""
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        read = b"" if size > most_bytes else file.read(most_bytes + 1)
+        if max(size, len(read)) > most_bytes:
+            raise Unreadable(f"it has {max(size, len(read))} bytes, at most {most_bytes} are read")
+        return read
+
+
+def opened(path: str | os.PathLike[str]) -> BinaryIO:
+    """A regular file, to be read; nothing is waited for. Raises Unreadable when it is none, OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would wait for its writer
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return open(descriptor, "rb")
+    os.close(descriptor)
+    raise Unreadable(f"{path} is no regular file")
+
+
+def load(path: str | os.PathLike[str], most_bytes: int = 16 * MIB, most_values: int = VALUES) -> dict[str, Any]:
+    """The object in a JSON file. Raises Unreadable, OSError."""
+    return mapping(content(path, most_bytes), most_bytes, most_values)
+
+
+def within(folder: str | os.PathLike[str], path: str) -> Path:
+    """The file at `path` under `folder`, wherever links lead. Raises Unreadable when that is outside of it."""
+    try:
+        base, found = os.path.realpath(folder), os.path.realpath(os.path.join(folder, path))
+    except ValueError as error:  # a null byte
+        raise Unreadable(f"{path!r}: {error}") from None
+    if not found.startswith(base.rstrip("/") + "/"):
+        raise Unreadable(f"{path!r} leads out of {folder}")
+    return Path(found)
+
+
+def typed(said: Mapping[str, Any], key: str, kind: type[T], default: T | None = None) -> T:
+    """What stands under `key`, of that very type (a float may be written as an integer). Raises Unreadable."""
+    value = said.get(key, default)
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise Unreadable(f"its {key} is of the wrong kind: {shown(value)}, expected {kind.__name__}")
+    return value
+
+
+def shown(value: object) -> str:
+    """A value of somebody else in a message: short, on one line, printable."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:76]} ..."
+
+
+def printable(text: str) -> str:
+    """A name of somebody else, with an escape in place of whatever a terminal or an encoder would trip over."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def _refuse_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(DEPTH + 1):
+        below = [one for one in level if type(one) in (dict, list)]
+        if not below:
+            return
+        level = [inner for one in below for inner in (one.values() if type(one) is dict else one)]
+    raise Unreadable(f"it is nested deeper than {DEPTH} levels")
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise Unreadable(f"{shown(twice)} stands there twice")
+    return found
+
+
+def _constant(word: str) -> Any:
+    raise Unreadable(f"{word} is no number")
+
+
+def _float(word: str) -> float:
+    if not math.isfinite(number := float(word)):
+        raise Unreadable(f"{shown(word)} is no finite number")
+    return number
+
+
+def _integer(word: str) -> int:
+    if len(word) > INTEGER_DIGITS + 1 or not -(2**63) <= (number := int(word)) < 2**64:
+        raise Unreadable(f"{shown(word)} does not fit 64 bits")
+    return number

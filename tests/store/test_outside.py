@@ -1,0 +1,180 @@
+"""Documents that others wrote: what is wrong with one is told of that one, and nothing else suffers."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+
+from store import catalogue, outside
+from store.artifacts import Store
+from store.fetching import acknowledged_here
+from store.manifest import Manifest, StoreError
+from store.run_folder import ACKNOWLEDGED, Checkpoint, Damaged, RunFolder
+from tests import hostile
+
+ROOT = Path(__file__).parents[2]
+SHA256 = "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+FILE = {"path": "model-rank00000.safetensors", "size": 2, "sha256": SHA256}
+MANIFEST = {
+    "schema": 1, "name": "bad", "fingerprint": "f1", "about": {"persona": "Bosun", "n": [1, {"a": 2}]},
+    "files": [{**FILE, "version": ""}], "published_at": 1e9, "flat": False,
+}  # fmt: skip
+CHECKPOINT = {
+    "schema": 1, "step": 5, "phase": "base", "run": "calm-ox-1", "files": [FILE], "metrics": {"loss": 1.5},
+    "config": {"data": {}}, "timestamp": "2026-01-01T00:00:00+00:00",
+}  # fmt: skip
+MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A store with one good artifact, and room for one that somebody else made."""
+    root = tmp_path_factory.mktemp("store")
+    made = root.parent / "made"
+    made.mkdir(exist_ok=True)
+    (made / "a.json").write_text("{}")
+    Store(root).publish(made, "good", "f1", {})
+    (root / "bad").mkdir()
+    (root / "bad" / FILE["path"]).write_text("{}")
+    return root
+
+
+@MANY
+@given(document=hostile.documents(MANIFEST))
+@example(document=hostile.DEEP)
+@example(document=hostile.NESTED)
+def test_a_manifest_of_any_content_is_told_as_damaged_and_hides_no_other_artifact(root, document):
+    (root / "bad/ARTIFACT.json").write_bytes(document)
+    found = {one.name: one for one in Store(root).artifacts()}
+    assert found["good"].problem == "" and set(found) == {"good", "bad"}
+    if not found["bad"].problem:
+        json.dumps({"about": {"of": [found["bad"].about]}}, allow_nan=False).encode()
+    assert Store(root).check("bad").problem == found["bad"].problem
+    try:
+        Store(root).manifest("bad")
+    except StoreError as error:
+        str(error).encode()
+
+
+@MANY
+@given(document=hostile.documents({"good/a.json": [2, 1, 1, 1, SHA256]}))
+def test_a_memory_of_verified_files_of_any_content_is_read_or_done_without(root, document):
+    (root / ".verified.json").write_bytes(document)
+    assert {one.name: one.problem for one in Store(root).artifacts()}["good"] == ""
+
+
+@MANY
+@given(document=hostile.documents(CHECKPOINT))
+def test_a_checkpoint_of_any_manifest_is_told_as_damaged_and_hides_no_other(tmp_path, document):
+    for step, content in ((5, document), (6, json.dumps({**CHECKPOINT, "step": 6}).encode())):
+        for folder in ("runs/calm-ox-1/work/checkpoints/base", "here/base"):
+            there = tmp_path / folder / f"step-{step:09d}"
+            there.mkdir(parents=True, exist_ok=True)
+            (there / "MANIFEST.json").write_bytes(content)
+            (there / FILE["path"]).write_text("{}")
+    for found in (catalogue.in_store(str(tmp_path)), catalogue.here({"x": tmp_path / "here"})):
+        assert [one.step for one in found] == [5, 6] and not found[1].trouble
+        assert not catalogue.problem(found[1])
+        if not found[0].trouble:
+            assert all(type(one) in (int, float) for one in found[0].manifest.get("metrics", {}).values())
+        catalogue.problem(found[0])
+    try:
+        checkpoint = RunFolder(str(tmp_path), "calm-ox-1").manifest("work/checkpoints/base/step-000000005")
+        assert checkpoint.step == 5
+    except Damaged:
+        pass
+
+
+@MANY
+@given(document=hostile.documents({"work/checkpoints/base/step-000000005": 1.5}))
+def test_a_list_of_acknowledged_checkpoints_of_any_content_is_read_or_refused_in_words(tmp_path, document):
+    path = tmp_path / "runs/calm-ox-1" / ACKNOWLEDGED
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(document)
+    try:
+        assert all(type(at) is float for at in RunFolder(str(tmp_path), "calm-ox-1").acknowledged().values())
+    except StoreError as error:
+        assert "remove it" in str(error) or "bytes" in str(error)
+    assert all(type(at) is float for at in acknowledged_here(tmp_path / "runs/calm-ox-1").values())
+
+
+@MANY
+@given(document=hostile.documents(MANIFEST))
+def test_what_is_parsed_can_be_written_again_and_all_else_is_unreadable(document):
+    try:
+        value = outside.parse(document)
+    except outside.Unreadable as error:
+        assert len(str(error)) < 500
+    else:
+        assert outside.parse(json.dumps(value, allow_nan=False)) == value
+
+
+def test_a_hostile_document_is_refused_within_300_mb_of_memory():
+    script = """
+import resource
+from store import outside
+resource.setrlimit(resource.RLIMIT_AS, (300 << 20, 300 << 20))
+for document in (b"[" * 16_000_000, b'{"a":' * 3_000_000, b"[[]," * 4_000_000, b'["' + b"\\\\" * 15_000_000):
+    try:
+        outside.parse(document)
+    except outside.Unreadable:
+        continue
+    raise SystemExit("it was read")
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["ARTIFACT.json", FILE["path"]])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link out", "link to itself", "socket"])
+def test_what_is_no_regular_file_is_damage_and_nothing_waits_for_it(root, tmp_path, name, kind):
+    shutil.copytree(root, tmp_path / "store", symlinks=True)
+    path = tmp_path / "store/bad" / name
+    path.parent.joinpath("ARTIFACT.json").write_text(json.dumps({**MANIFEST, "files": [{**FILE, "size": 0}]}))
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        os.mknod(path, 0o140644)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/etc/hostname" if kind == "link out" else path)
+    found = {one.name: one.problem for one in Store(tmp_path / "store").artifacts()}
+    assert found["good"] == "" and (found.get("bad") or (name, kind) == ("ARTIFACT.json", "folder"))
+    assert Store(tmp_path / "store").check("bad").problem
+
+
+def test_names_that_a_terminal_cannot_show_are_told_escaped(root, tmp_path):
+    shutil.copytree(root, tmp_path / "store", symlinks=True)
+    odd = os.fsencode(tmp_path / "store") + b"/x\xff\x1b[2J"
+    os.mkdir(odd)
+    Path(os.fsdecode(odd), "ARTIFACT.json").write_text("{}")
+    Path(os.fsdecode(os.fsencode(tmp_path / "store/good") + b"/\xff")).touch()
+    for one in Store(tmp_path / "store").artifacts():
+        assert f"{one.name}{one.problem}".isprintable() and f"{one.name}{one.problem}".encode() and one.problem
+
+
+@pytest.mark.parametrize("path", ["/etc/hostname", "../x", "link/hostname", "a/../../x", "a\0b", "", "."])
+def test_a_path_that_leads_out_of_its_folder_is_refused_wherever_links_lead(tmp_path, path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/link").symlink_to("/etc")
+    with pytest.raises(outside.Unreadable):
+        outside.within(tmp_path / "in", path)
+
+
+def test_a_manifest_of_flat_files_names_none_in_a_folder():
+    for path in ("x/model.safetensors", ".lock", "other.artifact.json"):
+        said = {**MANIFEST, "flat": True, "files": [{**FILE, "path": path}]}
+        with pytest.raises(ValueError, match="flat"):
+            Manifest.from_json(json.dumps(said).encode())
+
+
+def test_what_our_own_writers_write_is_read():
+    assert Checkpoint.parse(json.dumps(CHECKPOINT).encode(), "step-000000005").files[0].size == 2
+    assert Manifest.from_json(Manifest.from_json(json.dumps(MANIFEST).encode()).to_json().encode()).name == "bad"
