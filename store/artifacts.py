@@ -11,7 +11,7 @@ from typing import Any
 
 from store import credentials
 from store.folder_store import FolderStore
-from store.manifest import Artifact, Manifest
+from store.manifest import Artifact, Manifest, StoreError, is_kept
 from store.remote_store import RemoteStore
 from store.seam import open_place
 
@@ -28,13 +28,28 @@ class Store:
     def publish(
         self, folder: str | Path, name: str, fingerprint: str, about: Mapping[str, Any], flat: bool = False
     ) -> None:
-        """Copy the files of `folder` under `name`, in place of what was there, once they were read back.
+        """Keep the files of `folder` by their fingerprint, once they were read back, and have `name` stand for them.
 
-        flat: the files (no subfolders) lie at the store's root, beside the manifest `<name>.artifact.json`.
-        Of two publishers of one name the last wins, whole, or one of them is refused. Raises StoreError; what was
-        there is then still there, or, in a store that changes one object at a time, missing.
+        flat: under the name they lie (no subfolders) at the store's root, beside `<name>.artifact.json`.
+        What has that fingerprint and is whole stays as it is. Of two publishers of one name the last wins, whole, or
+        one of them is refused. Raises StoreError; what was there is then still there.
         """
         self._kind.publish(Path(folder), name, fingerprint, about, flat)
+
+    def write_down(self, folder: str | Path, name: str, fingerprint: str, about: Mapping[str, Any]) -> None:
+        """Copy the files of `folder` under `name`, in place of what was there: a note, of which the newest counts.
+
+        Raises StoreError; what was there is then still there, or missing where one object changes at a time.
+        """
+        self._kind.write_down(Path(folder), name, fingerprint, about)
+
+    def point(self, name: str, fingerprint: str) -> None:
+        """Have `name` stand for the artifact of its kind and that fingerprint. Raises StoreError when there is none."""
+        self._kind.point(name, fingerprint, flat=False)
+
+    def remove(self, artifact: str) -> None:
+        """Remove an artifact by the name under which it is kept. Raises StoreError."""
+        self._kind.remove(artifact)
 
     def check_writable(self) -> None:
         """Raises NoStore when no file can be written where the store is, or will be; StoreError when it does not say.
@@ -44,15 +59,27 @@ class Store:
         self._kind.check_writable()
 
     def artifacts(self) -> list[Artifact]:
-        """Every artifact, by name. In a folder each was verified by sha256; elsewhere by what its store lists."""
-        return self._kind.artifacts()
+        """Every artifact that a name stands for, by name; see `everything`."""
+        return self.everything()[0]
+
+    def everything(self) -> tuple[list[Artifact], list[Artifact]]:
+        """What names stand for, and what is kept by its fingerprint, each by name.
+
+        In a folder each was verified by sha256; elsewhere by what its store lists.
+        """
+        found = self._kind.artifacts()
+        return [one for one in found if not is_kept(one.name)], [one for one in found if is_kept(one.name)]
 
     def check(self, name: str, deep: bool = False) -> Artifact:
-        """The artifact of that name, verified; `problem` says when it is missing or damaged.
+        """The artifact that a name stands for, verified; `problem` says when it is missing or damaged.
 
         deep: read every byte also where the store is asked over a network.
         """
         return self._kind.check(name, deep)
+
+    def find(self, name: str, fingerprint: str) -> Artifact:
+        """The artifact of that fingerprint and of the kind of `name`, verified, whatever the name stands for now."""
+        return self._kind.find(name, fingerprint)[0]
 
     def path(self, name: str, fingerprint: str) -> Path:
         """The folder with the files of that artifact, every byte verified just now; brought here first from elsewhere.
@@ -62,5 +89,15 @@ class Store:
         return self._kind.path(name, fingerprint)
 
     def manifest(self, name: str) -> Manifest:
-        """What is written down about that artifact; nothing is verified. Raises StoreError when there is none."""
+        """What is written down about the artifact that a name stands for; nothing is verified.
+
+        Raises StoreError when there is none.
+        """
         return self._kind.manifest(name)
+
+    def manifest_of(self, name: str, fingerprint: str) -> Manifest:
+        """The same of the artifact of that fingerprint and of the kind of `name`. Raises StoreError."""
+        found, where = self._kind.find(name, fingerprint)
+        if found.problem:
+            raise StoreError(f"{name} in {self.uri}: {found.problem}")
+        return self._kind.manifest(where)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from store import local, outside
 from store.manifest import StoreError
-from store.seam import PART_BYTES, Entry, Place, Source
+from store.seam import PART_BYTES, Copy, Entry, Place, Source
 
 
 class Folder(Place):
@@ -44,7 +44,7 @@ class Folder(Place):
                 raise StoreError(f"{folder} leads out of the store through a symbolic link")
             try:
                 with open(draft, "wb") as file:
-                    for piece in _pieces(source):
+                    for piece in _pieces(Path(self.root, source.name) if isinstance(source, Copy) else source):
                         file.write(piece)
                     file.flush()
                     os.fsync(file.fileno())
@@ -73,7 +73,7 @@ class Folder(Place):
         return f"mkdir -p {self.root}"
 
 
-def _pieces(source: Source) -> Iterator[bytes]:
+def _pieces(source: Path | bytes) -> Iterator[bytes]:
     if isinstance(source, bytes):
         yield source
         return

@@ -1,13 +1,17 @@
 """Artifacts in a folder of this machine.
 
-    <store>/<name>/...  and  <store>/<name>/ARTIFACT.json       an artifact
-    <store>/...         and  <store>/<name>.artifact.json       a flat one: its files lie at the root
+    <store>/by-fingerprint/<kind>/<fingerprint>/...             an artifact, for as long as something refers to it
+    <store>/<name>/...  and  <store>/<name>/ARTIFACT.json       a name that stands for one: its files, by hard links
+    <store>/...         and  <store>/<name>.artifact.json       a flat name: its files lie at the root
 
-An artifact is copied into `.tmp-<uuid>` beside its place, synced, read back, given its manifest, and swapped in. What a
-dead writer left is swept: finished when it was whole and its place is empty, removed otherwise.
+An artifact is copied into `.tmp-<uuid>` beside its place, synced, read back, given its manifest, and moved in, where it
+is never replaced while it is whole. Names are swapped. What a dead writer left is swept: finished when it was whole and
+its place is empty, removed otherwise. What 8284afb published lies under its name alone; it is kept by its fingerprint,
+too, before its name stands for something else.
 """
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -17,6 +21,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +29,20 @@ from store import local, outside
 from store.manifest import (
     FLAT_MANIFEST,
     MANIFEST,
+    MISSING,
     Artifact,
     FileEntry,
     Manifest,
     NoStore,
     StoreError,
     check_name,
+    choose,
     is_hidden,
+    is_kept,
     is_manifest,
+    kept_name,
     name_at,
+    other,
     places,
     sources_of,
 )
@@ -47,22 +57,111 @@ class FolderStore:
         self._root = os.path.realpath(uri.removeprefix("file://"))
 
     def publish(self, folder: Path, name: str, fingerprint: str, about: Mapping[str, Any], flat: bool) -> None:
-        """Copy the files of `folder` under `name`, in place of what was there, once they were read back.
+        """Keep the files of `folder` by their fingerprint once they were read back; `name` stands for them then.
 
-        flat: the files (no subfolders) lie at the store's root, beside the manifest `<name>.artifact.json`.
-        Of two publishers of one name the last wins, whole. Raises StoreError; what was there is then still there.
+        Of two publishers of one fingerprint the first one's files are kept, of one name the last one's choice.
+        Raises StoreError; what was there is then still there.
         """
-        sources = sources_of(Path(folder), name, flat)
+        sources = sources_of(Path(folder), check_name(name), flat)
+        kept = kept_name(name, fingerprint)
         try:
-            with self._staging(check_name(name)) as staging, _pool() as pool:
-                files = tuple(pool.map(lambda path: self._copy(Path(folder, path), path, staging), sources))
-                manifest = Manifest(name, fingerprint, about, files, time.time(), flat)
+            self._refuse_overlap(Manifest(name, fingerprint, about, (), 0.0, flat))
+            before = self.check(kept)
+            if before.problem:
+                whole = Manifest(kept, fingerprint, about, (), time.time())
+                self._write(folder, sources, whole, replaces=before.problem != MISSING)
+            self.point(name, fingerprint, flat)
+        except OSError as error:
+            raise StoreError(f"publishing {name} to {self.uri}: {error}") from error
+
+    def write_down(self, folder: Path, name: str, fingerprint: str, about: Mapping[str, Any]) -> None:
+        """Copy the files of `folder` under `name`, in place of what was there; nothing of that is kept.
+
+        Raises StoreError; what was there is then still there.
+        """
+        sources = sources_of(Path(folder), check_name(name), flat=False)
+        try:
+            self._write(folder, sources, Manifest(name, fingerprint, about, (), time.time()))
+        except OSError as error:
+            raise StoreError(f"writing {name} to {self.uri}: {error}") from error
+
+    def _write(self, folder: Path, sources: list[str], manifest: Manifest, replaces: bool = True) -> None:
+        """replaces: what is in its place by then; else the first one's files stay."""
+        with self._staging(manifest.name) as staging, _pool() as pool:
+            files = tuple(pool.map(lambda path: self._copy(Path(folder, path), path, staging), sources))
+            manifest = replace(manifest, files=files)
+            local.replace(f"{staging}/{MANIFEST}", manifest.to_json().encode())
+            self._sync(staging)
+            with self._locked(exclusive=True):
+                if replaces or not os.path.exists(self._at(f"{manifest.name}/{MANIFEST}")):
+                    self._swap(staging, manifest)
+
+    def point(self, name: str, fingerprint: str, flat: bool) -> None:
+        """Have `name` stand for the artifact of that fingerprint, from one moment to the next.
+
+        Raises StoreError when there is none, or a file of the user's is in the place of the name.
+        """
+        kept = kept_name(name, fingerprint)
+        try:
+            if not os.path.exists(self._at(f"{kept}/{MANIFEST}")):
+                self._keep(name, fingerprint)
+            with self._staging(check_name(name)) as staging:
+                manifest = replace(self.manifest(kept), name=name, flat=flat)
+                for entry in manifest.files:
+                    self._link(f"{self._at(kept)}/{entry.path}", f"{staging}/{entry.path}")
                 local.replace(f"{staging}/{MANIFEST}", manifest.to_json().encode())
                 self._sync(staging)
+                before = self.check_fingerprint(name)
+                if before not in ("", fingerprint):
+                    self._keep(name, before)
                 with self._locked(exclusive=True):
                     self._swap(staging, manifest)
         except OSError as error:
-            raise StoreError(f"publishing {name} to {self.uri}: {error}") from error
+            raise StoreError(f"{name} in {self.uri}: {error}") from error
+
+    def _keep(self, name: str, fingerprint: str) -> None:
+        """Keep by its fingerprint what lies under a name alone. Raises StoreError when it is another artifact."""
+        kept = kept_name(name, fingerprint)
+        if os.path.exists(self._at(f"{kept}/{MANIFEST}")):
+            return
+        manifest = self.manifest(name)
+        if manifest.fingerprint != fingerprint:
+            raise StoreError(f"{name} in {self.uri}: {other(manifest.fingerprint, fingerprint)}")
+        with self._staging(kept) as staging:
+            for entry in manifest.files:
+                self._link(self._at(manifest.place(entry.path)), f"{staging}/{entry.path}")
+            whole = replace(manifest, name=kept, flat=False)
+            local.replace(f"{staging}/{MANIFEST}", whole.to_json().encode())
+            self._sync(staging)
+            with self._locked(exclusive=True):
+                if not os.path.exists(self._at(f"{kept}/{MANIFEST}")):
+                    self._swap(staging, whole)
+
+    def _link(self, source: str, target: str) -> None:
+        """Give a file a second name, or copy it where the file system has no links."""
+        os.makedirs(target.rpartition("/")[0], exist_ok=True)
+        if os.path.realpath(source) != source:
+            raise StoreError(f"{source} is reached through a symbolic link")
+        try:
+            os.link(source, target)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EXDEV, errno.ENOSYS):
+                raise
+            shutil.copyfile(source, target)
+            local.sync(target)
+
+    def remove(self, kept: str) -> None:
+        """Remove an artifact that is kept by its fingerprint. Raises StoreError."""
+        assert is_kept(kept), kept
+        try:
+            with self._locked(exclusive=True):
+                trash = f"{self._at(kept).rpartition('/')[0]}/.trash-{uuid.uuid4().hex}"
+                os.rename(self._at(kept), trash)
+                shutil.rmtree(trash)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StoreError(f"removing {kept} from {self.uri}: {error}") from error
 
     def check_writable(self) -> None:
         """Raises NoStore when no file can be written where the store is, or will be. Leaves nothing behind."""
@@ -87,26 +186,34 @@ class FolderStore:
             return self._verify(manifests, paths)
 
     def check(self, name: str, deep: bool = False) -> Artifact:
-        """The artifact of that name, verified; `problem` says when it is missing or damaged."""
+        """The artifact that a name stands for, verified; `problem` says when it is missing or damaged."""
         check_name(name)
         with self._locked(exclusive=False):
             for manifest in places(name):
                 if os.path.exists(self._at(manifest)):
                     return self._verify([manifest], self._find(self._at(name)))[0]
-        return Artifact(name, "", "it is missing")
+        return Artifact(name, "", MISSING)
 
     def path(self, name: str, fingerprint: str) -> Path:
         """The folder with the files of that artifact, verified just now.
 
         Raises StoreError when it is missing, damaged or has another fingerprint.
         """
-        found = self.check(name)
+        found, where = self.find(name, fingerprint)
         if found.problem:
             raise StoreError(f"{name} in {self.uri}: {found.problem}")
-        if found.fingerprint != fingerprint:
-            seen = f"its fingerprint is {found.fingerprint}, wanted is {fingerprint}"
-            raise StoreError(f"{name} in {self.uri}: {seen}: another launch has replaced it; launch again")
-        return Path(self._at(name)) if os.path.exists(self._at(f"{name}/{MANIFEST}")) else Path(self._root)
+        return Path(self._at(where)) if os.path.exists(self._at(f"{where}/{MANIFEST}")) else Path(self._root)
+
+    def find(self, name: str, fingerprint: str) -> tuple[Artifact, str]:
+        """The artifact of that fingerprint, verified, and under which name it lies: for good, or under `name` alone."""
+        return choose(name, fingerprint, self.check)
+
+    def check_fingerprint(self, name: str) -> str:
+        """The fingerprint that stands under a name, unverified; "" when there is none that can be read."""
+        try:
+            return self.manifest(name).fingerprint
+        except StoreError:
+            return ""
 
     def manifest(self, name: str) -> Manifest:
         """What is written down about that artifact; nothing is verified. Raises StoreError when there is none."""
@@ -116,18 +223,23 @@ class FolderStore:
                     return self._read(self._at(place))
                 except ValueError as error:
                     raise StoreError(f"{name} in {self.uri}: {error}") from None
-        raise StoreError(f"{name} in {self.uri}: it is missing")
+        raise StoreError(f"{name} in {self.uri}: {MISSING}")
 
     def adopt(self, folder: Path, manifest: Manifest) -> None:
         """Take a folder of this disk, whose files were verified, as that artifact. Raises StoreError."""
+        kept = kept_name(manifest.name, manifest.fingerprint)
+        whole = replace(manifest, name=kept, flat=False)
         try:
-            local.replace(folder / MANIFEST, manifest.to_json().encode())
-            self._sync(str(folder))
-            with self._locked(exclusive=True):
-                os.makedirs(self._at(manifest.name).rpartition("/")[0], exist_ok=True)
-                self._swap(str(folder), manifest)
-            if manifest.flat:
+            if self.check(kept).problem:
+                local.replace(folder / MANIFEST, whole.to_json().encode())
+                self._sync(str(folder))
+                with self._locked(exclusive=True):
+                    os.makedirs(self._at(kept).rpartition("/")[0], exist_ok=True)
+                    self._swap(str(folder), whole)
+            else:
                 shutil.rmtree(folder)
+            if not is_kept(manifest.name):
+                self.point(manifest.name, manifest.fingerprint, manifest.flat)
         except OSError as error:
             raise StoreError(f"taking over {manifest.name} into {self.uri}: {error}") from error
 
@@ -207,9 +319,9 @@ class FolderStore:
             others = [f"{'/'.join(parts[:depth])}/{MANIFEST}" for depth in range(1, len(parts))]
             others += [path for path in self._find(self._at(name)) if is_manifest(path) and not is_hidden(path)]
             others += [f"{name}{FLAT_MANIFEST}"]
-        for other in others:
-            if (other != f"{name}/{MANIFEST}" or manifest.flat) and os.path.exists(self._at(other)):
-                raise StoreError(f"{name} in {self.uri}: {other} is there, and one would hold the other")
+        for one in others:
+            if (one != f"{name}/{MANIFEST}" or manifest.flat) and os.path.exists(self._at(one)):
+                raise StoreError(f"{name} in {self.uri}: {one} is there, and one would hold the other")
 
     def _sweep(self) -> None:
         """End what dead writers left. Of other machines' writers nobody knows whether they are dead."""
@@ -263,11 +375,11 @@ class FolderStore:
                 extra = [one for one in paths if base and one.startswith(base) and one not in known]
                 extra = [one for one in extra if not is_hidden(one)]
                 problem = f"{outside.printable(extra[0])} is not in its manifest" if extra else ""
-                waiting.append((Artifact(name, manifest.fingerprint, problem, manifest.about), problems))
+                waiting.append((manifest.artifact(problem), problems))
             found = []
             for artifact, problems in waiting:
                 wrong = [one for one in (artifact.problem, *(problem.result() for problem in problems)) if one]
-                found.append(Artifact(artifact.name, artifact.fingerprint, "; ".join(wrong[:3]), artifact.about))
+                found.append(replace(artifact, problem="; ".join(wrong[:3])))
         verified.save()
         return found
 

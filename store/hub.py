@@ -22,7 +22,7 @@ from typing import IO, Any
 from store import credentials
 from store.manifest import NoStore, StoreError
 from store.patience import Again, Conflict, Patience, clean
-from store.seam import PART_BYTES, Entry, Place, Source
+from store.seam import PART_BYTES, Copy, Entry, Place, Source
 
 AGAIN = {408, 429, 500, 502, 503, 504}
 HINT = "set HUGGINGFACEHUB_API_TOKEN or HF_TOKEN to a token that may write there"
@@ -130,7 +130,7 @@ class Repository(Place):
         self._api  # noqa: B018 its deadlines hold for the uploads
         ours, gone = dict(new), list(gone)
         with contextlib.ExitStack() as open_files:
-            adds = {name: self._bring(name, source, open_files) for name, source in ours.items()}
+            adds = {name: self._operation(name, source, open_files) for name, source in ours.items()}
             for _ in range(TRIES):
                 head = self.pin()
                 there = self.listing(at=head)
@@ -147,7 +147,14 @@ class Repository(Place):
                         return
             raise Conflict(f"{self.uri}: others commit there all the time; tried {TRIES} times")
 
-    def _bring(self, name: str, source: Source, open_files: contextlib.ExitStack) -> Any:
+    def _operation(self, name: str, source: Source, open_files: contextlib.ExitStack) -> Any:
+        from huggingface_hub import CommitOperationCopy
+
+        if isinstance(source, Copy):
+            return CommitOperationCopy(src_path_in_repo=self.prefix + source.name, path_in_repo=self.prefix + name)
+        return self._bring(name, source, open_files)
+
+    def _bring(self, name: str, source: Path | bytes, open_files: contextlib.ExitStack) -> Any:
         """The file as part of a commit to be; a large one is on the hub when this returns."""
         from huggingface_hub import CommitOperationAdd
 
@@ -275,6 +282,8 @@ class _Moved(Exception):
 
 def _versions(source: Source) -> tuple[str, str]:
     """How the hub would name that content: as a large file, and as a small one (which is git's own way)."""
+    if isinstance(source, Copy):
+        return source.version, source.version
     size = len(source) if isinstance(source, bytes) else source.stat().st_size
     large, small = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
     for piece in _pieces(source):
@@ -283,7 +292,7 @@ def _versions(source: Source) -> tuple[str, str]:
     return large.hexdigest(), small.hexdigest()
 
 
-def _pieces(source: Source) -> Iterator[bytes]:
+def _pieces(source: Path | bytes) -> Iterator[bytes]:
     if isinstance(source, bytes):
         yield source
         return

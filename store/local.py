@@ -7,6 +7,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from store import outside
 
@@ -83,9 +84,14 @@ class Verified:
             self._known = outside.load(os.path.join(root, VERIFIED), VERIFIED_BYTES, VERIFIED_BYTES // 16)
         except (OSError, ValueError):  # absent or damaged: everything is read again
             self._known = {}
+        self._names: dict[Any, str] = {}  # by inode
+        for path, one in self._known.items():
+            if type(one) is list and len(one) == 5 and type(one[3]) is int:
+                self._names[one[3]] = path
 
     def get(self, path: str, stat: os.stat_result) -> str | None:
-        known = self._known.get(path)
+        """The sha256 that this file had under that name, or under another one."""
+        known = self._known.get(path) or self._known.get(self._names.get(stat.st_ino, ""))
         if type(known) is not list or known[:-1] != _stamp(stat) or type(known[-1]) is not str:
             return None
         return known[-1]
@@ -94,6 +100,7 @@ class Verified:
         settled = time.time_ns() - max(before.st_mtime_ns, before.st_ctime_ns) > SETTLED_NS
         if settled and _stamp(before) == _stamp(after):
             self._known[path] = [*_stamp(before), digest]
+            self._names[before.st_ino] = path
             self._changed = True
 
     def save(self) -> None:

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 from store import outside
 
 SCHEMA = 1
+MISSING = "it is missing"
 MANIFEST = "ARTIFACT.json"  # in the artifact's folder
 FLAT_MANIFEST = ".artifact.json"  # after the name, at the store's root
 BY_FINGERPRINT = "by-fingerprint"  # <kind>/<fingerprint>: every artifact once; the names beside it are pointers
@@ -39,6 +40,8 @@ class Artifact:
     fingerprint: str
     problem: str = ""  # "" = whole; else what is wrong, in words
     about: Mapping[str, Any] = field(default_factory=dict)  # whatever its maker wrote
+    num_bytes: int = field(default=0, compare=False)
+    published_at: float = field(default=0.0, compare=False)  # UTC epoch seconds
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,11 @@ class Manifest:
     def place(self, path: str) -> str:
         """Where a file of the artifact lies, under the store's root."""
         return path if self.flat else f"{self.name}/{path}"
+
+    def artifact(self, problem: str = "") -> Artifact:
+        """What is known of it without its files."""
+        size = sum(entry.size for entry in self.files)
+        return Artifact(self.name, self.fingerprint, problem, self.about, size, self.published_at)
 
     def to_json(self) -> str:
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, sort_keys=True) + "\n"
@@ -120,6 +128,26 @@ def entry_of(said: Any) -> FileEntry:
     if not is_harmless(path) or not _SHA256.fullmatch(sha256) or size < 0:
         raise ValueError(f"entry {outside.shown(path)}")
     return FileEntry(path, size, sha256, version)
+
+
+def choose(name: str, fingerprint: str, check: Callable[[str], Artifact]) -> tuple[Artifact, str]:
+    """Return the artifact of that fingerprint, and under which name it lies: for good, or under `name` alone.
+
+    check: looks at one name. `problem` says when it is missing, damaged, or another one than the name stands for.
+    """
+    kept = check(kept_name(name, fingerprint))
+    if not kept.problem or is_kept(name):
+        return kept, kept.name
+    named = check(name)
+    if not named.problem and named.fingerprint == fingerprint:
+        return named, name
+    if kept.fingerprint:  # it is there, and damaged
+        return kept, kept.name
+    return Artifact(name, "", named.problem or other(named.fingerprint, fingerprint)), name
+
+
+def other(seen: str, wanted: str) -> str:
+    return f"its fingerprint is {seen}, wanted is {wanted}; launch again"
 
 
 def places(name: str) -> tuple[str, str]:

@@ -11,10 +11,11 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from store.folder_store import FolderStore
-from store.manifest import FileEntry, Manifest, StoreError
+from store.manifest import FileEntry, Manifest, StoreError, kept_name
 from store.seam import Entry, Place
 
 
@@ -48,7 +49,7 @@ class Mirror:
                     os.link(folder / entry.path, target)
                 except OSError:
                     shutil.copyfile(folder / entry.path, target)
-            self.store.adopt(draft, manifest)
+            self.store.adopt(draft, _kept(manifest))
 
     def _bring_all(self, manifest: Manifest, draft: Path, place: Place, at: str, there: Mapping[str, Entry]) -> None:
         wanted = {draft / entry.path for entry in manifest.files}
@@ -56,15 +57,14 @@ class Mirror:
             path.unlink()  # of another try for the same name
         for entry in manifest.files:
             self._bring(entry, manifest.place(entry.path), draft / entry.path, place, at, there)
-        self.store.adopt(draft, manifest)
+        self.store.adopt(draft, _kept(manifest))
 
     def _holds(self, manifest: Manifest) -> bool:
-        if self.store.check(manifest.name).problem:
+        kept = _kept(manifest).name
+        if self.store.check(kept).problem:
             return False
-        here = {(entry.path, entry.sha256) for entry in self.store.manifest(manifest.name).files}
-        return here == {(entry.path, entry.sha256) for entry in manifest.files} and (
-            self.store.manifest(manifest.name).fingerprint == manifest.fingerprint
-        )
+        here = {(entry.path, entry.sha256) for entry in self.store.manifest(kept).files}
+        return here == {(entry.path, entry.sha256) for entry in manifest.files}
 
     @contextlib.contextmanager
     def _alone(self, manifest: Manifest) -> Iterator[Path]:
@@ -94,3 +94,8 @@ class Mirror:
             if start == 0:
                 break
         raise StoreError(f"{name} in {self.uri}: what was brought is not what was published (its sha256 differs)")
+
+
+def _kept(manifest: Manifest) -> Manifest:
+    """The same artifact under what it is, which is all that a copy is asked for."""
+    return replace(manifest, name=kept_name(manifest.name, manifest.fingerprint), flat=False)

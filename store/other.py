@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from store.manifest import NoStore
-from store.seam import Entry, Place, Source
+from store.seam import Copy, Entry, Place, Source
 
 
 class Other(Place):
@@ -32,7 +32,9 @@ class Other(Place):
         for name, source in new.items():
             path = f"{self._root}/{name}"
             self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-            if isinstance(source, Path):
+            if isinstance(source, Copy):
+                self._fs.cp_file(f"{self._root}/{source.name}", path)
+            elif isinstance(source, Path):
                 self._fs.put_file(str(source), path)
             else:
                 self._fs.pipe_file(path, source)

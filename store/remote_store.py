@@ -6,6 +6,7 @@ nobody else has put one there meanwhile. Either way, what has no manifest that v
 named by a pinned revision where there is one, and by sha256 always.
 """
 
+import contextlib
 import hashlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,21 +18,26 @@ from typing import Any
 from store import outside
 from store.manifest import (
     MANIFEST,
+    MISSING,
     Artifact,
     FileEntry,
     Manifest,
     NoStore,
     StoreError,
     check_name,
+    choose,
     is_hidden,
+    is_kept,
     is_manifest,
+    kept_name,
     name_at,
+    other,
     places,
     sources_of,
 )
 from store.mirror import Mirror
 from store.patience import clean
-from store.seam import Entry, Place
+from store.seam import Copy, Entry, Place
 
 THREADS = 8
 RUNS = "runs/"  # what runs at work leave there is no artifact
@@ -42,25 +48,99 @@ class RemoteStore:
         self.place, self.uri = place, place.uri
 
     def publish(self, folder: Path, name: str, fingerprint: str, about: Mapping[str, Any], flat: bool) -> None:
-        """Raises StoreError; then what was there is still there, or missing where the place is not atomic."""
+        """Keep the files of `folder` by their fingerprint, then have `name` stand for them. Raises StoreError."""
         sources = sources_of(folder, check_name(name), flat)
-        where, other = places(name)[flat], places(name)[not flat]
+        kept = kept_name(name, fingerprint)
         try:
-            entries = tuple(self._entry(folder / path, path) for path in sources)
             there = self.place.listing()
-            _refuse_overlap(self.uri, name, flat, other, there)
-            before = self._files_of(where, there)
-            manifest = Manifest(name, fingerprint, about, entries, time(), flat)
-            new = {manifest.place(path): folder / path for path in sources}
-            gone = [path for path in before if path not in new]
-            seen = there[where].version if where in there else ""
-            if self.place.is_atomic:
-                self._put_at_once(new, gone, where, manifest, seen)
-            else:
-                manifest = self._put_one_by_one(new, gone, where, manifest, there)
-            Mirror(self.uri).seed(folder, manifest)
+            _refuse_overlap(self.uri, name, flat, there)
+            if self._look(kept, there).problem:
+                manifest = self._write(folder, sources, Manifest(kept, fingerprint, about, (), time()), there)
+                Mirror(self.uri).seed(folder, manifest)
+            self.point(name, fingerprint, flat)
         except OSError as error:
             raise StoreError(f"publishing {name} to {self.uri}: {error}") from error
+
+    def write_down(self, folder: Path, name: str, fingerprint: str, about: Mapping[str, Any]) -> None:
+        """Raises StoreError; then what was there is still there, or missing where the place is not atomic."""
+        sources = sources_of(folder, check_name(name), flat=False)
+        try:
+            there = self.place.listing()
+            _refuse_overlap(self.uri, name, False, there)
+            self._write(folder, sources, Manifest(name, fingerprint, about, (), time()), there)
+        except OSError as error:
+            raise StoreError(f"writing {name} to {self.uri}: {error}") from error
+
+    def _write(self, folder: Path, sources: list[str], manifest: Manifest, there: Mapping[str, Entry]) -> Manifest:
+        where = places(manifest.name)[0]
+        manifest = replace(manifest, files=tuple(self._entry(folder / path, path) for path in sources))
+        new = {manifest.place(path): folder / path for path in sources}
+        gone = [path for path in self._files_of(where, there) if path not in new]
+        seen = there[where].version if where in there else ""
+        if not self.place.is_atomic:
+            return self._put_one_by_one(new, gone, where, manifest, there)
+        self._put_at_once(new, gone, where, manifest, seen)
+        return manifest
+
+    def point(self, name: str, fingerprint: str, flat: bool) -> None:
+        """Have `name` stand for the artifact of that fingerprint; its files are copied where they lie.
+
+        Raises StoreError when there is none; then the name stands for what it stood for, or for nothing where the
+        place is not atomic.
+        """
+        where = places(check_name(name))[flat]
+        there = self.place.listing()
+        _refuse_overlap(self.uri, name, flat, there)
+        self._keep(name, fingerprint, there)
+        before = ""
+        if where in there:
+            with contextlib.suppress(ValueError):
+                before = self._read(where, "").fingerprint
+            if before not in ("", fingerprint):  # it stays what it is under its fingerprint
+                self._keep(name, before, there)
+        kept = self._read(places(kept_name(name, fingerprint))[0], "")
+        view = replace(kept, name=name, flat=flat)
+        self._copy(kept, view, where, there)
+
+    def _keep(self, name: str, fingerprint: str, there: Mapping[str, Entry]) -> None:
+        """Keep by its fingerprint what lies under a name alone. Raises StoreError when it is another artifact."""
+        kept = kept_name(name, fingerprint)
+        if places(kept)[0] in there or places(kept)[0] in self.place.listing(kept):
+            return
+        manifest = self.manifest(name)
+        if manifest.fingerprint != fingerprint:
+            raise StoreError(f"{name} in {self.uri}: {other(manifest.fingerprint, fingerprint)}")
+        self._copy(manifest, replace(manifest, name=kept, flat=False), places(kept)[0], there)
+
+    def _copy(self, source: Manifest, target: Manifest, where: str, there: Mapping[str, Entry]) -> None:
+        """Make one artifact out of another where they lie; the manifest comes last."""
+        now = self.place.listing()
+        old = {entry.path: source.place(entry.path) for entry in source.files}
+        if lost := [one for one in old.values() if one not in now]:
+            raise StoreError(f"{source.name} in {self.uri}: {lost[0]} is missing")
+        new = {target.place(path): Copy(one, now[one].size, now[one].version) for path, one in old.items()}
+        gone = [path for path in self._files_of(where, there) if path not in new]
+        seen = there[where].version if where in there else ""
+        if self.place.is_atomic:
+            guard = (where, seen) if self.place.compares_and_sets else None
+            self.place.put({**new, where: target.to_json().encode()}, gone, guard)
+            return
+        if where in there:
+            self.place.put({}, [where])
+        self.place.put(new)
+        now = self.place.listing()
+        files = tuple(replace(entry, version=now[target.place(entry.path)].version) for entry in target.files)
+        guard = (where, "") if self.place.compares_and_sets else None
+        self.place.put({where: replace(target, files=files).to_json().encode()}, gone, guard)
+
+    def remove(self, kept: str) -> None:
+        """Remove an artifact that is kept by its fingerprint: first of all its manifest. Raises StoreError."""
+        assert is_kept(kept), kept
+        there = self.place.listing(kept)
+        manifest = places(kept)[0]
+        if manifest in there:
+            self.place.put({}, [manifest])
+        self.place.put({}, [path for path in there if path != manifest])
 
     def check_writable(self) -> None:
         """Raises NoStore when files may not be written there, StoreError when it does not say."""
@@ -81,24 +161,30 @@ class RemoteStore:
             return list(pool.map(lambda path: self._verified(path, there, at, deep=False), sorted(manifests)))
 
     def check(self, name: str, deep: bool = False) -> Artifact:
-        check_name(name)
         at = self.place.pin()
-        there = self.place.listing(at=at)
+        return self._look(check_name(name), self.place.listing(at=at), at, deep)
+
+    def _look(self, name: str, there: Mapping[str, Entry], at: str = "", deep: bool = False) -> Artifact:
         for manifest in places(name):
             if manifest in there:
                 return self._verified(manifest, there, at, deep)
-        return Artifact(name, "", "it is missing")
+        return Artifact(name, "", MISSING)
+
+    def find(self, name: str, fingerprint: str) -> tuple[Artifact, str]:
+        """The artifact of that fingerprint, and under which name it lies: for good, or under `name` alone."""
+        at = self.place.pin()
+        return self._find(name, fingerprint, self.place.listing(at=at), at)
+
+    def _find(self, name: str, fingerprint: str, there: Mapping[str, Entry], at: str) -> tuple[Artifact, str]:
+        return choose(name, fingerprint, lambda one: self._look(check_name(one), there, at))
 
     def path(self, name: str, fingerprint: str) -> Path:
         at = self.place.pin()
         there = self.place.listing(at=at)
-        where = next((one for one in places(check_name(name)) if one in there), "")
-        found = self._verified(where, there, at, deep=False) if where else Artifact(name, "", "it is missing")
+        found, lies = self._find(name, fingerprint, there, at)
         if found.problem:
             raise StoreError(f"{name} in {self.uri}: {found.problem}")
-        if found.fingerprint != fingerprint:
-            seen = f"its fingerprint is {found.fingerprint}, wanted is {fingerprint}"
-            raise StoreError(f"{name} in {self.uri}: {seen}: another launch has replaced it; launch again")
+        where = next(one for one in places(lies) if one in there)
         return Mirror(self.uri).bring(self._read(where, at), self.place, at, there)
 
     def manifest(self, name: str) -> Manifest:
@@ -110,7 +196,7 @@ class RemoteStore:
                 continue
             except ValueError as error:
                 raise StoreError(f"{name} in {self.uri}: {error}") from None
-        raise StoreError(f"{name} in {self.uri}: it is missing")
+        raise StoreError(f"{name} in {self.uri}: {MISSING}")
 
     # Writing.
 
@@ -185,7 +271,7 @@ class RemoteStore:
             extra = [path for path in there if path.startswith(f"{name}/") and path not in known]
             problems += [f"{outside.printable(path)} is not in its manifest" for path in extra if not is_hidden(path)]
         wrong = [problem for problem in problems if problem]
-        return Artifact(name, manifest.fingerprint, "; ".join(wrong[:3]), manifest.about)
+        return manifest.artifact("; ".join(wrong[:3]))
 
     def _problem(self, manifest: Manifest, file: FileEntry, there: Mapping[str, Entry], at: str, deep: bool) -> str:
         path = manifest.place(file.path)
@@ -204,9 +290,9 @@ class RemoteStore:
         return Manifest.from_json(self.place.small(where, at))
 
 
-def _refuse_overlap(uri: str, name: str, flat: bool, other: str, there: Mapping[str, Entry]) -> None:
+def _refuse_overlap(uri: str, name: str, flat: bool, there: Mapping[str, Entry]) -> None:
     """An artifact inside another would be replaced with it."""
-    parts = name.split("/")
+    parts, other = name.split("/"), places(name)[not flat]
     clash = [other] if other in there else []
     if not flat:
         above = [f"{'/'.join(parts[:depth])}/{MANIFEST}" for depth in range(1, len(parts))]

@@ -23,9 +23,6 @@ class NotSmall(StoreError, ValueError):
     """What should be a manifest, a mark or a list is larger than any of ours."""
 
 
-Source = Path | bytes  # a file of this machine, or the bytes themselves
-
-
 @dataclass(frozen=True)
 class Entry:
     """One file as its place lists it."""
@@ -35,6 +32,18 @@ class Entry:
     """Another one whenever the content is another; "" where the place has no such thing."""
     sha256: str = ""
     """Where the place itself tells it."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A file that is there already, under another name."""
+
+    name: str
+    size: int
+    version: str = ""
+
+
+Source = Path | bytes | Copy  # a file of this machine, the bytes themselves, or a file of the same place
 
 
 class Place(ABC):

@@ -207,7 +207,7 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
                 return self.lfs(found[1], found[2], json.loads(body), may_write)
             if found := re.fullmatch(rf"/{kind}([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
                 return self.resolve(*found.groups())
-            found = re.fullmatch(r"/api/(?:models|datasets)/([^/]+/[^/]+)(?:/([a-z]+)/([^/]+)(?:/(.*))?)?", path)
+            found = re.fullmatch(r"/api/(?:models|datasets)/([^/]+/[^/]+)(?:/([a-z-]+)/([^/]+)(?:/(.*))?)?", path)
             if not found or found[1] not in hub.repos:
                 return 404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"}
             repo, verb, revision, rest = hub.repos[found[1]], found[2] or "revision", found[3] or "main", found[4] or ""
@@ -218,6 +218,9 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
                 return 200, self.about(found[1], *at), {}
             if verb == "tree":
                 return self.tree(path, at[1], rest, int(query.get("cursor", ["0"])[0]))
+            if verb == "paths-info":
+                asked_for = parse_qs(body.decode())["paths"]
+                return 200, [self.listed(one, at[1][one]) for one in asked_for if one in at[1]], {}
             if verb in ("preupload", "commit") and not may_write:
                 return 403, {"error": "you may only read here"}, {}
             if verb == "preupload":
@@ -245,16 +248,16 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             names = [one for one in sorted(files) if not under or one.startswith(f"{under}/")]
             if under and not names:
                 return 404, {"error": "no entry"}, {"X-Error-Code": "EntryNotFound"}
-            listed = []
-            for name in names[start : start + PAGE]:
-                blob = files[name]
-                one = {"type": "file", "path": name, "size": len(blob.content), "oid": blob.oid}
-                if blob.is_lfs:
-                    oid = hashlib.sha256(blob.content).hexdigest()
-                    one["lfs"] = {"oid": oid, "size": len(blob.content), "pointerSize": 130}
-                listed.append(one)
+            listed = [self.listed(name, files[name]) for name in names[start : start + PAGE]]
             more = f'<{hub.url}{path}?recursive=True&cursor={start + PAGE}>; rel="next"'
             return 200, listed, {"Link": more} if len(names) > start + PAGE else {}
+
+        def listed(self, name: str, blob: Blob) -> dict[str, Any]:
+            one: dict[str, Any] = {"type": "file", "path": name, "size": len(blob.content), "oid": blob.oid}
+            if blob.is_lfs:
+                oid = hashlib.sha256(blob.content).hexdigest()
+                one["lfs"] = {"oid": oid, "size": len(blob.content), "pointerSize": 130}
+            return one
 
         def mode(self, repo: Repo, asked: dict[str, Any]) -> dict[str, Any]:
             mode = "lfs" if asked["size"] > REGULAR_BYTES else "regular"

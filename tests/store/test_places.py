@@ -125,32 +125,47 @@ def test_artifacts_are_published_replaced_verified_and_brought_here_from_any_sto
         assert {one.name for one in place.rglob("*") if one.is_file()} == {"b.bin", "c.txt", "ARTIFACT.json"}
         assert (place / "b.bin").read_bytes() == LARGE
         assert (store.path("who", "f3") / "who.jsonl").read_bytes() == b"[]\n"
-    with pytest.raises(StoreError, match="its fingerprint is f2, wanted is f1"):
-        store.path("datasets/text", "f1")
+        assert (store.path("datasets/text", "f1") / "train/a.txt").read_bytes() == b"alpha"  # what it was, stays
+    with pytest.raises(StoreError, match="its fingerprint is f2, wanted is f7"):
+        store.path("datasets/text", "f7")
+    store.point("datasets/text", "f1")
+    assert store.check("datasets/text", deep=True).fingerprint == "f1"
+    store.remove("by-fingerprint/text/f2")
+    assert [one.fingerprint for one in store.everything()[1]] == ["f1", "f3"]
+    with pytest.raises(StoreError, match="wanted is f2"):
+        store.point("datasets/text", "f2")
+    assert store.check("datasets/text").fingerprint == "f1"
     with pytest.raises(StoreError, match="one would hold the other"):
         store.publish(made, "datasets", "f1", {})
 
 
 @pytest.mark.parametrize("damage", ["flipped", "shorter", "missing", "more", "garbled"])
-def test_damage_in_a_store_elsewhere_is_named_and_never_brought_here(away_uri, tmp_path, monkeypatch, damage):
+@pytest.mark.parametrize("where", ["text", "by-fingerprint/text/f1"])
+def test_damage_in_a_store_elsewhere_is_named_and_never_brought_here(away_uri, tmp_path, monkeypatch, damage, where):
     store, place = Store(away_uri), open_place(away_uri)
     store.publish(folder_of(tmp_path / "made", {"a.bin": LARGE, "b": b"b"}), "text", "f1", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
     if damage == "flipped":
-        place.put({"text/a.bin": LARGE[:-1] + bytes([LARGE[-1] ^ 1])})
+        place.put({f"{where}/a.bin": LARGE[:-1] + bytes([LARGE[-1] ^ 1])})
     elif damage == "shorter":
-        place.put({"text/a.bin": LARGE[:-1]})
+        place.put({f"{where}/a.bin": LARGE[:-1]})
     elif damage == "missing":
-        place.put({}, ["text/a.bin"])
+        place.put({}, [f"{where}/a.bin"])
     elif damage == "more":
-        place.put({"text/c": b"?"})
+        place.put({f"{where}/c": b"?"})
     else:
-        place.put({"text/ARTIFACT.json": b"{"})
+        place.put({f"{where}/ARTIFACT.json": b"{"})
     words = {"flipped": "sha256 differs", "shorter": "has 699999 bytes", "missing": "is missing",
              "more": "not in its manifest", "garbled": "cannot be used"}[damage]  # fmt: skip
-    assert words in store.artifacts()[0].problem and words in store.check("text").problem
-    with pytest.raises(StoreError, match=words):
+    assert words in store.check(where).problem
+    assert words in {one.name: one for some in store.everything() for one in some}[where].problem
+    assert (store.path("text", "f1") / "a.bin").read_bytes() == LARGE  # of the other name
+    place.put({f"{one}/ARTIFACT.json": b"{" for one in ("text", "by-fingerprint/text/f1")})
+    with pytest.raises(StoreError, match="cannot be used"):
         store.path("text", "f1")
+    place.put({}, [f"{where}/c"])
+    store.publish(tmp_path / "made", "text", "f1", {})
+    assert store.check("text", deep=True).problem == ""
 
 
 def test_what_arrives_otherwise_than_it_was_published_is_not_used(hub, tmp_path, monkeypatch):
@@ -177,13 +192,14 @@ def test_what_reads_back_otherwise_is_not_published(hub, tmp_path):
     assert store.artifacts() == [Artifact("text", "f1")]
 
 
-def test_an_artifact_on_a_hub_is_replaced_in_one_commit(hub, tmp_path):
+def test_a_name_on_a_hub_moves_in_one_commit_and_no_large_file_is_sent_again(hub, tmp_path):
     open_place("hf://us/things").create()
     store, repo = Store("hf://us/things"), hub.repos["us/things"]
     store.publish(folder_of(tmp_path / "one", {"a": b"1", "b": b"1"}), "text", "f1", {})
     before = len(repo.commits)
-    store.publish(folder_of(tmp_path / "two", {"a": b"2", "c": b"2"}), "text", "f2", {})
-    assert len(repo.commits) == before + 1
+    store.publish(folder_of(tmp_path / "two", {"a": LARGE, "c": b"2"}), "text", "f2", {})
+    assert len(repo.commits) == before + 2
+    assert sum(one.size for one in hub.asked if one.verb == "PUT") < 1.1 * len(LARGE)
     assert {name for name in repo.files if name.startswith("text/")} == {"text/a", "text/c", "text/ARTIFACT.json"}
 
 
