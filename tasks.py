@@ -6,7 +6,7 @@ sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)  # invoke turns ca
 
 from invoke import Collection  # noqa: E402
 
-from scripts import data, launch, market, pod, pool, program, project, serve, sweep, train  # noqa: E402
+from scripts import data, launch, market, pod, pool, program, project, serve, store, sweep, train  # noqa: E402
 
 program.mend()
 namespace = Collection(
@@ -37,5 +37,6 @@ namespace = Collection(
         *(serve.up, serve.status, serve.scale, serve.down, serve.key, serve.logs, serve.ssh, serve.doctor, serve.bench),
         serve.export,
     ),
+    Collection("store", store.gc),
     *(project.config, project.doctor, project.test, project.check),
 )

@@ -10,6 +10,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,6 +21,7 @@ from infra.pods import folder_of
 from infra.transport import READ_BYTES, Transport
 from store import Manifest, Store, StoreError, places
 from store.local import write_whole
+from store.manifest import kept_name
 from store.run_folder import ENDING, LOG, RunFolder
 
 LIST_S = 30.0
@@ -133,15 +135,18 @@ def words_at_home(op: Op, folder: Path) -> dict[str, Any]:
 def send_artifacts(job: Job, pod: PodFolder, pod_store: str, transport: Transport, home: Store) -> list[str]:
     """Copy to the pod's store what the job reads, and what it has made elsewhere; the names of what was sent."""
     makings = [step.config["making"] for step in job.steps if "making" in step.config]
+    is_old = not any("code" in making for making in makings)
     made = {making["name"]: making["fingerprint"] for making in makings}
     wanted = {one["name"]: one["fingerprint"] for making in makings for one in making["inputs"].values()}
     wanted = {**wanted, **made}
     sent = []
     for name, fingerprint in sorted(wanted.items()):
         is_here = name not in made or is_home(home, name, fingerprint)
-        if is_here and _fingerprint_there(pod, pod_store, name, transport) != fingerprint:
-            folder, manifest = home.path(name, fingerprint), home.manifest(name)
-            place = places(name)[manifest.flat]
+        if is_here and _manifest_there(pod, pod_store, name, fingerprint, transport) is None:
+            folder, manifest = home.path(name, fingerprint), home.manifest_of(name, fingerprint)
+            if is_old:  # its code knows names only
+                manifest = replace(manifest, name=name, flat=name == "identity_conversations")
+            place = places(manifest.name)[manifest.flat]
             root = pod.code / pod_store
             transport.run(["rm", "-f", "--", str(root / place)], timeout_s=LIST_S)  # whole only when it is back
             for entry in manifest.files:
@@ -162,8 +167,8 @@ def bring_artifacts(op: Op, pod_store: str, transport: Transport, home: Store) -
         name, fingerprint = making.get("name", ""), making.get("fingerprint", "")
         if not name or is_home(home, name, fingerprint):
             continue
-        manifest = _manifest_there(pod, pod_store, name, transport)
-        if manifest is None or manifest.fingerprint != fingerprint:
+        manifest = _manifest_there(pod, pod_store, name, fingerprint, transport)
+        if manifest is None:
             continue
         with tempfile.TemporaryDirectory(prefix="slipway-") as draft:
             for entry in manifest.files:
@@ -172,27 +177,23 @@ def bring_artifacts(op: Op, pod_store: str, transport: Transport, home: Store) -
                     raise StoreError(
                         f"{name} from {op.run}: {entry.path} arrived damaged; run again: inv pull {op.run}"
                     )
-            home.publish(draft, name, fingerprint, manifest.about, flat=manifest.flat)
+            home.publish(draft, name, fingerprint, manifest.about, flat=name == "identity_conversations")
         brought.append(name)
     return brought
 
 
 def is_home(home: Store, name: str, fingerprint: str) -> bool:
     """Whether the store at home holds that very artifact, whole."""
-    found = home.check(name)
-    return not found.problem and found.fingerprint == fingerprint
+    return not home.find(name, fingerprint).problem
 
 
-def _fingerprint_there(pod: PodFolder, pod_store: str, name: str, transport: Transport) -> str:
-    manifest = _manifest_there(pod, pod_store, name, transport)
-    return manifest.fingerprint if manifest else ""
-
-
-def _manifest_there(pod: PodFolder, pod_store: str, name: str, transport: Transport) -> Manifest | None:
-    """None when there is none that can be used: then it is made, or sent, again."""
-    for place in places(name):
+def _manifest_there(pod: PodFolder, store: str, name: str, fingerprint: str, transport: Transport) -> Manifest | None:
+    """None when there is none of that fingerprint that can be used: then it is made, or sent, again."""
+    for place in (*places(kept_name(name, fingerprint)), *places(name)):
         with contextlib.suppress(FileNotFoundError, ValueError):
-            return Manifest.from_json(transport.get(pod.code / pod_store / place))
+            found = Manifest.from_json(transport.get(pod.code / store / place))
+            if found.fingerprint == fingerprint:
+                return found
     return None
 
 

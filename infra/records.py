@@ -161,6 +161,8 @@ class Inventory:
     """Under what they are; their names are those of `store.manifest.kept_name`."""
     references: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By fingerprint, who reads it now: runs and services, in words."""
+    num_bytes: int = 0  # of `kept`
+    unread_bytes: int = 0  # of what no name, run or service refers to
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,7 @@ def tokenizer(space: Workspace, digest: str) -> str:
 
 
 def is_there(space: Workspace, name: str, fingerprint: str) -> bool:
-    found = Store(space.store).check(name)
-    return not found.problem and found.fingerprint == fingerprint
+    return not Store(space.store).find(name, fingerprint).problem
 
 
 def link(source: Path, target: Path) -> None:

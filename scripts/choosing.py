@@ -1,6 +1,7 @@
 """Choosing what to rent: the offers that fit, what they would cost, which ends will be armed, and the user's pick."""
 
 import math
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -169,10 +170,11 @@ def check_work(plan: Plan, settings: Settings, with_missing: bool) -> None:
             "give a store off the pod: --store hf://user/repo, s3://bucket/folder or gs://bucket/folder"
         )
     missing = [one.name for one in plan.artifacts if one.step and not one.name.split("/")[0].endswith("_checkpoints")]
-    if missing and not settings.rehearsal and not with_missing:
+    if (missing or plan.untyped) and not settings.rehearsal and not with_missing:
+        first = "" if plan.untyped else "make them here first (the same flags with inv train --prepare) or "
         raise UsageError(
-            f"{', '.join(missing)} would be made on the rented machine, while it bills; "
-            "make them here first (the same flags with inv train --prepare) or give --with-missing"
+            f"{', '.join([*missing, *plan.untyped])} would be made on the rented machine, while it bills, at the price "
+            f"above; {first}do all of it there: {shlex.join(['./inv', *sys.argv[1:], '--with-missing'])}"
         )
 
 

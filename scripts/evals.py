@@ -124,7 +124,7 @@ def keep(settings: Settings, one: Subject, found: Mapping[str, Any]) -> dict[str
     with tempfile.TemporaryDirectory(prefix="slipway-") as folder:
         Path(folder, FILE).write_text(json_format.dumps(whole), encoding="utf-8")
         about = {name: measure["value"] for name, measure in measures.items()}
-        Store(settings.store).publish(folder, one.kept_as, one.fingerprint, about)
+        Store(settings.store).write_down(folder, one.kept_as, one.fingerprint, about)
     return whole
 
 

@@ -122,7 +122,7 @@ class Sweep:
             self.provider,
             *place,
         ]
-        line += [*flags, "--run-name", run.name, "--keep-made", "--yes", "--json"]
+        line += [*flags, "--run-name", run.name, "--keep-made", "--with-missing", "--yes", "--json"]
         log = words.homes(self.settings) / run.name / "launch.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         render.say(f"{time.strftime('%H:%M:%S')} {run.pod}: {run.name} begins")
@@ -146,7 +146,7 @@ class Sweep:
         if code not in (0, DETACHED) and not run.reason:
             run.reason = f"its launch left with exit code {code}; see {log}"
         if run.state == "succeeded":
-            run.loss = Store(self.settings.store).check(run.plan.artifacts[-1].name).about.get("train_loss")
+            run.loss = _loss(self.settings.store, run.plan)
         render.say(f"{time.strftime('%H:%M:%S')} {run.pod}: {run.name} {run.state} {run.reason}".rstrip())
 
 
@@ -230,7 +230,7 @@ def plan_of(name: str, flags: Flags, settings: Settings, vendor: Provider) -> Pl
     rest = {key: flags[key] for key in ("packages", "persona", "seed", "steps", "tag") if key in flags}
     try:
         limits = Limits(time_s=words.seconds(flags.get("ttl", "")), reserve_bytes=own.reserve_bytes)
-        return plan_for(own, request, vendor, limits, phase=flags.get("phase", "sft"), **rest)
+        return plan_for(own, request, vendor, limits, phase=flags.get("phase", "sft"), **rest, with_missing=True)
     except UsageError as error:
         raise UsageError(f"run {name}: {error}") from None
 
@@ -241,23 +241,23 @@ def makings(plan: Plan) -> dict[str, str]:
     return {one["name"]: one["fingerprint"] for one in found}
 
 
-def wants(plan: Plan) -> dict[str, str]:
-    """What the plan's job makes or reads: fingerprints by name."""
-    found = [step.config["making"] for step in plan.job.steps if "making" in step.config] if plan.job else []
-    read = {one["name"]: one["fingerprint"] for making in found for one in making["inputs"].values()}
-    return {**read, **makings(plan)}
+def _loss(store: str, plan: Plan) -> Any:
+    last = plan.artifacts[-1]
+    return Store(store).find(last.name, last.fingerprint).about.get("train_loss")
 
 
 def refuse_rivals(runs: Mapping[str, Run]) -> None:
-    """A store keeps one artifact under a name: runs that want different ones under it would undo each other's work."""
+    """A checkpoint's name stands for one artifact: of runs that make different ones, one could not be found by it."""
     seen: dict[str, tuple[str, str]] = {}
     for run in runs.values():
-        for artifact, fingerprint in wants(run.plan).items():
+        for artifact, fingerprint in makings(run.plan).items():
+            if "_checkpoints/" not in artifact:
+                continue
             other, known = seen.setdefault(artifact, (run.name, fingerprint))
             if known != fingerprint:
                 raise UsageError(
                     f"{other} and {run.name} want different artifacts under the name {artifact}; "
-                    "give them different tags, or what they share the same source and persona"
+                    "give them different tags"
                 )
 
 

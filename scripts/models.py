@@ -1,5 +1,6 @@
 """What the commands of `train.py` do: train a model here, talk to it, hand it on."""
 
+import difflib
 import math
 import os
 from pathlib import Path
@@ -9,7 +10,7 @@ from infra.errors import UsageError
 from infra.records import Request
 from infra.settings import Settings
 from scripts import initial, render, room, steps, words
-from scripts.planning import ROOT, ask_about_made, made_by_words, plan_for
+from scripts.planning import ROOT, ask_about_made, made_by_words, move_names, plan_for
 from scripts.program import print_json
 from scripts.steps import run as run_step
 from store import Artifact, Store
@@ -29,6 +30,7 @@ def train(profile, config, init, source, out, prepare, json, remake, keep_made, 
         plan = plan_for(settings, Request(run="foreground"), here, limits, **{**wanted, "made": made})
     if not json:
         render.show_plan(plan)
+    move_names(plan)
     results = {}
     due = plan.job.steps if plan.job else ()
     if prepare:
@@ -107,8 +109,9 @@ def find_model(settings: Settings, model: str, tag: str) -> tuple[Artifact | Non
     if model and Path(model).expanduser().is_dir():
         return None, Path(model).expanduser().absolute()
     damaged = [f"{name} is damaged ({found[name].problem})" for name in wanted if name in found]
+    near = difflib.get_close_matches(wanted[0], whole, 3)
     known = (
-        f"there is: {', '.join(sorted(whole))}"
+        f"there is: {', '.join(near or sorted(whole))}"
         if whole
         else "there is none yet; make one with: ./inv launch --phase sft"
     )

@@ -19,7 +19,7 @@ from infra.names import check_name
 from infra.records import Request
 from infra.settings import Settings
 from scripts import bring, render, room, steps, training_files, vocabulary, words
-from scripts.planning import plan_for
+from scripts.planning import move_names, plan_for
 from scripts.program import print_json
 from scripts.project import columns
 from scripts.workspace import Workspace, manifest
@@ -152,7 +152,8 @@ def training(
     limits = Limits(reserve_bytes=settings.reserve_bytes)
     here = words.provider(settings, "local")
     plan = plan_for(
-        ours, Request(run="foreground"), here, limits, phase="base", tag=space.experiment, given=given, made="keep"
+        ours, Request(run="foreground"), here, limits, phase="base", tag=space.experiment, given=given, made="keep",
+        with_missing=True,
     )  # fmt: skip
     due = plan.job.steps if plan.job else ()
     about = render.duration(sum(one.estimate_s or 0.0 for one in plan.artifacts))
@@ -160,6 +161,7 @@ def training(
                if due else "training: everything is here")  # fmt: skip
     for step in due:
         steps.run(step.name, step.words, step.config, ours, quiet, space.environ)
+    move_names(plan)
     made = Store(space.store).manifest(f"base_checkpoints/{space.experiment}").about
     lying = hashlib.sha256((space.tokenizer / "tokenizer.json").read_bytes()).hexdigest()
     assert made["tokenizer_sha256"] == lying, f"trained with another tokenizer than {space.tokenizer}"

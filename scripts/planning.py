@@ -1,10 +1,13 @@
 """Flags and the store as they are now -> a plan. Shared by `launch` and `train`."""
 
+import difflib
 import functools
+import math
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +19,9 @@ from infra.names import check_name
 from infra.providers import Provider
 from infra.records import Artifact, Inventory, Plan, Request
 from infra.settings import Settings
-from store import Store, credentials
+from store import Artifact as StoredArtifact
+from store import Store, credentials, references
+from store.manifest import kind_of
 from trainer import plan as planning
 from trainer.config import ImportSpec
 
@@ -29,8 +34,11 @@ def plan_for(
     save_every: int | None = None, keep: int | None = None, ckpt_prefix: str = "",
     flops_per_s: float | None = None, init: ImportSpec | None = None, mixture: str = "",
     given: Mapping[str, str] | None = None, made: str = "",
+    with_missing: bool = False,
 ) -> Plan:  # fmt: skip
-    """`flops_per_s`: of the machine that will do the work, else this one's. Raises UsageError for senseless words."""
+    """`flops_per_s`: of the machine that will do the work, else this one's; with_missing: whatever `--phase` does not
+    name may be made, under a new tag too. Raises UsageError for senseless words.
+    """
     torch, environments = environments_of(settings, request, vendor)
     keeping = {"save_every": save_every, "keep": keep, "prefix": ckpt_prefix or None}
     wanted = planning.Wanted(
@@ -48,11 +56,14 @@ def plan_for(
         made=made,
         keeping={name: value for name, value in keeping.items() if value is not None},
     )
+    there = inventory(settings.store)
     plan = planning.resolve(
-        wanted, inventory(settings.store), ROOT, run=request.run, request=request,
+        wanted, there, ROOT, run=request.run, request=request,
         limits=limits, flops_per_s=flops_per_s or machine.flops_per_s(), pod_store=vendor.pod_store,
         torch=torch, environments=environments,
     )  # fmt: skip
+    if not with_missing:
+        refuse_unknown_tag(plan, tag, wanted.phases, there)
     if plan.job and not vendor.is_here and not settings.rehearsal:
         refuse_what_is_only_here(plan.job.steps)
     if plan.job:
@@ -176,7 +187,70 @@ def node_commands(plan: Plan) -> list[str]:
 
 
 def inventory(uri: str) -> Inventory:
-    """What the store holds now, every file verified."""
-    found = Store(uri).artifacts()
-    records = (Artifact(one.name, one.fingerprint, one.problem, one.about) for one in found)
-    return Inventory(uri, {one.name: one for one in records})
+    """What the store holds now, every file verified, and who reads it."""
+    named, kept = Store(uri).everything()
+    held = references.readers(references.living(uri, time.time()))
+    readers: dict[str, tuple[str, ...]] = {}
+    for (_, fingerprint), owners in held.items():
+        readers[fingerprint] = (*readers.get(fingerprint, ()), *owners)
+    unread = references.unread(named, kept, held, math.inf)
+    return Inventory(
+        uri,
+        {one.name: _record(one) for one in named},
+        tuple(_record(one) for one in kept),
+        readers,
+        sum(one.num_bytes for one in kept),
+        sum(one.num_bytes for one in unread),
+    )
+
+
+def _record(one: StoredArtifact) -> Artifact:
+    return Artifact(one.name, one.fingerprint, one.problem, one.about)
+
+
+def refuse_unknown_tag(plan: Plan, tag: str, phases: Sequence[str], there: Inventory) -> None:
+    """A tag that was typed stands for what is there, or for what `--phase` names. Raises UsageError."""
+    of_phases = [name.split("/", 1) for name in there.artifacts if name.split("/")[0] in planning.CHECKPOINTS.values()]
+    known = sorted({name for _, name in of_phases})
+    if not tag or tag in known or not (plan.untyped or (plan.job is None and "base" not in phases)):
+        return
+    near = difflib.get_close_matches(tag, known, 3) or known[:10]
+    listed = f"there is: {', '.join(near)}" if near else "there is no checkpoint yet"
+    due = (
+        planning.PHASES
+        if "base" in plan.untyped
+        else [one for one in planning.PHASES if one in (*plan.untyped, *phases)]
+    )
+    make = (
+        f"--phase {'+'.join(due)} --tag {tag}" if plan.untyped else "leave --tag out, since that model is there already"
+    )
+    then = f"to train it under that name: {make}" if plan.untyped else make
+    raise UsageError(f"no checkpoint is called {tag!r} in {there.store}; {listed}; {then}")
+
+
+def move_names(plan: Plan) -> None:
+    """Have the names that were asked for stand for what is there already. Raises StoreError."""
+    for one in plan.pointers:
+        Store(plan.store).point(one.name, one.fingerprint)
+
+
+def read_by(plan: Plan) -> set[references.What]:
+    """Kind and fingerprint of what the plan's job reads and makes."""
+    makings = [step.config["making"] for step in plan.job.steps if "making" in step.config] if plan.job else []
+    return {what for making in makings for what in references.of_making(making)}
+
+
+def hold_for(plan: Plan, run: str, installation: str) -> None:
+    """Write down that a run reads what it begins with, so that nobody removes it. Raises StoreError, UsageError."""
+    assert plan.job is not None
+    references.hold(plan.store, reference_of(run, installation), f"run {run}", read_by(plan), time.time())
+    made = {step.config["making"]["fingerprint"] for step in plan.job.steps if "making" in step.config}
+    named, kept = Store(plan.store).everything()
+    there = {(kind_of(one.name), one.fingerprint) for one in (*named, *kept)}
+    lost = sorted(kind for kind, fingerprint in read_by(plan) - there if fingerprint not in made)
+    if lost:
+        raise UsageError(f"{', '.join(lost)} went out of {plan.store} while this was planned; launch again")
+
+
+def reference_of(run: str, installation: str) -> str:
+    return f"run-{run}-{installation}"[:128]

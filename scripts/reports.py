@@ -27,6 +27,7 @@ from scripts.models import find_model
 from scripts.planning import ROOT
 from scripts.program import print_json
 from store import Store, StoreError, credentials
+from store.manifest import kept_name
 from store.run_folder import RunFolder
 from trainer.plan import PHASES
 from trainer.steplines import parse
@@ -176,9 +177,10 @@ def places(op: Op, journal: Journal, settings: Settings) -> Iterator[Place]:
 
     def artifact(phase: str, file: str) -> bytes | None:
         making = makings[phase]
-        with contextlib.suppress(StoreError):  # it is not there yet
-            if Store(settings.store).manifest(making["name"]).fingerprint == making["fingerprint"]:
-                return read(Path(settings.store) / making["name"] / file)  # unverified: a model need not be read for it
+        for name in (kept_name(making["name"], making["fingerprint"]), making["name"]):
+            with contextlib.suppress(StoreError):  # it is not there yet
+                if Store(settings.store).manifest(name).fingerprint == making["fingerprint"]:
+                    return read(Path(settings.store) / name / file)  # unverified: a model need not be read for it
         return None
 
     if credentials.kind(settings.store) == "":  # of a store elsewhere a whole model would be fetched

@@ -33,9 +33,18 @@ from infra.terms import terms_for
 from scripts import choosing, initial, render, room, words
 from scripts.keeping import hand_on, keeper_of, leave, say_how
 from scripts.ledger import bring_home, end_others, find_run, last_verdict, open_journal, settle, way
-from scripts.planning import ROOT, ask_about_made, made_by_words, node_commands, plan_for
+from scripts.planning import (
+    ROOT,
+    ask_about_made,
+    hold_for,
+    made_by_words,
+    move_names,
+    node_commands,
+    plan_for,
+    reference_of,
+)
 from scripts.program import print_json
-from store import StoreError
+from store import StoreError, references
 from trainer.plan import CHECKPOINTS
 
 DETACHED = 130
@@ -55,7 +64,7 @@ def launch(
         raise UsageError(f"--on-failure {on_failure}: known: end, keep")
     work = {"phase": phase, "packages": packages, "persona": persona, "seed": seed, "steps": steps, "tag": tag,
             "save_every": save_every, "keep": keep, "ckpt_prefix": ckpt_prefix, "mixture": mixture,
-            "made": made_by_words(remake, keep_made),
+            "made": made_by_words(remake, keep_made), "with_missing": with_missing,
             "init": initial.look(init, settings) if init else None}  # fmt: skip
     candidates = words.providers(settings)
     vendor = candidates[0]
@@ -88,6 +97,8 @@ def launch(
             if dry_run:
                 street.choose(vendor, request)  # a plan that no machine can carry out is no plan
         if dry_run or plan.job is None:
+            if not dry_run:
+                move_names(plan)
             report_plan(plan, journal, json, dry_run)
             return
         if offers:
@@ -113,7 +124,8 @@ def report_plan(plan: Plan, journal: Journal, as_json: bool, dry_run: bool) -> N
         said = {"run": last.run if last else None, "state": state, "ran": [], **render.plan_json(plan)}
         print_json({**said, "commands": node_commands(plan)})
     elif plan.job is None:
-        render.say(f"everything is here; nothing to do. {talk_to(plan.artifacts[-1].name, plan.store)}")
+        moved = "".join(f"; {one.name} stands for it now" for one in plan.pointers) if not dry_run else ""
+        render.say(f"everything is here{moved}; nothing to do. {talk_to(plan.artifacts[-1].name, plan.store)}")
     elif dry_run:
         for line in node_commands(plan):
             render.say(line)
@@ -138,6 +150,8 @@ def begin(
         render.say(f"going on with {name}")
     name = name or run_name(taken)
     plan = replace(plan, request=replace(plan.request, run=name))
+    hold_for(plan, name, journal.installation)
+    move_names(plan)
     try:
         if not vendor.is_rented:
             with stage("connect", render.say):
@@ -219,6 +233,7 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
         render.say(f"{op.run} succeeded in {render.duration(total)}. {then}")
     if succeeded:
         keepsake.forget(keeper.folder)
+        references.release(op.store, reference_of(op.run, journal.installation))
     else:
         logs = f"./inv logs {op.run}{' --errors' if verdict['state'] == 'failed' else ''}"
         if verdict.get("tail") and not as_json:

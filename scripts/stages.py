@@ -22,7 +22,7 @@ from infra.terms import terms_for
 from scripts import chain, choosing, render, runs, words
 from scripts.keeping import leave
 from scripts.ledger import find_run, open_journal, settle
-from scripts.planning import ROOT, ask_about_made, environments_of, made_by_words, plan_for
+from scripts.planning import ROOT, ask_about_made, environments_of, hold_for, made_by_words, move_names, plan_for
 from scripts.program import print_json
 from scripts.project import columns
 
@@ -95,7 +95,7 @@ def run(
 ):  # fmt: skip
     settings = words.settings(profile=profile, source=source, store=store)
     work = {"phase": phase, "packages": packages, "persona": persona, "seed": seed, "steps": steps, "tag": tag,
-            "made": made_by_words(remake, keep_made)}  # fmt: skip
+            "made": made_by_words(remake, keep_made), "with_missing": with_missing}  # fmt: skip
     with open_journal(settings) as journal:
         settle(journal, settings)
         op = find_pod(journal, run)
@@ -113,8 +113,12 @@ def run(
         if vendor.is_rented and plan.job:
             choosing.check_work(plan, settings, with_missing)
         if dry_run or plan.job is None:
+            if not dry_run:
+                move_names(plan)
             runs.report_plan(plan, journal, json, dry_run)
             return
+        hold_for(plan, op.run, journal.installation)
+        move_names(plan)
         op = street.give(op, plan, vendor, journal, ROOT, words.secrets(settings), render.say)
         if not vendor.is_here:
             keepsake.keep_code(op, ROOT, words.homes(settings) / op.run)

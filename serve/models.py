@@ -46,7 +46,8 @@ def resolve(source: str, name: str, *, store: str, cache: Path, say: Say) -> Mod
     if found := of_store(source, store):
         if credentials.kind(store) in ("", "file"):
             return Model(folder=model_folder(Store(store).path(found.name, found.fingerprint)), name=name)
-        return Model(folder=_bring(f"{store.rstrip('/')}/{found.name}", cache, say), name=name)
+        lies = Store(store).find(found.name, found.fingerprint).name  # where no launch puts another one in its place
+        return Model(folder=_bring(f"{store.rstrip('/')}/{lies}", cache, say), name=name)
     folder = Path(source.removeprefix("file://")).expanduser().absolute()
     if folder.is_dir():
         return Model(folder=model_folder(folder), name=name)

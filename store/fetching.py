@@ -103,9 +103,9 @@ class Fetch:
         name, making = f"state/marks/{step}.json", self.makings[step]
         if (self.root / name).exists():
             return False
-        found = self._patiently(lambda: Store(making["store"]).check(making["name"]))
-        if found.problem or found.fingerprint != making["fingerprint"]:
-            self._tell(f"{step} is done again: {making['name']}: {found.problem or 'another one is in its place'}")
+        found = self._patiently(lambda: Store(making["store"]).find(making["name"], making["fingerprint"]))
+        if found.problem:
+            self._tell(f"{step} is done again: {making['name']}: {found.problem}")
             return False
         try:
             mark = self._patiently(lambda: self.folder.read(name))

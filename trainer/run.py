@@ -210,8 +210,11 @@ def how(config: PhaseConfig, ranks: Ranks, machine: Machine) -> str:
 
 def once(making: Making, ranks: Ranks, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What is known of the artifact: made now, or before: a kill can come between publishing and saying so."""
-    found = Store(making.store).check(making.name)
-    is_due = ranks.tell(bool(found.problem) or found.fingerprint != making.fingerprint)
+    store = Store(making.store)
+    found = store.find(making.name, making.fingerprint)
+    is_due = ranks.tell(bool(found.problem))
+    if ranks.is_first and not is_due:  # a kill may have come before its name stood for it
+        store.point(making.name, making.fingerprint)
     about = make() if is_due else {name: one for name, one in found.about.items() if name not in making.provenance}
     emit("result", name=making.name, fingerprint=making.fingerprint, **about)
     return about
@@ -228,8 +231,9 @@ def open_input(making: Making, role: str) -> Path:
 def data_digests(making: Making) -> dict[str, str]:
     """What every node has made for itself, by name; models of earlier phases are read by the first process alone."""
     store = Store(making.store)
-    inputs = [one.name for role, one in making.inputs.items() if role not in ("base", "mid", "init")]
-    files = {name: [(file.path, file.sha256) for file in store.manifest(name).files] for name in inputs}
+    inputs = [one for role, one in making.inputs.items() if role not in ("base", "mid", "init")]
+    manifests = {one.name: store.manifest_of(one.name, one.fingerprint) for one in inputs}
+    files = {name: [(file.path, file.sha256) for file in one.files] for name, one in manifests.items()}
     return {name: hashlib.sha256(repr(sorted(entries)).encode()).hexdigest()[:12] for name, entries in files.items()}
 
 

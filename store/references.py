@@ -1,0 +1,100 @@
+"""Who reads which artifact: leases that lie in the store itself, so that whoever shares it removes nothing of theirs.
+
+    <store>/references/<owner>.json     what one run or service reads, and until when that holds
+
+In: an owner's name, and kinds with fingerprints. Out: by kind and fingerprint, who reads it. Written when a run or a
+service begins and renewed while it is followed; called by launches, by services, by plans and by `inv store.gc`.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from store import outside
+from store.manifest import Artifact, StoreError, check_name, kind_of
+from store.seam import Place, open_place
+
+FOLDER, SCHEMA = "references", 1
+LEASE_S = 30 * 86400.0  # of what nobody renews
+KEPT_S = 14 * 86400.0  # what nothing refers to any more stays so long
+
+What = tuple[str, str]  # kind and fingerprint
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One owner's lease."""
+
+    owner: str
+    """In words, such as `run brave-otter-3`."""
+    reads: frozenset[What]
+    until: float
+    """UTC epoch seconds."""
+
+
+def hold(uri: str, name: str, owner: str, reads: Iterable[What], now: float) -> None:
+    """Write or renew the lease `name`. Raises StoreError."""
+    said = {"schema": SCHEMA, "owner": owner, "reads": sorted(set(reads)), "until": now + LEASE_S}
+    open_place(uri).put({_file(name): json.dumps(said, indent=1).encode()})
+
+
+def release(uri: str, name: str) -> None:
+    """End the lease `name`, if there is one. Raises StoreError."""
+    open_place(uri).put({}, [_file(name)])
+
+
+def living(uri: str, now: float) -> list[Reference]:
+    """Every lease that holds. Raises StoreError for one that cannot be read: what it stands for is not known."""
+    place = open_place(uri)
+    files = [name for name in place.listing(FOLDER) if name.endswith(".json")]
+    return [one for one in (_read(place, name) for name in sorted(files)) if one and one.until > now]
+
+
+def readers(references: Iterable[Reference]) -> dict[What, tuple[str, ...]]:
+    """By what is read, who reads it."""
+    found: dict[What, tuple[str, ...]] = {}
+    for one in references:
+        for what in one.reads:
+            found[what] = (*found.get(what, ()), one.owner)
+    return found
+
+
+def unread(
+    named: Iterable[Artifact], kept: Iterable[Artifact], held: Collection[What], before: float
+) -> list[Artifact]:
+    """What is kept although no name and no lease refers to it, and was published before that moment; oldest first.
+
+    named: what names stand for; held: what leases refer to.
+    """
+    spoken_for = {(kind_of(one.name), one.fingerprint) for one in named} | set(held)
+    left = [one for one in kept if (kind_of(one.name), one.fingerprint) not in spoken_for]
+    return sorted((one for one in left if one.published_at < before), key=lambda one: (one.published_at, one.name))
+
+
+def of_making(making: Mapping[str, Any]) -> set[What]:
+    """Return kind and fingerprint of what a step makes, and of what it reads."""
+    both = [making, *making.get("inputs", {}).values()]
+    return {(kind_of(str(one["name"])), str(one["fingerprint"])) for one in both}
+
+
+def _file(name: str) -> str:
+    return f"{FOLDER}/{check_name(name)}.json"
+
+
+def _read(place: Place, name: str) -> Reference | None:
+    """None for one that was ended meanwhile."""
+    try:
+        said = outside.mapping(place.small(name))
+        reads = frozenset((str(kind), str(fingerprint)) for kind, fingerprint in outside.typed(said, "reads", list))
+        return Reference(outside.typed(said, "owner", str), reads, _number(said, "until"))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise StoreError(
+            f"{place.uri}: {name}: {error}; who wrote it may read anything there: mend or remove it"
+        ) from None
+
+
+def _number(said: Mapping[str, Any], key: str) -> float:
+    return float(outside.typed(said, key, float))
