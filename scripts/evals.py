@@ -10,6 +10,7 @@ import json as json_format
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def eval(models, tag, source, persona, task, as_text, compare, json, **more):
         tell([one.name], [keep(settings, one, {"measures": measures})], json)
         return
     tasks = [str(Path(one).expanduser().absolute()) for one in task]
-    material = held_out(settings, persona, is_needed=not tasks)
+    material = held_out(settings, persona, is_needed=not tasks, of=models[0] if models else "", tag=tag)
     names, found = [], []
     subjects = chosen(settings, models, tag, material)
     for one, part in subjects:
@@ -98,12 +99,18 @@ def named(artifact: Artifact | None, folder: Path) -> Subject:
     return Subject(f"folders/{name or 'model'}", hashlib.sha256(stats.encode()).hexdigest()[:12], folder)
 
 
-def held_out(settings: Settings, persona: str, is_needed: bool) -> dict[str, str]:
-    """What there is to measure on, as fields of `EvalSpec`. Raises UsageError when there is nothing and something is
-    needed."""
+def held_out(settings: Settings, persona: str, is_needed: bool, of: str, tag: str) -> dict[str, str]:
+    """What there is to measure on, as fields of `EvalSpec`: what the model `of` comes from, else what lies there.
+
+    Raises UsageError when there is nothing and something is needed.
+    """
     store, data = Store(settings.store), f"datasets/{source_slug(settings.source)}"
     names = {"text": f"{data}/text", "identity": "identity_conversations", "questions": f"{data}/questions"}
     found = {key: one for key, name in names.items() if not (one := store.check(name)).problem}
+    with suppress(UsageError):  # a model of somebody else, or none: whoever measures it says so
+        artifact, _ = find_model(settings, of, tag)
+        came_from = origins(store, artifact) if artifact else {}
+        found |= {key: one for key, one in came_from.items() if key in names}
     if not found and is_needed:
         raise UsageError(f"{settings.store} holds nothing to measure on; make it with: ./inv launch --phase base")
     spec = {key: str(store.path(one.name, one.fingerprint)) for key, one in found.items()}
@@ -112,6 +119,18 @@ def held_out(settings: Settings, persona: str, is_needed: bool) -> dict[str, str
     elif "questions" in found:
         del spec["questions"]
     return spec
+
+
+def origins(store: Store, artifact: Artifact) -> dict[str, Artifact]:
+    """By role, what a model was made of, and what that was made of: as far as it says so, and as it is still there."""
+    found: dict[str, Artifact] = {}
+    todo = [artifact]
+    while todo:
+        for role, (name, fingerprint) in todo.pop().inputs.items():
+            if role not in found and not (there := store.find(name, fingerprint)).problem:
+                found[role] = there
+                todo.append(there)
+    return found
 
 
 def keep(settings: Settings, one: Subject, found: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError, UsageError
 from infra.journal import Fenced, Journal, Lease
 from infra.settings import Settings
-from serve import autoscaler, fleet, placement, states
+from serve import autoscaler, fleet, leases, placement, states
 from serve.budget import Budget, limit_of
 from serve.detached import Places, lease_name
 from serve.gateway import keys
@@ -42,11 +42,13 @@ from serve.memory import Member, Wanted, seen_of, wanted_of, write
 from serve.routed import Routed
 from serve.service import ROUTER, ROUTER_GROUP, Service
 from serve.states import Facts, State
+from store import StoreError
 
 FREED_S = 10.0  # until the port of a controller that was killed is free: its threads end one by one
 POLL_S = 0.25  # at what is wanted
 MEAN_S = 60.0  # of what waits
 REACHED_S = 5.0  # for links to replicas that were ready: one that is deaf does not hold up the others
+STORE_S = 10.0  # for a lease to be written
 LEAVE_S = 2.0  # for requests that are under way when a controller is told to leave
 
 
@@ -75,6 +77,7 @@ class Controller:
         self.counted = (-1, -1)
         self.is_leaving = False
         self.keys_read_at = 0.0
+        self.held_at = -leases.RENEW_S
         self.gateway = self._gateway()
         self.replicas = Replicas(name, self.wanted, journal, self.landing, self.gateway, self._tell_gateway, say)
 
@@ -111,6 +114,7 @@ class Controller:
                 while not self.is_leaving:
                     replicas.changed.clear()
                     self._look_at_wanted()
+                    await self._hold()
                     self._look_at_load()
                     if self.wanted.is_ending:
                         for one in replicas.kept.values():
@@ -128,6 +132,7 @@ class Controller:
             finally:
                 await self.gateway.stop(LEAVE_S)
         if self.wanted.is_ending and not self.is_leaving:
+            await self._ask_store(leases.release, self.name, self.journal.installation, self.wanted)
             self.journal.forget(self.name, self.lease)
             self.say(f"{self.name}: ended, nothing of it runs")
 
@@ -166,8 +171,22 @@ class Controller:
         self.epoch = row.epoch
         return wanted_of(row.wanted)
 
+    async def _hold(self) -> None:
+        """Once a day: the models that are served stay in their store."""
+        if time.monotonic() - self.held_at >= leases.RENEW_S and not self.wanted.is_ending:
+            self.held_at = time.monotonic()
+            await self._ask_store(leases.hold, self.name, self.journal.installation, self.wanted, time.time())
+
+    async def _ask_store(self, what: Callable[..., None], *words: Any) -> None:
+        """In a thread, for as long as a store takes; what it cannot do is told, and the service goes on."""
+        try:
+            await asyncio.wait_for(asyncio.to_thread(what, *words), STORE_S)
+        except (StoreError, asyncio.TimeoutError) as error:
+            self.say(f"{self.name}: its lease in the store: {error or f'no answer in {STORE_S:g} s'}")
+
     def _look_at_wanted(self) -> None:
         if self._row().epoch != self.epoch:
+            self.held_at = -leases.RENEW_S
             self.wanted = self.replicas.wanted = self._read_wanted()
             self.service = self.wanted.newest.service
             self.gateway.limit(limits_of(self.service))

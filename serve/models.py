@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import UsageError
-from store import Artifact, Manifest, Store, StoreError, catalogue, credentials
+from store import Artifact, Manifest, Store, StoreError, catalogue, credentials, vocabulary
 from store.manifest import MANIFEST, check_name
 from store.seam import Entry, Place, open_place
 
@@ -63,6 +63,8 @@ def model_folder(folder: Path) -> Path:
         trouble := _unread(inner / CONFIG)
     ):
         raise UsageError(f"{folder} is no model that an engine loads: {trouble}")
+    if trouble := vocabulary.problem_in(folder):
+        raise UsageError(f"{folder}: {trouble}; an engine would answer nonsense")
     return inner
 
 

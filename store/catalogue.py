@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from store import outside
+from store import outside, vocabulary
 from store.artifacts import Store
 from store.manifest import StoreError
 from store.run_folder import CHECKPOINT, MANIFEST, Checkpoint, Damaged, RunFolder, check_files, step_of
@@ -98,7 +98,8 @@ def _read(name: str, kind: str, uri: str, path: str, num_bytes: int, read: Calla
 def problem(one: Found) -> str:
     """What is wrong with it, in words; "" when every byte, read now from where it lies, is as its manifest says."""
     if one.kind == "final":
-        return Store(one.uri).check(one.name, deep=True).problem
+        found = Store(one.uri).check(one.name, deep=True)
+        return found.problem or vocabulary.problem(_reader(one), found.about)
     if one.kind == "run":
         run, name = _of_run(one)
         return RunFolder(one.uri, run).problem(name)
@@ -107,6 +108,12 @@ def problem(one: Found) -> str:
     except (Damaged, FileNotFoundError) as error:
         return str(error)
     return ""
+
+
+def _reader(one: Found) -> vocabulary.Read:
+    """Of the model beside a published checkpoint."""
+    place = open_place(one.uri)
+    return lambda name: b"".join(place.pieces(f"{one.name}/{vocabulary.HF}/{name}"))
 
 
 def bring(one: Found, folder: Path) -> None:

@@ -43,6 +43,17 @@ class Artifact:
     num_bytes: int = field(default=0, compare=False)
     published_at: float = field(default=0.0, compare=False)  # UTC epoch seconds
 
+    @property
+    def inputs(self) -> dict[str, tuple[str, str]]:
+        """By role, name and fingerprint of what it was made of, as far as its maker wrote that down."""
+        said = self.about.get("inputs")
+        found: dict[str, tuple[str, str]] = {}
+        for role, one in said.items() if isinstance(said, dict) else ():
+            name, fingerprint = (one.get("name"), one.get("fingerprint")) if isinstance(one, dict) else (None, None)
+            if isinstance(name, str) and isinstance(fingerprint, str) and is_name(name):
+                found[role] = name, fingerprint
+        return found
+
 
 @dataclass(frozen=True)
 class FileEntry:
@@ -155,9 +166,13 @@ def places(name: str) -> tuple[str, str]:
     return f"{name}/{MANIFEST}", f"{name}{FLAT_MANIFEST}"
 
 
+def is_name(name: str) -> bool:
+    return all(_PART.fullmatch(part) for part in name.split("/"))
+
+
 def check_name(name: str) -> str:
     """`name` itself. Raises StoreError unless it is parts of `[A-Za-z0-9._-]` joined by "/"."""
-    if not all(_PART.fullmatch(part) for part in name.split("/")):
+    if not is_name(name):
         raise StoreError(f"{name!r} cannot name an artifact: letters, digits, '.', '_' and '-', in parts joined by '/'")
     return name
 

@@ -7,12 +7,13 @@ service begins and renewed while it is followed; called by launches, by services
 """
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from store import outside
-from store.manifest import Artifact, StoreError, check_name, kind_of
+from store.manifest import BY_FINGERPRINT, Artifact, StoreError, check_name, kind_of
 from store.seam import Place, open_place
 
 FOLDER, SCHEMA = "references", 1
@@ -76,6 +77,12 @@ def of_making(making: Mapping[str, Any]) -> set[What]:
     """Return kind and fingerprint of what a step makes, and of what it reads."""
     both = [making, *making.get("inputs", {}).values()]
     return {(kind_of(str(one["name"])), str(one["fingerprint"])) for one in both}
+
+
+def kept_at(path: str) -> What | None:
+    """Return kind and fingerprint of the kept artifact that a path or an address leads to or into."""
+    found = re.search(rf"(?:^|/){BY_FINGERPRINT}/([^/]+)/([^/]+)(?:/|$)", path)
+    return (found[1], found[2]) if found else None
 
 
 def _file(name: str) -> str:

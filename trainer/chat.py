@@ -21,6 +21,7 @@ class Talk:
         """Raises Refused, DataError."""
         machine.prepare()
         hf = export.folder_of_model(folder)
+        export.check_tokenizer(hf)
         self.model: Decoder = export.read(hf).eval()
         self.tokenizer = tokenizer.load(hf)
         self.temperature, self.top_k, self.max_new = temperature, top_k, max_new

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from data import tokenizer as tokenizers
+from store import vocabulary
 from trainer import tensorfile
 from trainer.config import ModelConfig
 from trainer.errors import Refused
@@ -90,6 +91,12 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
+def check_tokenizer(folder: Path) -> None:
+    """Raises Refused when the tokenizer beside a model is not the one that it was trained with."""
+    if wrong := vocabulary.problem_in(folder):
+        raise Refused(f"{folder}: {wrong}; make the model again: inv train --phase ..., or put the right file there")
+
+
 def read(folder: Path, compute_dtype: torch.dtype = torch.float32) -> Decoder:
     """The model in a Hugging Face folder, with fp32 parameters. Raises Refused in words."""
     model = Decoder(read_config(folder), compute_dtype)
@@ -135,6 +142,7 @@ def folder_of_model(folder: Path) -> Path:
 def copy(source: Path, out: Path, dtype: torch.dtype) -> None:
     """The model of `source` as a new Hugging Face folder, in another dtype if asked. Raises Refused."""
     source = folder_of_model(source)
+    check_tokenizer(source)
     if out.exists():
         raise Refused(f"{out} exists already")
     model = read(source)

@@ -89,8 +89,9 @@ def _is_remade(fingerprint: str, beginning: str, inputs: str) -> bool:
 
 
 def _differing(about: Mapping[str, Any], code: Code) -> tuple[str, ...]:
-    before = about.get("code")
-    return differing(before, code) if isinstance(before, dict) else ()
+    before: Any = about.get("code")
+    is_told = isinstance(before, dict) and all(isinstance(one, str) for one in before.values())
+    return differing(before, code) if is_told else ()
 
 
 def needed(nodes: Mapping[str, Node], names: tuple[str, ...], made: Mapping[str, Choice]) -> Iterator[str]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from data import tokenizer as tokenizers
 from data.config import Making
 from data.report import emit
-from store import Store
+from store import Store, vocabulary
 from trainer import export, memory
 from trainer.checkpoint import Checkpoint, Checkpoints, open_final, remove
 from trainer.config import Keeping, PhaseConfig
@@ -147,6 +147,8 @@ class PhaseRun:
         for name in ("metrics.jsonl", "samples.jsonl"):
             shutil.copyfile(self.metrics / name, draft / name)
         export.write(draft / "hf", self.config.model, model.state_dict(), self.tokenizer_folder)
+        if wrong := vocabulary.problem(lambda name: (draft / "hf" / name).read_bytes(), about):
+            raise Refused(f"{self.making.name} was not published: {wrong}")
         whole = {**about, **self.making.provenance}
         Store(self.making.store).publish(draft, self.making.name, self.making.fingerprint, whole)
         remove(self.checkpoints.folder)  # the store has read its copy back

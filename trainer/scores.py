@@ -39,6 +39,7 @@ def scores(spec: EvalSpec) -> dict[str, Any]:
     wanted = [tasks.read(Path(one)) for one in spec.tasks]  # what is wrong with them is said before any work
     if len({one.name for one in wanted}) < len(wanted):
         raise Refused(f"two tasks have the same name: {', '.join(sorted(one.name for one in wanted))}")
+    export.check_tokenizer(folder)
     model, words = export.read(folder).eval(), tokenizer.load(folder)
     found: dict[str, Any] = {"model": spec.model, "params": model.config.num_params}
     measures: dict[str, Any] = {}

@@ -1,0 +1,36 @@
+"""What a service reads of an artifact store, written down there, so that nobody removes a model that is served.
+
+In: what is wanted of a service. Called by its controller: when it begins, once a day, and when the service has ended.
+"""
+
+from serve.memory import Wanted
+from store import references
+from store.references import What
+
+RENEW_S = 86400.0
+
+
+def hold(name: str, installation: str, wanted: Wanted, now: float) -> None:
+    """Write or renew the leases of all versions. Raises StoreError."""
+    for store, reads in _read_by(wanted).items():
+        references.hold(store, _lease(name, installation), f"service {name}", reads, now)
+
+
+def release(name: str, installation: str, wanted: Wanted) -> None:
+    """End them. Raises StoreError."""
+    for store in _read_by(wanted):
+        references.release(store, _lease(name, installation))
+
+
+def _read_by(wanted: Wanted) -> dict[str, set[What]]:
+    """By store; a model that is no artifact of ours needs no lease."""
+    found: dict[str, set[What]] = {}
+    for version in wanted.versions:
+        what = references.kept_at(version.model)
+        if what is not None:
+            found.setdefault(version.store, set()).add(what)
+    return found
+
+
+def _lease(name: str, installation: str) -> str:
+    return f"service-{name}-{installation}"[:128]

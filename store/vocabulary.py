@@ -1,0 +1,93 @@
+"""Whether a model and the tokenizer beside it belong together: as many ids, the same special ones, the same file.
+
+In: a folder as `transformers` and vLLM read it, and what its artifact says about the tokenizer it was trained with.
+Out: what is wrong, in words. Read from JSON alone, so that it can be asked wherever a model is published, verified,
+exported, loaded or served.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from store import outside
+from store.manifest import MANIFEST, Manifest
+
+HF = "hf"  # the folder within a checkpoint's artifact
+CONFIG, GENERATION, TOKENIZER, NAMED = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "special_tokens_map.json",
+)
+MOST_BYTES, MOST_VALUES = 64 << 20, 8_000_000
+SPECIAL = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "pad_token": "pad_token_id"}
+
+Read = Callable[[str], bytes]
+"""The bytes of a file of the folder; raises FileNotFoundError."""
+
+
+def problem(read: Read, about: Mapping[str, Any]) -> str:
+    """Return why the files do not go together, in words; "" when they do, or when there is no tokenizer.json.
+
+    about: of the artifact; its `tokenizer_sha256` and `vocab` are compared where they are told.
+    """
+    try:
+        config, content = outside.mapping(read(CONFIG), MOST_BYTES), read(TOKENIZER)
+    except FileNotFoundError:
+        return ""
+    except ValueError as error:
+        return f"{CONFIG} cannot be read ({error})"
+    try:
+        ids = _ids(outside.mapping(content, MOST_BYTES, MOST_VALUES))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return f"{TOKENIZER} cannot be read ({error})"
+    rows, told = config.get("vocab_size"), about.get("tokenizer_sha256")
+    if isinstance(told, str) and told and sha256(content).hexdigest() != told:
+        known = f"with {about['vocab']} ids" if isinstance(about.get("vocab"), int) else "another one"
+        return f"it was trained with another tokenizer ({known}) than the {TOKENIZER} beside it ({len(ids)} ids)"
+    if type(rows) is int and ids and max(ids.values()) >= rows:
+        return f"{TOKENIZER} has ids up to {max(ids.values())}, the model has {rows}"
+    return _odd_special(read, config, ids)
+
+
+def problem_in(folder: Path) -> str:
+    """The same of a folder of this machine: an artifact of ours, its `hf` folder, or any other model's."""
+    inner = folder / HF if (folder / HF / CONFIG).is_file() else folder
+    about: Mapping[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):  # a folder that is no artifact
+        above = inner.parent if inner.name == HF else inner
+        about = Manifest.from_json(outside.content(above / MANIFEST)).about
+    return problem(lambda name: outside.content(inner / name, MOST_BYTES), about)
+
+
+def _ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    """By token. Raises ValueError, TypeError, KeyError, AttributeError for what is no tokenizer."""
+    vocab = tokenizer["model"]["vocab"]
+    known = {str(pair[0]): number for number, pair in enumerate(vocab)} if type(vocab) is list else dict(vocab)
+    ids = {**known, **{str(one["content"]): one["id"] for one in tokenizer.get("added_tokens") or ()}}
+    if any(type(number) is not int or number < 0 for number in ids.values()):
+        raise ValueError("an id is no number")
+    return ids
+
+
+def _odd_special(read: Read, config: Mapping[str, Any], ids: Mapping[str, int]) -> str:
+    """Compare the ids that the model stops and begins with to those of the tokens that are named for that."""
+    try:
+        named = outside.mapping(read(NAMED))
+        generation = {**config, **outside.mapping(read(GENERATION))}
+    except FileNotFoundError:
+        return ""
+    except ValueError as error:
+        return f"{NAMED} or {GENERATION} cannot be read ({error})"
+    for role, key in SPECIAL.items():
+        token = named.get(role)
+        token = token.get("content") if isinstance(token, dict) else token
+        meant = generation.get(key)
+        meant = meant if isinstance(meant, list) else [meant]
+        if isinstance(token, str) and meant != [None] and ids.get(token) not in meant:
+            return (
+                f"its {key} is {outside.shown(generation.get(key))}, and {token!r} is {ids.get(token)} in {TOKENIZER}"
+            )
+    return ""
