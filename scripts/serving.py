@@ -76,6 +76,9 @@ def show(
             print(render.clean(f"Held: {one['held']}"))
         if with_replicas and one["replicas"]:
             print(render.clean(table(one["replicas"])))
+        for starting in one["replicas"] if not with_replicas else ():
+            if starting["at"]:
+                print(render.clean(f"Starting: {starting['run']}, {starting['at']}"))
         if with_metrics:
             print(columns([(key, str(value)) for key, value in flat(one["metrics"])]))
 
@@ -126,6 +129,8 @@ def replica(one: Member, seen: Seen, op: Op | None) -> dict[str, Any]:
         "usd_per_hour": render.usd(op.rate if op and op.is_live else 0),
         "age_s": round(time.time() - one.began_at, 1),
         "ready_after_s": None if one.ready_at is None else round(one.ready_at - one.began_at, 1),
+        "phases_s": {phase: round(spent_s, 1) for phase, spent_s in one.phase_s(time.time()).items()},
+        "at": services.phases(one) if one.state is State.STARTING else None,
         "why": one.why or None,
     }
 
@@ -134,7 +139,7 @@ def table(replicas: Sequence[dict[str, Any]]) -> str:
     rows = [("id", "version", "state", "where", "kind", "USD/h", "age", "")]
     for one in replicas:
         rows.append((str(one["id"]), str(one["version"]), one["state"], one["where"] or "-", one["kind"],
-                     one["usd_per_hour"], render.duration(one["age_s"]), one["why"] or ""))  # fmt: skip
+                     one["usd_per_hour"], render.duration(one["age_s"]), one["why"] or one["at"] or ""))  # fmt: skip
     return columns(rows)
 
 
@@ -309,9 +314,10 @@ def advice(name: str, wanted: Wanted, seen: Seen, metrics: dict[str, Any], was_k
     for one in seen.members:
         if one.state is State.NOT_READY or (one.state is State.STARTING and one.began_at < time.time() - 60):
             found.append((
-                f"{one.run} is {one.state.value}",
+                f"{one.run} is {one.state.value}{f': {at}' if (at := services.phases(one)) else ''}",
                 f"inv serve.logs {name} --replica-id {one.number}; inv serve.ssh {name} --replica-id {one.number}; "
-                f"a large model needs a longer initial_delay_seconds than {probe.initial_delay_seconds:g}",
+                f"a large model needs a longer initial_delay_seconds than {probe.initial_delay_seconds:g}, "
+                "which counts from its engine's start",
             ))  # fmt: skip
     late = any(one.state.value == "FAILED_INITIAL_DELAY" for one in seen.members)
     if late:
