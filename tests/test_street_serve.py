@@ -401,7 +401,9 @@ def test_the_making_of_its_environment_takes_nothing_of_a_replica_s_initial_dela
             return one["phases_s"].get("environment", 0.0) > 4.0 and one
 
         one = until(waits, "an environment that takes twice as long as the initial delay", GUARD_S)
-        assert (one["id"], one["state"], one["why"]) == (0, "STARTING", None) and list(one["phases_s"]) == ["environment"]
+        assert (one["id"], one["state"], one["why"]) == (0, "STARTING", None) and list(one["phases_s"]) == [
+            "environment"
+        ]
         shown = place.world.inv("serve.status", "demo")
         assert "REPLICA_INIT" in shown and re.search(r"Starting: demo-0, environment [\d.]+ s so far", shown), shown
         place.world.inv("serve.down", "demo")
