@@ -40,7 +40,13 @@ def findings(root: Path, settings: Settings) -> list[Finding]:
     """Everything that decides what can run from the checkout `root`."""
     tools = [
         _tool("git", ("--version",), "bad", "finds the files that are sent to a pod"),
-        _tool("rsync", ("--version",), "off", "sends code to remote pods"),
+        _tool(
+            "ssh",
+            ("-V",),
+            "off",
+            "inv ssh on other machines and aliases of ~/.ssh/config need it (apt install openssh-client)",
+        ),
+        _tool("rsync", ("--version",), "off", "tests need it (apt install rsync); code is sent without it"),
         _tool("sshd", ("-V",), "off", "tests need it (apt install openssh-server)"),
     ]
     providers = [Finding("local", "ok", "this machine"), *(_vendor(name, settings) for name in VENDORS)]

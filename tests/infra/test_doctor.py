@@ -54,6 +54,20 @@ def test_the_store_is_asked_whether_it_may_be_written_and_the_token_that_counts_
     assert local["store"][0] == "ok" and "hub token" not in local
 
 
+def test_of_each_tool_it_is_said_what_is_done_with_it(tmp_path, monkeypatch):
+    def tools() -> dict[str, tuple[str, str]]:
+        found = machine.findings(ROOT, Settings.load(ROOT, environ={"SLIPWAY_STORE": str(tmp_path / "artifacts")}))
+        return {one.name: (one.state, one.detail) for one in found if one.name in ("git", "ssh", "rsync", "sshd")}
+
+    assert tools()["ssh"][0] == "ok" and "OpenSSH" in tools()["ssh"][1]
+    monkeypatch.setattr(machine.shutil, "which", lambda name, **_: None)
+    assert {name: state for name, (state, _) in tools().items()} == dict.fromkeys(("ssh", "rsync", "sshd"), "off") | {
+        "git": "bad"
+    }
+    assert "inv ssh" in tools()["ssh"][1] and "openssh-client" in tools()["ssh"][1]
+    assert "sent without it" in tools()["rsync"][1]  # as dev/decisions/0004 has it
+
+
 def test_what_the_last_run_could_not_bring_to_its_store_is_told(tmp_path):
     settings = Settings.load(ROOT, environ={"SLIPWAY_PODS": str(tmp_path / "pods")})
     assert machine._uploads(settings) == []
