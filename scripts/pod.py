@@ -91,7 +91,7 @@ def ssh(c, run=""):
     help={"what": "RUN, and LOCAL:REMOTE ports, such as 8000:8000, or tensorboard, or LOCAL:tensorboard"},
 )
 def forward(c, what=None):
-    """A port of a run's machine here, on loopback only, until Ctrl-C; `inv forward RUN tensorboard` starts that there."""
+    """A port of a run's machine here, on loopback only, until Ctrl-C; `inv forward RUN tensorboard` runs that there."""
 
 
 @command(

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from infra import follow, home, launch, pods
 from infra.agent import environment
@@ -159,7 +160,7 @@ class Landing:
         """What its pod tells of it now, after `before`. Raises SlipwayError: it cannot be asked."""
         transport = self.reach(op)
         progress, _ = follow.look(op, transport)
-        said = next((one for one in progress.get("steps", ()) if one["name"] == STEP), {})
+        said: dict[str, Any] = next((one for one in progress.get("steps", ()) if one["name"] == STEP), {})
         before = replace(before, told_at=progress.get("updated_at", 0.0))
         if not said.get("started_at"):
             return before
