@@ -68,6 +68,21 @@ def test_of_each_tool_it_is_said_what_is_done_with_it(tmp_path, monkeypatch):
     assert "sent without it" in tools()["rsync"][1]  # as dev/decisions/0004 has it
 
 
+def test_who_asks_for_wandb_is_told_before_a_launch_what_it_lacks(tmp_path):
+    def told(*lines: str, **asked: str) -> list[machine.Finding]:
+        group = "".join(f'    "{line}",\n' for line in lines)
+        (tmp_path / "pyproject.toml").write_text(f"[dependency-groups]\ntrain = [\n{group}]\n")
+        return machine.tracking(tmp_path, Settings.load(tmp_path, environ=asked))
+
+    assert told() == told(WANDB_API_KEY="k", WANDB_MODE="disabled") == []
+    (lacks,) = told("torch", WANDB_MODE="offline")
+    assert lacks.state == "off" and "WANDB_MODE" in lacks.detail and "group train of pyproject.toml" in lacks.detail
+    for line in ("wandb", "wandb==0.31.0", "wandb>=0.20"):
+        assert [one.state for one in told("torch", line, WANDB_PROJECT="p")] == ["ok"]
+    world = World(tmp_path, {"WANDB_PROJECT": "ours"})
+    assert [note for note in world.json("launch", "--phase", "base", "--dry-run")["notes"] if "W&B" in note]
+
+
 def test_what_the_last_run_could_not_bring_to_its_store_is_told(tmp_path):
     settings = Settings.load(ROOT, environ={"SLIPWAY_PODS": str(tmp_path / "pods")})
     assert machine._uploads(settings) == []
