@@ -21,7 +21,7 @@ from scripts.ledger import open_journal, way
 from scripts.planning import ROOT
 from scripts.program import print_json, words_after_dashes
 from scripts.project import columns
-from serve import detached, memory, states
+from serve import detached, memory, placement, states
 from serve.memory import Member, Seen, Wanted
 from serve.states import LIVE, State
 
@@ -298,6 +298,8 @@ def doctor(name, json):
 def advice(name: str, wanted: Wanted, seen: Seen, metrics: dict[str, Any], was_kept: bool) -> list[tuple[str, str]]:
     """What is seen, and what to do about it. Pure."""
     newest, found = wanted.newest, list[tuple[str, str]]()
+    found += [(f"{key} of its service file changes nothing", instead)
+              for key, instead in placement.unread(newest.service)]  # fmt: skip
     policy, probe = newest.service.policy, newest.service.probe
     if not was_kept and not seen.problem:
         found.append(("its controller was not running", f"it has been started again; why it ended: "

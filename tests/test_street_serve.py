@@ -161,9 +161,11 @@ class Traffic:
 
 def test_a_service_from_its_first_request_to_its_end(place):
     model = place.model("Bosun")
-    shown = place.world.inv("serve.up", "demo", "--model", str(model), "--provider", "local", "--config",
-                            place.config(), "--dry-run")  # fmt: skip
+    sky = {"zone": "us-east-1a", "image_id": "docker:x", "labels": {"a": "b"}}
+    shown, said = place.world.begin("serve.up", "demo", "--model", str(model), "--provider", "local", "--config",
+                                    place.config(resources=sky), "--dry-run").communicate(timeout=GUARD_S)  # fmt: skip
     assert "own" in shown and place.world.processes() == []
+    assert all(f"resources.{name}: for sky serve up only; here " in said for name in sky), said
     up = place.up("demo", model, "--config", place.config())
     url = up["endpoint"]
     assert (up["state"], up["ready"], up["target"]) == ("READY", 2, 2)

@@ -109,6 +109,7 @@ def test_what_a_service_needs_is_told_before_it_is_begun(hub, tmp_path):
         file = {
             "name": "demo",
             "service": {"replica_policy": {"min_replicas": 2, **policy}},
+            "resources": {"zone": "us-east-1a"},
             "slipway": {"model": model},
         }
         (tmp_path / "service.yaml").write_text(json.dumps(file))
@@ -125,6 +126,7 @@ def test_what_a_service_needs_is_told_before_it_is_begun(hub, tmp_path):
     assert good["min_replicas"] == ("off", "2 for 1 own machines: 1 of them rented all the time")
     assert good["target_qps_per_replica"] == ("ok", "7.5") and bad["target_qps_per_replica"][0] == "off"
     assert bad["model"][0] == "bad" and "us/things" in bad["model"][1]
+    assert good["resources.zone"][0] == "off" and "only `region`" in good["resources.zone"][1]
     assert good["access"][0] == "off" and "serve.key demo" in good["access"][1]
     world.inv("serve.key", "demo", "--for", "ann")
     assert told(1, "hf://us/nowhere")["access"][0] == "ok"

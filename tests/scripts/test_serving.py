@@ -1,5 +1,6 @@
 """What serve.doctor says of what it sees."""
 
+import dataclasses
 import json
 import time
 
@@ -7,8 +8,9 @@ import pytest
 
 from scripts import versions
 from scripts.serving import advice, figures, percentiles
-from serve import service
+from serve import placement, service
 from serve.memory import Member, Seen, Version, Wanted
+from serve.placement import UNREAD
 from serve.states import Facts, Step
 
 WANTED = Wanted(versions=(Version(number=1, document={"service": {"replicas": 2}}, model="/m"),))
@@ -64,6 +66,36 @@ def test_figures_come_from_lines_that_may_be_cut(tmp_path):
 
 def test_percentiles_are_values_that_were_measured():
     assert percentiles([3.0, 1.0, 2.0]) == {"p50": 2.0, "p95": 3.0, "p99": 3.0}
+
+
+READ = {
+    "region",
+    "instance_type",
+    "accelerators",
+    "cpus",
+    "memory",
+    "disk_size",
+    "use_spot",
+    "ports",
+    "max_hourly_cost",
+}
+SKY = {"infra": "aws", "cloud": "aws", "zone": "us-east-1a", "disk_tier": "best", "network_tier": "best",
+       "job_recovery": "failover", "image_id": "docker:x", "labels": {"a": "b"}, "any_of": [{"cpus": 4}],
+       "ordered": [{"cloud": "gcp"}]}  # fmt: skip
+
+
+def test_every_word_of_resources_is_read_or_named_with_what_holds_instead():
+    assert {one.name for one in dataclasses.fields(service.Resources)} == READ | set(SKY)
+    for name, value in SKY.items():
+        (found,) = placement.unread(service.parse("x", {"service": {}, "resources": {name: value}}))
+        assert found[0] == f"resources.{name}" and len(found[1]) > 20
+    policy = {"min_replicas": 1, "spot_placer": "dynamic_fallback"}
+    ((name, _),) = placement.unread(service.parse("x", {"service": {"replica_policy": policy}}))
+    assert name == "service.replica_policy.spot_placer"
+    assert placement.unread(service.load(versions.CONFIG)) == []
+    version = dataclasses.replace(WANTED.newest, document={"service": {"replicas": 2}, "resources": SKY})
+    told = advice("demo", Wanted(versions=(version,)), Seen(serving=(0, 1)), CALM, True)
+    assert [what for what, _ in told] == [f"resources.{name} of its service file changes nothing" for name in UNREAD]
 
 
 def test_what_only_skyserve_does_is_named():
