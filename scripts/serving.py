@@ -312,7 +312,9 @@ def advice(name: str, wanted: Wanted, seen: Seen, metrics: dict[str, Any], was_k
     if failed and not seen.serving:
         last = failed[-1]
         ask = f"inv serve.logs {name} --replica-id {last.number}; inv doctor --provider {newest.provider or 'ssh'}"
-        found.append((f"no replica serves; {last.run} {last.state.value}: {last.why}", f"see {ask}"))
+        coming = ", ".join(f"{one.run} {one.state.value}" for one in seen.members if one.state.is_alive)
+        now = f"; in its place: {coming}" if coming else ""
+        found.append((f"no replica serves; {last.run} {last.state.value}: {last.why}{now}", f"see {ask}"))
     for one in seen.members:
         if one.state is State.NOT_READY or (one.state is State.STARTING and one.began_at < time.time() - 60):
             found.append((
