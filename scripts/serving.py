@@ -235,7 +235,8 @@ def log_path(name: str, number: int | None, controller: bool, settings: Settings
     folder = words.homes(settings) / rows[-1].run
     if rows[-1].is_live and rows[-1].address:
         home.bring_logs(rows[-1], way(settings, rows[-1]), folder)
-    return folder / "engine.log"
+    log = folder / "engine.log"
+    return log if log.exists() else folder / "environment.log"  # which is made before
 
 
 def write(path: Path, offset: int, tail: int) -> int:

@@ -421,7 +421,7 @@ def test_what_an_engine_is_at_on_its_way_is_told_with_its_time(place):
     (one,) = place.status("demo")["replicas"]
     known = ["environment", "weights", "compiling", "first answer"]
     assert [phase for phase in known if phase in one["phases_s"]] == list(one["phases_s"])
-    assert 0 < one["phases_s"]["compiling"] < sum(one["phases_s"].values()) <= one["ready_after_s"]
+    assert 0 < one["phases_s"]["compiling"] < sum(one["phases_s"].values()) < one["ready_after_s"] + 1
 
 
 def test_whoever_waits_for_a_version_that_another_command_replaces_is_told_so(place):
