@@ -72,9 +72,10 @@ def board(op: Op, transport: Transport, local: int) -> None:
         while not answers(port):
             ending = look()
             if ending or time.monotonic() > deadline:
-                said = ending.stderr.strip().splitlines()[-1:] if ending else []
-                why = f"exit code {ending.exited}: {said}" if ending else f"no answer after {BOARD_S:g} s"
-                raise SlipwayError(f"{op.run}: TensorBoard does not run: {why}")
+                why = f"no answer after {BOARD_S:g} s"
+                if ending:
+                    why = f"exit code {ending.exited}: {' / '.join(ending.stderr.splitlines()[-2:])}"
+                raise SlipwayError(render.clean(f"{op.run}: TensorBoard does not run: {why}"))
             time.sleep(POLL_S)
         render.say(f"TensorBoard of {op.run}: http://{LOOPBACK}:{port}; Ctrl-C ends it")
         while look() is None:

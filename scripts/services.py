@@ -145,7 +145,7 @@ def await_ready(name: str, wanted: Wanted, settings: Settings, journal: Journal,
         service = now.newest.service
         say_changes(seen, told)
         alive = [one for one in seen.members if one.state in LIVE]
-        if any(one.version == newest and not has_engine(one) for one in alive):
+        if any(one.version == newest and awaits_engine(one) for one in alive):
             deadline = time.monotonic() + patience_s  # it counts from an engine's start, as initial_delay_seconds does
         are_there = versions.ready_of(seen, newest) >= service.policy.min_replicas
         if are_there and all(one.version == newest for one in alive) and not is_on_its_way(seen, service):
@@ -191,9 +191,11 @@ def looked(name: str, settings: Settings, journal: Journal) -> tuple[Seen, Wante
     return seen, memory.wanted_of(row.wanted)
 
 
-def has_engine(one: Member) -> bool:
-    """Whether its engine has been started: before that, its machine and its environment are made."""
-    return any(phase != ENVIRONMENT for phase, _ in one.phases)
+def awaits_engine(one: Member) -> bool:
+    """Whether its machine and its environment are still being made, before its engine is started."""
+    if one.state is State.STARTING:
+        return all(phase == ENVIRONMENT for phase, _ in one.phases)
+    return one.state in (State.PENDING, State.PROVISIONING)
 
 
 def say_changes(seen: Seen, told: dict[str, str]) -> None:

@@ -234,7 +234,7 @@ class Replicas:
                     fate = await self._in_thread(self.landing.fate, op)
                     if not fate and one.member.facts.first_ready_at is None:
                         self._hear(one, await self._in_thread(self.landing.stage, op, one.stage))
-                except SlipwayError:  # nobody can tell; its probes tell whether it serves
+                except (SlipwayError, OSError, ValueError):  # nobody can tell; its probes tell whether it serves
                     fate = ""
             if fate:
                 facts = replace(one.member.facts, app_failed=True, is_ready=False)

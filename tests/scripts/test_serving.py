@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from scripts import versions
+from scripts import services, versions
 from scripts.serving import advice, figures, percentiles
 from serve import placement, service
 from serve.memory import Member, Seen, Version, Wanted
@@ -105,3 +105,21 @@ def test_what_only_skyserve_does_is_named():
     words = ["setup", "run", "file_mounts", "load_balancing_policy"]
     assert versions.only_for_skyserve(service.parse("x", said), shipped) == words
     assert versions.only_for_skyserve(shipped, shipped) == []
+
+
+UP = Facts(launch=Step.SUCCEEDED)
+
+
+@pytest.mark.parametrize(
+    ("facts", "phases", "waits"),
+    [
+        (Facts(), (), True),
+        (Facts(launch=Step.RUNNING), (), True),
+        (UP, (("environment", 1.0),), True),
+        (UP, (("environment", 1.0), ("weights", 2.0)), False),
+        (Facts(launch=Step.SUCCEEDED, is_ready=True, first_ready_at=1.0), (), False),  # an older controller's
+        (CRASHED, (("environment", 1.0),), False),
+    ],
+)
+def test_patience_with_a_service_counts_from_its_engines_starts(facts, phases, waits):
+    assert services.awaits_engine(Member(number=0, version=1, run="demo-0", facts=facts, phases=phases)) is waits
