@@ -51,7 +51,7 @@ def open_remote(uri: str) -> BinaryIO:
     try:
         return fsspec.open(uri, "rb").open()
     except (ImportError, ValueError) as error:  # the package for this store is not installed; no such protocol
-        raise InputError(f"source {uri}: {error}{instead(uri)}") from None
+        raise InputError(f"source {uri}: {error}") from None
     except FileNotFoundError:
         raise InputError(f"source {uri}: no such file") from None
 
@@ -65,6 +65,8 @@ def list_remote(uri: str) -> list[str]:
         return [uri]
     if uri.startswith("s3://"):
         return _list_bucket(uri)
+    if uri.startswith(("gs://", "gcs://")):
+        raise InputError(f"source {uri}: {google(uri)}")
     import fsspec
 
     try:
@@ -72,7 +74,7 @@ def list_remote(uri: str) -> list[str]:
         found = system.glob(path) if is_pattern(path) else system.find(path)
         return [system.unstrip_protocol(one) for one in sorted(found)]
     except (ImportError, ValueError) as error:
-        raise InputError(f"source {uri}: {error}{instead(uri)}") from None
+        raise InputError(f"source {uri}: {error}") from None
     except OSError as error:
         raise DataError(f"source {uri}: {error}") from None
 
@@ -81,12 +83,11 @@ def is_pattern(path: str) -> bool:
     return any(one in path for one in "*?[")
 
 
-def instead(uri: str) -> str:
-    """What works without a package that is not there."""
-    if not uri.startswith(("gs://", "gcs://")):
-        return ""
-    same = "s3://" + uri.partition("://")[2]
-    return f"; or type {same}, with AWS_ENDPOINT_URL=https://storage.googleapis.com and HMAC keys of the bucket"
+def google(uri: str) -> str:
+    """What works without a client of Google's, which is in no environment of ours."""
+    kind, _, path = uri.partition("://")
+    keys = "with AWS_ENDPOINT_URL=https://storage.googleapis.com and HMAC keys of the bucket"
+    return f"{kind}:// is not spoken here; type s3://{path}, {keys}"
 
 
 def _list_bucket(uri: str) -> list[str]:

@@ -51,7 +51,7 @@ class PodSpec:
     instance_type: str | None = key(None, "as the vendor spells it: B200x8")
     use_spot: bool = key(False, "machines that may be taken away, which cost less")
     max_price: str | None = key(None, "US dollars per hour of the whole machine")
-    network: str | None = key(None, "best: made for traffic between machines")
+    network: str | None = key(None, "best: made for traffic between machines; no vendor tells that today")
 
     @property
     def digest(self) -> str:

@@ -68,7 +68,9 @@ def filters(request: Request) -> list[Filter]:
     if request.network:
         found.append(
             Filter(
-                "--network best", lambda offer: offer.interconnect.lower() in FABRICS, lambda _: "leave out --network"
+                "--network best",
+                lambda offer: offer.interconnect.lower() in FABRICS,
+                lambda _: "leave out --network (of no offer do vendors tell what joins machines)",
             )
         )
     flag, other = ("--use-spot", "leave out --use-spot") if request.spot else ("without --use-spot", "--use-spot")

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -40,12 +41,31 @@ def findings(root: Path, settings: Settings) -> list[Finding]:
     """Everything that decides what can run from the checkout `root`."""
     tools = [
         _tool("git", ("--version",), "bad", "finds the files that are sent to a pod"),
-        _tool("rsync", ("--version",), "off", "sends code to remote pods"),
+        _tool(
+            "ssh",
+            ("-V",),
+            "off",
+            "inv ssh on other machines and aliases of ~/.ssh/config need it (apt install openssh-client)",
+        ),
+        _tool("rsync", ("--version",), "off", "tests need it (apt install rsync); code is sent without it"),
         _tool("sshd", ("-V",), "off", "tests need it (apt install openssh-server)"),
     ]
     providers = [Finding("local", "ok", "this machine"), *(_vendor(name, settings) for name in VENDORS)]
     here = [_python(), *_installers(), *tools, _disk(root, settings), _gpu(), _train(root, settings)]
-    return [*here, *_store(settings), *_uploads(settings), *providers]
+    return [*here, *tracking(root, settings), *_store(settings), *_uploads(settings), *providers]
+
+
+def tracking(root: Path, settings: Settings) -> list[Finding]:
+    """Whether a training of the checkout `root` can tell its figures to W&B; nothing where nobody asks for that."""
+    asked = [name for name in ("wandb_api_key", "wandb_project", "wandb_mode") if getattr(settings, name)]
+    if not asked or settings.wandb_mode == "disabled":
+        return []
+    why = f"{asked[0].upper()} from {settings.sources[asked[0]]}"
+    group = environment.read_group((root / "pyproject.toml").read_text(encoding="utf-8"), "train")
+    if any(re.match(r"wandb(?![\w.-])", one) for one in group):
+        return [Finding("W&B", "ok", why)]
+    what = 'the train environment lacks it: add a line "wandb", to the group train of pyproject.toml'
+    return [Finding("W&B", "off", f"asked for by {why}, and left out: {what}")]
 
 
 def nodes(settings: Settings) -> list[Finding]:

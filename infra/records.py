@@ -75,7 +75,7 @@ class Offer:
     upload_mbps: float | None = None
     download_mbps: float | None = None
     nvlink: bool | None = None
-    interconnect: str = ""  # as the vendor spells it
+    interconnect: str = ""  # as the vendor spells it; that of the GPUs within, at those that tell any: sxm5, pcie
     volume: str = ""  # id of the one that was asked for, when it can be had there
     volume_bytes: int = 0  # its size; 0 = not told
     seen_at: float | None = None  # when the vendor said so

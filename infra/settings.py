@@ -62,7 +62,7 @@ class Settings:
     run_shard: int = row("RUN_SHARD", "inv pipeline: 1 makes text shards, 0 takes those that are there", "1")
     workspace: Path = row("SLIPWAY_WORKSPACE", "where the folders of inv pipeline are", "var/workspace")
     shard_lines: int = row("SHARD_LINES", "documents per text shard", "250000")
-    store: str = row("SLIPWAY_STORE", "where artifacts are kept: a folder, hf://, s3:// or gs://", "var/artifacts")
+    store: str = row("SLIPWAY_STORE", "where artifacts are kept: a folder, hf:// or s3://", "var/artifacts")
     pods: Path = row("SLIPWAY_PODS", "where the pods of this machine are kept", "var/pods")
     pools: Path = row("SLIPWAY_POOLS", "own machines; without this file: ~/.sky/ssh_node_pools.yaml", POOLS)
     environments: Path = row("SLIPWAY_ENVIRONMENTS", "where environments are kept, shared by all checkouts")

@@ -14,7 +14,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from infra.errors import SlipwayError, UsageError
 from infra.link import ALIAS, OPEN_S, SILENT_S, Link, hush
 from infra.records import Address
 from infra.relay import relay
-from infra.transport import READ_BYTES, Lost, Pushed, Result, Silent, TimedOut, Unreachable, twice
+from infra.transport import READ_BYTES, Lost, Pushed, Result, Silent, TimedOut, Unreachable, tied, twice
 
 FILE_S = 120.0  # to put or get one file
+PULSE_S = 1.0
 _KILL_S = 2.0
 _ABSENT = 44  # exit code
 _CHUNK = 1 << 16
@@ -109,6 +111,21 @@ class Ssh:
 
         with relay(local_port, dial) as port:
             yield port
+
+    @contextlib.contextmanager
+    def alongside(self, words: Sequence[str], cwd: str | Path | None = None) -> Iterator[Callable[[], Result | None]]:
+        over = threading.Event()
+
+        def pulse() -> Iterator[bytes]:
+            while not over.wait(PULSE_S):  # what is written also tells whether anybody reads
+                yield b"."
+
+        with ThreadPoolExecutor(1) as pool:
+            ending = pool.submit(self.run, tied(words), stdin=pulse(), timeout_s=threading.TIMEOUT_MAX / 2, cwd=cwd)
+            try:
+                yield lambda: ending.result() if ending.done() else None
+            finally:
+                over.set()
 
     def shell(self, words: Sequence[str] | None = None, cwd: str | Path | None = None) -> int:
         if not shutil.which("ssh"):

@@ -49,6 +49,12 @@ class Silent(Lost):
     """The same, because nothing was heard for too long: another attempt would wait as long again."""
 
 
+def tied(words: Sequence[str]) -> list[str]:
+    """A program that is told to end when its stdin does: as words of a shell, which leaves with its exit code."""
+    script = 'exec 3<&0; "$@" </dev/null 3<&- & child=$!; { cat <&3; kill $child; } >/dev/null 2>&1 & exec 3<&-'
+    return ["sh", "-c", f"{script}; wait $child", "sh", *words]
+
+
 def twice(action: Callable[[], T]) -> T:
     """Once more when the connection was cut in the midst of it: for what looks before it repeats itself."""
     try:
@@ -96,6 +102,14 @@ class Transport(Protocol):
 
     def forward(self, local_port: int, remote_port: int) -> contextlib.AbstractContextManager[int]:
         """Within it, that port of the machine answers here, on loopback only (0: any port); gives the port here."""
+
+    def alongside(
+        self, words: Sequence[str], cwd: str | Path | None = None
+    ) -> contextlib.AbstractContextManager[Callable[[], Result | None]]:
+        """Within it, that program runs there; it is ended with it, or when whoever began it is gone.
+
+        Gives a look at how it has ended, None while it runs.
+        """
 
     def shell(self, words: Sequence[str] | None = None, cwd: str | Path | None = None) -> int:
         """A shell, or one program, on the user's terminal; its exit code."""
@@ -168,6 +182,23 @@ class ThisMachine:
             return
         with relay(local_port, lambda: socket.create_connection((LOOPBACK, remote_port), timeout=OPEN_S)) as port:
             yield port
+
+    @contextlib.contextmanager
+    def alongside(self, words: Sequence[str], cwd: str | Path | None = None) -> Iterator[Callable[[], Result | None]]:
+        with (
+            tempfile.TemporaryFile() as said,
+            subprocess.Popen(
+                tied(words), stdin=subprocess.PIPE, stdout=said, stderr=said, cwd=cwd, start_new_session=True
+            ) as child,
+        ):
+
+            def look() -> Result | None:
+                if child.poll() is None:
+                    return None
+                said.seek(0)
+                return Result(child.returncode, "", said.read().decode(errors="replace"))
+
+            yield look  # then its stdin is closed, and it is waited for
 
     def shell(self, words: Sequence[str] | None = None, cwd: str | Path | None = None) -> int:
         return subprocess.run(words or [os.environ.get("SHELL") or "/bin/sh"], cwd=cwd).returncode

@@ -11,7 +11,7 @@ from infra.errors import SlipwayError
 from infra.machine import Finding
 from infra.settings import VENDORS, Settings
 from scripts import versions
-from serve import models
+from serve import models, placement
 from serve import service as service_file
 from serve.detached import Places
 from serve.service import Service
@@ -25,7 +25,8 @@ def serving(config: str, settings: Settings) -> list[Finding]:
     name = service.file.name or "slipway"
     nodes = _nodes(settings)
     own = sum(one.state == "ok" for one in nodes)
-    return [*nodes, *_clouds(settings), _model(service, shipped, name, settings), _replicas(service, own),
+    unread = [Finding(key, "off", f"changes nothing: {instead}") for key, instead in placement.unread(service)]
+    return [*nodes, *_clouds(settings), _model(service, shipped, name, settings), *unread, _replicas(service, own),
             _load(service, shipped, name), _alerts(settings), _door(name, settings)]  # fmt: skip
 
 

@@ -167,7 +167,7 @@ def check_work(plan: Plan, settings: Settings, with_missing: bool) -> None:
     if not settings.rehearsal and "://" not in plan.store:
         raise UsageError(
             f"artifacts would go to {plan.store}, which no rented machine can reach; "
-            "give a store off the pod: --store hf://user/repo, s3://bucket/folder or gs://bucket/folder"
+            "give a store off the pod: --store hf://user/repo or s3://bucket/folder"
         )
     missing = [one.name for one in plan.artifacts if one.step and not one.name.split("/")[0].endswith("_checkpoints")]
     if (missing or plan.untyped) and not settings.rehearsal and not with_missing:

@@ -21,9 +21,10 @@ from infra.settings import Settings
 from infra.transport import Lost, TimedOut, Unreachable
 from scripts import words
 from scripts.ledger import find_run, keep_last_words, open_journal
-from scripts.render import clean
+from scripts.render import clean, say, step_line
 from store import StoreError
 
+TELL_EVERY_S = 15.0  # what a step is at
 LAST_S = 60.0  # a pod that is deaf when its run has ended is asked again for so long
 
 
@@ -54,7 +55,8 @@ def show(
     if not follow:
         return
     verdict: Mapping[str, Any] = {}
-    for op, (_, verdict) in follow_pods(op, journal, settings):  # noqa: B020 (the run may move to another pod)
+    told: dict[str, tuple[str, float]] | None = None
+    for op, (progress, verdict) in follow_pods(op, journal, settings):  # noqa: B020 (the run may move to another pod)
         deadline = time.monotonic() + LAST_S
         while bring(op, journal, settings, folder) and verdict and time.monotonic() < deadline:
             if is_gone(op := journal.op(op.token), settings):
@@ -63,9 +65,26 @@ def show(
             time.sleep(RETRY_S)
         for path in paths():
             offsets[path] = write(path, offsets.get(path, 0), is_last=bool(verdict))
+        if told is None:  # what has ended before is in the logs
+            told = {one["name"]: (one["state"], 0.0) for one in progress.get("steps", ())}
+        tell_steps(progress, told)
     state = verdict.get("state", "stopped")
     print(f"{op.run} {state} {verdict.get('reason', '')}".rstrip(), file=sys.stderr)
     raise Exit(code={"succeeded": 0, "limit": 5}.get(state, 1))
+
+
+def tell_steps(progress: Mapping[str, Any], told: dict[str, tuple[str, float]]) -> None:
+    """A line of talk when a step begins and ends, and now and then between: its figures are in no log.
+
+    `told`: of each step the state that was told last, and when (monotonic seconds); kept up to date here.
+    """
+    for step in progress.get("steps", ()):
+        state, at = told.get(step["name"], ("waiting", 0.0))
+        due = step["state"] == "running" and time.monotonic() - at > TELL_EVERY_S
+        if step["state"] != state or due:
+            told[step["name"]] = (step["state"], time.monotonic())
+            if step["state"] != "waiting":  # again, on another pod
+                say(step_line(step, time.time()))
 
 
 def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[Op, Seen]]:

@@ -1,19 +1,30 @@
 """What the commands of `pod.py` do: a shell, a port, the artifacts, the code of a run's machine."""
 
+import http.client
+import logging
 import signal
+import socket
+import time
 
 from invoke import Exit
 
-from infra import pods
+from infra import follow, pods
 from infra import sync as code_sync
-from infra.errors import UsageError
-from infra.journal import Journal
+from infra.errors import SlipwayError, UsageError
+from infra.journal import Journal, Op
 from infra.launch import send_code
+from infra.relay import LOOPBACK
 from infra.shipment import preview
+from infra.transport import Transport
 from scripts import chain, render, words
 from scripts.ledger import bring_home, find_run, way
 from scripts.planning import ROOT
 from scripts.program import print_json, words_after_dashes
+
+BOARD, BOARD_PORT = "tensorboard", 6006
+BOARD_S = 120.0  # until it answers: a machine that is busy imports slowly
+ANSWER_S = 5.0
+POLL_S = 0.25
 
 
 def ssh(run):
@@ -27,15 +38,62 @@ def ssh(run):
 
 def forward(what):
     *run, ports = what or [""]
-    local, _, remote = ports.partition(":")
-    if len(run) > 1 or not local.isdecimal() or not (remote or local).isdecimal():
-        raise UsageError("expected a run and ports, such as: inv forward brave-otter-3 6006:6006")
+    local, _, remote = f"{BOARD_PORT}:{BOARD}".partition(":") if ports == BOARD else ports.partition(":")
+    remote = remote or local
+    if len(run) > 1 or not local.isdecimal() or not (remote.isdecimal() or remote == BOARD):
+        raise UsageError(f"expected a run and ports, such as: inv forward brave-otter-3 8000:8000, or {BOARD}")
     settings = words.settings()
     with Journal.open(settings.state_file) as journal:
         op = find_run(journal, *run)
-        with way(settings, op).forward(int(local), int(remote or local)) as port:
-            render.say(f"port {remote or local} of {op.run} answers on 127.0.0.1:{port}; Ctrl-C ends that")
+        transport = way(settings, op)
+        if remote == BOARD:
+            board(op, transport, int(local))
+            return
+        with transport.forward(int(local), int(remote)) as port:
+            render.say(f"port {remote} of {op.run} answers on 127.0.0.1:{port}; Ctrl-C ends that")
+            if int(remote) == BOARD_PORT and not answers(port):
+                render.say(f"nobody listens there yet; for TensorBoard: inv forward {op.run} {BOARD}")
             signal.pause()
+
+
+def board(op: Op, transport: Transport, local: int) -> None:
+    """TensorBoard of the run's figures, on its machine, for as long as this lasts. Raises SlipwayError."""
+    done = {one["name"]: one.get("result") or {} for one in follow.look(op, transport)[0].get("steps", ())}
+    python = done.get("environment", {}).get("pythons", {}).get("train")
+    if not python:
+        raise UsageError(f"{op.run} has no train environment (yet), which has TensorBoard; see: inv status {op.run}")
+    with socket.create_server((LOOPBACK, 0)) as free:
+        there = free.getsockname()[1]  # on another machine it may be taken: TensorBoard says so
+    logging.getLogger("infra.relay").setLevel(logging.ERROR)  # that nobody answers yet is no news
+    work = pods.folder_of(op).work
+    line = [python, "-m", "tensorboard.main", "--logdir", str(work), "--host", LOOPBACK, "--port", str(there)]
+    with transport.alongside([*line, "--reload_interval", "5"]) as look, transport.forward(local, there) as port:
+        deadline = time.monotonic() + BOARD_S
+        while not answers(port):
+            ending = look()
+            if ending or time.monotonic() > deadline:
+                why = f"no answer after {BOARD_S:g} s"
+                if ending:
+                    why = f"exit code {ending.exited}: {' / '.join(ending.stderr.splitlines()[-2:])}"
+                raise SlipwayError(render.clean(f"{op.run}: TensorBoard does not run: {why}"))
+            time.sleep(POLL_S)
+        render.say(f"TensorBoard of {op.run}: http://{LOOPBACK}:{port}; Ctrl-C ends it")
+        while look() is None:
+            time.sleep(POLL_S)
+    raise SlipwayError(f"{op.run}: TensorBoard has ended by itself")
+
+
+def answers(port: int) -> bool:
+    """Whether somebody there speaks HTTP."""
+    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=ANSWER_S)
+    try:
+        connection.request("HEAD", "/")
+        connection.getresponse()
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+    return True
 
 
 def sync(run, plan, json):

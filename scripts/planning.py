@@ -75,7 +75,8 @@ def plan_for(
                   if os.environ.get(name)}  # fmt: skip
         environ = {**plan.job.environ, **places, **tracking(settings)}
         job = replace(plan.job, secrets=tuple(secrets(settings)), environ=environ)
-        plan = replace(plan, job=job)
+        lacking = tuple(f"W&B: {one.detail}" for one in machine.tracking(ROOT, settings) if one.state != "ok")
+        plan = replace(plan, job=job, notes=(*plan.notes, *lacking))
     if vendor.pod_store:
         kept = "artifacts stay on the machine until somebody who follows (or inv status, or inv pull) brings them home"
         return replace(plan, notes=(*plan.notes, kept)) if plan.job else plan

@@ -88,10 +88,13 @@ def ssh(c, run=""):
 
 
 @command(
-    "scripts.place", word="what", iterable=["what"], help={"what": "RUN and LOCAL:REMOTE ports, such as 6006:6006"}
+    "scripts.place",
+    word="what",
+    iterable=["what"],
+    help={"what": "RUN, and LOCAL:REMOTE ports, such as 8000:8000, or tensorboard, or LOCAL:tensorboard"},
 )
 def forward(c, what=None):
-    """A port of a run's machine here, on loopback only, until Ctrl-C; TensorBoard: `inv forward RUN 6006:6006`."""
+    """A port of a run's machine here, on loopback only, until Ctrl-C; `inv forward RUN tensorboard` runs that there."""
 
 
 @command(

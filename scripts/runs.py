@@ -33,6 +33,7 @@ from infra.terms import terms_for
 from scripts import choosing, initial, render, room, words
 from scripts.keeping import hand_on, keeper_of, leave, say_how
 from scripts.ledger import bring_home, end_others, find_run, last_verdict, open_journal, settle, way
+from scripts.logs import tell_steps
 from scripts.planning import (
     ROOT,
     ask_about_made,
@@ -297,18 +298,11 @@ def _redraw(seen: Iterator[Any], live: Any) -> Iterator[Any]:
         yield progress, verdict
 
 
-def _lines(seen: Iterator[Any], every_s: float = 15.0) -> Iterator[Any]:
+def _lines(seen: Iterator[Any]) -> Iterator[Any]:
     """A line when a step begins and ends, and now and then between."""
     told: dict[str, tuple[str, float]] = {}
     for progress, verdict in seen:
-        for step in progress.get("steps", ()):
-            state, at = told.get(step["name"], ("waiting", 0.0))
-            due = step["state"] == "running" and time.monotonic() - at > every_s
-            if step["state"] != state or due:
-                told[step["name"]] = (step["state"], time.monotonic())
-                if step["state"] == "waiting":  # again, on another pod
-                    continue
-                render.say(render.step_line(step, time.time()))
+        tell_steps(progress, told)
         yield progress, verdict
 
 

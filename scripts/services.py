@@ -21,14 +21,15 @@ from scripts.program import print_json
 from serve import detached, memory, update
 from serve import service as service_file
 from serve.gateway import keys
-from serve.landing import free_port
+from serve.landing import ENVIRONMENT, free_port
 from serve.memory import Member, Seen, Wanted
 from serve.service import Service
 from serve.states import LIVE, State
 
 POLL_S = 0.1
 LEAVE_S = 600.0  # requests under way, then the engines, then proof from whoever rents them out
-SLACK_S = 120.0  # of a launch: machine, code, environment
+SLACK_S = 120.0  # for what a launch does before and after, on a machine that is busy
+TELL_EVERY_S = 30.0  # of a phase that lasts
 
 
 def up(name, model, tag, replicas, provider, config, engine, mode, host, port, dry_run, yes, detach, json):
@@ -144,6 +145,8 @@ def await_ready(name: str, wanted: Wanted, settings: Settings, journal: Journal,
         service = now.newest.service
         say_changes(seen, told)
         alive = [one for one in seen.members if one.state in LIVE]
+        if any(one.version == newest and awaits_engine(one) for one in alive):
+            deadline = time.monotonic() + patience_s  # it counts from an engine's start, as initial_delay_seconds does
         are_there = versions.ready_of(seen, newest) >= service.policy.min_replicas
         if are_there and all(one.version == newest for one in alive) and not is_on_its_way(seen, service):
             return
@@ -188,13 +191,30 @@ def looked(name: str, settings: Settings, journal: Journal) -> tuple[Seen, Wante
     return seen, memory.wanted_of(row.wanted)
 
 
+def awaits_engine(one: Member) -> bool:
+    """Whether its machine and its environment are still being made, before its engine is started."""
+    if one.state is State.STARTING:
+        return all(phase == ENVIRONMENT for phase, _ in one.phases)
+    return one.state in (State.PENDING, State.PROVISIONING)
+
+
 def say_changes(seen: Seen, told: dict[str, str]) -> None:
+    """What has changed since `told`; and now and then what a long phase is at."""
     for one in seen.members:
-        state = one.state.value
-        if told.get(one.run) != state:
-            told[one.run] = state
-            why = f": {one.why}" if one.why and one.state is not State.READY else ""
-            render.say(render.clean(f"{one.run} {state}{why}"))
+        spent = one.phase_s(time.time()) if one.state is State.STARTING else {}
+        key = " ".join([one.state.value, *(f"{phase} {spent_s // TELL_EVERY_S:g}" for phase, spent_s in spent.items())])
+        if told.get(one.run) != key:
+            told[one.run] = key
+            why = one.why if one.state is not State.READY else ""
+            render.say(render.clean(": ".join(filter(None, (f"{one.run} {one.state.value}", why or phases(one))))))
+
+
+def phases(one: Member) -> str:
+    """What it was at on its way to its first answer, and for how long; "" = nothing is known."""
+    if one.state not in (State.STARTING, State.READY):
+        return ""
+    spent = ", ".join(f"{phase} {render.duration(spent_s)}" for phase, spent_s in one.phase_s(time.time()).items())
+    return f"{spent} so far" if spent and one.state is State.STARTING else spent
 
 
 def scale(name, min_replicas, max_replicas, detach, json):

@@ -21,7 +21,7 @@ from scripts.ledger import open_journal, way
 from scripts.planning import ROOT
 from scripts.program import print_json, words_after_dashes
 from scripts.project import columns
-from serve import detached, memory, states
+from serve import detached, memory, placement, states
 from serve.memory import Member, Seen, Wanted
 from serve.states import LIVE, State
 
@@ -76,6 +76,9 @@ def show(
             print(render.clean(f"Held: {one['held']}"))
         if with_replicas and one["replicas"]:
             print(render.clean(table(one["replicas"])))
+        for starting in one["replicas"] if not with_replicas else ():
+            if starting["at"]:
+                print(render.clean(f"Starting: {starting['run']}, {starting['at']}"))
         if with_metrics:
             print(columns([(key, str(value)) for key, value in flat(one["metrics"])]))
 
@@ -126,6 +129,8 @@ def replica(one: Member, seen: Seen, op: Op | None) -> dict[str, Any]:
         "usd_per_hour": render.usd(op.rate if op and op.is_live else 0),
         "age_s": round(time.time() - one.began_at, 1),
         "ready_after_s": None if one.ready_at is None else round(one.ready_at - one.began_at, 1),
+        "phases_s": {phase: round(spent_s, 1) for phase, spent_s in one.phase_s(time.time()).items()},
+        "at": services.phases(one) if one.state is State.STARTING else None,
         "why": one.why or None,
     }
 
@@ -134,7 +139,7 @@ def table(replicas: Sequence[dict[str, Any]]) -> str:
     rows = [("id", "version", "state", "where", "kind", "USD/h", "age", "")]
     for one in replicas:
         rows.append((str(one["id"]), str(one["version"]), one["state"], one["where"] or "-", one["kind"],
-                     one["usd_per_hour"], render.duration(one["age_s"]), one["why"] or ""))  # fmt: skip
+                     one["usd_per_hour"], render.duration(one["age_s"]), one["why"] or one["at"] or ""))  # fmt: skip
     return columns(rows)
 
 
@@ -230,7 +235,8 @@ def log_path(name: str, number: int | None, controller: bool, settings: Settings
     folder = words.homes(settings) / rows[-1].run
     if rows[-1].is_live and rows[-1].address:
         home.bring_logs(rows[-1], way(settings, rows[-1]), folder)
-    return folder / "engine.log"
+    log = folder / "engine.log"
+    return log if log.exists() else folder / "environment.log"  # which is made before
 
 
 def write(path: Path, offset: int, tail: int) -> int:
@@ -293,6 +299,8 @@ def doctor(name, json):
 def advice(name: str, wanted: Wanted, seen: Seen, metrics: dict[str, Any], was_kept: bool) -> list[tuple[str, str]]:
     """What is seen, and what to do about it. Pure."""
     newest, found = wanted.newest, list[tuple[str, str]]()
+    found += [(f"{key} of its service file changes nothing", instead)
+              for key, instead in placement.unread(newest.service)]  # fmt: skip
     policy, probe = newest.service.policy, newest.service.probe
     if not was_kept and not seen.problem:
         found.append(("its controller was not running", f"it has been started again; why it ended: "
@@ -305,13 +313,16 @@ def advice(name: str, wanted: Wanted, seen: Seen, metrics: dict[str, Any], was_k
     if failed and not seen.serving:
         last = failed[-1]
         ask = f"inv serve.logs {name} --replica-id {last.number}; inv doctor --provider {newest.provider or 'ssh'}"
-        found.append((f"no replica serves; {last.run} {last.state.value}: {last.why}", f"see {ask}"))
+        coming = ", ".join(f"{one.run} {one.state.value}" for one in seen.members if one.state.is_alive)
+        now = f"; in its place: {coming}" if coming else ""
+        found.append((f"no replica serves; {last.run} {last.state.value}: {last.why}{now}", f"see {ask}"))
     for one in seen.members:
         if one.state is State.NOT_READY or (one.state is State.STARTING and one.began_at < time.time() - 60):
             found.append((
-                f"{one.run} is {one.state.value}",
+                f"{one.run} is {one.state.value}{f': {at}' if (at := services.phases(one)) else ''}",
                 f"inv serve.logs {name} --replica-id {one.number}; inv serve.ssh {name} --replica-id {one.number}; "
-                f"a large model needs a longer initial_delay_seconds than {probe.initial_delay_seconds:g}",
+                f"a large model needs a longer initial_delay_seconds than {probe.initial_delay_seconds:g}, "
+                "which counts from its engine's start",
             ))  # fmt: skip
     late = any(one.state.value == "FAILED_INITIAL_DELAY" for one in seen.members)
     if late:

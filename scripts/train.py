@@ -130,7 +130,7 @@ def export(c, model="", tag="", out="", dtype="float32"):
     """Write a Hugging Face folder that transformers and vLLM load."""
 
 
-FROM = "hf://, s3://, gs:// or a folder (default: the store of the settings, and this machine)"
+FROM = "hf://, s3:// or a folder (default: the store of the settings, and this machine)"
 NAME = "as inv ckpt.list shows it, or the beginning or the end of that"
 
 
@@ -191,7 +191,7 @@ def ckpt_pull(c, model="", from_="", to="", latest=False, json=False):
     iterable=["models"],
     help={
         "models": "names of artifacts (default: all that are whole)",
-        "to": "hf://user/repo, s3://bucket/folder, gs://bucket/folder or a folder",
+        "to": "hf://user/repo, s3://bucket/folder or a folder",
         "from": "the store that has them (default: that of the settings)",
         "json": "one JSON document on stdout",
     },

@@ -95,6 +95,8 @@ def version_of(
     if unused := only_for_skyserve(service, shipped):
         render.say(f"{', '.join(unused)}: for sky serve up only; here --engine and slipway.engine say how an engine is "
                    "run, and the least loaded replica is asked")  # fmt: skip
+    for name, instead in placement.unread(service):
+        render.say(f"{name}: for sky serve up only; here {instead}")
     is_shipped = old is None and service.ours.model == shipped.ours.model
     said = model or (old.model if old and not tag else "" if is_shipped else service.ours.model)
     source = folder_of(said, tag, settings, name)
@@ -114,7 +116,7 @@ def only_for_skyserve(service: Service, shipped: Service) -> list[str]:
         one for one in ("workdir", "setup", "run") if getattr(file, one) not in ("", None, getattr(shipped.file, one))
     ]
     found += ["file_mounts"] if set(file.file_mounts) - {service_file.MODEL_MOUNT} else []
-    return found + (["load_balancing_policy"] if file.service.load_balancing_policy == "round_robin" else [])
+    return found + (["load_balancing_policy"] if file.service.load_balancing_policy not in (None, "least_load") else [])
 
 
 def folder_of(said: str, tag: str, settings: Settings, name: str) -> str:

@@ -322,7 +322,7 @@ class Controller:
 
 def _lasting(facts: Facts) -> Facts:
     """What another controller can use: it probes anew."""
-    return replace(facts, passes=0, misses=0, first_miss_at=None)
+    return replace(facts, passes=0, misses=0, first_miss_at=None, waits_since=None)
 
 
 def limits_of(service: Service) -> Limits:

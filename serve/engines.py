@@ -31,6 +31,12 @@ ENVIRONMENTS = {"vllm": "serve-cuda", "vllm-cpu": "serve-cpu", "fake": "serve"}
 HOST = "127.0.0.1"
 WORKER_FILE = "worker.pid"  # of a scripted engine, in the folder where it runs
 KEY = "VLLM_API_KEY"  # in which every engine finds the key that it asks for; words of a command can be read by others
+WEIGHTS, COMPILING, FIRST_ANSWER = "weights", "compiling", "first answer"  # what an engine is at, one after another
+SAID = {  # by vLLM 0.32.0, whichever way it loads weights, when it has come so far
+    COMPILING: (b"Loading weights took", b"Model loading took"),
+    FIRST_ANSWER: (b"Starting vLLM server on",),
+}
+LONGEST_SAID = 64  # bytes, and some
 ALWAYS = {
     **{"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},  # nothing is fetched or told
     "VLLM_HOST_IP": HOST,  # of workers among themselves, whatever addresses the machine has
@@ -124,6 +130,12 @@ def _fake(model: Model, port: int, tuning: Tuning) -> tuple[str, ...]:
     }
     worker = ("--worker-file", WORKER_FILE) if said.get("worker") else ()
     return ("-m", "serve.fake", "--port", str(port), "--script", json.dumps(script), *worker)
+
+
+def phase(before: str, said: bytes) -> str:
+    """What an engine is at that was at `before` and has then written that."""
+    reached = [one for one, words in SAID.items() if any(word in said for word in words)]
+    return max([before, *reached], key=[WEIGHTS, *SAID].index)
 
 
 def read(path: Path) -> Replica:

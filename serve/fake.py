@@ -306,6 +306,7 @@ async def serve(script: Script, port: int, worker_file: Path | None) -> None:
         assert worker_file is not None
         command = (sys.executable, "-c", WORKER, str(worker_file))
         await (await asyncio.create_subprocess_exec(*command)).wait()
+    print("Loading weights took 0.00 seconds", file=sys.stderr, flush=True)  # as vLLM tells how far it is
     await asyncio.sleep(script.start_s)
     if script.crash is not None:
         print("EngineCore failed to start.", file=sys.stderr, flush=True)
@@ -316,6 +317,7 @@ async def serve(script: Script, port: int, worker_file: Path | None) -> None:
     runner = web.ServerRunner(web.Server(engine.handle, handler_cancellation=True, access_log=None))
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port, backlog=1024).start()
+    print(f"Starting vLLM server on http://127.0.0.1:{runner.addresses[0][1]}", file=sys.stderr, flush=True)
     print(f"listening on {runner.addresses[0][1]}", flush=True)
     await ended.wait()
     engine.is_draining = True

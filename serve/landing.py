@@ -1,7 +1,7 @@
 """A replica as a pod: begun, looked at, ended, through `infra`. Blocking; called in threads.
 
     begin    offers in the order of `placement` -> rented, code, hand-over: its engine is a step of kind "service"
-    verdict  how its engine ended, {} while it lives
+    stage    how far its engine has come; fate: why it has ended
     end      nothing of it is left, and its log is kept at home
 
 In: a Version, a Member. Out: journal rows. An engine is never started again: one that has ended is another replica's
@@ -18,8 +18,9 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from infra import home, launch, pods
+from infra import follow, home, launch, pods
 from infra.agent import environment
 from infra.agent.job import Job, Limits, Step
 from infra.errors import SlipwayError
@@ -36,7 +37,7 @@ from serve.memory import Member, Version, environ_of, served_name
 from store import credentials
 
 ROOT = Path(__file__).resolve().parents[1]
-STEP = "engine"
+STEP, ENVIRONMENT = "engine", "environment"  # the steps of its pod
 CACHE_THERE = (
     "../../../models"  # from a pod's code folder on an own machine: ~/.slipway/models, whatever pods come and go
 )
@@ -48,6 +49,20 @@ PUT_IN_PLACE = 'test -d "$2" || mv -- "$1" "$2"; rm -rf -- "$1"; test -d "$2"'  
 def role_of(name: str) -> str:
     """Of the journal's rows of that service's replicas."""
     return f"serve:{name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """How far a replica is on its way to its first answer, as its pod tells."""
+
+    phase: str = ENVIRONMENT
+    """environment, weights, compiling, first answer."""
+    engine_s: float | None = None
+    """For which its engine has run; None = its environment is still in the making."""
+    told_at: float = 0.0
+    """By the pod's clock; 0 = it has told nothing yet."""
+    read: int = 0
+    """Bytes of its engine's log."""
 
 
 @dataclass
@@ -140,6 +155,22 @@ class Landing:
             return ""
         state = "exit code 0" if verdict["state"] == "succeeded" else verdict["state"]  # vLLM's, when its core dies
         return f"its engine has ended: {verdict['reason'] or state}"
+
+    def stage(self, op: Op, before: Stage) -> Stage:
+        """What its pod tells of it now, after `before`. Raises SlipwayError: it cannot be asked."""
+        transport = self.reach(op)
+        progress, _ = follow.look(op, transport)
+        said: dict[str, Any] = next((one for one in progress.get("steps", ()) if one["name"] == STEP), {})
+        before = replace(before, told_at=progress.get("updated_at", 0.0))
+        if not said.get("started_at"):
+            return before
+        start = max(0, before.read - engines.LONGEST_SAID)
+        try:
+            fresh = transport.read(pods.folder_of(op).log(STEP), start)
+        except FileNotFoundError:
+            fresh = b""
+        at = engines.WEIGHTS if before.phase == ENVIRONMENT else before.phase
+        return replace(before, phase=engines.phase(at, fresh), engine_s=said["elapsed_s"], read=start + len(fresh))
 
     def loss(self, op: Op) -> str:
         """What its vendor says became of its machine; "" while it is well. Raises SlipwayError: it does not say."""

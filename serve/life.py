@@ -22,7 +22,7 @@ from infra.states import LOST, READY
 from serve import states
 from serve.gateway.routing import Replica
 from serve.gateway.server import Gateway
-from serve.landing import Landing
+from serve.landing import Landing, Stage
 from serve.memory import Member, Wanted, served_name
 from serve.probe import Counters, probe
 from serve.service import Service
@@ -55,6 +55,7 @@ class Kept:
     counters: Counters | None = None
     probed: str = ""
     """Why its last probe failed."""
+    stage: Stage = Stage()
     task: "asyncio.Task[None] | None" = None
     links: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -209,7 +210,8 @@ class Replicas:
             self.note(one, facts)
             facts, why = states.must_end(facts, asked, now)
             if why:
-                self.end(one, f"{why}; its last probe: {found.why}", facts, drains=False, has_failed=True)
+                at = f"; it was at: {one.stage.phase}" if facts.is_late else ""
+                self.end(one, f"{why}{at}; its last probe: {found.why}", facts, drains=False, has_failed=True)
                 return
             op = self._op(one)
             if not found.passed and op and op.rate and now - gone_asked_at > GONE_EVERY_S:
@@ -223,20 +225,32 @@ class Replicas:
             await asyncio.sleep(interval_s if facts.is_ready and found.passed else min(interval_s, YOUNG_S))
 
     async def _watch(self, one: Kept) -> None:
-        """Whether its engine still runs, as its own agent says."""
+        """Whether its engine still runs, and how far it has come, as its own agent says."""
         while True:
             op = self._op(one)
             fate = "its row is in the journal no more"
             if op is not None:
                 try:
                     fate = await self._in_thread(self.landing.fate, op)
-                except SlipwayError:  # nobody can tell; its probes tell whether it serves
+                    if not fate and one.member.facts.first_ready_at is None:
+                        self._hear(one, await self._in_thread(self.landing.stage, op, one.stage))
+                except (SlipwayError, OSError, ValueError):  # nobody can tell; its probes tell whether it serves
                     fate = ""
             if fate:
                 facts = replace(one.member.facts, app_failed=True, is_ready=False)
                 self.end(one, fate, facts, drains=False, has_failed=True)
                 return
             await asyncio.sleep(FATE_S if op and self.landing.vendor(op.vendor).is_here else FATE_THERE_S)
+
+    def _hear(self, one: Kept, stage: Stage) -> None:
+        """What its pod has told anew; an agent that has fallen silent tells nothing."""
+        if stage.told_at != one.stage.told_at:
+            facts = states.told(one.member.facts, stage.engine_s, time.monotonic())
+            one.member = replace(one.member, facts=facts)
+        if stage.phase not in [phase for phase, _ in one.member.phases]:
+            one.member = replace(one.member, phases=(*one.member.phases, (stage.phase, time.time())))
+            self.changed.set()
+        one.stage = stage
 
     async def _drain(self, one: Kept) -> None:
         """Until the gateway has had the last answer of it, or its time is over."""
@@ -286,7 +300,7 @@ class Replicas:
                 self.past.append(member)
                 continue
             one = self.kept[member.number] = Kept(member)
-            facts = replace(member.facts, passes=0, misses=0, first_miss_at=None)
+            facts = replace(member.facts, passes=0, misses=0, first_miss_at=None, waits_since=None)
             op = self._op(one)
             if op is not None and facts.launch in (Step.SCHEDULED, Step.RUNNING) and op.state in (READY, LOST):
                 facts = replace(facts, launch=Step.SUCCEEDED)

@@ -89,14 +89,21 @@ class Member:
     """What it may cost, where it is rented."""
     why: str = ""
     """Why it is to end or has ended."""
+    phases: tuple[tuple[str, float], ...] = ()
+    """What it was at on its way to its first answer (`landing.Stage`), and since when: UTC epoch seconds, as are those
+    below."""
     began_at: float = 0.0
-    """UTC epoch seconds, as are those below."""
     ready_at: float | None = None
     ended_at: float | None = None
 
     @property
     def state(self) -> State:
         return state_of(self.facts)
+
+    def phase_s(self, now: float) -> dict[str, float]:
+        """How long it was at each phase, in their order; at the last one until it was ready, or is now."""
+        ends = (*(at for _, at in self.phases[1:]), self.ready_at or self.ended_at or now)
+        return {phase: max(0.0, end - at) for (phase, at), end in zip(self.phases, ends, strict=False)}
 
 
 @dataclass(frozen=True, kw_only=True)

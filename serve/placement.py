@@ -18,6 +18,19 @@ from infra.settings import MARKET, VENDORS, Settings
 from serve.service import Resources, Service
 
 GB = 10**9
+# What SkyServe reads of `resources` and we do not, and what holds here instead.
+UNREAD = {
+    "infra": "--provider says where replicas go",
+    "cloud": "--provider says where replicas go",
+    "zone": "only `region` narrows where machines stand",
+    "any_of": "only what stands beside it is asked for; `accelerators` takes several kinds",
+    "ordered": "only what stands beside it is asked for; own machines are tried first, then the cheapest spot ones",
+    "disk_tier": "vendors here have one kind of disk; `disk_size` says how much",
+    "network_tier": "no vendor here tells what joins its machines; a replica is one machine",
+    "job_recovery": "a replica that is lost is always replaced, by whichever machine is next",
+    "image_id": "each vendor's own image is booted, and the engine's environment is made in it",
+    "labels": "machines carry our own marks only",
+}
 
 
 def candidates(provider: str, settings: Settings) -> tuple[str, ...]:
@@ -69,6 +82,16 @@ def find(
         raise NoOffer(f"no machine for a replica on {', '.join(names)}: {told}\nsee: inv offers")
     for what in said:
         say(f"{request.run}: left out: {what}")
+    return found
+
+
+def unread(service: Service) -> list[tuple[str, str]]:
+    """The words about machines in a service file that change nothing here, and what holds instead."""
+    said = service.file.resources
+    found = [(f"resources.{name}", instead) for name, instead in UNREAD.items() if getattr(said, name) is not None]
+    if service.policy.spot_placer:
+        instead = "the cheapest spot machine is tried first, and one that failed is tried last for six hours"
+        found.append(("service.replica_policy.spot_placer", instead))
     return found
 
 

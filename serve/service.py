@@ -50,7 +50,8 @@ class Probe:
     """Makes it a POST."""
     headers: dict[str, str] = field(default_factory=dict)
     initial_delay_seconds: float = 1200
-    """For which failures before the first success mean nothing."""
+    """For which failures before the first success mean nothing, from the engine's start on: what is done before that
+    (its machine, its environment) does not count."""
     timeout_seconds: float = 15
     endpoint_probe_interval_seconds: float = 10
     consecutive_failure_threshold_timeout: float = 180

@@ -16,6 +16,7 @@ from serve.service import Probe
 PASSES = 2  # probes in a row until it is ready: /health and one generated token, each time
 MISSES = 3  # until it is not
 FAILED_REQUESTS = 5  # in a row, likewise
+LONGEST_MAKING_S = 3600.0  # of an environment: gigabytes through a slow network; then it hangs
 
 
 class Step(Enum):
@@ -60,6 +61,7 @@ LIVE = (State.PENDING, State.PROVISIONING, State.STARTING, State.NOT_READY, Stat
 class ServiceState(Enum):
     CONTROLLER_INIT = "CONTROLLER_INIT"
     REPLICA_INIT = "REPLICA_INIT"
+    REPLACING = "REPLACING"  # none is ready; one has ended or is ending, and another one is on its way
     CONTROLLER_FAILED = "CONTROLLER_FAILED"
     READY = "READY"
     SHUTTING_DOWN = "SHUTTING_DOWN"
@@ -77,6 +79,9 @@ class Facts:
     preempted: bool = False
     app_failed: bool = False  # setup or run ended with another code than 0
     is_late: bool = False  # it was not ready within the initial delay
+    waits_since: float | None = None
+    """From when its initial delay counts: its engine's start, or when that was last known to be still to come. None =
+    its pod has told nothing."""
     first_ready_at: float | None = None
     is_ready: bool = False
     passes: int = 0  # probes in a row
@@ -135,6 +140,11 @@ def probed(facts: Facts, passed: bool, now: float) -> Facts:
     return replace(facts, passes=0, misses=misses, first_miss_at=since, is_ready=facts.is_ready and misses < MISSES)
 
 
+def told(facts: Facts, engine_s: float | None, now: float) -> Facts:
+    """After its pod has told for how many seconds its engine has run; None = it has yet to be started."""
+    return replace(facts, waits_since=now - (engine_s or 0.0))
+
+
 def failed_requests(facts: Facts, in_a_row: int, now: float) -> Facts:
     """After the gateway saw so many requests fail one after another: probes may have passed all the while."""
     if in_a_row < FAILED_REQUESTS or not facts.is_ready:
@@ -148,11 +158,17 @@ def must_end(facts: Facts, probe: Probe, now: float) -> tuple[Facts, str]:
     if facts.first_miss_at is None or facts.down is not None:
         return facts, ""
     missing_s = now - facts.first_miss_at
-    if facts.first_ready_at is None and missing_s > probe.initial_delay_seconds:
-        what = f"not ready within initial_delay_seconds ({probe.initial_delay_seconds:g}); raise it, or see its log"
-        return replace(facts, is_late=True), what
+    if facts.first_ready_at is None:
+        late_s = missing_s if facts.waits_since is None else now - facts.waits_since
+        if late_s > probe.initial_delay_seconds or missing_s > LONGEST_MAKING_S + probe.initial_delay_seconds:
+            what = (
+                f"not ready within initial_delay_seconds ({probe.initial_delay_seconds:g}) of its engine's start; "
+                "raise it, or see its log"
+            )
+            return replace(facts, is_late=True), what
+        return facts, ""
     limit_s = probe.consecutive_failure_threshold_timeout
-    if facts.first_ready_at is not None and missing_s >= limit_s:
+    if missing_s >= limit_s:
         return replace(facts, is_ready=False), f"no probe has passed for {limit_s:g} s; see its log"
     return facts, ""
 
@@ -164,6 +180,8 @@ def service_state(replicas: Iterable[State], is_ending: bool = False) -> Service
         return ServiceState.SHUTTING_DOWN
     if State.READY in states:
         return ServiceState.READY
+    if any(one.is_alive for one in states):
+        return ServiceState.REPLICA_INIT if all(one.is_alive for one in states) else ServiceState.REPLACING
     if any(one.is_failed for one in states):
         return ServiceState.FAILED
     return ServiceState.REPLICA_INIT if states else ServiceState.NO_REPLICA

@@ -17,7 +17,7 @@ from store.seam import open_place
 
 
 class Store:
-    """Artifacts under one folder or URI: `hf://user/repo/folder`, `s3://bucket/folder`, what else fsspec speaks."""
+    """Artifacts under one folder or URI: `hf://user/repo/folder`, `s3://bucket/folder`."""
 
     def __init__(self, uri: str | Path) -> None:
         """Raises StoreError when nothing here can speak to that URI. Touches nothing."""

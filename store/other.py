@@ -1,4 +1,4 @@
-"""Whatever else fsspec can speak to (`gs://` with gcsfs, `memory://`) as a place; no resume, no deadlines of ours."""
+"""What fsspec speaks to without a client (`memory://`, for tests) as a place; no resume, no deadlines of ours."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -48,5 +48,4 @@ class Other(Place):
         return not was_there
 
     def creation(self) -> str:
-        bucket = self.uri.split("://")[1].split("/")[0]
-        return f"gsutil mb gs://{bucket}" if self.uri.startswith(("gs://", "gcs://")) else f"make {self.uri}"
+        return f"make {self.uri}"

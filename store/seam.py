@@ -6,13 +6,14 @@ whether a write can be made to depend on what it replaces (`compares_and_sets`),
 """
 
 import hashlib
+import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from store.manifest import StoreError
+from store.manifest import NoStore, StoreError
 
 PART_BYTES = 8 << 20  # of one range that is read, and of one part that is sent
 FIRST_BYTES = 1 << 20
@@ -124,7 +125,10 @@ class Place(ABC):
 
 
 def open_place(uri: str) -> Place:
-    """By its kind. Raises NoStore when nothing here can speak to it. Touches nothing."""
+    """By its kind. Raises NoStore when nothing here can speak to it. Touches nothing.
+
+    What else fsspec speaks is refused here, where it is typed: its clients are in no environment of ours, nor on a pod.
+    """
     from store import credentials
     from store.folder import Folder
     from store.other import Other
@@ -140,4 +144,11 @@ def open_place(uri: str) -> Place:
         from store.hub import Repository
 
         return Repository(uri)
-    return Other(uri)
+    if kind == "memory":
+        return Other(uri)
+    from store.patience import clean
+
+    said = re.sub("//[^/]*@", "//", clean(uri))
+    google = "; of Google's buckets, the S3 interface keeps no two writers apart" if kind in ("gs", "gcs") else ""
+    raise NoStore(f"store {said}: {kind}:// is not spoken here; a store is a folder, hf://user/repo or "
+                  f"s3://bucket/folder{google}")  # fmt: skip

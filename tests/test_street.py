@@ -7,9 +7,11 @@ import pty
 import random
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 
 import pytest
 
@@ -58,6 +60,32 @@ def test_status_and_logs_tell_the_story_afterwards(done):
     assert result["run"] in world.inv("status")
     assert "step-" in world.inv("logs", result["run"], "--file", "base") or world.inv("logs", "--tail", "3")
     assert world.inv("down", result["run"]) == ""
+
+
+def test_tensorboard_shows_the_figures_of_a_run_through_a_forwarded_port(done):
+    world, result = done
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    forward = world.begin("forward", result["run"], f"{port}:tensorboard")
+    try:
+        assert f"TensorBoard of {result['run']}: http://127.0.0.1:{port}" in forward.stderr.readline()
+        told = until(lambda: fetched(port, "data/plugin/scalars/tags"), "the figures it has read")
+        assert sorted(told) == ["runs/base", "runs/mid", "runs/sft"] and "loss" in told["runs/base"]
+        assert b"<title>TensorBoard</title>" in urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60).read()
+    finally:
+        forward.send_signal(signal.SIGINT)
+        forward.communicate(timeout=60)
+    assert forward.returncode == 130
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", port), timeout=20)
+    assert "expected a run and ports" in world.begin("forward", "6006:board").communicate(timeout=60)[1]
+
+
+def fetched(port: int, path: str) -> dict:
+    """What it has read so far; {} until all three phases are there."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=60) as reply:
+        found = json.load(reply)
+    return found if len(found) == 3 else {}
 
 
 def test_a_report_is_the_same_of_the_run_of_its_artifact_and_of_a_folder(done, tmp_path):

@@ -14,6 +14,7 @@ from infra.agent.job import Job, Step
 from infra.hosts import HostMemory
 from infra.journal import Journal
 from infra.pools import load
+from infra.providers.local import Local
 from infra.providers.ssh import SshPools
 from infra.records import Plan, Request
 from infra.ssh import Ssh
@@ -80,6 +81,39 @@ def test_following_loses_and_repeats_no_byte_however_often_the_connection_breaks
                 world.inv("down", "--all")
 
 
+TALK = """
+import json, os, pathlib, time
+while not pathlib.Path("GO").exists():
+    record = {"kind": "progress", "at": time.time(), "done": 5, "total": 10, "unit": "steps", "loss": 2.5, "eta_s": 70}
+    with open(os.environ["SLIPWAY_RECORDS"], "a") as file:
+        file.write(json.dumps(record) + "\\n")
+    time.sleep(0.1)
+print("the end")
+"""
+
+
+def test_who_follows_a_step_that_writes_no_log_is_told_what_it_is_at(tmp_path):
+    world = World(tmp_path)
+    code = tmp_path / "checkout"
+    shutil.copytree(ROOT / "infra", code / "infra", ignore=shutil.ignore_patterns("__pycache__"))
+    (code / "talk.py").write_text(TALK)
+    with Journal.open(world.environ["SLIPWAY_STATE_FILE"], world.environ) as journal:
+        job = Job("", "", (Step(name="talk", words=("talk.py",)),))
+        plan = Plan(target="t", store=str(tmp_path / "artifacts"), artifacts=(), job=job, request=Request(run="a-1"))
+        op = launch_on(Local(tmp_path / "pods"), plan, journal, code, print)
+    folder = pods.folder_of(op)
+    try:
+        until(lambda: folder.progress.exists() and b"loss" in folder.progress.read_bytes(), "its figures")
+        follow = world.begin("logs", "--follow")
+        said = follow.stderr.readline()
+    finally:
+        (folder.code / "GO").touch()
+    out, err = follow.communicate(timeout=60)
+    assert follow.returncode == 0 and out == "the end\n"
+    assert "▸ talk" in said and "50 % of 10 steps, loss 2.500, 1 min 10 s left" in said
+    assert [line.split()[1:3] for line in err.splitlines()] == [["✓", "talk"], ["succeeded"]]
+
+
 def is_longer(path: Path, before: int) -> bool:
     return path.stat().st_size > before
 
@@ -114,8 +148,6 @@ def test_stamped_lines_are_dated_by_their_stamps(tmp_path, capsys):
 def test_what_was_written_lately_is_what_the_agent_saw_lately(tmp_path):
     world = World(tmp_path)
     with Journal.open(world.environ["SLIPWAY_STATE_FILE"], world.environ) as journal:
-        from infra.providers.local import Local
-
         code = tmp_path / "checkout"
         shutil.copytree(ROOT / "infra", code / "infra", ignore=shutil.ignore_patterns("__pycache__"))
         (code / "talk.py").write_text(

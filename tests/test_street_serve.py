@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from infra.agent import environment
 from infra.agent.process import Identity, find, is_alive
 from infra.journal import Journal
 from infra.rehearsal import attach
@@ -159,9 +161,11 @@ class Traffic:
 
 def test_a_service_from_its_first_request_to_its_end(place):
     model = place.model("Bosun")
-    shown = place.world.inv("serve.up", "demo", "--model", str(model), "--provider", "local", "--config",
-                            place.config(), "--dry-run")  # fmt: skip
+    sky = {"zone": "us-east-1a", "image_id": "docker:x", "labels": {"a": "b"}}
+    shown, said = place.world.begin("serve.up", "demo", "--model", str(model), "--provider", "local", "--config",
+                                    place.config(resources=sky), "--dry-run").communicate(timeout=GUARD_S)  # fmt: skip
     assert "own" in shown and place.world.processes() == []
+    assert all(f"resources.{name}: for sky serve up only; here " in said for name in sky), said
     up = place.up("demo", model, "--config", place.config())
     url = up["endpoint"]
     assert (up["state"], up["ready"], up["target"]) == ("READY", 2, 2)
@@ -381,6 +385,43 @@ def test_a_model_that_is_never_healthy_is_given_up_and_leaves_nothing(place):
     late = place.up("demo", place.model("D", start_s=600), "--config", config, code=1)["error"]
     assert "initial_delay_seconds" in late and "never ready" in late
     assert place.world.json("serve.status") == [] and place.world.processes() == []
+
+
+def test_the_making_of_its_environment_takes_nothing_of_a_replica_s_initial_delay(place):
+    """Another process makes that environment, so that the replica waits for it for longer than its initial delay."""
+    place.world.extra["SLIPWAY_ENVIRONMENTS"] = str(place.folder / "environments")
+    policy = {"min_replicas": 0, "max_replicas": 1, "target_qps_per_replica": 1}
+    place.up("demo", place.model("A"), "--config", place.config(policy=policy, initial_delay_seconds=2))
+    (folder,) = (place.folder / "environments").glob("serve-*[!.lock]/")
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (folder / environment.MARKER).unlink()
+        scaling = place.world.begin("serve.scale", "demo", "--min-replicas", "1")
+
+        def waits():
+            (one,) = place.status("demo")["replicas"] or [{"phases_s": {}}]
+            return one["phases_s"].get("environment", 0.0) > 4.0 and one
+
+        one = until(waits, "an environment that takes twice as long as the initial delay", GUARD_S)
+        assert (one["id"], one["state"], one["why"]) == (0, "STARTING", None) and list(one["phases_s"]) == [
+            "environment"
+        ]
+        shown = place.world.inv("serve.status", "demo")
+        assert "REPLICA_INIT" in shown and re.search(r"Starting: demo-0, environment [\d.]+ s so far", shown), shown
+        place.world.inv("serve.down", "demo")
+    assert "demo-0 STARTING: environment 0." in scaling.communicate(timeout=GUARD_S)[1]
+
+
+def test_what_an_engine_is_at_on_its_way_is_told_with_its_time(place):
+    up = place.world.begin("serve.up", "demo", "--model", str(place.model("A", start_s=3.0)), "--provider", "local",
+                           "--config", place.config(1))  # fmt: skip
+    said = up.communicate(timeout=GUARD_S)[1]
+    assert up.returncode == 0 and re.search(r"demo-0 STARTING: .*compiling [\d.]+ s so far\n", said), said
+    assert re.search(r"demo-0 READY: .*compiling [\d.]+ s", said), said
+    (one,) = place.status("demo")["replicas"]
+    known = ["environment", "weights", "compiling", "first answer"]
+    assert [phase for phase in known if phase in one["phases_s"]] == list(one["phases_s"])
+    assert 0 < one["phases_s"]["compiling"] < sum(one["phases_s"].values()) < one["ready_after_s"] + 1
 
 
 def test_whoever_waits_for_a_version_that_another_command_replaces_is_told_so(place):

@@ -8,9 +8,18 @@ import pyarrow.parquet
 import pytest
 
 from data.__main__ import main
+from data.errors import InputError
+from data.remote import list_remote
 from data.shards import read, shard_paths
 from store.seam import open_place
 from tests.store.conftest import no_keys, s3, s3_server  # noqa: F401 fixtures
+
+
+def test_an_address_of_google_s_is_refused_with_what_to_type_instead():
+    with pytest.raises(
+        InputError, match="gs:// is not spoken here; type s3://bucket/part/x.txt, with AWS_ENDPOINT_URL=https://s"
+    ):
+        list_remote("gs://bucket/part/x.txt")
 
 
 @pytest.fixture

@@ -54,6 +54,35 @@ def test_the_store_is_asked_whether_it_may_be_written_and_the_token_that_counts_
     assert local["store"][0] == "ok" and "hub token" not in local
 
 
+def test_of_each_tool_it_is_said_what_is_done_with_it(tmp_path, monkeypatch):
+    def tools() -> dict[str, tuple[str, str]]:
+        found = machine.findings(ROOT, Settings.load(ROOT, environ={"SLIPWAY_STORE": str(tmp_path / "artifacts")}))
+        return {one.name: (one.state, one.detail) for one in found if one.name in ("git", "ssh", "rsync", "sshd")}
+
+    assert tools()["ssh"][0] == "ok" and "OpenSSH" in tools()["ssh"][1]
+    monkeypatch.setattr(machine.shutil, "which", lambda name, **_: None)
+    assert {name: state for name, (state, _) in tools().items()} == dict.fromkeys(("ssh", "rsync", "sshd"), "off") | {
+        "git": "bad"
+    }
+    assert "inv ssh" in tools()["ssh"][1] and "openssh-client" in tools()["ssh"][1]
+    assert "sent without it" in tools()["rsync"][1]  # as dev/decisions/0004 has it
+
+
+def test_who_asks_for_wandb_is_told_before_a_launch_what_it_lacks(tmp_path):
+    def told(*lines: str, **asked: str) -> list[machine.Finding]:
+        group = "".join(f'    "{line}",\n' for line in lines)
+        (tmp_path / "pyproject.toml").write_text(f"[dependency-groups]\ntrain = [\n{group}]\n")
+        return machine.tracking(tmp_path, Settings.load(tmp_path, environ=asked))
+
+    assert told() == told(WANDB_API_KEY="k", WANDB_MODE="disabled") == []
+    (lacks,) = told("torch", WANDB_MODE="offline")
+    assert lacks.state == "off" and "WANDB_MODE" in lacks.detail and "group train of pyproject.toml" in lacks.detail
+    for line in ("wandb", "wandb==0.31.0", "wandb>=0.20"):
+        assert [one.state for one in told("torch", line, WANDB_PROJECT="p")] == ["ok"]
+    world = World(tmp_path, {"WANDB_PROJECT": "ours"})
+    assert [note for note in world.json("launch", "--phase", "base", "--dry-run")["notes"] if "W&B" in note]
+
+
 def test_what_the_last_run_could_not_bring_to_its_store_is_told(tmp_path):
     settings = Settings.load(ROOT, environ={"SLIPWAY_PODS": str(tmp_path / "pods")})
     assert machine._uploads(settings) == []
@@ -80,6 +109,7 @@ def test_what_a_service_needs_is_told_before_it_is_begun(hub, tmp_path):
         file = {
             "name": "demo",
             "service": {"replica_policy": {"min_replicas": 2, **policy}},
+            "resources": {"zone": "us-east-1a"},
             "slipway": {"model": model},
         }
         (tmp_path / "service.yaml").write_text(json.dumps(file))
@@ -96,6 +126,7 @@ def test_what_a_service_needs_is_told_before_it_is_begun(hub, tmp_path):
     assert good["min_replicas"] == ("off", "2 for 1 own machines: 1 of them rented all the time")
     assert good["target_qps_per_replica"] == ("ok", "7.5") and bad["target_qps_per_replica"][0] == "off"
     assert bad["model"][0] == "bad" and "us/things" in bad["model"][1]
+    assert good["resources.zone"][0] == "off" and "only `region`" in good["resources.zone"][1]
     assert good["access"][0] == "off" and "serve.key demo" in good["access"][1]
     world.inv("serve.key", "demo", "--for", "ann")
     assert told(1, "hf://us/nowhere")["access"][0] == "ok"

@@ -1,6 +1,7 @@
 import json
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from infra.shipment import pack
 from infra.ssh import Ssh
 from infra.transport import Pushed, Result, ThisMachine, TimedOut
 from tests.hosts import sshd  # noqa: F401
+from tests.world import ROOT, until
 
 TOKEN = "sw1-abcdefgh-0123456789abcdef"
 KEY = "-----BEGIN OPENSSH " + "PRIVATE KEY-----\nAAAA\n"
@@ -264,3 +266,30 @@ def test_nothing_is_written_or_removed_through_a_link_on_the_pod(way, root, dest
     (root / "sub/run.sh").unlink()
     way.push(root, dest, TOKEN)
     assert (victim / "run.sh").read_text() == "precious"
+
+
+def test_a_program_alongside_ends_with_who_wants_it_and_tells_when_it_ends_before(way, tmp_path):
+    told = tmp_path / "pid"
+    with way.alongside(["sh", "-c", 'echo $$ > "$1"; exec sleep 600', "sh", str(told)]) as look:
+        pid = int(until(lambda: told.exists() and told.read_text().strip(), "its number", 30))
+        assert Path(f"/proc/{pid}").exists() and look() is None
+    until(lambda: not Path(f"/proc/{pid}").exists(), "its end", 30)
+    with way.alongside(["sh", "-c", 'pwd >&2; exit "$1"', "sh", "7"], cwd=tmp_path) as look:
+        ending = until(look, "its end", 30)
+    assert (ending.exited, ending.stderr.strip()) == (7, str(tmp_path))
+
+
+def test_a_program_alongside_does_not_outlive_who_began_it(tmp_path):
+    told = tmp_path / "pid"
+    script = (
+        "import sys, time\nfrom infra.transport import ThisMachine\n"
+        "words = ['sh', '-c', 'echo $$ > \"$1\"; exec sleep 600', 'sh', sys.argv[1]]\n"
+        "with ThisMachine().alongside(words): time.sleep(600)"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", script, str(told)], cwd=ROOT)
+    try:
+        pid = int(until(lambda: told.exists() and told.read_text().strip(), "its number", 30))
+    finally:
+        owner.kill()
+        owner.wait()
+    until(lambda: not Path(f"/proc/{pid}").exists(), "its end", 30)

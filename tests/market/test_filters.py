@@ -79,7 +79,10 @@ def test_when_nothing_matches_every_filter_tells_how_many_it_failed_and_the_last
         ({"gpu": "B200", "city": "Oslo"}, "try: --city Helsinki"),
         ({"gpu": "H100", "cpus": 4, "max_micro_usd_per_hour": 10**9}, "try: leave out --cpus (they do not tell)"),
         ({"gpu": "MI300X", "num_gpus": 8}, "try: --gpu B200"),
-        ({"gpu": "H100", "network": "best"}, "try: leave out --network"),
+        (
+            {"gpu": "H100", "network": "best"},
+            "try: leave out --network (of no offer do vendors tell what joins machines)",
+        ),
     ],
     ids=str,
 )

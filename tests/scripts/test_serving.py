@@ -1,14 +1,16 @@
 """What serve.doctor says of what it sees."""
 
+import dataclasses
 import json
 import time
 
 import pytest
 
-from scripts import versions
+from scripts import services, versions
 from scripts.serving import advice, figures, percentiles
-from serve import service
+from serve import placement, service
 from serve.memory import Member, Seen, Version, Wanted
+from serve.placement import UNREAD
 from serve.states import Facts, Step
 
 WANTED = Wanted(versions=(Version(number=1, document={"service": {"replicas": 2}}, model="/m"),))
@@ -66,6 +68,36 @@ def test_percentiles_are_values_that_were_measured():
     assert percentiles([3.0, 1.0, 2.0]) == {"p50": 2.0, "p95": 3.0, "p99": 3.0}
 
 
+READ = {
+    "region",
+    "instance_type",
+    "accelerators",
+    "cpus",
+    "memory",
+    "disk_size",
+    "use_spot",
+    "ports",
+    "max_hourly_cost",
+}
+SKY = {"infra": "aws", "cloud": "aws", "zone": "us-east-1a", "disk_tier": "best", "network_tier": "best",
+       "job_recovery": "failover", "image_id": "docker:x", "labels": {"a": "b"}, "any_of": [{"cpus": 4}],
+       "ordered": [{"cloud": "gcp"}]}  # fmt: skip
+
+
+def test_every_word_of_resources_is_read_or_named_with_what_holds_instead():
+    assert {one.name for one in dataclasses.fields(service.Resources)} == READ | set(SKY)
+    for name, value in SKY.items():
+        (found,) = placement.unread(service.parse("x", {"service": {}, "resources": {name: value}}))
+        assert found[0] == f"resources.{name}" and len(found[1]) > 20
+    policy = {"min_replicas": 1, "spot_placer": "dynamic_fallback"}
+    ((name, _),) = placement.unread(service.parse("x", {"service": {"replica_policy": policy}}))
+    assert name == "service.replica_policy.spot_placer"
+    assert placement.unread(service.load(versions.CONFIG)) == []
+    version = dataclasses.replace(WANTED.newest, document={"service": {"replicas": 2}, "resources": SKY})
+    told = advice("demo", Wanted(versions=(version,)), Seen(serving=(0, 1)), CALM, True)
+    assert [what for what, _ in told] == [f"resources.{name} of its service file changes nothing" for name in UNREAD]
+
+
 def test_what_only_skyserve_does_is_named():
     shipped = service.load(versions.CONFIG)
     said = {"service": {"replicas": 1, "load_balancing_policy": "round_robin"}, "setup": "pip install x", "run": "x",
@@ -73,3 +105,21 @@ def test_what_only_skyserve_does_is_named():
     words = ["setup", "run", "file_mounts", "load_balancing_policy"]
     assert versions.only_for_skyserve(service.parse("x", said), shipped) == words
     assert versions.only_for_skyserve(shipped, shipped) == []
+
+
+UP = Facts(launch=Step.SUCCEEDED)
+
+
+@pytest.mark.parametrize(
+    ("facts", "phases", "waits"),
+    [
+        (Facts(), (), True),
+        (Facts(launch=Step.RUNNING), (), True),
+        (UP, (("environment", 1.0),), True),
+        (UP, (("environment", 1.0), ("weights", 2.0)), False),
+        (Facts(launch=Step.SUCCEEDED, is_ready=True, first_ready_at=1.0), (), False),  # an older controller's
+        (CRASHED, (("environment", 1.0),), False),
+    ],
+)
+def test_patience_with_a_service_counts_from_its_engines_starts(facts, phases, waits):
+    assert services.awaits_engine(Member(number=0, version=1, run="demo-0", facts=facts, phases=phases)) is waits

@@ -69,6 +69,22 @@ def test_limits_are_set_also_where_nobody_has_asked_for_them(tmp_path):
         assert int(told(words, "--shutdown-timeout")) > 0 and int(told(words, "--max-num-queued-reqs")) > 0
 
 
+def test_what_an_engine_is_at_is_what_it_has_written_last_of_all():
+    """Lines of vLLM 0.32.0 on a CPU."""
+    log = (
+        b"(Worker pid=8868) INFO 11-22 20:29:21 [default_loader.py:501] Loading weights took 0.03 seconds\n",
+        b"(EngineCore pid=7) INFO 11-22 20:29:30 [core.py:403] init engine (profile, create kv cache, warmup model)\n",
+        b"(APIServer pid=30239) INFO 11-22 20:29:33 [entry.py:140] Starting vLLM server on http://127.0.0.1:27218\n",
+    )
+    at = [engines.WEIGHTS]
+    for line in log:
+        at.append(engines.phase(at[-1], line))
+    assert at == ["weights", "compiling", "compiling", "first answer"]
+    assert engines.phase(engines.WEIGHTS, b"".join(log)) == "first answer"
+    assert engines.phase(engines.FIRST_ANSWER, log[0]) == "first answer"  # a second worker's, read late
+    assert all(len(word) < engines.LONGEST_SAID for words in engines.SAID.values() for word in words)
+
+
 def test_what_is_of_gpus_is_told_to_engines_on_gpus_only(tmp_path):
     tuning = Tuning(num_gpus=2, gpu_share=0.5, kv_cache_bytes=3 << 29, threads=4)
     gpu = command(Model(folder=tmp_path, name="m"), "vllm", port=1, tuning=tuning)

@@ -72,6 +72,21 @@ def test_it_may_take_its_time_to_get_ready_and_no_longer():
     assert states.state_of(replace(late, down=Step.SUCCEEDED)) is State.FAILED_INITIAL_DELAY
 
 
+def test_its_time_to_get_ready_counts_from_its_engine_s_start():
+    making = waiting = probes(UP, (10, False))
+    for now in (50, 500):  # its pod tells that its environment is in the making
+        making = states.told(making, None, now)
+    assert states.must_end(making, PROBE, 500) == (making, "")
+    started = states.told(making, 2.0, 512)  # 2 s ago, says its pod
+    assert states.must_end(started, PROBE, 630) == (started, "")
+    late, why = states.must_end(started, PROBE, 631)
+    assert late.is_late and "(120) of its engine's start" in why
+    assert states.must_end(making, PROBE, 621)[0].is_late  # nothing was heard of it since
+    assert states.must_end(waiting, PROBE, 131)[0].is_late  # nor ever
+    hanging = states.told(making, None, 4000)
+    assert states.must_end(hanging, PROBE, 4000)[0].is_late  # nobody makes an environment for so long
+
+
 def test_one_that_fails_for_too_long_after_it_was_ready_is_ended():
     failing = probes(READY, (10, False), (20, False), (30, False))
     assert states.must_end(failing, PROBE, 189)[1] == ""
@@ -93,7 +108,10 @@ def test_ready_means_that_two_passed_since_three_missed(results):
     ("replicas", "is_ending", "state"),
     [
         ([State.READY, State.FAILED], False, ServiceState.READY),
-        ([State.STARTING, State.FAILED_PROBING], False, ServiceState.FAILED),
+        ([State.STARTING, State.FAILED_PROBING], False, ServiceState.REPLACING),
+        ([State.SHUTTING_DOWN, State.PENDING], False, ServiceState.REPLACING),
+        ([State.PREEMPTED, State.PROVISIONING], False, ServiceState.REPLACING),
+        ([State.FAILED], False, ServiceState.FAILED),
         ([State.STARTING], False, ServiceState.REPLICA_INIT),
         ([], False, ServiceState.NO_REPLICA),
         ([State.READY], True, ServiceState.SHUTTING_DOWN),
