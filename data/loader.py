@@ -153,8 +153,11 @@ class BestFit(Loader):
 
     def resume(self, cursor: Mapping[str, Any]) -> None:
         super().resume(cursor)
+        step, *place = (cursor.get(name) for name in ("step", "epoch", "group", "row"))
+        if any(type(one) is not int or one < 0 for one in (step, *place)):
+            raise DataError(f"the checkpoint's place in its data is {cursor}; remove this run's checkpoints")
         with self._lock:
-            self._places[cursor["step"]] = Place(cursor["epoch"], cursor["group"], cursor["row"])
+            self._places[step] = Place(*place)
 
     def _place(self, step: int) -> Place:
         """Where a step begins: from the nearest step before it whose place is known."""

@@ -77,8 +77,8 @@ class Manifest:
             manifest = Manifest(**{**raw, "files": files})
             check_name(manifest.name)
             paths = {entry.path for entry in files}
-            if len(paths) != len(files) or MANIFEST in paths:
-                raise ValueError("it lists a file twice, or itself")
+            if not paths or len(paths) != len(files) or MANIFEST in paths:
+                raise ValueError("it lists no file, one twice, or itself")
             if manifest.flat and (odd := [one for one in paths if not _is_flat(one)]):
                 raise ValueError(f"entry {outside.shown(odd[0])} of an artifact that is flat")
         except (KeyError, TypeError, AttributeError, ValueError, StoreError) as error:

@@ -21,7 +21,7 @@ from data import tokenizer as tokenizers
 from data.config import Making
 from data.report import emit
 from data.tokenizer import SPECIALS
-from store import Store
+from store import Store, model_files
 from trainer import export
 from trainer.config import ImportSpec, ModelConfig
 from trainer.errors import Refused
@@ -83,7 +83,7 @@ def fetch(spec: ImportSpec) -> Path:
 
 def stored_dtype(folder: Path) -> torch.dtype:
     """bfloat16 for weights of 16 bits, else float32."""
-    raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    raw = model_files.load(folder)  # was read as a config just now
     return torch.bfloat16 if (raw.get("dtype") or raw.get("torch_dtype")) == "bfloat16" else torch.float32
 
 
