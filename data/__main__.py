@@ -11,7 +11,6 @@ Drafts lie under $SLIPWAY_WORK. Exit 0: made; 2: something asked for is wrong; 1
 
 import argparse
 import errno
-import json
 import os
 import shutil
 import sys
@@ -36,6 +35,7 @@ from data.config import (
 )
 from data.errors import DataError, InputError
 from data.report import emit
+from store import outside
 
 Inputs = Mapping[str, Path]
 
@@ -235,13 +235,11 @@ def _draft(making: Making, goes_on: bool) -> Iterator[Path]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = outside.load(path)
     except FileNotFoundError:
         raise InputError(f"--config {path}: no such file") from None
     except (ValueError, OSError) as error:
         raise InputError(f"--config {path}: {error}") from None
-    if not isinstance(config, dict):
-        raise InputError(f"--config {path}: a JSON object is wanted")
     return config
 
 

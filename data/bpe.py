@@ -25,6 +25,7 @@ from data.manifest import TOOL, read_manifest, sync_path, write_json
 from data.report import emit
 from data.shards import read, shard_paths
 from data.tokenizer import BOS, END, PATTERN, SPECIALS, load
+from store import outside
 
 if TYPE_CHECKING:
     import tokenizers
@@ -280,7 +281,7 @@ def _finish(folder: Path, fingerprint: str) -> None:
 def _is_made(folder: Path, fingerprint: str) -> bool:
     """Whether `folder` holds what `_finish` listed under this fingerprint, every byte of it."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = outside.load(folder / MANIFEST)
         files = {name: _sha256(folder / name) for name in FILES}
         known = (manifest["kind"], manifest["schema"], manifest["fingerprint"], manifest["files"])
         return known == (KIND, SCHEMA, fingerprint, files)
