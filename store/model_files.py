@@ -21,6 +21,11 @@ CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.
 CONFIG_BYTES = outside.MIB
 HEADER_BYTES = 64 * outside.MIB  # of an index, or of a header
 HEADER_VALUES = 4_000_000
+POSITIVE = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim"),
+    *("num_key_value_heads", "max_position_embeddings"),
+)
+MOST = 1 << 30
 WIDTHS = {
     **{"F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2},
     **{"F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I8": 1, "U8": 1, "BOOL": 1},
@@ -105,3 +110,49 @@ def _stored(name: str, said: Any, room: int) -> Stored:
     if not start <= stop <= room or stop - start != size:
         raise Unreadable(f"{outside.shown(name)} would need {size} bytes and has {start} to {stop} of {room}")
     return Stored(dtype, tuple(shape), stop - start)
+
+
+def check(folder: Path) -> dict[str, Any]:
+    """The config of a model of any kind, after what every loader takes on trust was compared with the files.
+
+    Its sizes are whole numbers in reach, the numbers of its positions finite and above 0, and the table of its words
+    has the shape that it says. Raises Unreadable.
+    """
+    try:
+        config = load(folder)
+    except FileNotFoundError:
+        raise Unreadable(f"{folder} has no {CONFIG}") from None
+    check_sizes(config)
+    files = sorted(held(folder, one.name) for one in folder.iterdir() if one.name.endswith(".safetensors"))
+    if (folder / INDEX).exists():
+        files = sorted({*files, *weight_files(folder)})
+    text = _part(config, "text_config") or config
+    words, width = text.get("vocab_size"), text.get("hidden_size")
+    for file in files:
+        for name, one in header(file).items():
+            is_table = name.endswith("embed_tokens.weight") and one.dtype in ("F64", "F32", "BF16", "F16")
+            if is_table and len(one.shape) == 2 and words and one.shape[0] < words:
+                raise Unreadable(f"{file.name}: {name} has {one.shape[0]} rows, {CONFIG} says {words}")
+            if is_table and width and one.shape[-1:] != (width,):
+                raise Unreadable(f"{file.name}: {name} is {one.shape}, {CONFIG} says {width} wide")
+    return config
+
+
+def check_sizes(config: dict[str, Any]) -> None:
+    """Raises Unreadable."""
+    for part in filter(None, (config, _part(config, "text_config"))):
+        for key in POSITIVE:
+            if (value := part.get(key)) is not None and not (type(value) is int and 0 < value <= MOST):
+                raise Unreadable(f"its {key} is {outside.shown(value)}; it must be a whole number from 1 to {MOST}")
+        for at in filter(None, (part, _part(part, "rope_parameters"), _part(part, "rope_scaling"))):
+            for key in ("rope_theta", "rms_norm_eps", "factor"):
+                value = at.get(key)
+                if value is not None and not (type(value) in (int, float) and 0 < value < 1e15):
+                    raise Unreadable(f"its {key} is {outside.shown(value)}; it must be a number above 0")
+
+
+def _part(config: dict[str, Any], key: str) -> dict[str, Any]:
+    value = config.get(key)
+    if value is not None and type(value) is not dict:
+        raise Unreadable(f"its {key} is {outside.shown(value)}, expected an object")
+    return value or {}
