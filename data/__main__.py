@@ -80,7 +80,8 @@ def tokenizer(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) ->
 
     raw = dict(raw)
     retrain, others = raw.pop("retrain", False), [Path(one) for one in raw.pop("others", ())]
-    return bpe.make(load(TokenizerSpec, raw, "spec"), inputs["text"], folder, retrain, others)
+    partial = raw.pop("partial", False) is True
+    return bpe.make(load(TokenizerSpec, raw, "spec"), inputs["text"], folder, retrain, others, partial)
 
 
 def adopt(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
@@ -92,7 +93,9 @@ def adopt(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dic
 def compression(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
     from data import compression as figures
 
-    return figures.measure(load(figures.CompressionSpec, raw, "spec"), inputs["tokenizer"], inputs["text"])
+    raw = dict(raw)
+    partial = raw.pop("partial", False) is True
+    return figures.measure(load(figures.CompressionSpec, raw, "spec"), inputs["tokenizer"], inputs["text"], partial)
 
 
 def tokens(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
@@ -100,10 +103,11 @@ def tokens(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> di
 
     raw = dict(raw)
     workers = raw.pop("workers", 0)  # changes no byte of the result
+    partial = raw.pop("partial", False) is True
     load(TokensSpec, raw, "spec")
     if not isinstance(workers, int):
         raise ConfigError(f"spec: workers is {workers!r}; a number is wanted")
-    return maker.make(inputs["text"], inputs["tokenizer"], folder, workers)
+    return maker.make(inputs["text"], inputs["tokenizer"], folder, workers, partial)
 
 
 def identity(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:

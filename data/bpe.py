@@ -71,7 +71,12 @@ CHAT_TEMPLATE = """\
 
 
 def make(
-    spec: TokenizerSpec, text: Path, folder: Path, retrain: bool = False, others: Sequence[Path] = ()
+    spec: TokenizerSpec,
+    text: Path,
+    folder: Path,
+    retrain: bool = False,
+    others: Sequence[Path] = (),
+    partial: bool = False,
 ) -> dict[str, Any]:
     """A tokenizer of the training shards of `text` in `folder`; one that is there, or in another folder, is taken
     unless `retrain`.
@@ -80,8 +85,8 @@ def make(
     Raises InputError, DataError.
     """
     _check_size(spec.vocab_size)
-    paths = shard_paths(text)
-    asked = _asked(spec, text)
+    paths = shard_paths(text, partial=partial)
+    asked = _asked(spec, text, partial)
     what = {key: value for key, value in asked.items() if key != "source"}
     fingerprint = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
     there = [] if retrain else [one for one in (folder, *others) if _is_made(one, fingerprint)]
@@ -116,6 +121,10 @@ def adopt(published: Published, folder: Path) -> dict[str, Any]:
         theirs = load(source.parent)
     except DataError as error:
         raise InputError(str(error)) from None
+    if max(theirs.inner.get_vocab().values()) >= theirs.vocab_size:
+        raise InputError(
+            f"{source}: some of its {theirs.vocab_size} ids are larger: a model would have no row for them"
+        )
     asked = {"kind": KIND, "tool": TOOL, "vocab_size": theirs.vocab_size, "tokenizer_json": str(source)}
     reused = _is_made(folder, theirs.sha256)
     if not reused:
@@ -234,10 +243,10 @@ def _scalar(value: Any) -> str:
     return re.sub("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def _asked(spec: TokenizerSpec, text: Path) -> dict[str, Any]:
+def _asked(spec: TokenizerSpec, text: Path, partial: bool) -> dict[str, Any]:
     """All that the tokenizer depends on, and where the text came from."""
     folder = text / "train" if (text / "train").is_dir() else text
-    manifest = read_manifest(folder)
+    manifest = read_manifest(folder, finished=not partial)
     shards = [one["sha256"] for one in manifest["shards"]]
     return {
         "kind": KIND,

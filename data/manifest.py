@@ -23,6 +23,7 @@ from store import outside
 SCHEMA = 2
 TOOL = "slipway 0.1.0"
 MANIFEST = "manifest.json"
+DRAFT = ".draft"  # beside it, what is not whole yet
 MANIFEST_BYTES = 256 * outside.MIB  # a million shards
 KINDS: dict[str, type] = {"finished": bool, "source": str, "options": dict, "shards": list, "total_lines": int}
 PARTIAL = "its whole shards alone: --partial"

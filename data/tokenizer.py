@@ -65,6 +65,8 @@ class Tokenizer:
             raise DataError(f"{path}: not a tokenizer: {str(error)[:200]}") from None
         self.sha256 = hashlib.sha256(raw).hexdigest()
         self.vocab_size = self.inner.get_vocab_size()
+        if self.vocab_size < len(SPECIALS):
+            raise DataError(f"{path}: its {self.vocab_size} ids are fewer than the chat tokens")
         last = tuple(self.inner.id_to_token(self.vocab_size - len(SPECIALS) + n) for n in range(len(SPECIALS)))
         if last != SPECIALS:
             raise DataError(f"{path}: its last {len(SPECIALS)} ids are not the chat tokens")
