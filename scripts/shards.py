@@ -24,7 +24,7 @@ def shard(
     if partial and not verify:
         raise UsageError("--partial is a word of --verify; the command that made the shards goes on without it")
     if verify:
-        return check(Path(verify).expanduser(), partial, json)
+        return check(Path(verify).expanduser(), json, partial)
     if report:
         return describe(Path(report).expanduser().absolute(), json)
     from data.inputs import STDIN
@@ -51,7 +51,7 @@ def shard(
     tell(steps.run("shard", ("-m", "data", "text"), {"out": str(folder), "spec": spec}, settings, json), json)
 
 
-def check(folder: Path, partial: bool, as_json: bool) -> None:
+def check(folder: Path, as_json: bool, partial: bool = False) -> None:
     """Say what is wrong with the shards in `folder` and its parts. Raises SlipwayError when anything is."""
     from data.verify import parts, verify
 
