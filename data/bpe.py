@@ -122,9 +122,7 @@ def adopt(published: Published, folder: Path) -> dict[str, Any]:
     except DataError as error:
         raise InputError(str(error)) from None
     if max(theirs.inner.get_vocab().values()) >= theirs.vocab_size:
-        raise InputError(
-            f"{source}: some of its {theirs.vocab_size} ids are larger than that"
-        )
+        raise InputError(f"{source}: some of its {theirs.vocab_size} ids are larger than that")
     asked = {"kind": KIND, "tool": TOOL, "vocab_size": theirs.vocab_size, "tokenizer_json": str(source)}
     reused = _is_made(folder, theirs.sha256)
     if not reused:
