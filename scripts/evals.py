@@ -20,7 +20,7 @@ from scripts import lm_eval, render, words
 from scripts.models import find_model
 from scripts.program import print_json
 from scripts.steps import run as run_step
-from store import Artifact, Store
+from store import Artifact, Store, outside
 from trainer import intervals
 from trainer.intervals import Interval
 from trainer.plan import CHECKPOINTS, load_persona, source_slug
