@@ -11,7 +11,6 @@ Drafts lie under $SLIPWAY_WORK. Exit 0: made; 2: something asked for is wrong; 1
 
 import argparse
 import errno
-import json
 import os
 import shutil
 import sys
@@ -36,6 +35,7 @@ from data.config import (
 )
 from data.errors import DataError, InputError
 from data.report import emit
+from store import outside
 
 Inputs = Mapping[str, Path]
 
@@ -80,7 +80,8 @@ def tokenizer(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) ->
 
     raw = dict(raw)
     retrain, others = raw.pop("retrain", False), [Path(one) for one in raw.pop("others", ())]
-    return bpe.make(load(TokenizerSpec, raw, "spec"), inputs["text"], folder, retrain, others)
+    partial = raw.pop("partial", False) is True
+    return bpe.make(load(TokenizerSpec, raw, "spec"), inputs["text"], folder, retrain, others, partial)
 
 
 def adopt(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
@@ -92,7 +93,9 @@ def adopt(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dic
 def compression(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
     from data import compression as figures
 
-    return figures.measure(load(figures.CompressionSpec, raw, "spec"), inputs["tokenizer"], inputs["text"])
+    raw = dict(raw)
+    partial = raw.pop("partial", False) is True
+    return figures.measure(load(figures.CompressionSpec, raw, "spec"), inputs["tokenizer"], inputs["text"], partial)
 
 
 def tokens(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
@@ -100,10 +103,11 @@ def tokens(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> di
 
     raw = dict(raw)
     workers = raw.pop("workers", 0)  # changes no byte of the result
+    partial = raw.pop("partial", False) is True
     load(TokensSpec, raw, "spec")
     if not isinstance(workers, int):
         raise ConfigError(f"spec: workers is {workers!r}; a number is wanted")
-    return maker.make(inputs["text"], inputs["tokenizer"], folder, workers)
+    return maker.make(inputs["text"], inputs["tokenizer"], folder, workers, partial)
 
 
 def identity(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
@@ -235,13 +239,11 @@ def _draft(making: Making, goes_on: bool) -> Iterator[Path]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = outside.load(path)
     except FileNotFoundError:
         raise InputError(f"--config {path}: no such file") from None
     except (ValueError, OSError) as error:
         raise InputError(f"--config {path}: {error}") from None
-    if not isinstance(config, dict):
-        raise InputError(f"--config {path}: a JSON object is wanted")
     return config
 
 

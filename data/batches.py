@@ -6,7 +6,6 @@ plain local text file; anything else is one piece. Every piece falls into batche
 
 import gzip
 import io
-import json
 import os
 import sys
 import zlib
@@ -25,6 +24,7 @@ from data.inputs import STDIN, InputFile
 from data.manifest import MANIFEST, is_shard
 from data.remote import BLOCK, open_remote
 from data.texts import Listed, Texts, is_blank, mend, of_arrow
+from store import outside
 
 BATCH_BYTES = 1 << 20
 RANGE_BYTES = 16 << 20
@@ -207,7 +207,7 @@ class Lines:
             if not line or line.isspace():
                 continue
             try:
-                row = take_text(line) if isinstance(line, bytearray) else json.loads(line)
+                row = take_text(line) if isinstance(line, bytearray) else outside.row(line)
             except ValueError as error:
                 raise InputError(f"{self._where(start, number + at)}: not JSON: {error}") from None
             text = row.get("text") if isinstance(row, dict) else None

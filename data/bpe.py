@@ -25,6 +25,7 @@ from data.manifest import TOOL, read_manifest, sync_path, write_json
 from data.report import emit
 from data.shards import read, shard_paths
 from data.tokenizer import BOS, END, PATTERN, SPECIALS, load
+from store import outside
 
 if TYPE_CHECKING:
     import tokenizers
@@ -70,7 +71,12 @@ CHAT_TEMPLATE = """\
 
 
 def make(
-    spec: TokenizerSpec, text: Path, folder: Path, retrain: bool = False, others: Sequence[Path] = ()
+    spec: TokenizerSpec,
+    text: Path,
+    folder: Path,
+    retrain: bool = False,
+    others: Sequence[Path] = (),
+    partial: bool = False,
 ) -> dict[str, Any]:
     """A tokenizer of the training shards of `text` in `folder`; one that is there, or in another folder, is taken
     unless `retrain`.
@@ -79,8 +85,8 @@ def make(
     Raises InputError, DataError.
     """
     _check_size(spec.vocab_size)
-    paths = shard_paths(text)
-    asked = _asked(spec, text)
+    paths = shard_paths(text, partial=partial)
+    asked = _asked(spec, text, partial)
     what = {key: value for key, value in asked.items() if key != "source"}
     fingerprint = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
     there = [] if retrain else [one for one in (folder, *others) if _is_made(one, fingerprint)]
@@ -115,6 +121,8 @@ def adopt(published: Published, folder: Path) -> dict[str, Any]:
         theirs = load(source.parent)
     except DataError as error:
         raise InputError(str(error)) from None
+    if max(theirs.inner.get_vocab().values()) >= theirs.vocab_size:
+        raise InputError(f"{source}: some of its {theirs.vocab_size} ids are larger than that")
     asked = {"kind": KIND, "tool": TOOL, "vocab_size": theirs.vocab_size, "tokenizer_json": str(source)}
     reused = _is_made(folder, theirs.sha256)
     if not reused:
@@ -233,10 +241,10 @@ def _scalar(value: Any) -> str:
     return re.sub("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def _asked(spec: TokenizerSpec, text: Path) -> dict[str, Any]:
+def _asked(spec: TokenizerSpec, text: Path, partial: bool) -> dict[str, Any]:
     """All that the tokenizer depends on, and where the text came from."""
     folder = text / "train" if (text / "train").is_dir() else text
-    manifest = read_manifest(folder)
+    manifest = read_manifest(folder, finished=not partial)
     shards = [one["sha256"] for one in manifest["shards"]]
     return {
         "kind": KIND,
@@ -280,7 +288,7 @@ def _finish(folder: Path, fingerprint: str) -> None:
 def _is_made(folder: Path, fingerprint: str) -> bool:
     """Whether `folder` holds what `_finish` listed under this fingerprint, every byte of it."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = outside.load(folder / MANIFEST)
         files = {name: _sha256(folder / name) for name in FILES}
         known = (manifest["kind"], manifest["schema"], manifest["fingerprint"], manifest["files"])
         return known == (KIND, SCHEMA, fingerprint, files)

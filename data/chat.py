@@ -3,7 +3,6 @@
 Source: nanochat's conversation format and mask.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 
 from data.errors import InputError
 from data.tokenizer import BOS, END, Tokenizer
+from store import outside
 
 Message = Mapping[str, Any]
 PAD_TO = 16
@@ -24,8 +24,8 @@ def read_conversations(path: Path) -> Iterator[list[dict[str, Any]]]:
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             try:
-                row = json.loads(line)
-            except ValueError as error:
+                row = outside.row(line)
+            except outside.Unreadable as error:
                 raise InputError(f"{path}:{number}: not JSON: {error}") from None
             messages = row.get("messages") if isinstance(row, dict) else row
             if not isinstance(messages, list) or not all(

@@ -67,8 +67,8 @@ PEERS = {
 """Source: tiktoken, openai_public.py."""
 
 
-def measure(spec: CompressionSpec, tokenizer_folder: Path, text: Path) -> dict[str, Any]:
-    """The figures of every kind of text. Raises DataError."""
+def measure(spec: CompressionSpec, tokenizer_folder: Path, text: Path, partial: bool = False) -> dict[str, Any]:
+    """The figures of every kind of text. partial: of what is whole in one that was not finished. Raises DataError."""
     ours = load(tokenizer_folder)
     encoders: dict[str, tuple[int, Encode]] = {"ours": (ours.vocab_size, ours.encode_joined)}
     absent = {}
@@ -80,7 +80,7 @@ def measure(spec: CompressionSpec, tokenizer_folder: Path, text: Path) -> dict[s
     if len(absent) == len(PEERS):
         encoders["bytes"] = (256, lambda texts: np.frombuffer("".join(texts).encode(), np.uint8))
     kinds = {name: make() for name, make in KINDS.items()}
-    if held_out := shard_paths(text, "val"):
+    if held_out := shard_paths(text, "val", partial):
         kinds["held out"] = _first(read(held_out), HELD_OUT_BYTES)
     found = {}
     for done, (name, texts) in enumerate(kinds.items(), 1):

@@ -9,9 +9,13 @@ import math
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from data import manifest
+from data.errors import DataError
 
 T = TypeVar("T")
 
@@ -76,6 +80,7 @@ def source_files(source: str) -> list[Path]:
     path = Path(source).expanduser()
     if path.is_dir():
         found = sorted(one for one in path.rglob("*") if form_of(one.name)[0] and one.is_file())
+        found = _without_drafts(found, path)
         if not found:
             raise ConfigError(f"source {source}: no {', '.join(SUFFIXES)} file in this folder")
         return found
@@ -90,6 +95,20 @@ def source_files(source: str) -> list[Path]:
             seen = (one.suffix or "what has no suffix") if one.is_file() else other
             raise ConfigError(f"source {one}: cannot read {seen}; {', '.join(SUFFIXES)} files can be")
     return found
+
+
+def _without_drafts(found: list[Path], root: Path) -> list[Path]:
+    """Of a folder of shards that are still being made, or whose making was interrupted, only those that are whole."""
+    listed: dict[Path, set[str] | None] = {}
+    for folder in {one.parent for one in found}:
+        with suppress(DataError):  # else it is none of ours
+            listed[folder] = manifest.listed(folder) if (folder / manifest.MANIFEST).is_file() else None
+    return [
+        one
+        for one in found
+        if manifest.DRAFT not in one.relative_to(root).parts
+        and not (manifest.SHARD_NAME.fullmatch(one.name) and one.name not in (listed.get(one.parent) or {one.name}))
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

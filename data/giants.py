@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from store import outside
+
 GIANT = 4 << 20
 PIECE = 64 << 10
 LET_GO_S = 0.01
@@ -67,10 +69,11 @@ def take_text(line: bytearray) -> Any:
             giants[key] = found.span()
             last = found.end()
     rest += line[last:]
-    row = json.loads(rest)
-    keys = [key for key, value in row.items() if isinstance(value, str) and value in giants] if giants else []
+    row = outside.row(rest)
+    items = row.items() if giants and isinstance(row, dict) else ()
+    keys = [key for key, value in items if isinstance(value, str) and value in giants]
     if len(keys) != len(giants):  # one is a key, or deeper inside
-        return json.loads(line)
+        return outside.row(line)
     for key in keys:
         start, end = giants[row[key]]
         if key != "text":

@@ -153,8 +153,12 @@ class BestFit(Loader):
 
     def resume(self, cursor: Mapping[str, Any]) -> None:
         super().resume(cursor)
+        names = ("step", "epoch", "group", "row")
+        numbers = [one for name in names if type(one := cursor.get(name)) is int and one >= 0]
+        if len(numbers) < len(names):
+            raise DataError(f"the checkpoint's place in its data is {cursor}; remove this run's checkpoints")
         with self._lock:
-            self._places[cursor["step"]] = Place(cursor["epoch"], cursor["group"], cursor["row"])
+            self._places[numbers[0]] = Place(*numbers[1:])
 
     def _place(self, step: int) -> Place:
         """Where a step begins: from the nearest step before it whose place is known."""

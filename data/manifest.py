@@ -18,10 +18,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from data.errors import DataError
+from store import outside
 
 SCHEMA = 2
 TOOL = "slipway 0.1.0"
 MANIFEST = "manifest.json"
+DRAFT = ".draft"  # beside it, what is not whole yet
+MANIFEST_BYTES = 256 * outside.MIB  # a million shards
+KINDS: dict[str, type] = {"finished": bool, "source": str, "options": dict, "shards": list, "total_lines": int}
+PARTIAL = "its whole shards alone: --partial"
+SHA256 = re.compile(r"[0-9a-f]{64}")
 SHARD_NAME = re.compile(r"(rank-\d{5,}-of-\d{5,}/)?shard-\d{5,}\.((txt|jsonl)(\.gz|\.zst)?|parquet)")
 
 
@@ -55,21 +61,34 @@ def read_manifest(folder: Path, finished: bool = True) -> dict[str, Any]:
     """Raises DataError when the folder has no manifest, one that is not ours, or (`finished`) one of half a run."""
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        if manifest["schema"] not in (1, SCHEMA):
+        manifest = outside.load(path, MANIFEST_BYTES, MANIFEST_BYTES // 16)
+        if outside.typed(manifest, "schema", int) not in (1, SCHEMA):
             raise DataError(f"{path}: not a manifest of schema 1 or {SCHEMA}")
-        if finished and manifest["finished"] is not True:
-            raise DataError(f"{path}: not finished; the command that began it goes on where it stopped")
+        for name, kind in KINDS.items():
+            outside.typed(manifest, name, kind)
+        if finished and not manifest["finished"]:
+            raise DataError(f"{path}: not finished; the command that began it goes on where it stopped; {PARTIAL}")
         for shard in manifest["shards"]:
-            if not SHARD_NAME.fullmatch(shard["name"]):
-                raise DataError(f"{path}: {shard['name']!r} is no name of a shard")
-            shard.setdefault("raw_bytes", shard["bytes"])
+            _check_shard(path, shard)
+        if len({shard["name"] for shard in manifest["shards"]}) != len(manifest["shards"]):
+            raise DataError(f"{path}: lists a shard twice")
         return manifest
     except FileNotFoundError:
         ranks = "; there are shares of ranks: inv shard --merge" if any(folder.glob("rank-*")) else ""
         raise DataError(f"{folder}: no {MANIFEST}; the shards were not finished{ranks}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: not a manifest of shards: {error!r}") from None
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path}: not a manifest of shards: {error}") from None
+
+
+def _check_shard(path: Path, shard: Any) -> None:
+    """Raises DataError, Unreadable for what no Writer has listed."""
+    if type(shard) is not dict or not SHARD_NAME.fullmatch(outside.typed(shard, "name", str)):
+        raise DataError(f"{path}: {outside.shown(shard)} is no shard with a name of one")
+    shard.setdefault("raw_bytes", shard.get("bytes"))
+    if not SHA256.fullmatch(outside.typed(shard, "sha256", str)):
+        raise DataError(f"{path}: {shard['name']} has a sha256 that is none")
+    if any(outside.typed(shard, name, int) < 0 for name in ("lines", "bytes", "raw_bytes")):
+        raise DataError(f"{path}: {shard['name']} has less than nothing in it")
 
 
 def listed(folder: Path) -> set[str]:

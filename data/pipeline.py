@@ -26,11 +26,12 @@ from data.config import ConfigError, TextSpec
 from data.errors import DataError, InputError
 from data.inputs import ALONE, STDIN, Inputs, Share, list_inputs
 from data.lines import Prepared, keep
-from data.manifest import MANIFEST, SCHEMA, TOOL, read_manifest, write_json
+from data.manifest import MANIFEST, MANIFEST_BYTES, SCHEMA, TOOL, read_manifest, write_json
 from data.report import emit
 from data.seen import Seen
 from data.shards import DRAFT, Cut, Form, Writer, remove_shards
 from data.workers import Position, Task, in_turn
+from store import outside
 
 STATE, SEEN = "state.json", "seen.sqlite"
 MOST_WORKERS = 16
@@ -310,7 +311,7 @@ class Run:
     def _earlier(self) -> dict[str, Any] | None:
         """Where a run with the same source and options stopped; None when there is nothing to go on from."""
         try:
-            state = json.loads((self.draft / STATE).read_text(encoding="utf-8"))
+            state = outside.load(self.draft / STATE, MANIFEST_BYTES, MANIFEST_BYTES // 16)
             return state if state["key"] == self.key else None
         except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
             return None

@@ -18,10 +18,9 @@ from data.errors import DataError, InputError
 from data.escapes import escape_all
 from data.giants import Text
 from data.inputs import STDIN
-from data.manifest import MANIFEST, listed, read_manifest, sync_path, write_manifest
+from data.manifest import DRAFT, MANIFEST, listed, read_manifest, sync_path, write_manifest
 from data.texts import Listed
-
-DRAFT = ".draft"
+from store import outside
 
 
 @dataclass(frozen=True)
@@ -282,19 +281,28 @@ def _end_of_line(data: bytes, at: int, lines: int) -> int:
     return at
 
 
-def shard_paths(text: Path, part: str = "train") -> list[Path]:
-    """The shards of one part of a text folder; a folder without parts is all `train`. Raises DataError."""
-    return [path for path, _ in whole_shards(text, part)]
+def shard_paths(text: Path, part: str = "train", partial: bool = False) -> list[Path]:
+    """The shards of one part of a text folder; a folder without parts is all `train`. Raises DataError.
+
+    partial: those that are whole also of a run that was interrupted.
+    """
+    return [path for path, _ in whole_shards(text, part, partial)]
 
 
-def whole_shards(text: Path, part: str) -> list[tuple[Path, dict[str, Any]]]:
+def whole_shards(text: Path, part: str, partial: bool = False) -> list[tuple[Path, dict[str, Any]]]:
     """As `shard_paths`, each with what the manifest says of it."""
     folder = text / part
     if not folder.is_dir():
         if part != "train" or (text / "val").is_dir():
             return []
         folder = text
-    return [(folder / shard["name"], shard) for shard in read_manifest(folder)["shards"]]
+    shards = read_manifest(folder, finished=not partial)["shards"]
+    try:
+        for shard in shards:
+            outside.within(folder, shard["name"])
+    except outside.Unreadable as error:
+        raise DataError(str(error)) from None
+    return [(folder / shard["name"], shard) for shard in shards]
 
 
 def read(paths: list[Path]) -> Iterator[str]:

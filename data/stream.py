@@ -58,6 +58,7 @@ class Stream:
         for one in self.shards[1:]:
             if (one.header.tokenizer_sha256, one.header.width) != (first.tokenizer_sha256, first.width):
                 raise DataError(f"{one.path}: made by another tokenizer than {self.shards[0].path}")
+        self.vocab_size = min(one.header.vocab_size for one in self.shards)
         self.tokenizer_sha256, self.bos, self.width = first.tokenizer_sha256, first.bos, first.width
         self._raw = [memoryview(one.ids.data).cast("B") for one in self.shards]
         self.sha256 = hashlib.sha256("".join(one.header.sha256 for one in self.shards).encode()).hexdigest()
@@ -74,7 +75,7 @@ class Stream:
         parts = list(self._parts(start, min(start + count, self.num_tokens)))
         ids = np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
         self._count(1, ids.size * 4)
-        return ids
+        return self._known(ids)
 
     def windows(self, starts: np.ndarray, length: int) -> np.ndarray:
         """`length` ids from each of these places on, int64 (len(starts), length); all must lie in the stream."""
@@ -92,6 +93,12 @@ class Stream:
         joined = b"".join([self._raw[at][begin:end] for at, begin, end in spans])
         ids = np.frombuffer(joined, DTYPES[self.width]).astype(np.int64)
         self._count(len(starts), ids.size * 4)
+        return self._known(ids)
+
+    def _known(self, ids: np.ndarray) -> np.ndarray:
+        """Raises DataError for an id that the vocabulary has not: a model would look beyond its table."""
+        if ids.size and ids.max() >= self.vocab_size:
+            raise DataError(f"{self.shards[0].path.parent}: id {ids.max()} of {self.vocab_size}; make the tokens again")
         return ids
 
     def places(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -105,8 +112,11 @@ class Stream:
                 shard, rows = self.shards[at], np.flatnonzero(where == at)
                 inside = numbers[rows] - (int(self.document_ends[at]) - shard.header.num_documents)
                 begins = shard.starts[inside].astype(np.int64)
+                ends = shard.starts[inside + 1].astype(np.int64)
+                if (begins < 0).any() or (ends < begins).any() or (ends > shard.header.num_tokens).any():
+                    raise DataError(f"{shard.path}: its places of documents are damaged; make it again")
                 starts[low + rows] = begins + self.begins[at]
-                lengths[low + rows] = shard.starts[inside + 1].astype(np.int64) - begins
+                lengths[low + rows] = ends - begins
             self._count(len(numbers), 0)
         return starts, lengths
 

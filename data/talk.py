@@ -18,6 +18,7 @@ from data.config import TalkSpec, form_of, source_files
 from data.errors import InputError
 from data.remote import open_remote
 from data.report import emit
+from store import outside
 
 FILE = "conversations.jsonl"
 COLUMNS = ("messages", "conversations", "conversation")
@@ -72,8 +73,8 @@ def rows(uri: str) -> Iterator[Any]:
         if line.isspace():
             continue
         try:
-            yield json.loads(line)
-        except ValueError as error:
+            yield outside.row(line)
+        except outside.Unreadable as error:
             raise InputError(f"{uri}:{number}: not JSON: {error}") from None
 
 
@@ -134,4 +135,12 @@ def _message(message: Any) -> dict[str, Any] | None:
         isinstance(part, Mapping) and isinstance(part.get("text"), str) and isinstance(part.get("type"), str)
         for part in content
     )
-    return {"role": role, "content": content} if role and (isinstance(content, str) or parts) else None
+    is_known = role and (isinstance(content, str) or parts)
+    return {"role": role, "content": _whole(content)} if is_known else None
+
+
+def _whole(content: Any) -> Any:
+    """Half a surrogate pair has no UTF-8."""
+    if isinstance(content, str):
+        return content.encode("utf-8", "replace").decode()
+    return [{**part, "text": _whole(part["text"]), "type": _whole(part["type"])} for part in content]

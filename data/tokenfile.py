@@ -12,8 +12,8 @@ by `tokens.py` (writes), `stream.py` (maps), `verify.py`, which runs where there
 """
 
 import hashlib
-import json
 import os
+import re
 import struct
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import DataError
-from data.manifest import MANIFEST
+from data.manifest import MANIFEST, MANIFEST_BYTES, SHA256
+from store import outside
 
 MAGIC, VERSION = b"SLIPWAYT", 2
 FIELDS = struct.Struct("<8sIIIIQQ32s32s")
@@ -30,6 +31,7 @@ BODY = FIELDS.size + DIGEST_BYTES
 PLACE_BYTES = 8
 WIDTHS = (2, 4)
 KIND, SCHEMA = "token shards", 1
+_NAME = re.compile(r"(train|val)-[0-9]+\.bin")
 
 
 @dataclass(frozen=True)
@@ -70,13 +72,13 @@ class Header:
 def read_header(path: Path, tokenizer_sha256: str | None = None) -> Header:
     """Raises DataError, one line, when the file is not whole, of another version or of another tokenizer."""
     try:
-        with open(path, "rb") as file:
+        with outside.opened(path) as file:
             raw = file.read(BODY)
             num_bytes = os.fstat(file.fileno()).st_size
         magic, version, *shape, tokenizer, source = FIELDS.unpack(raw[: FIELDS.size])
     except FileNotFoundError:
         raise DataError(f"{path}: no such token shard") from None
-    except (OSError, struct.error) as error:
+    except (OSError, struct.error, outside.Unreadable) as error:
         raise DataError(f"{path}: no token shard: {error}") from None
     if magic != MAGIC:
         raise DataError(f"{path}: no token shard")
@@ -85,6 +87,8 @@ def read_header(path: Path, tokenizer_sha256: str | None = None) -> Header:
     header = Header(width, vocab_size, bos, num_tokens, num_documents, *origin)
     if version != VERSION or header.width not in WIDTHS:
         raise DataError(f"{path}: a token shard of version {version}, this reads {VERSION}; make it again")
+    if not bos < vocab_size <= 1 << 8 * width:
+        raise DataError(f"{path}: <|bos|> is {bos} of {vocab_size} ids in {width} bytes; make it again")
     if num_bytes != header.num_bytes:
         raise DataError(f"{path}: torn: {num_bytes} bytes, its header promises {header.num_bytes}; make it again")
     if tokenizer_sha256 and header.tokenizer_sha256 != tokenizer_sha256:
@@ -110,8 +114,8 @@ def token_files(folder: Path) -> list[Path]:
 
 def is_token_folder(folder: Path) -> bool:
     """Whether `folder` holds token shards, finished or not."""
-    with suppress(OSError, ValueError, AttributeError):
-        return json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("kind") == KIND
+    with suppress(OSError, ValueError):
+        return outside.load(folder / MANIFEST, MANIFEST_BYTES, MANIFEST_BYTES // 16).get("kind") == KIND
     return not (folder / MANIFEST).exists() and any(token_files(folder))
 
 
@@ -119,13 +123,17 @@ def read_token_manifest(folder: Path) -> dict[str, Any]:
     """Raises DataError when there is none, or none that this reads."""
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        known = (manifest["kind"], manifest["schema"]) == (KIND, SCHEMA)
-        whole = all({"name", "sha256"} <= one.keys() for one in manifest["shards"]) and manifest["tokenizer_sha256"]
+        manifest = outside.load(path, MANIFEST_BYTES, MANIFEST_BYTES // 16)
+        known = (manifest.get("kind"), manifest.get("schema")) == (KIND, SCHEMA)
+        shards = outside.typed(manifest, "shards", list)
+        whole = bool(SHA256.fullmatch(outside.typed(manifest, "tokenizer_sha256", str)))
+        for one in shards:
+            whole &= type(one) is dict and bool(_NAME.fullmatch(outside.typed(one, "name", str)))
+            whole &= type(one) is dict and bool(SHA256.fullmatch(outside.typed(one, "sha256", str)))
     except FileNotFoundError:
         raise DataError(f"{folder}: no {MANIFEST}; the token shards were not finished") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: not a manifest of {KIND}: {error!r}") from None
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path}: not a manifest of {KIND}: {error}") from None
     if not known or not whole:
         raise DataError(f"{path}: not a manifest of {KIND}, schema {SCHEMA}")
     return manifest

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data.errors import DataError
+from store import outside
 
 if TYPE_CHECKING:
     import fastokens
@@ -38,6 +39,7 @@ PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*"
     r"|\s*[\r\n]|\s+(?!\S)|\s+"
 )
+TOKENIZER_BYTES = 256 * outside.MIB
 PIECE = 1 << 20  # characters: what is longer is encoded in pieces, else it takes fifty times its size
 CUT = re.compile("(?<=[A-Za-z]) (?=[A-Za-z])")  # here PATTERN always begins a new word, whatever stands around it
 
@@ -52,15 +54,19 @@ class Tokenizer:
 
         path = folder / "tokenizer.json"
         try:
-            raw = path.read_bytes()
+            raw = outside.content(path, TOKENIZER_BYTES)
             self.inner: tokenizers.Tokenizer = tokenizers.Tokenizer.from_str(raw.decode())
             self._encoder = fastokens.Tokenizer.from_json_str(raw.decode())
         except FileNotFoundError:
             raise DataError(f"{folder}: no tokenizer.json") from None
-        except Exception as error:  # the libraries raise bare Exception for a file that they cannot read
-            raise DataError(f"{path}: not a tokenizer: {error}") from None
+        except BaseException as error:  # the libraries raise bare Exception for a file that they cannot read, or panic
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            raise DataError(f"{path}: not a tokenizer: {str(error)[:200]}") from None
         self.sha256 = hashlib.sha256(raw).hexdigest()
         self.vocab_size = self.inner.get_vocab_size()
+        if self.vocab_size < len(SPECIALS):
+            raise DataError(f"{path}: its {self.vocab_size} ids are fewer than the chat tokens")
         last = tuple(self.inner.id_to_token(self.vocab_size - len(SPECIALS) + n) for n in range(len(SPECIALS)))
         if last != SPECIALS:
             raise DataError(f"{path}: its last {len(SPECIALS)} ids are not the chat tokens")

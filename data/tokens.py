@@ -105,16 +105,17 @@ class Task:
         return str(self.text)
 
 
-def make(text: Path, tokenizer_folder: Path, folder: Path, workers: int = 0) -> dict[str, Any]:
+def make(text: Path, tokenizer_folder: Path, folder: Path, workers: int = 0, partial: bool = False) -> dict[str, Any]:
     """Write the token shards of `text` into `folder`; what they hold.
 
-    workers: processes; 0 as many as there are processors. Raises DataError, ConfigError.
+    workers: processes; 0 as many as there are processors. partial: of what is whole in a text that was not finished.
+    Raises DataError, ConfigError.
     """
     if workers < 0:
         raise ConfigError(f"workers is {workers}; it must be 0 (as many as processors) or more")
     tokenizer = load(tokenizer_folder)
     folder.mkdir(parents=True, exist_ok=True)
-    tasks = [task for part in ("train", "val") for task in _tasks(text, part, folder)]
+    tasks = [task for part in ("train", "val") for task in _tasks(text, part, folder, partial)]
     due = [task for task in tasks if not _is_made(task, tokenizer.sha256)]
     if due:
         (folder / MANIFEST).unlink(missing_ok=True)
@@ -144,8 +145,8 @@ def write(paths: Sequence[Path], tokenizer: Tokenizer, target: Path) -> tuple[in
     return made.num_tokens, made.num_documents
 
 
-def _tasks(text: Path, part: str, folder: Path) -> Iterator[Task]:
-    for number, (path, about) in enumerate(whole_shards(text, part)):
+def _tasks(text: Path, part: str, folder: Path, partial: bool) -> Iterator[Task]:
+    for number, (path, about) in enumerate(whole_shards(text, part, partial)):
         yield Task(path, about["sha256"], about["raw_bytes"], folder / f"{part}-{number:05d}.bin")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import DataError
-from data.manifest import MANIFEST, read_manifest
+from data.manifest import MANIFEST, PARTIAL, read_manifest
 from data.tokenfile import is_intact, is_token_folder, read_header, read_token_manifest
 
 
@@ -16,10 +16,10 @@ def parts(folder: Path) -> list[Path]:
     return [path for path in (folder / "train", folder / "val") if path.is_dir()] or [folder]
 
 
-def verify(folder: Path) -> list[str]:
+def verify(folder: Path, partial: bool = False) -> list[str]:
     """What is wrong with the shards of one folder, in words; empty when every shard is what the manifest says.
 
-    Reads all of it, several shards at a time.
+    Reads all of it, several shards at a time. partial: of a run that was interrupted, what is whole is enough.
     """
     if is_token_folder(folder):
         return _verify_tokens(folder)
@@ -27,11 +27,12 @@ def verify(folder: Path) -> list[str]:
         manifest = read_manifest(folder, finished=False)
     except DataError as error:
         return [str(error)]
-    problems = [] if manifest["finished"] else [f"{MANIFEST}: not finished; the command that began it goes on"]
-    names = {shard["name"] for shard in manifest["shards"]}
-    problems += [
-        f"{path.name}: not in the manifest" for path in sorted(folder.glob("shard-*")) if path.name not in names
-    ]
+    problems, names = [], {shard["name"] for shard in manifest["shards"]}
+    if not manifest["finished"]:
+        problems = [] if partial else [f"{MANIFEST}: not finished; the command that began it goes on; {PARTIAL}"]
+    if manifest["finished"] or not partial:  # else one may have come about while nobody could list it
+        spare = (path.name for path in sorted(folder.glob("shard-*")) if path.name not in names)
+        problems += [f"{name}: not in the manifest" for name in spare]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return problems + [one for one in pool.map(lambda shard: _problem(folder, shard), manifest["shards"]) if one]
 

@@ -4,12 +4,12 @@ In: a journal row. Out: (progress, verdict) pairs, the last one with a verdict. 
 stops nothing.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from infra import said
 from infra.errors import SlipwayError
 from infra.journal import Journal, Op
 from infra.pods import folder_of
@@ -71,7 +71,7 @@ def look(op: Op, transport: Transport) -> Seen:
 
 def _read(transport: Transport, path: Path, token: str) -> dict[str, Any]:
     try:
-        found = json.loads(transport.get(path))
+        found = said.parse(transport.get(path), str(path))
     except FileNotFoundError:
         return {}
     return found if found.get("token") == token else {}

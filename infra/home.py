@@ -18,6 +18,7 @@ from infra.agent.job import Job, PodFolder, write_durably
 from infra.errors import SlipwayError
 from infra.journal import Op
 from infra.pods import folder_of
+from infra.said import parse
 from infra.transport import READ_BYTES, Transport
 from store import Manifest, Store, StoreError, places
 from store.local import write_whole
@@ -93,9 +94,11 @@ def last_words(op: Op, folder: Path) -> dict[str, Any]:
     if verdict.get("token") == op.token:
         return dict(verdict)
     try:
-        verdict = json.loads(RunFolder(op.store or "", op.run).read(ENDING))
+        verdict = parse(RunFolder(op.store or "", op.run).read(ENDING), f"how {op.run} ended, in {op.store},")
     except FileNotFoundError:
         return {}
+    except SlipwayError as error:
+        raise StoreError(str(error)) from None
     except StoreError:
         raise
     except Exception as error:  # whatever a store's client raises
@@ -111,7 +114,7 @@ def words_there(op: Op, transport: Transport) -> dict[str, Any]:
     pod, said = folder_of(op), {}
     for kind, path in {"progress": pod.progress, "verdict": pod.verdict, "guard": pod.state / "guard.json"}.items():
         with contextlib.suppress(FileNotFoundError):
-            found = json.loads(transport.get(path))
+            found = parse(transport.get(path), f"the {kind} of {op.run}")
             if found.get("token") == op.token:
                 said[kind] = found
     return said
@@ -128,7 +131,7 @@ def words_at_home(op: Op, folder: Path) -> dict[str, Any]:
     said = {}
     for kind in ("progress", "verdict", "guard"):
         with contextlib.suppress(FileNotFoundError):
-            said[kind] = json.loads((folder / f"{kind}.json").read_text(encoding="utf-8"))
+            said[kind] = parse((folder / f"{kind}.json").read_bytes(), f"the {kind} of {op.run} at home")
     return said
 
 

@@ -15,6 +15,7 @@ from infra import journal_file
 from infra.agent.job import write_durably
 from infra.errors import SlipwayError
 from infra.transport import Lost, Transport
+from store import outside
 
 AGENT = Path(__file__).parent / "agent"
 ASK_S = 30.0
@@ -47,7 +48,7 @@ class HostMemory:
     def all(self) -> dict[str, Known]:
         """By machine. Raises SlipwayError when the file is damaged."""
         try:
-            read = json.loads(self.path.read_text(encoding="utf-8"))
+            read = outside.load(self.path)
             return {machine: Known(**known) for machine, known in read.items()}
         except FileNotFoundError:
             return {}
@@ -100,7 +101,7 @@ def run_script(
     if done.exited != 0:
         raise SlipwayError(f"{python} ended with exit code {done.exited} and said: {said}")
     try:  # a start-up file may have said something before
-        return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+        return outside.mapping(done.stdout.strip().splitlines()[-1])
     except (IndexError, ValueError, TypeError):
         raise Lost(f"{python} did not answer as expected; it said: {said}") from None
 

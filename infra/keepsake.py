@@ -18,7 +18,8 @@ from infra.errors import SlipwayError
 from infra.journal import Op
 from infra.pods import folder_of
 from infra.transport import ThisMachine, Transport
-from store import Store
+from store import Store, outside
+from store.run_folder import Checkpoint, Damaged
 
 MANIFEST = "MANIFEST.json"
 OURS = ("keep.log", "launch.log")  # written at home
@@ -127,7 +128,7 @@ def _clear(op: Op, transport: Transport, kept: Path) -> set[str]:
 def _manifest(content: bytes) -> Any:
     """None when it is damaged."""
     with contextlib.suppress(ValueError):
-        return json.loads(content)
+        return outside.mapping(content)
 
 
 def _fetch_checkpoint(transport: Transport, source: Path, target: Path) -> list[tuple[Path, Path]]:
@@ -136,10 +137,13 @@ def _fetch_checkpoint(transport: Transport, source: Path, target: Path) -> list[
         return []
     draft = target.with_name(f".{target.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
-    manifest = json.loads(transport.get(source / MANIFEST))
-    for file in manifest["files"]:
-        name = PurePosixPath(file["path"]).name
-        if home.fetch(transport, str(source / name), draft / name) != file["sha256"]:
+    try:
+        checkpoint = Checkpoint.parse(transport.get(source / MANIFEST), source.name)
+    except Damaged as error:
+        raise SlipwayError(f"{source}: {error}") from None
+    for file in checkpoint.files:
+        name = PurePosixPath(file.path).name
+        if home.fetch(transport, str(source / name), draft / name) != file.sha256:
             raise SlipwayError(f"{source / name} arrived damaged; it is fetched again")
-    write_durably(draft / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True))
+    write_durably(draft / MANIFEST, checkpoint.raw.decode())
     return [(draft, target)]

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from infra import home, pods, spend, tools, watch
+from infra import home, pods, said, spend, tools, watch
 from infra.agent.job import Job, Limits, Step
 from infra.agent.limits import read_clocks
 from infra.boot import Unbooted, boot
@@ -433,5 +433,5 @@ def _arm(op: Op, transport: Transport, secrets: Mapping[str, str]) -> None:
     done = transport.run(words, timeout_s=ARM_S, cwd=pod.code, env={"PYTHONPATH": str(pod.code)})
     if done.exited != 0:
         raise SlipwayError(f"{op.run}: its guard did not start: {(done.stderr or done.stdout).strip()}")
-    if json.loads(done.stdout)["token"] != op.token:
+    if said.parse(done.stdout, f"what {op.run}'s guard answers").get("token") != op.token:
         raise SlipwayError(f"{op.run}: another pod's guard answered in {pod.root}; run: inv status")

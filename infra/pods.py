@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from infra import spend
+from infra import said, spend
 from infra.agent.job import STAYS, Group, Job, PodFolder
 from infra.agent.limits import read_clocks
 from infra.agent.state import NODE_LOST
@@ -267,7 +267,7 @@ def is_over(op: Op) -> bool:
 def verdict_of(op: Op, transport: Transport) -> dict[str, Any]:
     """How the work of this pod ended, {} while it has not."""
     try:
-        verdict = json.loads(transport.get(folder_of(op).verdict)) if op.address else {}
+        verdict = said.parse(transport.get(folder_of(op).verdict), f"the verdict of {op.run}") if op.address else {}
     except FileNotFoundError:
         return {}
     return verdict if verdict.get("token") == op.token else {}

@@ -215,7 +215,7 @@ def _read_yaml(path: Path) -> dict[str, str]:
 
     try:
         read = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"slipway.yaml: {' '.join(str(error).split())}") from error
     if not isinstance(read, dict):
         raise UsageError("slipway.yaml: expected lines of the form `name: value`")

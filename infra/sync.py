@@ -20,6 +20,7 @@ from infra.agent import receive
 from infra.agent.job import PodFolder
 from infra.errors import SlipwayError, UsageError
 from infra.shipment import Refusal
+from store import outside
 
 if TYPE_CHECKING:
     from infra.transport import Transport
@@ -81,10 +82,13 @@ def push(machine: "Transport", root: Path, dest: str | Path, token: str) -> Push
 def pushed(machine: "Transport", dest: str | Path) -> dict[str, str]:
     """sha256 by path of what the last push left in `dest`; empty when there was none."""
     try:
-        memory = json.loads(machine.get(PodFolder(Path(dest).parent).state / receive.MEMORY))
+        memory = outside.mapping(machine.get(PodFolder(Path(dest).parent).state / receive.MEMORY))
     except FileNotFoundError:
         return {}
-    return {path: entry[2] if entry else "" for path, entry in memory.items()}
+    except outside.Unreadable as error:
+        raise SlipwayError(f"what the last push to {dest} brought cannot be read: {error}") from None
+    known = {path: entry for path, entry in memory.items() if entry is None or type(entry) is list and len(entry) > 2}
+    return {path: str(entry[2]) if entry else "" for path, entry in known.items()}
 
 
 def _exchange(machine: "Transport", where: dict[str, str], request: Iterable[bytes], timeout_s: float) -> Any:

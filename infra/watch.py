@@ -3,7 +3,6 @@
 Every pod is asked at the same time and gets the same few seconds: one that does not answer holds up nobody.
 """
 
-import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from infra import cost, spend
+from infra import cost, said, spend
 from infra.agent.limits import Clocks, leads_s, read_clocks
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError
@@ -204,7 +203,7 @@ def ask(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
     done = transport.run(words, timeout_s=30, env={"PYTHONPATH": code})
     if done.exited != 0:
         raise SlipwayError(f"{op.run}: its agent's status: exit code {done.exited}: {done.stderr.strip()}")
-    return _of(op, json.loads(done.stdout))
+    return _of(op, said.parse(done.stdout, f"what {op.run} says of itself"))
 
 
 def words_of(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
@@ -229,10 +228,10 @@ def _read(op: Op, provider: Provider | None, homes: Path) -> Reading:
             why = f"{op.vendor} says that its pod is {pod.state}{f': {pod.note}' if pod.note else ''}"
             return replace(_from_home(op, homes, why), exists=True, pod=pod, clock_scale=scale, is_alive=False)
         if provider is None or not (provider.is_here or exists):  # another machine need not be there any more
-            said = _of(op, words_at_home(op, homes / op.run))
+            told = _of(op, words_at_home(op, homes / op.run))
         else:
-            said = (ask if exists else words_of)(op, provider.reach(pod_of(op)))
-        return Reading(exists, pod, scale, _is_alive(said), said["guard"], said["progress"], said["verdict"])
+            told = (ask if exists else words_of)(op, provider.reach(pod_of(op)))
+        return Reading(exists, pod, scale, _is_alive(told), told["guard"], told["progress"], told["verdict"])
     except (SlipwayError, OSError, ValueError) as error:
         return replace(_from_home(op, homes, str(error)), pod=pod, clock_scale=scale)
 
@@ -240,17 +239,18 @@ def _read(op: Op, provider: Provider | None, homes: Path) -> Reading:
 def _from_home(op: Op, homes: Path, problem: str) -> Reading:
     """What was brought home of a pod that does not answer: its figures are as old as they say."""
     try:
-        said = _of(op, words_at_home(op, homes / op.run))
-    except (OSError, ValueError) as error:
+        told = _of(op, words_at_home(op, homes / op.run))
+    except (SlipwayError, OSError, ValueError) as error:
         return Reading(problem=f"{problem}; {error}")
-    return Reading(guard=said["guard"], progress=said["progress"], verdict=said["verdict"], problem=problem)
+    return Reading(guard=told["guard"], progress=told["progress"], verdict=told["verdict"], problem=problem)
 
 
-def _of(op: Op, said: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _of(op: Op, told: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The folder may still hold what an earlier pod of the run left."""
-    known = {key: said.get(key) or {} for key in ("guard", "agent", "progress", "verdict")}
+    parts = {key: told.get(key) for key in ("guard", "agent", "progress", "verdict")}
+    known = {key: said.known(part) if isinstance(part, dict) else {} for key, part in parts.items()}
     return {key: value if value.get("token") == op.token else {} for key, value in known.items()}
 
 
-def _is_alive(said: Mapping[str, Mapping[str, Any]]) -> bool:
-    return any(said[role].get("alive", False) for role in ("guard", "agent"))
+def _is_alive(told: Mapping[str, Mapping[str, Any]]) -> bool:
+    return any(told[role].get("alive", False) for role in ("guard", "agent"))

@@ -33,6 +33,7 @@ from scripts.program import command
         "out": "folder for the shards and manifest.json",
         "report": "write report.html about this folder of shards into it, and do nothing else",
         "verify": "check this folder of shards against its manifest, and do nothing else",
+        "partial": "--verify: whole shards are enough where making them was interrupted",
         "merge": "make the shares of all ranks in this folder one set of shards, and do nothing else",
         "json": "one JSON document on stdout",
     },
@@ -65,6 +66,7 @@ def shard(
     out="",
     report="",
     verify="",
+    partial=False,
     merge="",
     json=False,
 ):
@@ -79,6 +81,7 @@ def shard(
     help={
         "source": "pydocs, fineweb, or a path: its text in the store, which is made when it is missing",
         "text": "folder of text shards instead, as `inv shard` writes it",
+        "partial": "take the whole shards of a --text whose making was interrupted",
         "vocab-size": "ids, the 256 bytes and nine chat specials included (4096)",
         "retrain": "make it again, though it is there",
         "tokenizer-json": "take this published tokenizer as it is; its last ids must be the nine chat specials",
@@ -87,8 +90,9 @@ def shard(
     },
 )
 def tokenizer(
-    c, source="", text="", vocab_size: int | None = None, retrain=False, tokenizer_json="", out="", json=False
-):
+    c, source="", text="", partial=False, vocab_size: int | None = None, retrain=False, tokenizer_json="", out="",
+    json=False,
+):  # fmt: skip
     """A byte-level BPE tokenizer from text shards; one of the same text and settings is reused."""
 
 
@@ -100,12 +104,13 @@ def tokenizer(
         "tokenizer": "folder of a tokenizer (default: var/tokenizer, else the store's)",
         "source": "whose held-out text",
         "text": "folder of text shards with a held-out part instead",
+        "partial": "take the whole shards of a --text whose making was interrupted",
         "peers": "folder of GPT-2's and GPT-4's .tiktoken files (default: tiktoken's own cache)",
         "download": "fetch the files of GPT-2 and GPT-4 into that folder when they are not there",
         "json": "one JSON document on stdout",
     },
 )
-def tokenizer_eval(c, tokenizer="", source="", text="", peers="", download=False, json=False):
+def tokenizer_eval(c, tokenizer="", source="", text="", partial=False, peers="", download=False, json=False):
     """How few tokens a tokenizer makes of prose, code, numbers, other scripts and held-out text, beside GPT-2 and 4."""
 
 

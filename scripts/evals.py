@@ -21,7 +21,7 @@ from scripts import lm_eval, render, words
 from scripts.models import find_model
 from scripts.program import print_json
 from scripts.steps import run as run_step
-from store import Artifact, Store
+from store import Artifact, Store, outside
 from trainer import intervals
 from trainer.intervals import Interval
 from trainer.plan import CHECKPOINTS, load_persona, source_slug
@@ -153,7 +153,13 @@ def kept(settings: Settings, one: Subject) -> dict[str, Any]:
     found = store.check(one.kept_as)
     if found.problem or found.fingerprint != one.fingerprint:
         return {}
-    return dict(json_format.loads((store.path(found.name, found.fingerprint) / FILE).read_text(encoding="utf-8")))
+    path = store.path(found.name, found.fingerprint) / FILE
+    try:
+        whole = outside.mapping(outside.content(path), nan_is_null=True)
+        outside.typed(whole, "measures", dict, {})
+    except outside.Unreadable as error:
+        raise UsageError(f"{path}: {error}; measure again: ./inv eval") from None
+    return whole
 
 
 def tell(names: Sequence[str], found: Sequence[Mapping[str, Any]], as_json: bool) -> None:

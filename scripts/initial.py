@@ -5,7 +5,7 @@ where the steps run. Called by `inv train`.
 """
 
 import hashlib
-import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ from data.config import ConfigError
 from data.remote import hub
 from infra.errors import UsageError
 from infra.settings import Settings
+from store import model_files, outside
 from trainer.config import ImportSpec
-from trainer.huggingface import model_config
+from trainer.huggingface import differences, model_config
 
 TIMEOUT_S = 20.0
 
@@ -35,7 +36,13 @@ def in_folder(init: str) -> ImportSpec:
     files = sorted(one for one in folder.iterdir() if one.suffix in (".json", ".safetensors"))
     if not any(one.suffix == ".safetensors" for one in files):
         raise UsageError(f"--init {init}: no .safetensors file there; weights are read from those only")
-    model = model_config(read_json((folder / "config.json").read_text(encoding="utf-8"), init))
+    try:
+        model = model_config(model_files.load(folder))
+        odd = differences(model, map(model_files.header, model_files.weight_files(folder)))
+    except outside.Unreadable as error:
+        raise UsageError(f"--init {init}: {error}") from None
+    if odd:
+        raise UsageError(f"--init {init}: its files are of another model than its config.json: {'; '.join(odd[:3])}")
     content = hashlib.sha256()
     for one in files:  # weights by size and time: hashing gigabytes would hold up every plan
         stat = one.stat()
@@ -52,8 +59,12 @@ def on_hub(init: str, settings: Settings) -> ImportSpec:
     if repo.count("/") != 1:
         raise UsageError(f"--init {init}: expected hf://user/repo or hf://user/repo@revision")
     said = read_json(get(f"api/models/{repo}/revision/{revision or 'main'}", init, settings), init)
-    names, commit = {one["rfilename"] for one in said.get("siblings", ())}, said.get("sha", "")
-    if not commit or "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
+    siblings, commit = said.get("siblings"), said.get("sha")
+    listed = [one.get("rfilename") for one in siblings if isinstance(one, dict)] if isinstance(siblings, list) else []
+    names = {one for one in listed if isinstance(one, str)}
+    if not isinstance(commit, str) or not re.fullmatch(r"[0-9a-f]{7,64}", commit):
+        raise UsageError(f"--init {init}: {hub()} does not say which commit that is")
+    if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
         raise UsageError(f"--init {init}: there is no model of config.json and .safetensors files")
     model = model_config(read_json(get(f"{repo}/resolve/{commit}/config.json", init, settings), init))
     has_tokenizer = "tokenizer.json" in names
@@ -80,9 +91,6 @@ def get(path: str, init: str, settings: Settings) -> str:
 
 def read_json(text: str, init: str) -> dict[str, Any]:
     try:
-        raw = json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"--init {init}: not JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise UsageError(f"--init {init}: expected a JSON object, got {type(raw).__name__}")
-    return raw
+        return outside.mapping(text)
+    except outside.Unreadable as error:
+        raise UsageError(f"--init {init}: the answer cannot be used: {error}") from None

@@ -6,7 +6,6 @@ the store, then in what was kept at home of a pod that is gone; the first place 
 """
 
 import contextlib
-import json as json_format
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -26,11 +25,11 @@ from scripts.ledger import find_run, names_of_runs, open_journal, way
 from scripts.models import find_model
 from scripts.planning import ROOT
 from scripts.program import print_json
-from store import Store, StoreError, credentials
+from store import Store, StoreError, credentials, outside
 from store.manifest import kept_name
 from store.run_folder import RunFolder
 from trainer.plan import PHASES
-from trainer.steplines import parse
+from trainer.steplines import FIGURES, SAID, parse
 from trainer.story import PhaseStory, Story, charts, page
 
 FOREGROUND = "foreground"  # what `inv train` does here, which is no run of its own
@@ -107,7 +106,7 @@ def of_folder(folder: Path, name: str, found: Mapping[str, Path] | None = None) 
             phase,
             config=manifest_of(path).get("config", {}),
             lines=lines_of(read(path / "metrics.jsonl")),
-            samples=lines_of(read(path / "samples.jsonl")),
+            samples=lines_of(read(path / "samples.jsonl"), SAID),
             result=about_of(path),
         )
         for phase, path in found.items()
@@ -121,8 +120,8 @@ def of_run(op: Op, journal: Journal, settings: Settings) -> Story:
     job = Job.from_json(op.job)
     spoken = list(places(op, journal, settings))
 
-    def lines(phase: str, file: str) -> list[dict[str, Any]]:
-        return next((lines_of(found) for place in spoken if (found := place(phase, file))), [])
+    def lines(phase: str, file: str, kinds: Mapping[str, type] = FIGURES) -> list[dict[str, Any]]:
+        return next((lines_of(found, kinds) for place in spoken if (found := place(phase, file))), [])
 
     phases = [
         PhaseStory(
@@ -130,7 +129,7 @@ def of_run(op: Op, journal: Journal, settings: Settings) -> Story:
             steps.get(one.name, {}).get("state", ""),
             one.config["spec"],
             lines(one.name, "metrics.jsonl"),
-            lines(one.name, "samples.jsonl"),
+            lines(one.name, "samples.jsonl", SAID),
             steps.get(one.name, {}).get("result") or {},
             measured(settings, one.config["making"]["name"], one.config["making"]["fingerprint"]),
         )
@@ -214,20 +213,23 @@ def read(path: Path) -> bytes | None:
         return None
 
 
-def lines_of(content: bytes | None) -> list[dict[str, Any]]:
-    return parse((content or b"").decode("utf-8", "replace"))
+def lines_of(content: bytes | None, kinds: Mapping[str, type] = FIGURES) -> list[dict[str, Any]]:
+    return parse((content or b"").decode("utf-8", "replace"), kinds)
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
-    """Of the final checkpoint of an artifact; {} of any other folder."""
+    """Of the final checkpoint of an artifact; {} of any other folder, or where it is damaged: figures are shown yet."""
     found = sorted(folder.glob("step-*/MANIFEST.json"))
-    return dict(json_format.loads(found[-1].read_text(encoding="utf-8"))) if found else {}
+    with contextlib.suppress(OSError, outside.Unreadable):
+        return outside.load(found[-1]) if found else {}
+    return {}
 
 
 def about_of(folder: Path) -> dict[str, Any]:
-    """What its maker wrote about an artifact."""
-    content = read(folder / "ARTIFACT.json")
-    return dict(json_format.loads(content).get("about", {})) if content else {}
+    """What its maker wrote about an artifact; {} where that is damaged."""
+    with contextlib.suppress(OSError, outside.Unreadable):
+        return outside.typed(outside.load(folder / "ARTIFACT.json"), "about", dict, {})
+    return {}
 
 
 def now() -> str:

@@ -13,16 +13,18 @@ SPLIT_RATIO = 0.01
 
 
 def shard(
-    mode, source, packages, take, lines_per_shard, val_ratio, validation, gzip, compression, out, verify, report, merge,
-    json, **spec,
+    mode, source, packages, take, lines_per_shard, val_ratio, validation, gzip, compression, out, verify, partial,
+    report, merge, json, **spec,
 ):  # fmt: skip
     asked = (("merge", merge), ("verify", verify), ("report", report))
     if len(named := [f"--{name}" for name, folder in asked if folder]) > 1:
         raise UsageError(f"{' and '.join(named)} each do one thing and nothing else; type them one after another")
     if merge:
         return unite(Path(merge).expanduser().absolute(), json)
+    if partial and not verify:
+        raise UsageError("--partial is a word of --verify; the command that made the shards goes on without it")
     if verify:
-        return check(Path(verify).expanduser(), json)
+        return check(Path(verify).expanduser(), json, partial)
     if report:
         return describe(Path(report).expanduser().absolute(), json)
     from data.inputs import STDIN
@@ -49,20 +51,20 @@ def shard(
     tell(steps.run("shard", ("-m", "data", "text"), {"out": str(folder), "spec": spec}, settings, json), json)
 
 
-def check(folder: Path, as_json: bool) -> None:
+def check(folder: Path, as_json: bool, partial: bool = False) -> None:
     """Say what is wrong with the shards in `folder` and its parts. Raises SlipwayError when anything is."""
     from data.verify import parts, verify
 
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder")
-    found = {str(part): verify(part) for part in parts(folder)}
+    found = {str(part): verify(part, partial) for part in parts(folder)}
     problems = [under(part, problem) for part, some in found.items() for problem in some]
     if as_json:
         print_json({"folder": str(folder), "problems": problems})
     if problems:
         raise SlipwayError("\n".join(problems))
     if not as_json:
-        print(f"{folder}: every shard is what was written")
+        print(f"{folder}: every {'whole ' if partial else ''}shard is what was written")
 
 
 def describe(folder: Path, as_json: bool) -> None:

@@ -13,7 +13,7 @@ LEAST_VOCAB, DEFAULT_VOCAB, MOST_VOCAB = 256 + 9, 4096, 1 << 24
 DEFAULT_OUT = "var/tokenizer"
 
 
-def tokenizer(source, text, vocab_size, retrain, tokenizer_json, out, json):
+def tokenizer(source, text, partial, vocab_size, retrain, tokenizer_json, out, json):
     settings = words.settings(source=source)
     folder = Path(out or DEFAULT_OUT).absolute()
     if tokenizer_json and (text or source or retrain or vocab_size is not None):
@@ -26,7 +26,7 @@ def tokenizer(source, text, vocab_size, retrain, tokenizer_json, out, json):
     else:
         check_size(vocab_size)
         inputs = {"text": str(text_folder(settings, source, text, json))}
-        spec = {"vocab_size": vocab_size, "retrain": retrain, "others": of_the_store(settings)}
+        spec = {"vocab_size": vocab_size, "retrain": retrain, "others": of_the_store(settings), "partial": partial}
         config = {"out": str(folder), "inputs": inputs, "spec": spec}
         result = steps.run("tokenizer", ("-m", "data", "tokenizer"), config, settings, json)
     if json:
@@ -50,11 +50,12 @@ def of_the_store(settings: Settings) -> list[str]:
     return [] if found is None or found.problem else [str(store.path("tokenizer", found.fingerprint))]
 
 
-def tokenizer_eval(tokenizer, source, text, peers, download, json):
+def tokenizer_eval(tokenizer, source, text, partial, peers, download, json):
     settings = words.settings(source=source)
     folder = tokenizer_folder(settings, tokenizer)
     inputs = {"tokenizer": str(folder), "text": str(text_folder(settings, source, text, json))}
-    spec = {"peers": str(Path(peers).expanduser().absolute()) if peers else "", "download": download}
+    given = str(Path(peers).expanduser().absolute()) if peers else ""
+    spec = {"peers": given, "download": download, "partial": partial}
     config = {"out": inputs["tokenizer"], "inputs": inputs, "spec": spec}
     found = steps.run("compression", ("-m", "data", "compression"), config, settings, json)
     if json:

@@ -142,7 +142,7 @@ def read(path: Path) -> Replica:
     """Raises UsageError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Replica)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"{path}: {error}") from None
 
 

@@ -9,7 +9,6 @@ Called by: `serve.engines`, where a replica starts; commands that look at a mode
 import contextlib
 import fcntl
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import UsageError
-from store import Artifact, Manifest, Store, StoreError, catalogue, credentials, vocabulary
+from store import Artifact, Manifest, Store, StoreError, catalogue, credentials, model_files, outside, vocabulary
 from store.manifest import MANIFEST, check_name
 from store.seam import Entry, Place, open_place
 
@@ -59,9 +58,7 @@ def model_folder(folder: Path) -> Path:
     inner = folder / OURS if (folder / OURS / CONFIG).is_file() else folder
     if (inner / FAKE).is_file():  # a model of the scripted engine
         return inner
-    if (trouble := problem({path.name for path in inner.iterdir() if path.is_file()})) or (
-        trouble := _unread(inner / CONFIG)
-    ):
+    if (trouble := problem({path.name for path in inner.iterdir() if path.is_file()})) or (trouble := _unread(inner)):
         raise UsageError(f"{folder} is no model that an engine loads: {trouble}")
     if trouble := vocabulary.problem_in(folder):
         raise UsageError(f"{folder}: {trouble}; an engine would answer nonsense")
@@ -130,7 +127,8 @@ def sketch(uri: str) -> tuple[dict[str, Any], int]:
     at = place.pin()
     inside, wanted = _wanted(uri, place.listing(at=at))
     try:
-        config = json.loads(place.small(f"{inside}{CONFIG}", at))
+        config = outside.mapping(place.small(f"{inside}{CONFIG}", at), model_files.CONFIG_BYTES)
+        model_files.check_sizes(config)
     except ValueError as error:
         raise UsageError(f"{uri}: {CONFIG}: {error}") from None
     return config, sum(one.size for name, one in wanted.items() if name.endswith(WEIGHTS))
@@ -155,7 +153,10 @@ def _bring(uri: str, cache: Path, say: Say) -> Path:
     inside, wanted = _wanted(uri, there)
     sums: dict[str, str] = {}
     if MANIFEST in there:
-        sums = {file.path: file.sha256 for file in Manifest.from_json(place.small(MANIFEST, at)).files}
+        try:
+            sums = {file.path: file.sha256 for file in Manifest.from_json(place.small(MANIFEST, at)).files}
+        except ValueError as error:
+            raise StoreError(f"{uri}: {error}") from None
     content = "".join(f"{name} {one.size} {one.version}\n" for name, one in wanted.items())
     folder = cache / hashlib.sha256(f"{uri}\n{content}".encode()).hexdigest()[:24]
     try:
@@ -220,9 +221,13 @@ def _alone(folder: Path) -> Iterator[Path]:
         draft.rmdir()
 
 
-def _unread(config: Path) -> str:
+def _unread(folder: Path) -> str:
+    """Why an engine must not be given what lies there, in words."""
     try:
-        said = json.loads(config.read_text(encoding="utf-8"))
+        for one in folder.iterdir():
+            if one.name.endswith(SUFFIXES):
+                model_files.held(folder, one.name)
+        model_files.check(folder)
     except (OSError, ValueError) as error:
-        return f"{CONFIG}: {error}"
-    return "" if isinstance(said, dict) else f"{CONFIG} is no object"
+        return str(error)
+    return ""

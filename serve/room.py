@@ -8,10 +8,7 @@ In: a model, how its engine is run, the memory that there is. Out: a Room, or Us
 fit. Called by: `serve.engines`, where a replica starts; `scripts.versions`, before anything is rented.
 """
 
-import json
 import math
-import os
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +17,9 @@ from infra.agent import host
 from infra.errors import UsageError
 from serve import models
 from serve.tuning import Tuning
+from store import model_files
 
 GB = 10**9
-WIDTHS = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I16": 2}  # any other: one byte
 STORED = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes, by a config's word for its weights
 FLOATS = {"F64", "F32", "BF16", "F16"}
 PROCESSES_BYTES = int(1.9 * GB)  # three of them on a CPU, without weights and cache
@@ -60,9 +57,10 @@ def needed(model: str | Path, engine: str, tuning: Tuning) -> Room:
         return _needed_there(str(model), engine, tuning)
     folder = Path(model)
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = model_files.load(folder)
+        model_files.check_sizes(config)
         weights = sum(_kept_bytes(file, tuning.dtype) for file in sorted(folder.glob("*.safetensors")))
-    except (OSError, ValueError, KeyError, struct.error) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"{folder} cannot be read as a model: {error}") from None
     return _room(config, weights, engine, tuning)
 
@@ -160,18 +158,9 @@ def _token_bytes(config: dict[str, Any], width: int) -> int:
 
 
 def _kept_bytes(file: Path, dtype: str) -> int:
-    """Of the tensors in one file, as an engine keeps them: floats in `dtype`, others as they are.
-
-    Source: the safetensors format: 8 bytes of length, then a JSON header.
-    """
-    with file.open("rb") as opened:
-        (length,) = struct.unpack("<Q", opened.read(8))
-        if length > os.fstat(opened.fileno()).st_size:
-            raise ValueError(f"{file.name} is no safetensors file")
-        header = json.loads(opened.read(length))
-    total = 0
-    for name, one in header.items():
-        if name != "__metadata__":
-            width = (4 if dtype == "float32" else 2) if one["dtype"] in FLOATS else WIDTHS.get(one["dtype"], 1)
-            total += math.prod(one["shape"]) * width
-    return total
+    """Of the tensors in one file, as an engine keeps them: floats in `dtype`, others as they are. Raises Unreadable."""
+    width = 4 if dtype == "float32" else 2
+    return sum(
+        math.prod(one.shape) * width if one.dtype in FLOATS else one.num_bytes
+        for one in model_files.header(file).values()
+    )

@@ -98,13 +98,29 @@ class Manifest:
             manifest = Manifest(**{**raw, "files": files})
             check_name(manifest.name)
             paths = {entry.path for entry in files}
-            if len(paths) != len(files) or MANIFEST in paths:
-                raise ValueError("it lists a file twice, or itself")
+            if not paths or len(paths) != len(files) or MANIFEST in paths:
+                raise ValueError("it lists no file, one twice, or itself")
             if manifest.flat and (odd := [one for one in paths if not _is_flat(one)]):
                 raise ValueError(f"entry {outside.shown(odd[0])} of an artifact that is flat")
         except (KeyError, TypeError, AttributeError, ValueError, StoreError) as error:
             raise ValueError(f"its manifest cannot be used ({error})") from None
         return manifest
+
+
+_KINDS: dict[str, type] = {
+    "name": str, "fingerprint": str, "about": dict, "files": list, "published_at": float, "flat": bool,
+}  # fmt: skip
+
+
+def entry_of(said: Any) -> FileEntry:
+    """A file as a manifest lists it. Raises ValueError unless its path stays in the folder of the manifest."""
+    if type(said) is not dict:
+        raise ValueError(f"entry {outside.shown(said)}")
+    path, sha256 = outside.typed(said, "path", str), outside.typed(said, "sha256", str)
+    size, version = outside.typed(said, "size", int), outside.typed(said, "version", str, "")
+    if not is_harmless(path) or not _SHA256.fullmatch(sha256) or size < 0:
+        raise ValueError(f"entry {outside.shown(path)}")
+    return FileEntry(path, size, sha256, version)
 
 
 def kind_of(name: str) -> str:
@@ -123,22 +139,6 @@ def kept_name(name: str, fingerprint: str) -> str:
 
 def is_kept(name: str) -> bool:
     return name.startswith(f"{BY_FINGERPRINT}/")
-
-
-_KINDS: dict[str, type] = {
-    "name": str, "fingerprint": str, "about": dict, "files": list, "published_at": float, "flat": bool,
-}  # fmt: skip
-
-
-def entry_of(said: Any) -> FileEntry:
-    """A file as a manifest lists it. Raises ValueError unless its path stays in the folder of the manifest."""
-    if type(said) is not dict:
-        raise ValueError(f"entry {outside.shown(said)}")
-    path, sha256 = outside.typed(said, "path", str), outside.typed(said, "sha256", str)
-    size, version = outside.typed(said, "size", int), outside.typed(said, "version", str, "")
-    if not is_harmless(path) or not _SHA256.fullmatch(sha256) or size < 0:
-        raise ValueError(f"entry {outside.shown(path)}")
-    return FileEntry(path, size, sha256, version)
 
 
 def choose(name: str, fingerprint: str, check: Callable[[str], Artifact]) -> tuple[Artifact, str]:

@@ -26,8 +26,8 @@ class Unreadable(ValueError):
     """A document of somebody else cannot be used; the message says why."""
 
 
-def parse(raw: bytes | str, most_bytes: int = 16 * MIB, most_values: int = VALUES) -> Any:
-    """The value of a JSON document. Raises Unreadable."""
+def parse(raw: bytes | str, most_bytes: int = 16 * MIB, most_values: int = VALUES, nan_is_null: bool = False) -> Any:
+    """The value of a JSON document. Raises Unreadable. nan_is_null: for what Python's own writers have written."""
     if len(raw) > most_bytes:
         raise Unreadable(f"it has {len(raw)} bytes, at most {most_bytes} are read")
     try:
@@ -35,7 +35,11 @@ def parse(raw: bytes | str, most_bytes: int = 16 * MIB, most_values: int = VALUE
         if text.count("[") + text.count("{") + text.count(",") > most_values:
             raise Unreadable(f"it has more than {most_values} values")
         value = json.loads(
-            text, object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_float, parse_int=_integer
+            text,
+            object_pairs_hook=_pairs,
+            parse_constant=_null if nan_is_null else _constant,
+            parse_float=_float,
+            parse_int=_integer,
         )
         if "\\u" in text:  # half of a pair cannot be written anywhere
             json.dumps(value, ensure_ascii=False).encode()
@@ -49,11 +53,25 @@ def parse(raw: bytes | str, most_bytes: int = 16 * MIB, most_values: int = VALUE
     return value
 
 
-def mapping(raw: bytes | str, most_bytes: int = 16 * MIB, most_values: int = VALUES) -> dict[str, Any]:
+def mapping(
+    raw: bytes | str, most_bytes: int = 16 * MIB, most_values: int = VALUES, nan_is_null: bool = False
+) -> dict[str, Any]:
     """As `parse`, of a document that is an object. Raises Unreadable."""
-    value = parse(raw, most_bytes, most_values)
+    value = parse(raw, most_bytes, most_values, nan_is_null)
     if type(value) is not dict:
         raise Unreadable(f"it is a {type(value).__name__}, expected an object")
+    return value
+
+
+def row(raw: bytes | bytearray | str) -> Any:
+    """The value of one line of data: quicker than `parse`, no deeper, and of any numbers. Raises Unreadable."""
+    try:
+        value = json.loads(raw)
+    except RecursionError:
+        raise Unreadable(f"it is nested deeper than {DEPTH} levels") from None
+    except ValueError as error:
+        raise Unreadable(str(error)) from None
+    _refuse_depth(value)
     return value
 
 
@@ -134,6 +152,10 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _constant(word: str) -> Any:
     raise Unreadable(f"{word} is no number")
+
+
+def _null(word: str) -> Any:
+    return None
 
 
 def _float(word: str) -> float:

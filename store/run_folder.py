@@ -59,8 +59,8 @@ class Checkpoint:
         except ValueError as error:
             raise Damaged(f"its manifest cannot be read ({error})") from None
         paths = {file.path for file in files}
-        if MANIFEST in paths or len(paths) != len(files):
-            raise Damaged("its manifest lists a file twice, or itself")
+        if not paths or MANIFEST in paths or len(paths) != len(files):
+            raise Damaged("its manifest lists no file, one twice, or itself")
         if not _STEP.fullmatch(folder) or step != step_of(folder):
             raise Damaged(f"its manifest is of step {step}")
         return Checkpoint(raw, phase, step, files)

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from data.alone import PARENT, die_with
 from data.config import ConfigError, Making, load
 from data.errors import DataError
-from store import StoreError
+from store import StoreError, outside
 from trainer.config import EvalSpec, ImportSpec, Keeping, PhaseConfig
 from trainer.errors import Preempted, Refused, TrainerError
 
@@ -173,10 +173,10 @@ def write_folder(flags: argparse.Namespace) -> None:
 
 def read_config(path: Path, known: set[str]) -> Mapping[str, Any]:
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = outside.load(path)
     except (OSError, ValueError) as error:
         raise Refused(f"{path}: {error}") from None
-    if not isinstance(raw, dict) or set(raw) - known:
+    if set(raw) - known:
         raise Refused(f"{path}: expected only {', '.join(sorted(known))}")
     return raw
 

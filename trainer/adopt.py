@@ -21,7 +21,7 @@ from data import tokenizer as tokenizers
 from data.config import Making
 from data.report import emit
 from data.tokenizer import SPECIALS
-from store import Store
+from store import Store, model_files, outside
 from trainer import export
 from trainer.config import ImportSpec, ModelConfig
 from trainer.errors import Refused
@@ -83,7 +83,7 @@ def fetch(spec: ImportSpec) -> Path:
 
 def stored_dtype(folder: Path) -> torch.dtype:
     """bfloat16 for weights of 16 bits, else float32."""
-    raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    raw = model_files.load(folder)  # was read as a config just now
     return torch.bfloat16 if (raw.get("dtype") or raw.get("torch_dtype")) == "bfloat16" else torch.float32
 
 
@@ -95,12 +95,15 @@ def with_chat_tokens(path: Path, folder: Path) -> list[int]:
     import tokenizers as library
 
     try:
-        made = library.Tokenizer.from_file(str(path))
+        raw = outside.content(model_files.held(path.parent, path.name), tokenizers.TOKENIZER_BYTES)
+        made = library.Tokenizer.from_str(raw.decode())
     except Exception as error:  # the library raises bare Exception for a file that it cannot read
-        raise Refused(f"{path}: not a tokenizer: {error}") from None
-    if "ByteLevel" not in json.dumps(json.loads(made.to_str())["decoder"]):
+        raise Refused(f"{path}: not a tokenizer: {str(error)[:200]}") from None
+    if "ByteLevel" not in json.dumps(json.loads(made.to_str())["decoder"]):  # what the library itself has written
         raise Refused(f"{path}: only byte-level tokenizers (GPT-2's kind: Llama 3, Qwen, SmolLM) are supported")
     before = made.get_vocab_size()
+    if max(made.get_vocab().values(), default=0) >= max(1, before):
+        raise Refused(f"{path}: some of its {before} ids are larger: a model would have no row for them")
     new = [name for name in SPECIALS if made.token_to_id(name) is None]
     if 0 < len(new) < len(SPECIALS):
         raise Refused(f"{path}: has some of our chat tokens and lacks {', '.join(new)}")

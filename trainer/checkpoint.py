@@ -27,6 +27,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from store import outside
+from store.run_folder import Damaged, check_files
 from trainer import tensorfile
 from trainer.config import Keeping
 from trainer.errors import CheckpointError
@@ -62,10 +64,15 @@ class Checkpoint:
         return int(self.manifest["step"])
 
     def tensors(self, kind: str) -> Mapping[str, Tensor]:
-        """`model`, `optimizer` or `rng`; each is read when it is asked for."""
+        """`model`, `optimizer` or `rng`; each is read when it is asked for. Raises CheckpointError."""
+        from safetensors import SafetensorError
+
         assert kind in KINDS, kind
         names = sorted(file["path"] for file in self.manifest["files"] if file["path"].startswith(f"{kind}-rank"))
-        return tensorfile.Joined([self.folder / name for name in names])
+        try:
+            return tensorfile.Joined([self.folder / name for name in names])
+        except SafetensorError as error:
+            raise CheckpointError(f"{self.folder}: its {kind} files are no safetensors files: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -212,7 +219,7 @@ class Checkpoints:
     def _elsewhere(self) -> set[str]:
         """Names of our checkpoints that whoever carries them to a store has read back there."""
         try:
-            known = json.loads(self.acknowledged.read_bytes()) if self.acknowledged else {}
+            known = outside.load(self.acknowledged) if self.acknowledged else {}
         except (OSError, ValueError):  # it is written by somebody else, and only ever asks for more to be kept
             return set()
         return {Path(name).name for name in known if Path(name).parent.name == self.folder.name}
@@ -261,23 +268,13 @@ class Checkpoints:
 def problem_of(folder: Path) -> str:
     """What is wrong with a checkpoint, in words; "" when every byte is as its manifest says."""
     try:
-        manifest = _read_manifest(folder)
-        if manifest["schema"] != SCHEMA:
-            return f"schema {manifest['schema']}, this trainer reads {SCHEMA}"
-        if f"step-{manifest['step']:09d}" != folder.name:
-            return f"its manifest is of step {manifest['step']}"
-        for file in manifest["files"]:
-            path = folder / file["path"]
-            if not path.is_file():
-                return f"{file['path']} is missing"
-            if path.stat().st_size != file["size"]:
-                return f"{file['path']} has {path.stat().st_size} bytes instead of {file['size']}"
-            if tensorfile.sha256(path) != file["sha256"]:
-                return f"{file['path']} has other content than was written"
+        check_files(folder)
+        if (schema := _read_manifest(folder).get("schema")) != SCHEMA:
+            return f"schema {outside.shown(schema)}, this trainer reads {SCHEMA}"
     except FileNotFoundError:
         return "no manifest"
-    except (ValueError, KeyError, TypeError) as error:
-        return f"its manifest cannot be read: {error!r}"
+    except (Damaged, OSError) as error:
+        return str(error)
     return ""
 
 
@@ -313,7 +310,7 @@ def remove(folder: Path) -> None:
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    return outside.load(folder / MANIFEST)
 
 
 def _now() -> str:

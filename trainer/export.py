@@ -13,15 +13,17 @@ import torch
 from torch import Tensor
 
 from data import tokenizer as tokenizers
-from store import vocabulary
+from data.config import ConfigError
+from store import model_files, vocabulary
+from store.model_files import INDEX, WEIGHTS
+from store.outside import Unreadable
 from trainer import tensorfile
 from trainer.config import ModelConfig
 from trainer.errors import Refused
-from trainer.huggingface import model_config, written
+from trainer.huggingface import differences, is_spare, model_config, written
 from trainer.model import Decoder
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9
 
 
@@ -32,7 +34,7 @@ def write(
     tokenizer: Path,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Make `folder`, which must not exist; `tokenizer` is a folder whose files go along."""
+    """Make `folder`, which must not exist; `tokenizer` is a folder whose files go along. Raises Refused."""
     special = tokenizers.load(tokenizer).special
     bos, eos = special(tokenizers.BOS), [special(tokenizers.END), special(tokenizers.BOS)]
     folder.mkdir(parents=True)
@@ -41,7 +43,7 @@ def write(
     _write_json(folder / "generation_config.json", generation)
     for name in TOKENIZER_FILES:
         if (tokenizer / name).exists():
-            shutil.copyfile(tokenizer / name, folder / name)
+            shutil.copyfile(_held(tokenizer, name), folder / name)
     write_weights(folder, weights, dtype)
 
 
@@ -68,27 +70,21 @@ def write_weights(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtyp
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Raises Refused when `folder` holds no model, or one that our decoder cannot be."""
+    """Raises Refused when `folder` holds no model, one that our decoder cannot be, or one whose files are of another.
+
+    Of the weights only the headers are read.
+    """
     try:
-        return model_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        config = model_config(model_files.load(folder))
+        odd = differences(config, map(model_files.header, model_files.weight_files(folder)))
     except FileNotFoundError:
         raise Refused(f"{folder} is no model folder: it has no config.json") from None
-    except ValueError as error:  # not JSON, or ConfigError
+    except ConfigError as error:
         raise Refused(f"{folder / 'config.json'}: {error}") from None
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """Raises Refused when a file that the index names, or all of them, are missing."""
-    files = [folder / WEIGHTS]
-    if (folder / INDEX).exists():
-        try:
-            names = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Refused(f"{folder / INDEX} is no index of weights: {error!r}; fetch it again") from None
-        files = [folder / str(name) for name in sorted(names)]
-    if missing := [file.name for file in files if not file.is_file()]:
-        raise Refused(f"{folder} lacks {', '.join(missing)}; weights are read from safetensors files only")
-    return files
+    except Unreadable as error:
+        raise Refused(str(error)) from None
+    _refuse(folder, odd)
+    return config
 
 
 def check_tokenizer(folder: Path) -> None:
@@ -107,12 +103,10 @@ def read(folder: Path, compute_dtype: torch.dtype = torch.float32) -> Decoder:
 def load(model: Decoder, folder: Path) -> None:
     """Take over the weights of a Hugging Face folder, one file in memory at a time. Raises Refused in words."""
     wanted, seen, odd = model.state_dict(), set[str](), list[str]()
-    for file in weight_files(folder):
+    for file in _weight_files(folder):
         for name, one in _tensors(file).items():
-            if name == "lm_head.weight" and model.config.tie_word_embeddings:
-                continue  # the embedding once more
-            if name.endswith("rotary_emb.inv_freq"):
-                continue  # old releases wrote what config.json says
+            if is_spare(name, model.config):
+                continue
             if name not in wanted:
                 odd.append(f"{name} is unknown")
             elif one.shape != wanted[name].shape:
@@ -120,9 +114,26 @@ def load(model: Decoder, folder: Path) -> None:
             else:
                 wanted[name].copy_(one)
                 seen.add(name)
-    odd += [f"{name} is missing" for name in wanted if name not in seen]
+    _refuse(folder, odd + [f"{name} is missing" for name in wanted if name not in seen])
+
+
+def _refuse(folder: Path, odd: list[str]) -> None:
     if odd:
         raise Refused(f"{folder}: {'; '.join(odd[:5])}{f' and {len(odd) - 5} more' if len(odd) > 5 else ''}")
+
+
+def _held(folder: Path, name: str) -> Path:
+    try:
+        return model_files.held(folder, name)
+    except Unreadable as error:
+        raise Refused(f"{folder / name}: {error}") from None
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    try:
+        return model_files.weight_files(folder)
+    except Unreadable as error:
+        raise Refused(str(error)) from None
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:

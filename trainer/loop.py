@@ -120,7 +120,7 @@ class Training:
         self.optimizer = Optimizer(self.model, self.config.optimizer, self.cut)
         self.skipped = 0
         newest = self.checkpoints.newest() if self.ranks.is_first else None
-        found = self.ranks.tell(newest.manifest["data_cursor"] if newest else None)
+        found = self.ranks.tell(_cursor(newest) if newest else None)
         if found is None:
             log.info("No checkpoints found in %s: starting at step 0", self.checkpoints.folder)
             if self.rolled_back:
@@ -291,3 +291,11 @@ def stop_noted() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _cursor(newest: Checkpoint) -> dict[str, Any]:
+    """Where in the data it stands. Raises CheckpointError."""
+    cursor = newest.manifest.get("data_cursor")
+    if type(cursor) is not dict or type(cursor.get("step")) is not int:
+        raise CheckpointError(f"{newest.folder} does not say where in the data it stands; remove the folder")
+    return cursor

@@ -19,7 +19,7 @@ import torch
 from data.report import emit
 from trainer.config import PhaseConfig
 from trainer.peak import Peak
-from trainer.steplines import StepLines, read
+from trainer.steplines import SAID, StepLines, read
 from trainer.tracking import Tracker, open_tracker
 
 RECORD_EVERY_S = 0.3
@@ -40,7 +40,7 @@ class Metrics:
         self.config, self.first = config, start
         self.peak_flops_per_s = peak.flops_per_s * devices if peak else 0.0
         self.lines = StepLines(folder / "metrics.jsonl", start)
-        self.said = StepLines(folder / "samples.jsonl", start)
+        self.said = StepLines(folder / "samples.jsonl", start, SAID)
         self.tokens = self.lines.kept[-1]["tokens"] if self.lines.kept else 0
         self.curve = Curve(config.steps)
         for one in self.lines.kept:

@@ -114,7 +114,7 @@ def load_persona(path: Path) -> Persona:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"persona {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"persona {path}: not YAML: {' '.join(str(error).split())}") from None
     return load(Persona, raw, f"persona {path}")
 

@@ -325,7 +325,7 @@ def from_file(path: Path) -> Profile:
         raw = _read_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"profile {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"profile {path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict) or raw.get("profile") not in PROFILES:
         raise ConfigError(f"profile {path}: `profile:` must name one of {', '.join(PROFILES)}")

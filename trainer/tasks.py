@@ -10,7 +10,6 @@ an answer is right when what the model says greedily is the wanted text but for 
 Questions are put as talk, or, to a model that has only read, as `Question: ... Answer:`. None is shown beforehand.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from data import chat
 from data.errors import InputError
 from data.report import emit
 from data.tokenizer import BOS, END, Tokenizer
+from store import outside
 from trainer.evaluate import ROWS, nats
 from trainer.generate import generate
 from trainer.model import IGNORED, Decoder
@@ -31,6 +31,7 @@ QUESTION = ("question", "query", "prompt", "input")
 ANSWER = ("answer", "gold", "label", "answerKey")
 MAX_NEW = 256
 BATCH_TOKENS = 8192
+TASK_BYTES = 256 * outside.MIB
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,14 @@ def read(path: Path) -> Task:
     """Raises InputError with the line that is none."""
     questions = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise InputError(f"task {path}: {error.strerror}") from None
+        lines = outside.content(path, TASK_BYTES).decode().splitlines()
+    except (OSError, ValueError) as error:
+        raise InputError(f"task {path}: {getattr(error, 'strerror', None) or error}") from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            questions.append(_question(json.loads(line)))
+            questions.append(_question(outside.parse(line)))
         except (ValueError, KeyError, IndexError, TypeError) as error:
             words = error.args[0] if error.args else type(error).__name__
             raise InputError(f"task {path}:{number}: {words}") from None

@@ -22,6 +22,7 @@ from data.config import TextSpec
 from data.errors import DataError, InputError
 from data.inputs import Share
 from data.manifest import MANIFEST, TOOL, write_json
+from store import outside
 
 HOME, MERGE = ".engine", "merge"
 TAIL_BYTES = 4096
@@ -130,7 +131,7 @@ def _lock(file: IO[str]) -> bool:
 
 def _read(path: Path) -> Any:
     with suppress(FileNotFoundError, ValueError):
-        return json.loads(path.read_text(encoding="utf-8"))
+        return outside.parse(outside.content(path))
     return None
 
 
@@ -144,7 +145,7 @@ def _tail(path: Path) -> str:
 def _last_record(path: Path) -> int:
     for line in reversed(_tail(path).splitlines()):
         with suppress(ValueError):  # half a line
-            record = json.loads(line)
+            record = outside.mapping(line)
             if record.get("kind") in ("progress", "result"):
                 return record.get("documents", record.get("done", 0))
     return 0

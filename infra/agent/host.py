@@ -94,7 +94,7 @@ def pods() -> List[Dict[str, Any]]:
             found.append({"run": str(marker["run"]), "token": str(marker["token"]), "folder": folder})
         except (FileNotFoundError, NotADirectoryError):
             continue
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             found.append({"folder": folder, "problem": f"POD.json is damaged: {error}"})
     return found
 

@@ -8,7 +8,11 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple, Type, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from infra.agent import outside
+
+T = TypeVar("T")
 
 SCHEMA = 1
 STAYS = ("succeeded", "failed")  # verdicts on the work of a pod that stays; any other is one on the pod
@@ -91,21 +95,45 @@ class Job:
     def from_json(text: str) -> "Job":
         """Raises ValueError when the text is not a job of this schema."""
         try:
-            raw = json.loads(text)
+            raw = outside.parse(text)
             if raw["schema"] != SCHEMA:
                 raise ValueError(f"job schema {raw['schema']}, this agent reads {SCHEMA}")
             steps = tuple(_step(step) for step in raw["steps"])
             beside = _step(raw["beside"]) if raw.get("beside") else None
-            group = Group(**_tuples(raw.get("group", {}), "addresses"))
-            farewell = tuple(Call(**call) for call in raw.get("farewell", ()))
-            parts = {"steps": steps, "beside": beside, "limits": Limits(**raw["limits"]), "group": group}
-            return Job(**{**_tuples(raw, "secrets", "setup"), **parts, "farewell": farewell})
-        except (KeyError, TypeError) as error:
+            group = _typed(Group, _tuples(raw.get("group", {}), "addresses"))
+            farewell = tuple(_typed(Call, call) for call in raw.get("farewell", ()))
+            parts = {"steps": steps, "beside": beside, "limits": _typed(Limits, raw["limits"]), "group": group}
+            return _typed(Job, {**_tuples(raw, "secrets", "setup"), **parts, "farewell": farewell})
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a job: {error}") from error
 
 
 def _step(raw: Dict[str, Any]) -> Step:
-    return Step(**_tuples(raw, "words", "together"))
+    return _typed(Step, _tuples(raw, "words", "together"))
+
+
+def _typed(kind: Type[T], raw: Dict[str, Any]) -> T:
+    """The record, when each of its values is of the kind that the record says. Raises TypeError."""
+    made, hints = kind(**raw), get_type_hints(kind)
+    for name in raw:
+        if not _is(getattr(made, name), hints[name]):
+            raise TypeError(f"{name} is {str(raw[name])[:80]!r}, expected {hints[name]}")
+    return made
+
+
+def _is(value: Any, hint: Any) -> bool:
+    inner = get_args(hint)
+    if hint is Any:
+        return True
+    if get_origin(hint) is Union:
+        return any(_is(value, one) for one in inner)
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_is(one, inner[0]) for one in value)
+    if get_origin(hint) is dict:
+        return isinstance(value, dict) and all(_is(one, inner[1]) for one in value.values())
+    if hint is float:
+        return type(value) in (int, float)
+    return type(value) is hint
 
 
 def _tuples(raw: Dict[str, Any], *names: str) -> Dict[str, Any]:

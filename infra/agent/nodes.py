@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Callable, Dict, Optional, Union
 
+from infra.agent import outside
 from infra.agent.job import Group, Step
 from infra.agent.shortage import patient
 from infra.agent.state import NODE_LOST, AgentError, say
@@ -198,8 +199,12 @@ class Leader:
 
     def _hear(self, line: bytes) -> Optional[bytes]:
         """Take in what a node says; what to answer, None to one who does not know the key."""
-        said = json.loads(line)
-        if not hmac.compare_digest(str(said.get("key")), self.group.key) or said.get("rank") not in self.others:
+        said = outside.parse(line)
+        if not isinstance(said, dict) or not isinstance(said.get("key"), str) or type(said.get("rank")) is not int:
+            return None
+        if not hmac.compare_digest(said["key"].encode("utf-8", "replace"), self.group.key.encode()):
+            return None
+        if said["rank"] not in self.others or not said.keys() >= {"state", "life"}:
             return None
         other = self.others[said["rank"]]
         other.said, other.heard_at = said, time.monotonic()
@@ -323,7 +328,10 @@ class Follower:
         answer = answers.readline(LINE_BYTES)
         if not answer:
             return False
-        self.word = json.loads(answer)
+        word = outside.parse(answer)
+        if not isinstance(word, dict) or not word.keys() >= self.word.keys():
+            raise ValueError("node 0 answers with something else")
+        self.word = word
         self.heard_at = began  # not now: node 0 counts from when it heard the line, and must not count from earlier
         if said is self.said:
             self.is_heard.set()

@@ -5,12 +5,12 @@ one writer. Values of secrets are struck out of everything written here.
 """
 
 import base64
-import json
 import time
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Set
 from urllib.parse import quote
 
+from infra.agent import outside
 from infra.agent.figures import Figures
 from infra.agent.job import SCHEMA, Job, PodFolder
 from infra.agent.shortage import outlasting, patient
@@ -77,7 +77,7 @@ class Tail:
 
 def _parse(line: bytes) -> Dict[str, Any]:
     try:
-        record = json.loads(line)
+        record = outside.parse(line)
     except ValueError:
         return {}
     return record if isinstance(record, dict) else {}

@@ -39,7 +39,7 @@ class Pod:
             try:
                 with open(self.memory, encoding="ascii") as file:
                     read = json.load(file)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise Refused(
                     f"{self.memory} is damaged ({error}); nothing is pushed on top of what it forgot"
                 ) from None
@@ -49,7 +49,7 @@ class Pod:
         try:
             with open(os.path.join(self.root, "POD.json"), encoding="utf-8") as file:
                 found = json.load(file)["token"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             raise Refused(f"{self.root} carries no marker of ours; nothing is pushed there") from None
         if found != token:
             raise Refused(f"{self.root} is the pod of {found}, not of {token}; nothing is pushed there")

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Optional
 
+from infra.agent import outside
 from infra.agent.job import Job, PodFolder, write_durably
 from infra.agent.process import TOKEN, Identity, is_alive
 from infra.agent.shortage import patient
@@ -40,7 +41,7 @@ def read_job(pod: PodFolder) -> Job:
 def read_json(path: Path) -> Dict[str, Any]:
     """{} when there is no such file."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(outside.parse(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return {}
 

@@ -54,7 +54,8 @@ def test_the_store_is_looked_at_for_the_same_tokenizer(tmp_path):
     assert vocabulary.of_the_store(SimpleNamespace(store="s3://nobody/asked")) == []
 
 
-ASKED = {"source": "", "text": "", "vocab_size": 300, "retrain": False, "tokenizer_json": "", "out": "", "json": False}
+ASKED = {"source": "", "text": "", "vocab_size": 300, "tokenizer_json": "", "out": ""}
+ASKED |= dict.fromkeys(("partial", "retrain", "json"), False)
 
 
 @pytest.mark.parametrize(

@@ -1,34 +1,44 @@
 """From what a service file says to a folder that an engine loads: every kind of place, and every kind of trouble."""
 
+import hashlib
 import json
+import math
+import os
+import struct
 import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
 
 from infra.errors import UsageError
-from serve import models
+from serve import models, room
+from serve.tuning import Tuning
 from store import Store, StoreError
 from store.seam import open_place
+from tests import hostile
 from tests.store import conftest as stores
 
 # The fixtures of the stores' own tests: a folder, a bucket of moto's server, a repository of our hub.
 s3_server, s3, hub, no_keys = stores.s3_server, stores.s3, stores.hub, stores.no_keys
 uri, away_uri = stores.uri, stores.away_uri
 
+CONTENT = bytes(range(256)) * 20_000  # of several ranges
+HEADER = json.dumps({"x": {"dtype": "U8", "shape": [len(CONTENT)], "data_offsets": [0, len(CONTENT)]}}).encode()
 NAME = "chatsft_checkpoints/tiny"
 FILES = {
     "config.json": b'{"model_type": "llama"}',
     "generation_config.json": b"{}",
     "tokenizer.json": b"{}",
     "tokenizer_config.json": b"{}",
-    "model.safetensors": bytes(range(256)) * 20_000,  # of several ranges
+    "model.safetensors": struct.pack("<Q", len(HEADER)) + HEADER + CONTENT,
 }
 
 
 def artifact(folder: Path, run: str = "", files: dict[str, bytes] = FILES) -> Path:
     """As the trainer publishes one: the state of the training beside what engines read."""
-    step = {"step": 12, "phase": "sft", "run": run, "timestamp": "2026-11-01T10:00:00+00:00", "files": []}
+    step = {"step": 12, "phase": "sft", "run": run, "timestamp": "2026-11-01T10:00:00+00:00"}
+    step["files"] = [{"path": "model.safetensors", "size": 5, "sha256": hashlib.sha256(b"state").hexdigest()}]
     there = {f"hf/{name}": content for name, content in files.items()}
     there |= {"step-000000012/MANIFEST.json": json.dumps(step).encode(), "step-000000012/model.safetensors": b"state"}
     for name, content in there.items():
@@ -71,7 +81,7 @@ def test_an_artifact_and_the_run_that_made_it_are_found_in_every_kind_of_store(t
 def test_a_new_release_is_another_folder(tmp_path, away_uri, caller):
     Store(away_uri).publish(artifact(tmp_path / "a"), NAME, "a" * 64, {})
     first = caller.ask(NAME)
-    newer = {**FILES, "model.safetensors": FILES["model.safetensors"][::-1]}
+    newer = {**FILES, "model.safetensors": FILES["model.safetensors"][: -len(CONTENT)] + CONTENT[::-1]}
     Store(away_uri).publish(artifact(tmp_path / "b", files=newer), NAME, "b" * 64, {})
     second = caller.ask(NAME)
     assert second != first and whole(first)  # replicas of the older one may still read theirs
@@ -170,3 +180,60 @@ def test_an_address_where_nothing_is_costs_one_line(away_uri, caller):
     open_place(f"{away_uri}/Old").put({"config.json": b"{}", "tokenizer.json": b"{}", "pytorch_model.bin": b"pickled"})
     with pytest.raises(UsageError, match="it has no .safetensors file"):
         caller.ask(f"{away_uri}/Old")
+
+
+CONFIG = {
+    "model_type": "llama", "vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "rope_theta": 1e4, "rope_parameters": {"rope_theta": 1e4}, "dtype": "float32",
+}  # fmt: skip
+TABLE = json.dumps({"model.embed_tokens.weight": {"dtype": "F32", "shape": [16, 8], "data_offsets": [0, 512]}}).encode()
+
+
+@pytest.fixture
+def small(tmp_path):
+    folder = tmp_path / "small"
+    folder.mkdir(exist_ok=True)
+    for name, content in (("config.json", json.dumps(CONFIG).encode()), ("tokenizer.json", b"{}")):
+        (folder / name).write_bytes(content)
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(TABLE)) + TABLE + bytes(512))
+    return folder
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(document=hostile.documents(CONFIG))
+@example(document=json.dumps({**CONFIG, "rope_theta": float("nan")}).encode())
+@example(document=json.dumps({**CONFIG, "hidden_size": 10**9}).encode())
+@example(document=json.dumps({**CONFIG, "vocab_size": 10**9}).encode())
+def test_a_config_of_any_content_is_given_to_an_engine_or_refused_in_words(small, tmp_path, document):
+    (small / "config.json").write_bytes(document)
+    caller = Caller(str(tmp_path / "none"), tmp_path / "models")
+    try:
+        caller.ask(str(small))
+    except UsageError as error:
+        assert len(str(error)) < 1000
+    else:
+        said = json.loads(document)
+        assert said.get("hidden_size") in (8, None) and math.isfinite(said.get("rope_theta") or 0.0)
+    try:
+        room.needed(small, "vllm-cpu", Tuning())
+    except UsageError as error:
+        assert len(str(error)) < 1000
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"])
+def test_a_file_of_a_model_that_is_a_link_out_of_its_folder_is_given_to_no_engine(small, tmp_path, name):
+    elsewhere = tmp_path / "elsewhere"
+    (small / name).touch()
+    os.rename(small / name, elsewhere)
+    (small / name).symlink_to(elsewhere)
+    with pytest.raises(UsageError, match="leads out"):
+        Caller(str(tmp_path / "none"), tmp_path / "models").ask(str(small))
+
+
+@pytest.mark.parametrize(
+    "header", [b"", b"{}" * 9, b"[" * 9999, b'{"x": {"dtype": "U8", "shape": [9], "data_offsets": [0, 9]}}']
+)
+def test_weights_whose_header_is_none_are_given_to_no_engine(small, tmp_path, header):
+    (small / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(UsageError, match="safetensors"):
+        Caller(str(tmp_path / "none"), tmp_path / "models").ask(str(small))

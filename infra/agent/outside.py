@@ -1,0 +1,47 @@
+"""JSON that another program has written, within bounds: what `store/outside.py` is to those who have more than a pod.
+
+In: text. Out: plain values of at most `DEPTH` levels, with numbers that are finite and fit 64 bits; NaN and infinity,
+as Python's own writers spell what is no number, become null. All else is a ValueError.
+"""
+
+import json
+import math
+from typing import Any, Union
+
+MOST_BYTES = 16 << 20
+DEPTH = 32
+
+
+def parse(text: Union[str, bytes]) -> Any:
+    """Raises ValueError."""
+    if len(text) > MOST_BYTES:
+        raise ValueError(f"it has {len(text)} bytes, at most {MOST_BYTES} are read")
+    try:
+        text = text if isinstance(text, str) else text.decode("utf-8")
+        value = json.loads(text, parse_constant=_null, parse_float=_float, parse_int=_integer)
+    except RecursionError:
+        raise ValueError(f"it is nested deeper than {DEPTH} levels") from None
+    level = [value]
+    for _ in range(DEPTH + 1):
+        level = [one for one in level if isinstance(one, (dict, list))]
+        if not level:
+            return value
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+    raise ValueError(f"it is nested deeper than {DEPTH} levels")
+
+
+def _null(word: str) -> None:
+    return None
+
+
+def _float(word: str) -> float:
+    number = float(word)
+    if not math.isfinite(number):
+        raise ValueError(f"{word[:40]} is no finite number")
+    return number
+
+
+def _integer(word: str) -> int:
+    if len(word) > 20 or not -(2**63) <= int(word) < 2**64:
+        raise ValueError(f"{word[:40]} does not fit 64 bits")
+    return int(word)

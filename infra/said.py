@@ -1,0 +1,128 @@
+"""What a pod says of itself, held to the shape in which this program reads it: a pod may be anybody's.
+
+In: the bytes of its progress, its verdict, its guard's report, or the answer of its agent. Out: plain mappings in which
+whatever has a name of ours is of our kind; what is not is left out, as if it had not been said. What nobody here reads
+is let through. Called by: `watch`, `follow`, `home`, `pods`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from infra.errors import SlipwayError
+from store import outside
+
+SAID_BYTES = 8 * outside.MIB
+MOST = 1e18  # of any number: bytes, seconds, tokens
+MANY = 1024  # nodes, GPUs, points of a curve
+
+
+def parse(raw: bytes | str, what: str) -> dict[str, Any]:
+    """`what`: whose words they are, for the message. Raises SlipwayError."""
+    try:
+        return known(outside.mapping(raw, SAID_BYTES, nan_is_null=True))
+    except outside.Unreadable as error:
+        raise SlipwayError(f"{what} cannot be read: {error}") from None
+
+
+def known(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What is of its kind, of any of the documents of a pod."""
+    return _kept(said, DOCUMENT)
+
+
+def _number(value: Any) -> Any:
+    return value if type(value) in (int, float) and abs(value) < MOST else None
+
+
+def _amount(value: Any) -> Any:
+    """What has passed or was spent: a pod does not gain by less than nothing."""
+    return value if _number(value) is not None and value >= 0 else None
+
+
+def _whole(value: Any) -> Any:
+    return value if type(value) is int and abs(value) < MOST else None
+
+
+def _text(value: Any) -> Any:
+    return value if type(value) is str else None
+
+
+def _truth(value: Any) -> Any:
+    return value if type(value) is bool else None
+
+
+def _numbers(value: Any) -> Any:
+    """By name."""
+    is_known = type(value) is dict and all(_number(one) is not None for one in value.values())
+    return value if is_known else None
+
+
+def _points(value: Any) -> Any:
+    is_known = type(value) is list and len(value) <= MANY and all(_number(one) is not None for one in value)
+    return value if is_known else None
+
+
+def _clocks(value: Any) -> Any:
+    is_known = type(value) is dict and _text(value.get("boot_id")) is not None
+    return value if is_known and all(_number(value.get(key)) is not None for key in ("boot_s", "wall_s")) else None
+
+
+def _record(value: Any) -> Any:
+    if type(value) is not dict:
+        return None
+    found = _kept(value, RECORD)
+    if found.get("kind") == "progress" and _number(found.get("step", 0)) is None:
+        del found["step"]  # a result may say which step of the run it is of
+    return found
+
+
+def _steps(value: Any) -> Any:
+    rows = [_kept(one, STEP) for one in value if type(one) is dict] if type(value) is list else []
+    return [one for one in rows if one.keys() >= {"name", "state"}]
+
+
+def _gpus(value: Any) -> Any:
+    rows = [one for one in value if type(one) is dict] if type(value) is list else []
+    return [{**dict.fromkeys(GPU), **_kept(one, GPU)} for one in rows[:MANY]]
+
+
+def _kept(said: Mapping[str, Any], kinds: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+    found = {}
+    for key, value in said.items():
+        kept = value if key not in kinds or (value is None and key in NULLABLE) else kinds[key](value)
+        if kept is not None or key not in kinds or key in NULLABLE:
+            found[key] = kept
+    return found
+
+
+NULLABLE = {  # what is not known yet, or does not apply
+    *("started_at", "ended_at", "record", "result", "exit_code", "lost", "limit_s", "clocks"),
+    *("percent", "used_bytes", "memory_bytes"),
+}
+Kinds = dict[str, Callable[[Any], Any]]
+GPU: Kinds = {"name": _text, "percent": _number, "used_bytes": _number, "memory_bytes": _number}
+MACHINE: Kinds = {"gpus": _gpus, "gpus_at": _number, "disk_free_bytes": _number, "disk_at": _number}
+RECORD: Kinds = {
+    **dict.fromkeys(("kind", "unit", "text", "tracking"), _text),
+    **dict.fromkeys(("at", "done", "total", "share", "shards", "documents", "conversations", "tokens"), _number),
+    **dict.fromkeys(("held_out", "documents_per_s", "mb_per_s", "eta_s", "loss", "mfu", "tokens_per_s"), _number),
+    **dict.fromkeys(("bits_per_byte", "gzip", "xz", "train_loss", "params"), _number),
+    "counts": _numbers,
+    "curve": _points,
+}
+STEP: Kinds = {
+    **dict.fromkeys(("name", "state"), _text),
+    **dict.fromkeys(("started_at", "ended_at", "elapsed_s"), _number),
+    **dict.fromkeys(("record", "result"), _record),
+    "attempts": _whole,
+}
+DOCUMENT: Kinds = {
+    **dict.fromkeys(("token", "run", "state", "step", "reason", "tail"), _text),
+    **dict.fromkeys(("at", "updated_at", "limit_s"), _number),
+    **dict.fromkeys(("elapsed_s", "spent_micro_usd"), _amount),
+    **dict.fromkeys(("exit_code", "lost"), _whole),
+    **dict.fromkeys(("alive", "is_leaving"), _truth),
+    "clocks": _clocks,
+    "in_store": _numbers,
+    "machine": lambda value: _kept(value, MACHINE) if type(value) is dict else None,
+    "steps": _steps,
+}

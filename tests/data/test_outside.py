@@ -1,0 +1,196 @@
+"""Shards, tokens, tokenizers and conversations that somebody else made; and what is whole of an interrupted run."""
+
+import json
+import os
+import struct
+
+import pytest
+from hypothesis import HealthCheck, assume, example, given, settings
+
+from data import bpe, tokens
+from data.batches import open_pieces
+from data.config import TalkSpec, TokenizerSpec, source_files
+from data.errors import DataError, InputError
+from data.inputs import InputFile
+from data.manifest import MANIFEST, read_manifest, write_manifest
+from data.shards import Writer, shard_paths
+from data.stream import Stream
+from data.talk import make as talk
+from data.tokenfile import FIELDS, is_token_folder, read_header, read_token_manifest
+from data.tokenizer import load
+from data.verify import verify
+from tests import hostile
+
+MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+LINES = [f"document {number} of those that words were taken from" for number in range(40)]
+
+
+def shards(folder, finished=True):
+    """Three whole shards of ten, and a fourth."""
+    writer = Writer(folder, 10)
+    for line in LINES[:35]:
+        writer.add(line)
+    if finished:
+        writer.finish("here", {})
+    else:
+        writer.publish(writer.cut(), {"source": "here", "options": {}})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Text, a tokenizer and tokens."""
+    root = tmp_path_factory.mktemp("made")
+    text = shards(root / "text")
+    bpe.make(TokenizerSpec(vocab_size=300), text, root / "tokenizer")
+    tokens.make(text, root / "tokenizer", root / "tokens", 1)
+    return root
+
+
+@pytest.fixture
+def text(tmp_path):
+    return tmp_path / "text" if (tmp_path / "text").exists() else shards(tmp_path / "text")
+
+
+TOKENIZER = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}
+TALK = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}
+GOOD = {
+    "schema": 2, "tool": "x", "finished": True, "source": "here", "options": {}, "total_lines": 1, "total_bytes": 1,
+    "total_raw_bytes": 1,
+    "shards": [{"name": "shard-00000.txt", "lines": 1, "bytes": 1, "raw_bytes": 1, "sha256": "0" * 64}],
+}  # fmt: skip
+
+
+@MANY
+@given(document=hostile.documents(GOOD))
+def test_a_manifest_of_shards_of_any_content_is_read_or_refused_in_words(text, document):
+    (text / MANIFEST).write_bytes(document)
+    for read in (lambda: read_manifest(text, finished=False), lambda: shard_paths(text)):
+        try:
+            read()
+        except DataError as error:
+            assert len(str(error)) < 1000
+    assert all(type(one) is str for one in verify(text))
+    assert all(one.parent == text for one in source_files(str(text)))
+
+
+@MANY
+@given(
+    document=hostile.documents(
+        {"kind": "token shards", "schema": 1, "tokenizer_sha256": "0" * 64,
+         "shards": [{"name": "train-00000.bin", "sha256": "0" * 64}]}
+    )
+)  # fmt: skip
+def test_a_manifest_of_tokens_of_any_content_is_read_or_refused_in_words(tmp_path, document):
+    (tmp_path / MANIFEST).write_bytes(document)
+    try:
+        read_token_manifest(tmp_path)
+    except DataError as error:
+        assert len(str(error)) < 1000
+    if is_token_folder(tmp_path):
+        assert all(type(one) is str for one in verify(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("at", "value"), [(16, 1), (16, 1 << 31), (20, 5000), (24, 1 << 63), (32, 1 << 63), (12, 3), (8, 9)]
+)
+def test_a_header_of_tokens_that_cannot_be_is_refused(made, tmp_path, at, value):
+    raw = bytearray((made / "tokens/train-00000.bin").read_bytes())
+    struct.pack_into("<Q" if at >= 24 else "<I", raw, at, value)
+    (tmp_path / "x.bin").write_bytes(raw)
+    with pytest.raises(DataError):
+        read_header(tmp_path / "x.bin")
+
+
+def test_an_id_that_the_vocabulary_has_not_is_refused_where_it_is_read(made, tmp_path):
+    raw = bytearray((made / "tokens/train-00000.bin").read_bytes())
+    struct.pack_into("<H", raw, FIELDS.size + 32 + 6, 60_000)
+    (tmp_path / "x.bin").write_bytes(raw)
+    stream = Stream([tmp_path / "x.bin"])
+    with pytest.raises(DataError, match="id 60000 of 300"):
+        stream.read(0, 10)
+
+
+def test_places_of_documents_that_lie_outside_of_the_file_are_refused(made, tmp_path):
+    import numpy as np
+
+    path = made / "tokens/train-00000.bin"
+    header, raw = read_header(path), bytearray(path.read_bytes())
+    struct.pack_into("<Q", raw, header.index + 16, (1 << 63) + 5)
+    (tmp_path / "x.bin").write_bytes(raw)
+    with pytest.raises(DataError, match="places of documents"):
+        Stream([tmp_path / "x.bin"]).places(np.array([1, 2]))
+
+
+@settings(MANY, max_examples=40)
+@given(document=hostile.documents(TOKENIZER))
+def test_a_tokenizer_of_any_content_is_refused_in_words(tmp_path, document):
+    (tmp_path / "tokenizer.json").write_bytes(document)
+    with pytest.raises(DataError):
+        load(tmp_path)
+    with pytest.raises(InputError):
+        bpe.adopt(bpe.Published(path=str(tmp_path)), tmp_path / "out")
+
+
+@settings(MANY, max_examples=40)
+@given(document=hostile.documents(TALK))
+@example(document=b'{"messages": [{"role": "user", "content": "\\ud800"}, {"role": "assistant", "content": "y"}]}')
+def test_conversations_of_any_content_are_taken_left_out_or_refused(tmp_path, document):
+    assume(b"\n" not in document and b"\r" not in document)
+    (tmp_path / "talk.jsonl").write_bytes(document + b"\n")
+    try:
+        talk(TalkSpec(source=str(tmp_path / "talk.jsonl")), tmp_path)
+    except InputError as error:
+        assert len(str(error)) < 1000
+    else:
+        (tmp_path / "conversations.jsonl").read_text(encoding="utf-8")
+
+
+@settings(MANY, max_examples=40)
+@given(document=hostile.documents({"text": "x", "url": "y", "language_score": 0.5}))
+def test_documents_of_any_content_are_read_or_refused(tmp_path, document):
+    assume(b"\n" not in document)
+    path = tmp_path / "some.jsonl"
+    path.write_bytes(document + b"\n")
+    pieces = open_pieces(InputFile(str(path)), ("url", "language_score"))
+    try:
+        for piece in range(pieces.count):
+            for batch in pieces.read(piece):
+                assert all(one.decode() or True for one in batch.texts)
+    except InputError as error:
+        assert len(str(error)) < 1000
+
+
+def test_a_shard_that_is_a_link_out_of_its_folder_is_not_read(text, tmp_path):
+    os.rename(text / "shard-00001.txt", tmp_path / "elsewhere.txt")
+    (text / "shard-00001.txt").symlink_to(tmp_path / "elsewhere.txt")
+    with pytest.raises(DataError, match="leads out"):
+        shard_paths(text)
+
+
+def test_of_an_interrupted_run_the_whole_shards_are_taken_where_that_is_asked_for(made, tmp_path):
+    text = shards(tmp_path / "text", finished=False)
+    assert read_manifest(text, finished=False)["finished"] is False
+    for refused in (
+        lambda: bpe.make(TokenizerSpec(vocab_size=300), text, tmp_path / "tokenizer"),
+        lambda: tokens.make(text, made / "tokenizer", tmp_path / "tokens", 1),
+    ):
+        with pytest.raises(DataError, match="--partial"):
+            refused()
+    assert "--partial" in verify(text)[0] and not verify(text, partial=True)
+    assert bpe.make(TokenizerSpec(vocab_size=290), text, tmp_path / "tokenizer", partial=True)["vocab_size"] == 290
+    found = tokens.make(text, made / "tokenizer", tmp_path / "tokens", 1, partial=True)
+    assert found["train_documents"] == 30  # the fourth shard was not whole
+    (text / "shard-00001.txt").write_text("other\n")
+    assert verify(text, partial=True) == ["shard-00001.txt: not the bytes that were written"]
+
+
+def test_a_folder_of_shards_as_a_source_is_its_whole_shards(tmp_path):
+    text = shards(tmp_path / "text", finished=False)
+    (text / "shard-00003.txt").write_text("half a")  # came about when nobody could list it any more
+    (text / ".draft/shard-00003.txt.gz").write_bytes(b"half")
+    assert [path.name for path in source_files(str(text))] == [f"shard-0000{n}.txt" for n in range(3)]
+    (text / MANIFEST).unlink()
+    assert len(source_files(str(text))) == 4  # somebody else's
+    write_manifest(tmp_path, [], True, {"source": "", "options": {}})
+    assert json.loads((tmp_path / MANIFEST).read_text())["shards"] == []
