@@ -58,6 +58,8 @@ class Op:
     ttl_s: float | None = None
     hard_deadline: int | None = None
     cap: int | None = None
+    budget: int | None = None  # all pods under the names of its run may cost so much; each has a share of that as `cap`
+    asked: str = ""  # JSON: the words of its launch besides those on what it makes; "" = not on record
     intent_at: int = 0
     sent_at: int | None = None
     last_seen_at: int | None = None  # when its vendor showed it, or its guard was met; its creation's answer is neither

@@ -116,6 +116,10 @@ MIGRATIONS = (
         """CREATE TABLE services (
             name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, wanted TEXT NOT NULL, seen TEXT NOT NULL)""",
     ),
+    (  # of a run, over all its nodes and recoveries
+        "ALTER TABLE ops ADD COLUMN budget INTEGER",
+        "ALTER TABLE ops ADD COLUMN asked TEXT NOT NULL DEFAULT ''",
+    ),
 )
 
 

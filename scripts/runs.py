@@ -172,7 +172,7 @@ def attach(op: Op, journal: Journal, settings: Settings) -> Op:
 def again(op: Op, journal: Journal, settings: Settings, limits: Limits | None = None) -> Op:
     """Bring back a run that has stopped: on its pod where that is still there, else on another one.
 
-    `limits`: of a rented pod, other ones than what is left.
+    `limits`: of a rented run, as `Keeper.elsewhere` takes them.
     """
     render.say(f"going on with {op.run}")
     vendor = words.provider(settings, op.vendor)
@@ -393,7 +393,7 @@ def resume(run, spend_limit, ttl, detach, json):
 
 
 def more_for(op: Op, journal: Journal, settings: Settings, spend_limit: str, ttl: str) -> Limits | None:
-    """The limits of the next pod of a run whose first ones are used up; None when no others are asked for."""
+    """Other limits of a run, as `Keeper.elsewhere` takes them; None when none are asked for. Raises UsageError."""
     if not spend_limit and not ttl:
         return None
     if not words.provider(settings, op.vendor).is_rented:
@@ -403,12 +403,12 @@ def more_for(op: Op, journal: Journal, settings: Settings, spend_limit: str, ttl
             f"{op.run} has its pod still, with the limits that it was rented with; first: inv down {op.run}"
         )
     limits = choosing.limits_for(settings, True, ttl, spend_limit)
-    if limits.spend_micro_usd is None:
-        return limits
-    spent = sum(spend.spent(row, read_clocks(), settings.clock_scale) for row in journal.ops(run=op.run))
-    if spent >= limits.spend_micro_usd:
-        raise UsageError(f"{op.run} has cost {render.cents(spent)} USD already; give a --spend-limit above that")
-    return replace(limits, spend_micro_usd=limits.spend_micro_usd - spent)
+    if limits.spend_micro_usd is not None:
+        rows = pods.rows_of(op.run, pods.size_of(op), journal)
+        spent = sum(spend.spent(row, read_clocks(), settings.clock_scale) for row in rows)
+        if spent >= limits.spend_micro_usd:
+            raise UsageError(f"{op.run} has cost {render.cents(spent)} USD already; give a --spend-limit above that")
+    return limits
 
 
 def keep_(run, detach, json):
