@@ -344,7 +344,8 @@ class Keeper:
 
         is_kept_here = bool(self.vendors(op.vendor).pod_store)  # a rented pod fetches it from the store
         terms = replace(self.terms, prepare=prepare if is_kept_here else None, recoveries=recoveries, role=op.role,
-                        spec_hash=op.spec_hash, admit=self._admit, budget=budget, asked=op.asked)  # fmt: skip
+                        spec_hash=op.spec_hash, admit=self._admit, budget=budget,
+                        asked=self.terms.asked or op.asked)  # fmt: skip
         offers = self.find(request)
         return launch.start(plan, offers, self.vendors, self.journal, code, self.secrets, self.say, terms)
 
@@ -375,10 +376,10 @@ class Keeper:
             used_micro_usd = sum(spend.reserved(row, read_clocks(), clock_scale(provider)) for row in rows)
             limits = replace(limits, spend_micro_usd=(budget - used_micro_usd) // nodes)
         if spend.is_used_up(limits):
-            more = [flag for flag, left in (("--ttl TIME", limits.time_s), ("--spend-limit USD", limits.spend_micro_usd))
-                    if left is not None and left <= 0]  # fmt: skip
-            then = f"inv resume {op.run} {' '.join(more)}, above what it has used" if provider.is_rented else "inv launch"
-            raise LimitHit(f"{op.run}: its pod is gone, and its limit is reached; to go on: {then}")
+            flags = {"--ttl TIME": limits.time_s, "--spend-limit USD": limits.spend_micro_usd}
+            more = " ".join(flag for flag, left in flags.items() if left is not None and left <= 0)
+            more = f"inv resume {op.run} {more}, above what it has used" if provider.is_rented else "inv launch"
+            raise LimitHit(f"{op.run}: its pod is gone, and its limit is reached; to go on: {more}")
         return replace(job, limits=limits), budget
 
     def _take(self, run: str) -> None:
