@@ -54,9 +54,9 @@ def launch(
     steps: int | None = None, tag="", store="", pool="", host="", gpu="", num_gpus=0, all_configs=False, cpus="",
     memory="", disk_size="", country="", city="", cloud="", region="", instance_type="", min_upload_mbps=0,
     min_download_mbps=0, use_spot=False, max_price="", network="", volume="", nodes: int | None = None, ttl="",
-    spend_limit="", idle_stop="", wait=False, on_failure="", with_missing=False, run_name="", detach=False, no_accept=False,
-    dry_run=False, yes=False, json=False, save_every: int | None = None, keep: int | None = None, ckpt_prefix="",
-    init="", mixture="",
+    spend_limit="", idle_stop="", wait=False, on_failure="", with_missing=False, run_name="", detach=False,
+    no_accept=False, dry_run=False, yes=False, json=False, save_every: int | None = None, keep: int | None = None,
+    ckpt_prefix="", init="", mixture="",
 ):  # fmt: skip
     """Train one or more phases, from nothing if need be, and follow them to the end."""
 

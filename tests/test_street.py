@@ -211,7 +211,7 @@ def test_a_launch_beside_a_run_at_work_follows_it_or_says_which_of_its_words_wou
     other = {("--gpu", "H1000"): "--gpu H1000 (there: not given)",
              ("--ttl", "3h", "--nodes", "2", "--run-name", "mine"): "--nodes 2 (there: not given), --ttl 3h (there: "
              "2h), --run-name mine",
-             ("--keep", "4", "--on-failure", "keep"): "--on-failure keep (there: not given), --keep 4 (there: 3)"}  # fmt: skip
+             ("--keep", "4"): "--keep 4 (there: 3)"}  # fmt: skip
     begun = {more: world.begin(*words, *more, "--detach") for more in (*same, *other)}
     for more, process in begun.items():
         _, err = process.communicate(timeout=120)
