@@ -166,8 +166,8 @@ class Journal:
 
     def __init__(self, path: Path, opened: journal_file.Opened) -> None:
         self.path, self._db = path, opened.db
-        self.installation, self.problem, self.is_replacement, self.replaced = (
-            opened.installation, opened.problem, opened.is_replacement, opened.replaced)  # fmt: skip
+        self.installation, self.problem, self.others = opened.installation, opened.problem, opened.others
+        self.is_replacement, self.replaced = opened.is_replacement, opened.replaced
         self._file, self._last_event = _identity(path), 0  # the file; the event that this transaction has written
         self.close = weakref.finalize(self, _close, opened.db, path, bool(opened.problem))
 
