@@ -1,5 +1,6 @@
 """What the commands of `pod.py` do: a shell, a port, the artifacts, the code of a run's machine."""
 
+import re
 import signal
 
 from invoke import Exit
@@ -28,7 +29,9 @@ def ssh(run):
 def forward(what):
     *run, ports = what or [""]
     local, _, remote = ports.partition(":")
-    if len(run) > 1 or not local.isdecimal() or not (remote or local).isdecimal():
+    if len(run) > 1 or not all(
+        re.fullmatch("[0-9]{1,5}", port) and int(port) < 65536 for port in (local, remote or local)
+    ):
         raise UsageError("expected a run and ports, such as: inv forward brave-otter-3 6006:6006")
     settings = words.settings()
     with Journal.open(settings.state_file) as journal:
