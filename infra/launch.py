@@ -450,7 +450,7 @@ def _arm(op: Op, transport: Transport, secrets: Mapping[str, str]) -> None:
     pod, job = pods.folder_of(op), Job.from_json(op.job)
     chosen = {name: secrets[name] for name in job.secrets if name in secrets}
     transport.put(json.dumps(chosen).encode(), pod.secrets, 0o600)
-    transport.put(op.job.encode(), pod.job)
+    transport.put(op.job.encode(), pod.job, 0o600)  # it has the key by which the nodes of a run know each other
     keyless = [word for key in VENDORS.values() for word in ("-u", key.upper())]  # steps inherit what the guard has
     words = ["env", *keyless, transport.python, "-m", "infra.agent", "start", str(pod.root)]
     done = transport.run(words, timeout_s=ARM_S, cwd=pod.code, env={"PYTHONPATH": str(pod.code)})

@@ -28,6 +28,7 @@ from invoke import Executor, Exit, ParseError, Program, Task
 from invoke.parser.parser import ParseResult
 
 from data.config import ConfigError
+from infra.agent.process import leave_no_core
 from infra.errors import SlipwayError
 from infra.interrupts import Told, heed
 from scripts import hints
@@ -112,6 +113,7 @@ def mend() -> None:
     """Give the program that is loading tasks.py our manners. Without such a program, nothing happens."""
     running = sys.modules.get("invoke.main")
     if running is not None:
+        leave_no_core()
         os.umask(os.umask(0o022) | 0o022)  # nobody else writes the code and the files that we run and read
         open_streams()
         running.program.__class__ = Polite
