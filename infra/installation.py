@@ -62,8 +62,11 @@ def read(file: Path) -> str:
 
 
 def others(file: Path) -> list[Claim]:
-    """Whatever else the configuration knows of."""
-    found = map(_claim, sorted(file.parent.glob("installation_id*")))
+    """Whatever else the configuration knows of; what cannot be read there tells nothing."""
+    found = []
+    for path in sorted(file.parent.glob("installation_id*")):
+        with contextlib.suppress(OSError):
+            found.append(_claim(path))
     return [one for one in found if one and one.file != file]
 
 

@@ -60,6 +60,20 @@ def test_a_configuration_that_was_carried_to_another_machine_is_another_installa
             assert again.installation == was.installation and len(again.others) == 1
 
 
+def test_copies_and_strange_things_beside_it_change_nothing(machines):
+    """As programs leave them that keep folders the same on several machines."""
+    with machines.open("laptop") as laptop:
+        pass
+    own = journal_file.installation_file(laptop.path, machines.sit_at("laptop"))
+    shutil.copy(own, f"{own}.sync-conflict-20261122")
+    own.with_name("installation_id.d").mkdir()
+    own.with_name("installation_id@0").write_bytes(b"\xff\xfe\0")
+    for _ in range(2):
+        with machines.open("laptop") as again:
+            assert again.installation == laptop.installation and not again.is_replacement
+        own.unlink()
+
+
 def test_a_journal_lost_on_its_machine_is_replaced_as_before_though_others_have_the_configuration(machines):
     with machines.open("laptop") as laptop:
         pass
