@@ -97,7 +97,7 @@ def read_set(text: str, count: int = 0) -> tuple[tuple[str, int], ...]:
     found = []
     for word in filter(None, (part.strip() for part in text.split(","))):
         gpu, colon, number = word.partition(":")
-        if colon and not (number.isdecimal() and int(number)):
+        if colon and not (re.fullmatch("[0-9]{1,4}", number) and int(number)):
             raise UsageError(f"--gpu {word}: expected a kind and a number, such as H100:8")
         found.append((gpu.strip(), int(number) if colon else count))
     if text and not all(gpu for gpu, _ in found):

@@ -58,6 +58,8 @@ class Op:
     ttl_s: float | None = None
     hard_deadline: int | None = None
     cap: int | None = None
+    budget: int | None = None  # all pods under the names of its run may cost so much; each has a share of that as `cap`
+    asked: str = ""  # JSON: the words of its launch besides those on what it makes; "" = not on record
     intent_at: int = 0
     sent_at: int | None = None
     last_seen_at: int | None = None  # when its vendor showed it, or its guard was met; its creation's answer is neither
@@ -164,8 +166,8 @@ class Journal:
 
     def __init__(self, path: Path, opened: journal_file.Opened) -> None:
         self.path, self._db = path, opened.db
-        self.installation, self.problem, self.is_replacement, self.replaced = (
-            opened.installation, opened.problem, opened.is_replacement, opened.replaced)  # fmt: skip
+        self.installation, self.problem, self.others = opened.installation, opened.problem, opened.others
+        self.is_replacement, self.replaced = opened.is_replacement, opened.replaced
         self._file, self._last_event = _identity(path), 0  # the file; the event that this transaction has written
         self.close = weakref.finalize(self, _close, opened.db, path, bool(opened.problem))
 

@@ -10,20 +10,18 @@ remembers how many there were.
 import contextlib
 import fcntl
 import functools
-import hashlib
 import os
-import re
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from infra import names
-from infra.agent.job import write_durably
+from infra import installation, names
 from infra.agent.limits import Clocks, read_clocks
 from infra.errors import SlipwayError
+from infra.installation import Claim
 
 PRAGMAS = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 10_000, "wal_autocheckpoint": 0}
 CHECKPOINT_BYTES = 1 << 20
@@ -116,6 +114,10 @@ MIGRATIONS = (
         """CREATE TABLE services (
             name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, wanted TEXT NOT NULL, seen TEXT NOT NULL)""",
     ),
+    (  # of a run, over all its nodes and recoveries
+        "ALTER TABLE ops ADD COLUMN budget INTEGER",
+        "ALTER TABLE ops ADD COLUMN asked TEXT NOT NULL DEFAULT ''",
+    ),
 )
 
 
@@ -134,17 +136,16 @@ class Opened:
     problem: str = ""  # why it is read-only, in words; "" = it is whole
     is_replacement: bool = False  # new, though this installation had a journal before
     replaced: Clocks | None = None  # when this one took the place of one that was lost
+    others: tuple[Claim, ...] = ()  # other installations that this user's configuration knows of
 
 
 def default_path(environ: Mapping[str, str]) -> Path:
-    return _folder(environ, "XDG_STATE_HOME", ".local/state") / "journal.sqlite"
+    return installation.folder(environ, "XDG_STATE_HOME", ".local/state") / "journal.sqlite"
 
 
 def installation_file(path: Path, environ: Mapping[str, str]) -> Path:
     """Where the id of that journal's installation is kept besides: a separate journal is a separate installation."""
-    path = path.absolute()
-    suffix = "" if path == default_path(environ) else f"-{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}"
-    return _folder(environ, "XDG_CONFIG_HOME", ".config") / f"installation_id{suffix}"
+    return installation.file_of(path, default_path(environ), environ)
 
 
 @contextlib.contextmanager
@@ -168,11 +169,10 @@ def locked(path: Path, wait_s: float = 30.0) -> Iterator[int]:
 
 def open_file(path: Path, environ: Mapping[str, str]) -> Opened:
     """Raises JournalError: on a network file system, of a newer schema, of another installation, not openable."""
-    kept = installation_file(path, environ)
     try:
         if path.exists() and not path.is_file():  # a folder or a device: neither chmod nor SQLite may touch it
             raise JournalError(f"journal {path}: it is no regular file; set SLIPWAY_STATE_FILE to another place")
-        _make_folder(path.parent, is_ours=path == default_path(environ))
+        installation.make_folder(path.parent, is_ours=path == default_path(environ))
         kind = file_system_of(path.parent)
         if kind in NETWORK_FILE_SYSTEMS:
             raise JournalError(f"journal {path}: it cannot lie on {kind}; set SLIPWAY_STATE_FILE to a local place")
@@ -184,13 +184,14 @@ def open_file(path: Path, environ: Mapping[str, str]) -> Opened:
             else:
                 remember_changes(lock, 0)
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-            return _open_locked(path, kept, lock)
+            return _open_locked(path, environ, lock)
     except (OSError, sqlite3.OperationalError) as error:
         raise JournalError(f"journal {path}: {error}") from error
 
 
-def _open_locked(path: Path, kept: Path, lock: int) -> Opened:
-    remembered = kept.read_text().strip() if kept.exists() else ""
+def _open_locked(path: Path, environ: Mapping[str, str], lock: int) -> Opened:
+    kept, usual = installation_file(path, environ), default_path(environ)
+    remembered = installation.read(kept)
     # Any thread may come to close it: the garbage collector chooses.
     db = sqlite3.connect(path, isolation_level=None, timeout=10, check_same_thread=False)
     try:
@@ -198,12 +199,12 @@ def _open_locked(path: Path, kept: Path, lock: int) -> Opened:
             db.execute(f"PRAGMA {name}={value}")
             if db.execute(f"PRAGMA {name}").fetchone() != (value,):
                 raise JournalError(f"journal {path}: SQLite does not take {name}={value} here")
-        found = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        if found != "ok":
-            raise _Damaged(found)
+        said = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if said != "ok":
+            raise _Damaged(said)
         if db.execute("PRAGMA user_version").fetchone() == (0,) and _remembered_changes(lock):
             raise _Damaged(f"it is empty, and had {_remembered_changes(lock)} changes")
-        is_new = _migrate(db, path, remembered)
+        is_new = _migrate(db, path, "" if installation.rivals(remembered, kept) else remembered)
         if _layout(db) != _made_layout():
             raise _Damaged("its tables are not as they were made")
         changes = _check_rows(db)
@@ -213,12 +214,14 @@ def _open_locked(path: Path, kept: Path, lock: int) -> Opened:
         meta = dict(db.execute("SELECT key, value FROM meta").fetchall())
         if "installation" not in meta:
             raise _Damaged("it does not say whose it is")
-        installation, replaced = meta["installation"], _replaced(meta)
+        found, replaced = meta["installation"], _replaced(meta)
     except sqlite3.OperationalError:
         db.close()
         raise
     except (sqlite3.DatabaseError, _Damaged, ValueError) as error:  # a ValueError: what should be text is none
         db.close()
+        if not remembered and (remembered := installation.read(installation.older_file(path, usual, environ))):
+            installation.remember(remembered, path, usual, environ)  # for the journal that takes its place
         return Opened(
             _read_only(path),
             remembered,
@@ -228,15 +231,25 @@ def _open_locked(path: Path, kept: Path, lock: int) -> Opened:
     except JournalError:
         db.close()
         raise
-    if not remembered:
-        _make_folder(kept.parent, is_ours=True)
-        write_durably(kept, installation + "\n", 0o600)
-    elif remembered != installation:
+    rivals = installation.rivals(found, kept)
+    if rivals or remembered not in ("", found) and not is_new:
         db.close()
-        raise JournalError(
-            f"journal {path} is that of installation {installation}, {kept} says {remembered}; move one of them away"
-        )
-    return Opened(db, installation, is_replacement=is_new and bool(remembered), replaced=replaced)
+        raise JournalError(_two(path, found, remembered, kept, rivals))
+    if remembered != found:
+        installation.remember(found, path, usual, environ)
+    return Opened(db, found, is_replacement=is_new and found == remembered, replaced=replaced,
+                  others=tuple(installation.others(kept)))  # fmt: skip
+
+
+def _two(path: Path, found: str, remembered: str, kept: Path, rivals: Sequence[Claim]) -> str:
+    """Why this journal is not used, and what to do."""
+    if not rivals:
+        return f"journal {path} is that of installation {found}, {kept} says {remembered}; move one of them away"
+    other = rivals[0]
+    return (
+        f"journal {path}: its installation {found} is also that of {other.where}, and each would end the other's pods. "
+        f"If that one is no longer used: rm {other.file}; if this one is a copy: mv {path} {path}.copy"
+    )
 
 
 def _replaced(meta: Mapping[str, str]) -> Clocks | None:
@@ -311,9 +324,8 @@ def _migrate(db: sqlite3.Connection, path: Path, remembered: str) -> bool:
         for statement in statements:
             db.execute(statement)
     if version == 0:
-        installation = remembered if re.fullmatch("[a-z0-9]{8}", remembered) else names.random_word(8)
-        db.execute("INSERT INTO meta VALUES ('installation', ?)", (installation,))
-        if installation == remembered:
+        db.execute("INSERT INTO meta VALUES ('installation', ?)", (remembered or names.random_word(8),))
+        if remembered:
             now = read_clocks()
             stamps = {"replaced_at": int(now.wall_s), "replaced_boot_id": now.boot_id, "replaced_boot_s": now.boot_s}
             db.executemany("INSERT INTO meta VALUES (?, ?)", [(key, str(value)) for key, value in stamps.items()])
@@ -348,16 +360,3 @@ def file_system_of(path: Path, mounts: str | None = None) -> str:
         if (place == point or place.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
             best, kind = point, after.split()[0]
     return kind
-
-
-def _folder(environ: Mapping[str, str], variable: str, otherwise: str) -> Path:
-    base = environ.get(variable, "")
-    return Path(base if os.path.isabs(base) else Path.home() / otherwise) / "slipway"
-
-
-def _make_folder(folder: Path, is_ours: bool) -> None:
-    """A folder of ours is for its owner only; one that was there, and is somebody's choice, stays as it is."""
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700, parents=True)
-    if is_ours:
-        folder.chmod(0o700)

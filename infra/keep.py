@@ -325,7 +325,8 @@ class Keeper:
     def elsewhere(self, op: Op, recoveries: int = 0, limits: Limits | None = None) -> Op:
         """The run of a pod that has ended on the next offer, with the code that it began with.
 
-        `limits`: other ones than what is left. Raises LimitHit when nothing is left.
+        `limits`: time from now on, and money for the whole run from its beginning; None where what is left counts.
+        Raises LimitHit when nothing is left.
         """
         code = self.folder / "code"
         if not code.is_dir():
@@ -334,7 +335,8 @@ class Keeper:
         for other in pods.nodes_of(op, self.journal)[1:]:  # they cannot go on without node 0: all begin anew together
             if other.is_live:
                 self._end(other, pods.GONE, may_stand_aside=True)
-        job = replace(Job.from_json(op.job), limits=limits) if limits else self._rest_of(op)
+        op = self.journal.op(op.token)  # ended by now: its cost stands
+        job, budget = self._rest_of(op, limits or Limits())
         plan = Plan(target=op.target, store=op.store, artifacts=(), job=job, request=request)
 
         def prepare(new: Op, transport: Transport) -> None:
@@ -342,7 +344,8 @@ class Keeper:
 
         is_kept_here = bool(self.vendors(op.vendor).pod_store)  # a rented pod fetches it from the store
         terms = replace(self.terms, prepare=prepare if is_kept_here else None, recoveries=recoveries, role=op.role,
-                        spec_hash=op.spec_hash, admit=self._admit)  # fmt: skip
+                        spec_hash=op.spec_hash, admit=self._admit, budget=budget,
+                        asked=self.terms.asked or op.asked)  # fmt: skip
         offers = self.find(request)
         return launch.start(plan, offers, self.vendors, self.journal, code, self.secrets, self.say, terms)
 
@@ -353,9 +356,8 @@ class Keeper:
         if self.terms.admit:
             self.terms.admit(rows, new)
 
-    def _rest_of(self, op: Op) -> Job:
-        """The job with what is left of its time and money. Raises LimitHit."""
-        op = self.journal.op(op.token)  # ended by now: its cost stands
+    def _rest_of(self, op: Op, given: Limits) -> tuple[Job, int | None]:
+        """The job with what is left of its time and money, and what all pods of the run may cost. Raises LimitHit."""
         job, provider = Job.from_json(op.job), self.vendors(op.vendor)
         if provider.is_rented:
             now, scale = read_clocks(), clock_scale(provider)
@@ -366,11 +368,19 @@ class Keeper:
                 guard = {}
             used_s, used_micro_usd = guard.get("elapsed_s", 0.0), guard.get("spent_micro_usd", 0)
         limits = spend.less(job.limits, used_s, used_micro_usd)
+        if given.time_s is not None:
+            limits = replace(limits, time_s=given.time_s)
+        budget, nodes = op.budget if given.spend_micro_usd is None else given.spend_micro_usd, pods.size_of(op)
+        if budget is not None:  # one amount for all nodes, some of which may have cost more than others
+            rows = pods.rows_of(op.run, nodes, self.journal)
+            used_micro_usd = sum(spend.reserved(row, read_clocks(), clock_scale(provider)) for row in rows)
+            limits = replace(limits, spend_micro_usd=(budget - used_micro_usd) // nodes)
         if spend.is_used_up(limits):
-            more = f"inv resume {op.run} --spend-limit USD (or --ttl TIME), above what it has used"
-            more = more if provider.is_rented else "inv launch"
+            flags = {"--ttl TIME": limits.time_s, "--spend-limit USD": limits.spend_micro_usd}
+            more = " ".join(flag for flag, left in flags.items() if left is not None and left <= 0)
+            more = f"inv resume {op.run} {more}, above what it has used" if provider.is_rented else "inv launch"
             raise LimitHit(f"{op.run}: its pod is gone, and its limit is reached; to go on: {more}")
-        return replace(job, limits=limits)
+        return replace(job, limits=limits), budget
 
     def _take(self, run: str) -> None:
         if self.lease is None:

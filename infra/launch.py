@@ -57,6 +57,8 @@ class Terms:
     recoveries: int = 0  # of the run before this pod
     role: str = "train"  # as in the journal
     spec_hash: str = ""  # of what was asked for, where that is to be recognised
+    budget: int | None = None  # as in the journal; None: what the plan's pods may cost, beside those before them
+    asked: str = ""  # likewise
 
 
 PLAIN = Terms()
@@ -151,19 +153,40 @@ class _Renting:
     say: Say
     terms: Terms
     back: list[Op] = field(default_factory=list)
+    budget: int | None = field(init=False)  # of the run, micro-USD
+
+    def __post_init__(self) -> None:
+        assert self.plan.job is not None
+        each, self.budget = self.plan.job.limits.spend_micro_usd, self.terms.budget
+        if self.budget is None and each is not None:
+            self.budget = self.reserved() + each * self.plan.request.nodes
+
+    @property
+    def scale(self) -> float:
+        """Of all its pods: a world has one clock."""
+        return clock_scale(self.vendors(self.offers[0].provider)) if self.offers else 1.0
+
+    def reserved(self) -> int:
+        """By all pods that there have been under the run's names."""
+        rows = pods.rows_of(self.plan.request.run, self.plan.request.nodes, self.journal)
+        return sum(spend.reserved(row, read_clocks(), self.scale) for row in rows)
 
     def pass_over(self, offer: Offer, why: str) -> None:
         self.say(why)
         if self.terms.blame:
             self.terms.blame(offer, why)
 
-    def limits(self) -> Limits:
-        """Of the next pod. Raises LimitHit when those that were given back have used one up."""
+    def limits(self, nodes: int) -> Limits:
+        """Of the next pod, when `nodes` are still to be rented, which share the money that is left.
+
+        Raises LimitHit when those that were given back have used up a limit.
+        """
         assert self.plan.job is not None
         left = self.plan.job.limits
         for op in self.back:
-            scale, row = clock_scale(self.vendors(op.vendor)), self.journal.op(op.token)
-            left = spend.less(left, spend.age_s(row, read_clocks(), scale), spend.spent(row, read_clocks(), scale))
+            left = spend.less(left, spend.age_s(self.journal.op(op.token), read_clocks(), self.scale), 0)
+        if self.budget is not None:
+            left = replace(left, spend_micro_usd=(self.budget - self.reserved()) // nodes)
         if spend.is_used_up(left):
             raise LimitHit(f"{self.plan.request.run}: pods that were given back have used up its limit; nothing of it "
                            "runs: inv cost shows them; launch again with more: --spend-limit, --ttl")  # fmt: skip
@@ -276,12 +299,12 @@ def _rent(renting: _Renting, offer: Offer, provider: Provider, rank: int) -> Op:
     assert plan.job is not None
     request = replace(plan.request, run=pods.name_of(plan.request.run, rank))
     job = _job_of(plan.job, rank, plan.request.nodes, provider, offer)
-    job = replace(job, farewell=farewell(provider), limits=renting.limits())
+    job = replace(job, farewell=farewell(provider), limits=renting.limits(plan.request.nodes - rank))
     if provider.is_rented and rank == 0:
         job = with_courier(job, plan.store, plan.request.run)
     return pods.rent(provider, request, offer, job, renting.journal, target="" if rank else plan.target,
                      store=plan.store, slot=rank, recoveries=terms.recoveries, admit=terms.admit, role=terms.role,
-                     spec_hash=terms.spec_hash)  # fmt: skip
+                     spec_hash=terms.spec_hash, budget=renting.budget, asked=terms.asked)  # fmt: skip
 
 
 def _try(
@@ -396,7 +419,7 @@ def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
     offer = choose(provider, request)[0]
     job = Job.from_json(op.job)
     return pods.rent(provider, request, offer, job, journal, target=op.target, store=op.store, slot=op.slot,
-                     role=op.role, spec_hash=op.spec_hash)  # fmt: skip
+                     role=op.role, spec_hash=op.spec_hash, budget=op.budget, asked=op.asked)  # fmt: skip
 
 
 def choose(provider: Provider, request: Request) -> list[Offer]:
@@ -427,7 +450,7 @@ def _arm(op: Op, transport: Transport, secrets: Mapping[str, str]) -> None:
     pod, job = pods.folder_of(op), Job.from_json(op.job)
     chosen = {name: secrets[name] for name in job.secrets if name in secrets}
     transport.put(json.dumps(chosen).encode(), pod.secrets, 0o600)
-    transport.put(op.job.encode(), pod.job)
+    transport.put(op.job.encode(), pod.job, 0o600)  # it has the key by which the nodes of a run know each other
     keyless = [word for key in VENDORS.values() for word in ("-u", key.upper())]  # steps inherit what the guard has
     words = ["env", *keyless, transport.python, "-m", "infra.agent", "start", str(pod.root)]
     done = transport.run(words, timeout_s=ARM_S, cwd=pod.code, env={"PYTHONPATH": str(pod.code)})

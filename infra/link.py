@@ -7,7 +7,9 @@ pod is asked for a sign of life, and a connection that stays silent is closed, w
 import contextlib
 import logging
 import os
+import shlex
 import socket
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -66,8 +68,7 @@ class Link:
         self.silent = False
         self._free = threading.BoundedSemaphore(SESSIONS)
         self._closed = threading.Event()
-        if not Path(address.key).is_file():
-            raise UsageError(f"ssh {address.user}@{address.host}: its key {address.key or '(none)'} is not here")
+        check_key(address)
         self._socket = _dial(address)
         try:
             self._client = _authenticate(address, known_hosts, self._socket)
@@ -166,6 +167,20 @@ class Link:
                 self.silent = True
                 with contextlib.suppress(OSError):  # it fell just now by itself
                     self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def check_key(address: Address) -> None:
+    """Raises UsageError when its private key is not here, or, as `ssh` does, when others than its owner may read it."""
+    where, key = f"ssh {address.user}@{address.host}", Path(address.key)
+    if not key.is_file():
+        raise UsageError(f"{where}: its key {address.key or '(none)'} is not here")
+    seen = key.stat()
+    if seen.st_uid == os.getuid() and seen.st_mode & 0o077:
+        mode = f"{stat.S_IMODE(seen.st_mode):03o}"
+        raise UsageError(
+            f"{where}: others may read its private key {key} (mode {mode}), so it is not used; if nobody has: "
+            f"chmod 600 {shlex.quote(str(key))}"
+        )
 
 
 def _load() -> None:

@@ -50,7 +50,7 @@ class StillBills(LimitHit):
 def rent(
     provider: Provider, request: Request, offer: Offer, job: Job, journal: Journal, *, target: str = "",
     store: str = "", slot: int = 0, recoveries: int = 0, admit: Admit | None = None, role: str = "train",
-    spec_hash: str = "",
+    spec_hash: str = "", budget: int | None = None, asked: str = "",
 ) -> Op:  # fmt: skip
     """One pod from `offer` for `job`; the row's `job` is what to hand over, with token and price filled in.
 
@@ -66,7 +66,7 @@ def rent(
         op = journal.plan(token=token, run=request.run, slot=slot, vendor=provider.name, target=target, store=store,
                           spec_hash=spec_hash, job=job.to_json(), request=json.dumps(asdict(request)),
                           rate=offer.micro_usd_per_hour, ttl_s=limits.time_s, cap=limits.spend_micro_usd,
-                          place=offer.place, recoveries=recoveries, admit=admit, role=role,
+                          place=offer.place, recoveries=recoveries, admit=admit, role=role, budget=budget, asked=asked,
                           remote_id=f"{token}@{offer.place}" if offer.place else None)  # fmt: skip
         op = journal.advance(op, "sending")
         try:
@@ -92,6 +92,11 @@ def rent(
 def name_of(run: str, rank: int) -> str:
     """What the pod of a node is called: node 0 as the run itself."""
     return f"{run}.{rank}" if rank else run
+
+
+def rows_of(run: str, nodes: int, journal: Journal) -> list[Op]:
+    """Every pod that there has been under the names of a run's nodes."""
+    return [op for rank in range(nodes) for op in journal.ops(run=name_of(run, rank))]
 
 
 def nodes_of(op: Op, journal: Journal) -> list[Op]:

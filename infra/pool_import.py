@@ -46,7 +46,7 @@ def addresses(path: Path, only: str = "") -> tuple[Found, ...]:
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: {error}; make it with: terraform output -json > {path.name}") from None
     outputs = _outputs(document)
     if only and only not in outputs:

@@ -33,7 +33,7 @@ HOST_KEYS = ("ip", "user", "identity_file", "password", *OURS)
 KEY_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
 _HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,254}")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9._-]{0,63}")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(GB|GiB)?")
+_SIZE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(GB|GiB)?")
 
 
 @dataclass(frozen=True, kw_only=True)

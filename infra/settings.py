@@ -211,12 +211,12 @@ def _refuse_unknown(read: Mapping[str, str], where: str) -> None:
 def _read_yaml(path: Path) -> dict[str, str]:
     if not path.exists():
         return {}
-    import yaml
+    from infra import strict_yaml
 
     try:
-        read = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"slipway.yaml: {' '.join(str(error).split())}") from error
+        read = strict_yaml.parse(Path(path.name), path.read_text(encoding="utf-8")) or {}
+    except UnicodeDecodeError as error:
+        raise UsageError(f"slipway.yaml: {error}") from error
     if not isinstance(read, dict):
         raise UsageError("slipway.yaml: expected lines of the form `name: value`")
     known = [one.name for one in table() if not one.metadata["secret"]]
@@ -250,11 +250,11 @@ def _default_provider(values: Mapping[str, Any]) -> tuple[str, str]:
 
 def _convert(text: str, kind: type, one: Field, base: Path, source: str) -> Any:
     if kind is int:
-        if not text.isdecimal():
+        if not re.fullmatch(r"[0-9]{1,18}", text):
             raise UsageError(f"{source}: {one.metadata['variable']} is {text!r}, which is not a whole number")
         return int(text)
     if kind is float:
-        if not re.fullmatch(r"\d+(\.\d+)?", text):
+        if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,18})?", text):
             raise UsageError(f"{source}: {one.metadata['variable']} is {text!r}, which is no number from 0")
         return float(text)
     is_name = one.name == "source" and text in NAMED_SOURCES

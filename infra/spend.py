@@ -90,6 +90,12 @@ def worst(op: Op, now: Now, scale: float = 1.0) -> int | None:
     return max(cost, min(ends)) if ends else None
 
 
+def reserved(op: Op, now: Now, scale: float = 1.0) -> int:
+    """What it has cost and, while it lives, may yet cost; until now, where whether it exists is not known."""
+    most = worst(op, now, scale) if op.remote_id else None
+    return spent(op, now, scale) if most is None else most
+
+
 def due(op: Op, now: Now, scale: float = 1.0) -> str:
     """Why a live pod must end by now, in words; "" while it need not. Its own guard ends it at the same limits."""
     if op.ttl_s is not None and since_request_s(op, now, scale) >= op.ttl_s:

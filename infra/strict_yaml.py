@@ -10,6 +10,7 @@ from infra.errors import UsageError
 MOST_BYTES = 256 << 10
 MOST_DEPTH = 16
 MOST_ALIASES = 64
+MOST_DIGITS = 40  # of a number, with all that belongs to it
 
 
 class _Loader(yaml.SafeLoader):
@@ -23,6 +24,16 @@ class _Loader(yaml.SafeLoader):
                     raise yaml.MarkedYAMLError(problem=f"{word!r} stands there twice", problem_mark=key.start_mark)
                 seen.add(word)
         return super().construct_mapping(node, deep)
+
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        """Python refuses to print, or to read, whole numbers of thousands of digits; nobody means one."""
+        if isinstance(node, yaml.ScalarNode) and len(node.value) > MOST_DIGITS:
+            raise yaml.MarkedYAMLError(problem=f"a number of {len(node.value)} digits", problem_mark=node.start_mark)
+        return self.construct_yaml_float(node) if node.tag.endswith("float") else self.construct_yaml_int(node)
+
+
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
 
 
 def read(path: Path) -> Any:
@@ -43,8 +54,11 @@ def parse(path: Path, text: str) -> Any:
     try:
         _refuse_bombs(path, text)
         return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError) as error:
-        raise UsageError(f"{path}: {' '.join(str(error).split())}") from None
+    except UsageError:
+        raise
+    except Exception as error:  # PyYAML has one of Python's own for many a scalar: `!!int ""`, `!!bool x`
+        said = str(error) if isinstance(error, (yaml.YAMLError, ValueError)) else f"a value that is none: {error!r}"
+        raise UsageError(f"{path}: {' '.join(said.split())}") from None
 
 
 def _refuse_bombs(path: Path, text: str) -> None:

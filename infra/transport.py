@@ -153,7 +153,7 @@ class ThisMachine:
 
     def put(self, content: bytes, path: str | Path, mode: int = 0o644) -> None:
         place = Path(path)
-        place.parent.mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         draft = place.with_name(f".{place.name}.{os.getpid()}.draft")
         draft.unlink(missing_ok=True)
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)

@@ -1,14 +1,15 @@
 """What `inv audit` and `inv reap` do: the accounts as they are, and what is due in them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from invoke import Exit
 
-from infra import offers
+from infra import offers, pods
 from infra import reap as reaping
-from infra.audit import UNCLEAR, Finding
-from infra.errors import SlipwayError
+from infra.audit import FOREIGN, ORPHANED, UNCLEAR, Finding
+from infra.errors import SlipwayError, UsageError
 from infra.hosts import at_once
 from infra.journal import Journal
 from infra.providers import Market
@@ -37,7 +38,9 @@ def audit(provider, kill, json):
         markets, problems = known_accounts(settings, journal, provider)
         found: list[Finding] = []
         done: list[dict[str, Any]] = []
-        if kill:
+        if isinstance(kill, str):
+            done = [end_named(kill, markets, journal, problems)]
+        elif kill:
             done = [line for market in markets for line in clear(market, journal, settings, found, problems, True)]
         else:
             looks = at_once(lambda one: reaping.inspect(one, journal), markets, ASK_S)
@@ -47,6 +50,7 @@ def audit(provider, kill, json):
                 else:
                     found += seen[0]
                     problems += seen[1].problems
+        found = [known_elsewhere(one, journal) for one in found]
         installation = journal.installation
     if json:
         machines = [machine_json(one) for one in found]
@@ -90,6 +94,47 @@ def clear(
     problems += reaped.problems
     ended = [{"provider": op.vendor, "run": op.run, "what": f"it is to end: {reason}"} for op, reason in reaped.due]
     return [*ended, *(action_json(action, market, journal) for action in reaped.actions)]
+
+
+def known_elsewhere(one: Finding, journal: Journal) -> Finding:
+    """The same, and where it may have been rented, when this user has another installation: its journal has its row."""
+    claim = next((claim for claim in journal.others if one.token.startswith(f"sw1-{claim.id}-")), None)
+    if claim is None or one.kind != FOREIGN:
+        return one
+    return replace(one, note=f"of {claim.where}; when nobody there needs it: inv audit --kill {one.pod_id}")
+
+
+def end_named(name: str, markets: Sequence[Market], journal: Journal, problems: list[str]) -> dict[str, Any]:
+    """End the one machine of that id, token, run or name, though no row claims it. Raises UsageError for any other."""
+    seen = list[tuple[Market, Finding]]()
+    for market in markets:
+        try:
+            found, look = reaping.inspect(market, journal)
+        except SlipwayError as error:
+            problems.append(f"{market.name}: {error}")
+            continue
+        problems += look.problems
+        seen += [(market, one) for one in found if one.pod_id]
+    meant = [(market, one) for market, one in seen if name in (one.pod_id, one.token, one.run, one.name)]
+    if len(meant) != 1:
+        there = ", ".join(one.pod_id for _, one in (meant or seen) if one.token)
+        what = "is several machines" if meant else "is no machine there"
+        silent = f"; {'; '.join(problems)}" if problems else ""
+        raise UsageError(f"--kill {name}: that {what}; nothing was ended; ours are: {there or 'none'}{silent}")
+    ((market, one),) = meant
+    if not one.token:
+        raise UsageError(f"--kill {name}: {market.name} {one.pod_id} bears no mark of Slipway's; it is somebody else's")
+    if one.kind not in (FOREIGN, ORPHANED):
+        raise UsageError(f"--kill {name}: it is the pod of {one.run}; run: inv down {one.run}")
+    pod = market.find(one.pod_id)
+    if pod is not None:
+        rows = [op for op in journal.ops() if op.token == one.token]
+        why = "it was named: inv audit --kill"
+        op = rows[0] if rows else journal.claim(pod, why)
+        if not op.is_live:
+            op = journal.advance(op, "resurfaced", remote_id=pod.pod_id, reason=why)
+        pods.end(market, op, journal)
+    return {"provider": market.name, "run": one.run or one.name or one.pod_id, "what": f"{one.pod_id} is gone"}
 
 
 def done_words(line: Mapping[str, Any]) -> str:

@@ -4,12 +4,13 @@ Each run is a launch of its own, so that it is followed, kept and brought back a
 """
 
 import json as json_text
+import math
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,27 +18,29 @@ from typing import Any
 
 from invoke import Exit
 
-from infra.agent.job import Limits
-from infra.errors import NoOffer, UsageError
+from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.home import is_home
 from infra.journal import Journal
 from infra.lanes import Lane, pack
 from infra.names import check_name
 from infra.providers import Provider
-from infra.records import Plan, Request
+from infra.records import Plan
 from infra.settings import Settings
 from infra.strict_yaml import read
-from scripts import render, words
+from scripts import choosing, render, words
 from scripts.ledger import open_journal
+from scripts.market import MACHINE
 from scripts.planning import ROOT, plan_for
 from scripts.program import print_json
 from scripts.project import columns
 from scripts.runs import DETACHED
 from store import Store
 
-TEXT = ("phase", "profile", "source", "packages", "persona", "tag", "pool", "gpu", "ttl")
+TEXT = ("phase", "profile", "source", "packages", "persona", "tag", "pool", "gpu", "ttl", "spend_limit")
 NUMBERS = ("seed", "steps", "num_gpus")
 FLAGS = (*TEXT, *NUMBERS)
+NO_WORDS = {flag.replace("-", "_"): "" for flag in MACHINE} | {"num_gpus": 0, "min_upload_mbps": 0,
+            "min_download_mbps": 0, "all_configs": False, "use_spot": False}  # fmt: skip
 POLL_S = 0.5
 Flags = dict[str, Any]
 
@@ -49,6 +52,7 @@ class Run:
     name: str
     flags: Flags
     plan: Plan
+    micro_usd: int = 0  # that it may cost at most
     pod: str = ""
     state: str = "waiting"
     seconds: float | None = None
@@ -155,11 +159,14 @@ def sweep(file, pods, provider, dry_run, yes, json):
         raise UsageError("which file? inv sweep runs.yaml, with `runs:` and below it `- name: a`, `  seed: 1`")
     document = load(Path(file))
     settings = words.settings(provider=provider)
-    vendor = words.provider(settings, settings.provider)
-    runs = {name: Run(name, flags, plan_of(name, flags, settings, vendor)) for name, flags in document["runs"].items()}
+    candidates = words.providers(settings)
+    runs = {name: Run(name, flags, plan_of(name, flags, settings, candidates))
+            for name, flags in document["runs"].items()}  # fmt: skip
     refuse_rivals(runs)
     with open_journal(settings) as journal:
-        lanes, idle = lanes_of(runs, vendor, journal, pods or document["pods"])
+        if candidates[0].is_rented:
+            price(runs.values(), candidates, journal, settings)
+        lanes, idle = lanes_of(runs, settings.provider, candidates, journal, pods or document["pods"])
     for lane in lanes:
         for name in lane.runs:
             runs[name].pod = lane.pod
@@ -171,8 +178,10 @@ def sweep(file, pods, provider, dry_run, yes, json):
         if json:
             print_json({"lanes": lanes, "idle_pods": idle, "runs": [row_json(run) for run in runs.values()]})
         return
+    if any(run.micro_usd for run in runs.values()):
+        choosing.confirm(yes)
     try:
-        Sweep(runs, settings, vendor.name).go(lanes)
+        Sweep(runs, settings, settings.provider).go(lanes)
     except KeyboardInterrupt:
         render.say(f"\ndetached; what runs goes on. See it: ./inv status. Go on with the rest: ./inv sweep {file}")
         raise Exit(code=DETACHED) from None
@@ -218,21 +227,40 @@ def check_keys(where: str, body: Any, known: Sequence[str]) -> None:
 def check_flags(where: str, flags: Any) -> None:
     check_keys(where, flags, FLAGS)
     for key, value in flags.items():
-        kind, wanted = (int, "a whole number") if key in NUMBERS else (str, "text")
+        kind, wanted = (int, "a whole number") if key in NUMBERS else (str, 'text, such as "20"')
         if type(value) is not kind:
             raise UsageError(f"{where}: {key} is {value!r}; it must be {wanted}")
 
 
-def plan_of(name: str, flags: Flags, settings: Settings, vendor: Provider) -> Plan:
-    own = words.settings(provider=vendor.name, **{key: flags[key] for key in ("profile", "source") if key in flags})
-    request = Request(run=name, provider=vendor.name, gpu=flags.get("gpu", ""), num_gpus=flags.get("num_gpus", 0),
-                      pool=flags.get("pool", ""))  # fmt: skip
+def plan_of(name: str, flags: Flags, settings: Settings, candidates: Sequence[Provider]) -> Plan:
+    chosen = {key: flags[key] for key in ("profile", "source") if key in flags}
+    own, vendor = words.settings(provider=settings.provider, **chosen), candidates[0]
     rest = {key: flags[key] for key in ("packages", "persona", "seed", "steps", "tag") if key in flags}
+    machine = NO_WORDS | {key: flags[key] for key in ("gpu", "num_gpus") if key in flags}
     try:
-        limits = Limits(time_s=words.seconds(flags.get("ttl", "")), reserve_bytes=own.reserve_bytes)
+        request = choosing.request_for(machine, name, candidates, 1, flags.get("pool", ""), "")
+        limits = choosing.limits_for(own, vendor.is_rented, flags.get("ttl", ""), flags.get("spend_limit", ""))
         return plan_for(own, request, vendor, limits, phase=flags.get("phase", "sft"), **rest, with_missing=True)
     except UsageError as error:
         raise UsageError(f"run {name}: {error}") from None
+
+
+def price(runs: Iterable[Run], candidates: Sequence[Provider], journal: Journal, settings: Settings) -> None:
+    """Know of each run that is not at work yet what it may cost at most; raises SlipwayError when it cannot be had."""
+    at_work = {op.run for op in journal.ops(live=True)}
+    for run in runs:
+        if run.plan.job is None or run.name in at_work:
+            continue
+        try:
+            choosing.check_work(run.plan, settings, with_missing=False)  # before any vendor is asked
+            offers = choosing.find(candidates, run.plan.request)
+            first = choosing.preflight(run.plan, offers, settings, with_missing=False)[0]
+        except SlipwayError as error:
+            error.args = (f"run {run.name}: {error}; nothing was rented",)
+            raise
+        limits = run.plan.job.limits
+        most = [] if limits.time_s is None else [math.ceil(limits.time_s * first.micro_usd_per_hour / 3600)]
+        run.micro_usd = min([*most, *filter(None, [limits.spend_micro_usd])])
 
 
 def makings(plan: Plan) -> dict[str, str]:
@@ -261,14 +289,17 @@ def refuse_rivals(runs: Mapping[str, Run]) -> None:
                 )
 
 
-def lanes_of(runs: Mapping[str, Run], vendor: Provider, journal: Journal, wanted: int | None) -> tuple[list[Lane], int]:
+def lanes_of(
+    runs: Mapping[str, Run], provider: str, candidates: Sequence[Provider], journal: Journal, wanted: int | None
+) -> tuple[list[Lane], int]:  # fmt: skip
     """Lanes that have runs, and how many pods have none. Raises NoOffer when there are fewer pods than wanted."""
-    rows = {op.run: op for op in journal.ops() if op.vendor == vendor.name and op.run in runs}  # the last of each
-    if vendor.name == "ssh":
+    vendors = [one.name for one in candidates]
+    rows = {op.run: op for op in journal.ops() if op.vendor in vendors and op.run in runs}  # the last of each
+    if provider == "ssh":
         pods = [op.place for op in rows.values() if op.is_live and op.place]
         if len(set(pods)) < (wanted or sys.maxsize):
             try:
-                pods += [offer.place for offer in vendor.offers(next(iter(runs.values())).plan.request)]
+                pods += [offer.place for offer in candidates[0].offers(next(iter(runs.values())).plan.request)]
             except NoOffer:
                 if not pods:
                     raise
@@ -279,7 +310,7 @@ def lanes_of(runs: Mapping[str, Run], vendor: Provider, journal: Journal, wanted
             )
         pods = pods[:wanted]
     else:
-        pods = [f"{vendor.name}-{number}" for number in range(1, (wanted or 1) + 1)]
+        pods = [f"{provider}-{number}" for number in range(1, (wanted or 1) + 1)]
     lanes = pack({run.name: run.estimate_s for run in runs.values()}, pods, {run: op.place for run, op in rows.items()})
     return [lane for lane in lanes if lane.runs], sum(1 for lane in lanes if not lane.runs)
 
@@ -294,6 +325,8 @@ def show_plan(lanes: Sequence[Lane], runs: Mapping[str, Run]) -> None:
     longest_s = max(lane.estimate_s for lane in lanes)
     what = f"{render.count(len(runs), 'run')} on {render.count(len(lanes), 'pod')}"
     render.say(f"{what}, about {render.duration(longest_s)} (estimates, one by one)")
+    if most := sum(run.micro_usd for run in runs.values()):
+        render.say(f"each on a machine that is rented for it: {render.cents(most)} USD together at most")
 
 
 def report(runs: Mapping[str, Run], idle: int, as_json: bool) -> None:
@@ -314,5 +347,5 @@ def report(runs: Mapping[str, Run], idle: int, as_json: bool) -> None:
 def row_json(run: Run) -> dict[str, Any]:
     return {
         "run": run.name, "pod": run.pod, "state": run.state, "seconds": run.seconds, "loss": run.loss,
-        "estimate_s": round(run.estimate_s, 1), "reason": run.reason or None,
+        "estimate_s": round(run.estimate_s, 1), "most_usd": render.usd(run.micro_usd), "reason": run.reason or None,
     }  # fmt: skip

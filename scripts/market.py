@@ -45,11 +45,13 @@ def offers(
     "scripts.accounts",
     help={
         "provider": "only runpod, lium or shadeform",
-        "kill": "end our orphans, and wait until the vendor has let go of them",
+        "kill": "end our orphans, and wait until the vendor has let go of them; with a NAME or id: only that machine, "
+        "which may be of another installation of yours",
         "json": "one JSON document on stdout",
     },
+    optional=["kill"],
 )
-def audit(c, provider="", kill=False, json=False):
+def audit(c, provider="", kill=None, json=False):
     """Every machine in every account: ours, an orphan, or somebody else's; exit 5 when an orphan bills."""
 
 

@@ -74,7 +74,7 @@ def request_for(
 
 def at_least(flag: str, text: str) -> int:
     """`16` and `16+` are the same floor. Raises UsageError."""
-    found = re.fullmatch(r"(\d+)\+?", text.strip())
+    found = re.fullmatch(r"([0-9]{1,9})\+?", text.strip())
     if text and not found:
         raise UsageError(f"--{flag} {text}: expected a whole number, such as 16 or 16+")
     return int(found[1]) if found else 0

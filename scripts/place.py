@@ -2,6 +2,7 @@
 
 import http.client
 import logging
+import re
 import signal
 import socket
 import time
@@ -36,11 +37,15 @@ def ssh(run):
         raise Exit(code=code)
 
 
+def is_port(text: str) -> bool:
+    return re.fullmatch("[0-9]{1,5}", text) is not None and int(text) < 65536
+
+
 def forward(what):
     *run, ports = what or [""]
     local, _, remote = f"{BOARD_PORT}:{BOARD}".partition(":") if ports == BOARD else ports.partition(":")
     remote = remote or local
-    if len(run) > 1 or not local.isdecimal() or not (remote.isdecimal() or remote == BOARD):
+    if len(run) > 1 or not is_port(local) or not (is_port(remote) or remote == BOARD):
         raise UsageError(f"expected a run and ports, such as: inv forward brave-otter-3 8000:8000, or {BOARD}")
     settings = words.settings()
     with Journal.open(settings.state_file) as journal:

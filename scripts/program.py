@@ -28,6 +28,7 @@ from invoke import Executor, Exit, ParseError, Program, Task
 from invoke.parser.parser import ParseResult
 
 from data.config import ConfigError
+from infra.agent.process import leave_no_core
 from infra.errors import SlipwayError
 from infra.interrupts import Told, heed
 from scripts import hints
@@ -36,6 +37,7 @@ from store import StoreError
 STATE_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 REHEARSE = "deal with the rehearsal, where nothing costs money; so does the rest of the line"
 STATE_FILE = "the journal of this line: a world of its own, whose pods no other one sees"
+MOST = 1 << 63  # of a number on a command line
 KINDS = {int: "a whole number", float: "a number"}
 
 
@@ -111,6 +113,8 @@ def mend() -> None:
     """Give the program that is loading tasks.py our manners. Without such a program, nothing happens."""
     running = sys.modules.get("invoke.main")
     if running is not None:
+        leave_no_core()
+        os.umask(os.umask(0o022) | 0o022)  # nobody else writes the code and the files that we run and read
         open_streams()
         running.program.__class__ = Polite
 
@@ -363,6 +367,8 @@ class Words:
     def give(self, here: Any, argument: Any, called: str, value: str) -> None:
         try:
             argument.value = value
+            if argument.kind in KINDS and not -MOST < argument.value < MOST:  # nor `nan`
+                raise ValueError
         except ValueError:
             kind = KINDS.get(argument.kind, argument.kind.__name__)
-            raise Exit(f"inv {here.name}: {called} {value!r} is not {kind}", code=2) from None
+            raise Exit(f"inv {here.name}: {called} {value[:40]!r} is not {kind}", code=2) from None

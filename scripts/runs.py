@@ -30,7 +30,7 @@ from infra.settings import Settings
 from infra.stages import stage
 from infra.states import TERMINATING
 from infra.terms import terms_for
-from scripts import choosing, initial, render, room, words
+from scripts import asking, choosing, initial, render, room, words
 from scripts.keeping import hand_on, keeper_of, leave, say_how
 from scripts.ledger import bring_home, end_others, find_run, last_verdict, open_journal, settle, way
 from scripts.logs import tell_steps
@@ -59,6 +59,10 @@ def launch(
 ):  # fmt: skip
     settings = words.settings(provider=provider, profile=profile, source=source, store=store)
     name = check_name(run_name) if run_name else ""
+    typed = {**machine, "nodes": nodes, "pool": pool, "host": host, "ttl": ttl, "spend_limit": spend_limit,
+             "idle_stop": idle_stop, "on_failure": on_failure, "save_every": save_every, "keep": keep,
+             "ckpt_prefix": ckpt_prefix}  # fmt: skip
+    nodes, on_failure = 1 if nodes is None else nodes, on_failure or "end"
     if nodes < 1:
         raise UsageError(f"--nodes is {nodes}; it must be at least 1")
     if on_failure not in ("keep", "end"):
@@ -70,15 +74,21 @@ def launch(
     candidates = words.providers(settings)
     vendor = candidates[0]
     limits = choosing.limits_for(settings, vendor.is_rented, ttl, spend_limit, idle_stop)
-    limits = replace(limits, spend_micro_usd=limits.spend_micro_usd and limits.spend_micro_usd // nodes)
     request = choosing.request_for(machine, name or "new", candidates, nodes, pool, host)
+    chosen = () if settings.sources["provider"].startswith("default") else tuple(one.name for one in candidates)
+    asked = asking.asking(typed, request, limits, name=name, vendors=chosen)
+    limits = replace(limits, spend_micro_usd=limits.spend_micro_usd and limits.spend_micro_usd // nodes)
     with open_journal(settings) as journal:
         settle(journal, settings)
         plan = plan_for(settings, request, vendor, limits, **work)
         if not dry_run and (made := ask_about_made(plan, yes)):
             plan = plan_for(settings, request, vendor, limits, **(work := {**work, "made": made}))
         offers: list[Offer] = []
-        if vendor.is_rented and plan.job:
+        before = last_on(plan, journal)
+        at_work = before if before and before.is_live and plan.job else None
+        if at_work:
+            asked.check(at_work)
+        if vendor.is_rented and plan.job and not at_work:
             offers = (choosing.wait_for if wait else choosing.find)(candidates, request)
             plan = plan_for(
                 settings, request, vendor, limits, **work, flops_per_s=choosing.work_rate(settings, offers[0])
@@ -92,11 +102,13 @@ def launch(
                 choosing.show(plan, offers, settings, on_failure)
         if offers:
             offers = choosing.preflight(plan, offers, settings, with_missing)
-        elif plan.job:
+        elif plan.job and not at_work:
             if vendor.is_here:
                 room.check(room.phases_of(plan.job.steps), request.num_gpus)
             if dry_run:
                 street.choose(vendor, request)  # a plan that no machine can carry out is no plan
+        if dry_run and at_work and not json:
+            render.say(f"{at_work.run} is at it already; a launch follows it")
         if dry_run or plan.job is None:
             if not dry_run:
                 move_names(plan)
@@ -109,7 +121,10 @@ def launch(
                 render.say("nothing was rented")
                 return
         known = {op.token for op in journal.ops()}
-        op = begin(plan, offers, vendor, journal, settings, name, no_accept)
+        if at_work:
+            op = go_on(at_work, journal, settings)
+        else:
+            op = begin(plan, offers, vendor, journal, settings, asked, no_accept)
         if not vendor.is_here and op.token not in known:
             keepsake.keep_code(op, ROOT, words.homes(settings) / op.run)
         if detach:
@@ -119,7 +134,7 @@ def launch(
 
 
 def report_plan(plan: Plan, journal: Journal, as_json: bool, dry_run: bool) -> None:
-    last = next((op for op in reversed(journal.ops()) if (op.target, op.store) == (plan.target, plan.store)), None)
+    last = last_on(plan, journal)
     if as_json:
         state = "planned" if plan.job else "succeeded"
         said = {"run": last.run if last else None, "state": state, "ran": [], **render.plan_json(plan)}
@@ -134,17 +149,14 @@ def report_plan(plan: Plan, journal: Journal, as_json: bool, dry_run: bool) -> N
 
 
 def begin(
-    plan: Plan, offers: Sequence[Offer], vendor: Provider, journal: Journal, settings: Settings, name: str,
+    plan: Plan, offers: Sequence[Offer], vendor: Provider, journal: Journal, settings: Settings, asked: asking.Asking,
     unchecked: bool = False,
 ) -> Op:  # fmt: skip
-    """The run at work on this plan: one that is at it already, the one that was cut off, or a new one.
+    """The run of this plan: the one that was cut off, a new one, or one that somebody else has just begun.
 
     `offers`: of rented machines, in the order in which they are tried.
     """
-    same = [op for op in journal.ops() if (op.target, op.store) == (plan.target, plan.store)]
-    before = same[-1] if same else None
-    if before and before.is_live:
-        return go_on(before, journal, settings)
+    before, name = last_on(plan, journal), asked.name
     taken = [op.run for op in journal.ops()]
     if before and not name and last_verdict(before, settings).get("state") != "succeeded":
         name = before.run
@@ -158,11 +170,17 @@ def begin(
             with stage("connect", render.say):
                 offers = street.choose(vendor, plan.request)
         return street.start(plan, offers, words.vendors(settings), journal, ROOT, words.secrets(settings), render.say,
-                            terms_for(settings, vendor, unchecked))  # fmt: skip
+                            replace(terms_for(settings, vendor, unchecked), asked=asked.record()))  # fmt: skip
     except Taken as taken_by:
         if (taken_by.op.target, taken_by.op.store) != (plan.target, plan.store):
             raise
+        asked.check(taken_by.op)
         return attach(taken_by.op, journal, settings)
+
+
+def last_on(plan: Plan, journal: Journal) -> Op | None:
+    """The newest pod that was to make the same, in the same store."""
+    return next((op for op in reversed(journal.ops()) if (op.target, op.store) == (plan.target, plan.store)), None)
 
 
 def go_on(op: Op, journal: Journal, settings: Settings) -> Op:
@@ -187,15 +205,17 @@ def attach(op: Op, journal: Journal, settings: Settings) -> Op:
     return again(op, journal, settings)
 
 
-def again(op: Op, journal: Journal, settings: Settings, limits: Limits | None = None) -> Op:
+def again(op: Op, journal: Journal, settings: Settings, limits: Limits | None = None, asked: str = "") -> Op:
     """Bring back a run that has stopped: on its pod where that is still there, else on another one.
 
-    `limits`: of a rented pod, other ones than what is left.
+    `limits`: of a rented run, as `Keeper.elsewhere` takes them; `asked`: what is on record of it then.
     """
     render.say(f"going on with {op.run}")
     vendor = words.provider(settings, op.vendor)
     if vendor.is_rented and not op.is_live:
-        return keeper_of(op, journal, settings).elsewhere(op, limits=limits)
+        keeper = keeper_of(op, journal, settings)
+        keeper.terms = replace(keeper.terms, asked=asked)
+        return keeper.elsewhere(op, limits=limits)
     return street.resume(op, vendor, journal, words.secrets(settings))
 
 
@@ -397,7 +417,10 @@ def resume(run, spend_limit, ttl, detach, json):
         if op.is_live and op.stays and street.is_idle(op, way(settings, op)):
             raise UsageError(f"{op.run} is at no work; give it some: inv pod.run {op.run}")
         limits = more_for(op, journal, settings, spend_limit, ttl)
-        op = again(op, journal, settings, limits) if limits else go_on(op, journal, settings)
+        if limits:
+            op = again(op, journal, settings, limits, asking.with_limits(op.asked, ttl, spend_limit, limits))
+        else:
+            op = go_on(op, journal, settings)
         if detach:
             leave(op, settings, json)
         else:
@@ -405,7 +428,7 @@ def resume(run, spend_limit, ttl, detach, json):
 
 
 def more_for(op: Op, journal: Journal, settings: Settings, spend_limit: str, ttl: str) -> Limits | None:
-    """The limits of the next pod of a run whose first ones are used up; None when no others are asked for."""
+    """Other limits of a run, as `Keeper.elsewhere` takes them; None when none are asked for. Raises UsageError."""
     if not spend_limit and not ttl:
         return None
     if not words.provider(settings, op.vendor).is_rented:
@@ -415,12 +438,12 @@ def more_for(op: Op, journal: Journal, settings: Settings, spend_limit: str, ttl
             f"{op.run} has its pod still, with the limits that it was rented with; first: inv down {op.run}"
         )
     limits = choosing.limits_for(settings, True, ttl, spend_limit)
-    if limits.spend_micro_usd is None:
-        return limits
-    spent = sum(spend.spent(row, read_clocks(), settings.clock_scale) for row in journal.ops(run=op.run))
-    if spent >= limits.spend_micro_usd:
-        raise UsageError(f"{op.run} has cost {render.cents(spent)} USD already; give a --spend-limit above that")
-    return replace(limits, spend_micro_usd=limits.spend_micro_usd - spent)
+    if limits.spend_micro_usd is not None:
+        rows = pods.rows_of(op.run, pods.size_of(op), journal)
+        spent = sum(spend.spent(row, read_clocks(), settings.clock_scale) for row in rows)
+        if spent >= limits.spend_micro_usd:
+            raise UsageError(f"{op.run} has cost {render.cents(spent)} USD already; give a --spend-limit above that")
+    return limits
 
 
 def keep_(run, detach, json):

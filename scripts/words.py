@@ -12,6 +12,7 @@ from infra.vendors import open_provider
 from scripts.planning import ROOT, secrets
 from store import credentials
 
+MOST_S = 10 * 365 * 86400.0
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -56,13 +57,14 @@ def homes(settings: Settings) -> Path:
 
 
 def seconds(text: str) -> float | None:
-    """`90s`, `30m`, `2h`, `1.5d` or bare seconds; None for an empty text. Raises UsageError."""
+    """`90s`, `30m`, `2h`, `1.5d` or bare seconds, up to ten years; None for an empty text. Raises UsageError."""
     if not text:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
-    if not found or float(found[1]) == 0:
-        raise UsageError(f"{text!r} is no duration; write 90s, 30m, 2h or 1d")
-    return float(found[1]) * _UNITS_S[found[2]]
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd]?)", text.strip())
+    read = float(found[1]) * _UNITS_S[found[2]] if found else 0.0
+    if not 0 < read <= MOST_S:
+        raise UsageError(f"{text[:40]!r} is no duration; write 90s, 30m, 2h or 1d")
+    return read
 
 
 def watch_seconds(value: Any) -> float | None:

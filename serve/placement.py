@@ -4,6 +4,7 @@ In: a service's `resources`, providers. Out: offers in the order in which they a
 nothing. Called by: `landing`, `inv serve.up --dry-run`.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -134,7 +135,7 @@ def _gpus(wanted: Resources) -> tuple[str, int]:
     pairs = [(gpu, int(count or 1)) for gpu, count in kinds.items()]
     for one in several:
         gpu, _, count = one.partition(":")
-        if count and not count.isdecimal():
+        if count and not re.fullmatch("[0-9]{1,4}", count):
             raise UsageError(f"resources.accelerators: {one!r}; expected KIND or KIND:COUNT")
         pairs.append((gpu, int(count or 1)))
     counts = {count for _, count in pairs}

@@ -231,6 +231,28 @@ def test_two_launches_at_once_are_one_run(world):
     assert len(world.json("status")) == 1
 
 
+def test_a_launch_beside_a_run_at_work_follows_it_or_says_which_of_its_words_would_be_lost(world):
+    words = ("launch", "--phase", "base", "--steps", "50000", "--yes")
+    run = world.json(*words, "--ttl", "2h", "--keep", "3", "--detach")["run"]
+    same = [(), ("--ttl", "120m", "--keep", "3", "--nodes", "1", "--on-failure", "end"),
+            ("--provider", "local", "--run-name", run)]  # fmt: skip
+    other = {("--gpu", "H1000"): "--gpu H1000 (there: not given)",
+             ("--ttl", "3h", "--nodes", "2", "--run-name", "mine"): "--nodes 2 (there: not given), --ttl 3h (there: "
+             "2h), --run-name mine",
+             ("--keep", "4"): "--keep 4 (there: 3)"}  # fmt: skip
+    begun = {more: world.begin(*words, *more, "--detach") for more in (*same, *other)}
+    for more, process in begun.items():
+        _, err = process.communicate(timeout=120)
+        said = other.get(more)
+        assert process.returncode == (2 if said else 0), (more, err)
+        assert not said or (said in err and run in err and "nothing was changed" in err), err
+    assert [row["state"] for row in world.json("status")] == ["running"]
+    file = world.folder / "flags.yaml"
+    file.write_text("phase: base\nsteps: 50000\nidle-stop: 9m\n")
+    assert "--idle-stop 9m" in world.json("launch", str(file), "--yes", code=2)["error"]
+    world.inv("down", run)
+
+
 def test_down_ends_a_run_and_resume_goes_on_with_it(world):
     run = world.json("launch", "--phase", "base", "--yes", "--detach")["run"]
     until(lambda: world.json("status")[0]["step"] == "base", "the base step begins")

@@ -44,6 +44,15 @@ def world(tmp_path):
     assert one.processes() == [], "something of a pod outlived `inv down --all`"
 
 
+def test_under_any_umask_nobody_else_may_write_a_pods_code_or_files(world):
+    line = f"umask 000; exec {sys.executable} -m invoke pod.create --provider local --run-name open --yes"
+    subprocess.run(line, shell=True, cwd=ROOT, env=world.environ, capture_output=True, check=True, timeout=60)
+    until(lambda: (world.folder / "pods" / "open" / "state" / "guard.json").exists(), "its guard")
+    made = [path for name in ("pods", "state", "config") for path in (world.folder / name).rglob("*")]
+    assert len(made) > 20
+    assert [path for path in made if not path.is_symlink() and path.stat().st_mode & 0o022] == []
+
+
 def rows(world, **wanted):
     with Journal.open(world.environ["SLIPWAY_STATE_FILE"], world.environ) as journal:
         return journal.ops(**wanted)

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from infra.agent import environment
+from infra.rehearsal import attach
 from tests.loopback import loopback
+from tests.test_street_market import VENDORS, Rehearsed
 from tests.world import World, until
 
 pytestmark = pytest.mark.timeout(300)  # several trainings at once, on whatever cores there are
@@ -122,3 +124,36 @@ def test_a_file_that_cannot_be_meant_is_refused_with_the_place(tmp_path, text, t
     sweep = World(tmp_path).begin("sweep", str(tmp_path / "runs.yaml"))
     out, err = sweep.communicate(timeout=60)
     assert (sweep.returncode, out) == (2, "") and told in err, err
+
+
+@pytest.fixture
+def renter(tmp_path):
+    """Somebody with keys, a file of two runs, and a rehearsal."""
+    user = Rehearsed(tmp_path, {f"{name.upper()}_API_KEY": "a-key" for name in VENDORS})
+    each = {"profile": "tiny", "phase": "base", "gpu": "L40S", "spend_limit": "7.50"}
+    runs = [{"name": "a", "steps": 2}, {"name": "b", "steps": 3}]
+    (tmp_path / "runs.yaml").write_text(json.dumps({"each": each, "runs": runs}))
+    attach.start(user.base, speed=60)
+    yield user, str(tmp_path / "runs.yaml")
+    attach.stop(user.base)
+
+
+def test_with_a_vendors_key_a_sweep_says_what_it_may_cost_and_asks_before_it_rents(renter):
+    user, path = renter
+    out_of_reach = user.json("sweep", path, "--yes", code=2)["error"]  # its store is a folder of this machine
+    assert "run a: artifacts would go to" in out_of_reach and "nothing was rented" in out_of_reach
+    refused = user.begin("sweep", path, "--rehearse")
+    _, err = refused.communicate(timeout=60)
+    assert refused.returncode == 2 and "15.00 USD together at most" in err and "add --yes" in err, err
+    planned = user.json("sweep", path, "--rehearse", "--dry-run")
+    assert [one["most_usd"] for one in planned["runs"]] == ["7.50", "7.50"]
+    assert user.truth()["pods"] == []
+
+
+@pytest.mark.nightly
+def test_a_sweep_over_a_market_rents_a_pod_for_each_run_and_leaves_none(renter):
+    user, path = renter
+    done = user.json("sweep", path, "--rehearse", "--yes")["runs"]
+    assert [one["state"] for one in done] == ["succeeded"] * 2
+    truth = user.truth()
+    assert (len(truth["pods"]), truth["billing"]) == (2, 0)

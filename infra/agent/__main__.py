@@ -1,10 +1,11 @@
 """python3 -m infra.agent start|stop|status DIR, and guard|run DIR, the two that live on."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Sequence
 
-from infra.agent import agent, commands, guard
+from infra.agent import agent, commands, guard, process
 from infra.agent.state import AgentError
 
 VERBS = {
@@ -21,6 +22,8 @@ def main(words: Sequence[str]) -> int:
     if len(words) != 2 or words[0] not in VERBS:
         print(f"usage: python3 -m infra.agent {'|'.join(VERBS)} DIR", file=sys.stderr)
         return 2
+    os.umask(os.umask(0o022) | 0o022)  # whatever sshd, or a container, gave: nobody else writes what we run and read
+    process.leave_no_core()
     try:
         return VERBS[words[0]](Path(words[1]).absolute())
     except AgentError as error:

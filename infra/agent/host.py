@@ -150,4 +150,5 @@ VERBS: Dict[str, Callable[..., Dict[str, Any]]] = {
 }
 
 if __name__ == "__main__":
+    os.umask(os.umask(0o022) | 0o022)
     print(json.dumps(VERBS[sys.argv[1]](*sys.argv[2:])))

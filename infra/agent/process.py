@@ -7,8 +7,10 @@ Linux reads /proc; macOS asks ps. What cannot be read for want of memory or desc
 This file is also sent alone to machines that have none of our code, and imports nothing of ours.
 """
 
+import contextlib
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -135,6 +137,17 @@ def in_words(survivors: Iterable[Identity]) -> str:
 def below(pid: int) -> Set[int]:
     """This process and what descends from it."""
     return _with_young({pid}, _table())
+
+
+def leave_no_core() -> None:
+    """From here on this process and all that it starts leave no memory behind when they crash: it holds secrets.
+
+    The limit is for files; what a system pipes into a program of its own is made empty by the filter, where it can be.
+    """
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+    with contextlib.suppress(OSError):
+        (PROC / "self" / "coredump_filter").write_text("0")
 
 
 def become_subreaper() -> None:

@@ -213,6 +213,7 @@ def sha256(text=b""):
 
 
 def main():
+    os.umask(os.umask(0o022) | 0o022)  # what runs with our rights is nobody else's to write
     source = sys.stdin.buffer
     try:
         pod = Pod(**json.loads(source.readline()))  # while the request is still being made

@@ -1,6 +1,7 @@
 """How steps run, end, fail, are stopped and are taken up again."""
 
 import json
+import resource
 import stat
 
 from infra.agent.job import Step
@@ -174,6 +175,24 @@ def test_secrets_reach_the_step_and_nothing_that_is_written(world: World) -> Non
         path.name for path in world.pod.root.rglob("*") if path.is_file() and canary in path.read_text(errors="replace")
     }
     assert told == {"secrets.json", "tell.log", "tell.jsonl"}  # what the step itself wrote stays as it is
+
+
+def test_a_step_that_crashes_leaves_nothing_of_its_memory_on_disk(world: World) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    before, canary = resource.getrlimit(resource.RLIMIT_CORE)[0], "canary-5f02"
+    world.program("crash", "import os; print(open('/proc/self/coredump_filter').read()); os.abort()")
+    world.pod.secrets.write_text(json.dumps({"HF_TOKEN": canary}))
+    world.job(module("crash", max_restarts=0), secrets=("HF_TOKEN",))
+    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))  # as whoever debugs something has it
+    try:
+        world.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, (before, hard))
+    assert world.verdict()["state"] == "failed"
+    assert world.pod.log("crash").read_text().split() == ["00000000"]
+    held = {path.name for path in world.pod.root.rglob("*") if path.is_file() and canary.encode() in path.read_bytes()}
+    assert held == {"secrets.json"}
+    assert not [path for path in world.pod.root.rglob("core*") if path.is_file()]
 
 
 def test_a_secret_that_was_not_handed_over_is_named(world: World) -> None:

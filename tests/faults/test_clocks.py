@@ -21,6 +21,7 @@ from tests.agent.world import World
 from tests.faults.rented import VENDORS, Stage, Wrong, stage
 from tests.faults.trial import rounds
 from tests.world import ROOT, until
+from tests.world import World as Installation
 
 SPEED = 600.0
 HOUR_S = 3600.0
@@ -33,6 +34,11 @@ SHIFTS_H = (-11, -3, 3, 11)
 # vendor may end a pod at its own limit an instant before it is looked at.
 SET_BACK = [seed for seed in range(60) if random.Random(seed).choice(SHIFTS_H) == max(SHIFTS_H)][:9]
 
+# Python's own sleeps until a time of the monotonic clock, which libfaketime takes for one of the clock that it fakes.
+SLEEPS = """
+import select, time
+time.sleep = lambda seconds: select.select([], [], [], max(0.0, seconds)) and None
+"""
 needs_faketime = pytest.mark.skipif(FAKETIME is None, reason="libfaketime is not installed (Debian: faketime)")
 
 
@@ -168,13 +174,34 @@ def test_that_rig_catches_one_that_trusts_the_wall(market, tmp_path, count):
             trial(market, tmp_path, random.Random(number), number, count)
 
 
+@needs_faketime
+@pytest.mark.parametrize("hours", [-26, pytest.param(26, marks=pytest.mark.nightly)])
+def test_a_clock_that_is_set_under_a_live_journal_ends_no_pod_and_loses_none(tmp_path, hours):
+    (tmp_path / "sitecustomize.py").write_text(SLEEPS)
+    user = Installation(tmp_path / "user")  # its pods have guards with clocks of their own
+    clock = Clock(tmp_path, hours * HOUR_S).environ
+    late = Installation(user.folder, {**clock, "PYTHONPATH": str(tmp_path)})
+    user.folder.mkdir()
+    path = user.folder / "set.yaml"
+    path.write_text("pods: [{name: kept, provider: local, ttl_hours: 99}, {name: other, provider: local}]")
+    try:
+        user.inv("apply", str(path), "--yes")
+        pods = {row["run"]: row["id"] for row in user.json("pod.list")}
+        for words in (("reap",), ("status",), ("apply", str(path), "--yes")):
+            late.inv(*words)
+        seen = late.json("pod.list")
+        assert {row["run"]: row["id"] for row in seen} == pods and len(pods) == 2
+        assert all(0 <= row["age_s"] < 27 * HOUR_S for row in seen)
+        user.inv("pod.down", "other")
+        assert [row["run"] for row in late.json("pod.list")] == ["kept"]
+    finally:
+        user.inv("down", "--all")
+    assert user.processes() == []
+
+
 # The pod's own clock.
 
 SCALE, LIMIT_S = 30.0, 240.0
-SLEEPS = """
-import select, time
-time.sleep = lambda seconds: select.select([], [], [], max(0.0, seconds)) and None
-"""
 BY_THE_WALL = (
     SLEEPS
     + """

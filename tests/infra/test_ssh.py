@@ -128,6 +128,19 @@ def test_only_the_key_of_the_pod_is_tried(sshd, tmp_path):  # noqa: F811
         Ssh(replace(sshd.address, key=str(tmp_path / "absent")), tmp_path / "known_hosts").run(["true"], timeout_s=9)
 
 
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o602])
+def test_a_private_key_that_others_may_read_is_refused_with_the_command_that_mends_it(sshd, tmp_path, mode):  # noqa: F811
+    key = tmp_path / "a key"
+    key.write_bytes(Path(sshd.address.key).read_bytes())
+    key.chmod(mode)
+    with Ssh(replace(sshd.address, key=str(key)), tmp_path / "known_hosts") as pod:
+        with pytest.raises(UsageError, match=f"mode {mode:o}.*chmod 600 ") as refused:
+            pod.run(["true"], timeout_s=20)
+        assert connections(sshd) == 0
+        subprocess.run(str(refused.value).partition("if nobody has: ")[2], shell=True, check=True)
+        assert pod.run(["true"], timeout_s=20).exited == 0
+
+
 def test_another_host_key_stops_everything_before_it_is_sent(pod, sshd):  # noqa: F811
     assert pod.run(["true"], timeout_s=20).exited == 0
     assert pod.known_hosts.stat().st_mode & 0o777 == 0o600

@@ -92,6 +92,23 @@ def test_a_push_leaves_what_rsync_leaves(machine, root, tmp_path):
     assert not list((tmp_path / "pod").rglob("*.draft"))
 
 
+def open_to_others(folder: Path) -> list[Path]:
+    """What whoever is not its owner may write."""
+    return [path for path in (folder, *folder.rglob("*")) if not path.is_symlink() and path.stat().st_mode & 0o022]
+
+
+def test_under_any_umask_nobody_else_may_write_what_was_pushed(machine, root, tmp_path):
+    for path in root.rglob("*"):  # a checkout that was made so
+        path.is_symlink() or path.chmod(0o777 if path.is_dir() else 0o666)
+    dest, before = make_pod(tmp_path / "pod"), os.umask(0)
+    try:
+        machine.push(root, dest, TOKEN)
+        machine.put(b"text", dest / "made" / "file")
+    finally:
+        os.umask(before)
+    assert held(dest) and open_to_others(tmp_path / "pod") == []
+
+
 def untouched(folder: Path) -> dict[Path, tuple[int, ...]]:
     """What writing or replacing a file would change; reading may, so its own time is left out."""
     seen = ((path, path.lstat()) for path in folder.rglob("*"))

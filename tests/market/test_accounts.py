@@ -174,6 +174,30 @@ def test_orphans_are_named_and_ended_and_a_strangers_machine_runs_on(rehearsal):
     assert {rehearsal.truth()[one]["ended_by"] for one in orphans} == {"client"}
 
 
+def test_a_machine_of_another_installation_is_shown_with_its_place_and_ended_only_by_its_name(rehearsal):
+    with rehearsal.journal() as journal:
+        ours = rehearsal.order("runpod", new_token(journal.installation))
+    config = Path(rehearsal.user.environ["XDG_CONFIG_HOME"]) / "slipway" / "installation_id@0123456789ab"
+    config.write_text("zzzzzzzz\n0123456789abcdef\nlaptop\n/home/me/journal.sqlite\n")
+    tokens = [new_token("zzzzzzzz") for _ in range(2)]
+    theirs = [rehearsal.order("shadeform", token) for token in tokens]
+    strange = rehearsal.order("runpod", "somebody-elses")
+    seen = {one["id"]: one for one in rehearsal.json("audit", code=5)["machines"]}
+    assert "of /home/me/journal.sqlite on laptop" in seen[theirs[0]]["note"] and seen[strange]["note"] is None
+    assert rehearsal.json("reap")["due"] == [] and rehearsal.running() == {*theirs, strange}
+    rehearsal.inv("audit", "--kill")
+    assert rehearsal.running() == {*theirs, strange} and rehearsal.truth()[ours]["ended_by"] == "client"
+    for name, why in ((strange, "somebody else's"), ("nowhere", "is no machine there"), (theirs[0][:5], "no machine")):
+        code, err = rehearsal.fails("audit", "--kill", name)
+        assert code == 2 and why in err and len(rehearsal.running()) == 3, err
+    killed = rehearsal.json("audit", "--kill", theirs[0])
+    assert [one["what"] for one in killed["done"]] == [f"{theirs[0]} is gone"]
+    assert rehearsal.running() == {theirs[1], strange}
+    rehearsal.inv("audit", f"--kill={tokens[1]}")
+    assert rehearsal.running() == {strange}
+    config.unlink()
+
+
 def test_an_account_that_cannot_be_asked_is_not_clean(rehearsal):
     rehearsal.world.tell("/faults", {"requests": [{"vendor": "lium", "kind": "error", "status": 403, "count": None}]})
     code, err = rehearsal.fails("audit")

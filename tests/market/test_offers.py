@@ -6,16 +6,16 @@ import threading
 
 import pytest
 
-from infra.errors import UsageError
+from infra.errors import SlipwayError, UsageError
 from infra.money import dollars, micro_usd
-from infra.offers import Source, sources, survey
+from infra.offers import Source, open_market, sources, survey
 from infra.records import Offer, Request
 from infra.settings import Settings
 from scripts.offers import at_least, per_gpu, request_for
 from tests.hosts import sshd as sshd
 from tests.market import test_lium, test_runpod, test_shadeform
 from tests.market.stand import Answer, Stand
-from tests.world import World
+from tests.world import ROOT, World
 
 VENDORS = {"RUNPOD": test_runpod, "LIUM": test_lium, "SHADEFORM": test_shadeform}
 
@@ -169,3 +169,17 @@ def test_money_is_exact_and_errs_upwards():
         with pytest.raises(ValueError):
             micro_usd(wrong)
     assert per_gpu(Offer(provider="x", offer_id="x", num_gpus=3, micro_usd_per_hour=1_000_000)) == "0.334"
+
+
+def test_a_short_key_masks_nothing_of_a_listing_and_everything_of_a_refusal(tmp_path, token):
+    for short in ("sw1-", token[4:12], "a"):
+        with Stand(("Authorization", f"Bearer {short}"), document=test_runpod.DOCUMENT) as stand:
+            environ = {"SLIPWAY_RUNPOD_URL": stand.url, "RUNPOD_API_KEY": short,
+                       "SLIPWAY_STATE_FILE": str(tmp_path / "j.db")}  # fmt: skip
+            stand.on("GET /v2/pods", Answer(200, {"pods": [test_runpod.row(token)]}))
+            stand.on("GET /v2/pods/{id}", Answer(403, {"detail": f"not with {short}!"}))
+            runpod = open_market("runpod", Settings.load(ROOT, environ=environ))
+            assert [one.token for one in runpod.list()] == [token]
+            with pytest.raises(SlipwayError) as refused:
+                runpod.find("some-id")
+            assert f"{short}!" not in str(refused.value) and "***" in str(refused.value)

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from infra.names import new_token
 from infra.rehearsal import attach
 from tests.hosts import until
 from tests.market.test_accounts import Rehearsal
@@ -82,3 +83,27 @@ def test_a_pod_that_is_taken_away_at_work_goes_on_elsewhere_and_stays_there_too(
     assert rehearsal.json("pod.setup")["state"] == "succeeded"
     rehearsal.inv("pod.down")
     assert not rehearsal.running()
+
+
+@pytest.mark.nightly
+def test_an_apply_and_reaps_at_once_leave_the_pods_of_the_file_and_no_other(rehearsal):
+    path, before = rehearsal.user.folder / "both.yaml", rehearsal.running()
+    with rehearsal.journal() as journal:
+        orphan = rehearsal.order("runpod", new_token(journal.installation))
+    for wanted in (["left"], ["right"], []):
+        pods = [{"name": name, "provider": "runpod", "gpu": "L40S", "num_gpus": 1, "ttl_hours": 9} for name in wanted]
+        path.write_text(json.dumps({"pods": pods}))
+        apply = rehearsal.user.begin("apply", str(path), "--rehearse", "--yes")
+        reaps = 0
+        while apply.poll() is None or not reaps:
+            process = rehearsal.user.begin("reap", "--provider", "runpod", "--rehearse")
+            _, err = process.communicate(timeout=120)
+            assert process.returncode in (0, 5) and "Traceback" not in err, err  # 5: it cannot be proven just now
+            reaps += 1
+        out, err = apply.communicate()
+        assert apply.returncode == 0, (out, err)
+        live = {row["run"]: row["id"] for row in rehearsal.json("pod.list")}
+        assert set(live) == set(wanted), (reaps, err)
+        until(lambda: rehearsal.running() == before | set(live.values()), "no machine but theirs")  # noqa: B023
+    assert ended_by(rehearsal)[orphan] == "client"
+    assert rehearsal.json("reap")["due"] == []

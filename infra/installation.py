@@ -1,0 +1,112 @@
+"""Which installation a journal is: an id that is kept besides it, in the user's configuration.
+
+A configuration may be carried to other machines (dotfiles, a synchronised folder); a journal may not. So each journal
+has a file there that remembers its machine, its path and its id. An id that another machine has too is nobody's new
+one: two machines with one id would each take the other's pods for orphans.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.agent.job import write_durably
+
+MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
+_ID = re.compile("[a-z0-9]{8}")
+
+
+@dataclass(frozen=True)
+class Machine:
+    key: str  # "" where the system has no id of its own; containers often have none
+    host: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A file that says whose an id is."""
+
+    file: Path
+    id: str
+    machine: Machine
+    journal: str  # its path; "" = written by a Slipway that remembered neither
+
+    @property
+    def where(self) -> str:
+        return f"{self.journal} on {self.machine.host}" if self.journal else "a machine that is not on record"
+
+
+def this_machine() -> Machine:
+    key = ""
+    for path in MACHINE_IDS:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            key = key or path.read_text().strip()
+    return Machine(hashlib.sha256(f"slipway {key}".encode()).hexdigest()[:16] if key else "", socket.gethostname())
+
+
+def file_of(path: Path, default: Path, environ: Mapping[str, str]) -> Path:
+    """Where the id of the journal at `path` is kept; `default`: where this user's usual one is."""
+    machine = this_machine()
+    key = hashlib.sha256(os.fsencode(f"{machine.key} {machine.host} {path.absolute()}")).hexdigest()[:12]
+    return older_file(path, default, environ).with_name(f"installation_id@{key}")
+
+
+def read(file: Path) -> str:
+    """The id in that file, "" when it is not there or holds none."""
+    found = _claim(file)
+    return found.id if found else ""
+
+
+def others(file: Path) -> list[Claim]:
+    """Whatever else the configuration knows of; what cannot be read there tells nothing."""
+    found = []
+    for path in sorted(file.parent.glob("installation_id*")):
+        with contextlib.suppress(OSError):
+            found.append(_claim(path))
+    return [one for one in found if one and one.file != file]
+
+
+def rivals(id: str, file: Path) -> list[Claim]:
+    """Journals of other machines that have that id."""
+    me = this_machine().key
+    return [one for one in others(file) if one.id == id and me and one.machine.key not in ("", me)]
+
+
+def remember(id: str, path: Path, default: Path, environ: Mapping[str, str]) -> None:
+    """Write down whose `id` is, in place of what an older Slipway wrote."""
+    file, older, machine = file_of(path, default, environ), older_file(path, default, environ), this_machine()
+    make_folder(file.parent, is_ours=True)
+    write_durably(file, f"{id}\n{machine.key}\n{machine.host}\n{path.absolute()}\n", 0o600)
+    if read(older) == id:
+        older.unlink()
+
+
+def folder(environ: Mapping[str, str], variable: str, otherwise: str) -> Path:
+    base = environ.get(variable, "")
+    return Path(base if os.path.isabs(base) else Path.home() / otherwise) / "slipway"
+
+
+def make_folder(folder: Path, is_ours: bool) -> None:
+    """A folder of ours is for its owner only; one that was there, and is somebody's choice, stays as it is."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    if is_ours:
+        folder.chmod(0o700)
+
+
+def older_file(path: Path, default: Path, environ: Mapping[str, str]) -> Path:
+    """Where an older Slipway kept it, which did not say of which machine it is."""
+    suffix = "" if path == default else f"-{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}"
+    return folder(environ, "XDG_CONFIG_HOME", ".config") / f"installation_id{suffix}"
+
+
+def _claim(file: Path) -> Claim | None:
+    try:
+        id, key, host, journal, *_ = [*file.read_text().splitlines(), "", "", "", ""]
+    except (FileNotFoundError, UnicodeDecodeError):
+        return None
+    return Claim(file, id, Machine(key, host), journal) if _ID.fullmatch(id) else None

@@ -1,0 +1,86 @@
+"""A service with planted secrets: what it has said, started and left, and what another user of its machine gets."""
+
+import json
+import os
+import random
+import re
+import string
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.faults.test_secrets import KEYS, command_lines, files, forms
+from tests.test_street_serve import Place
+from tests.world import World, until
+
+NOBODY = 65534
+ASK = """
+import json, sys, urllib.error, urllib.request
+port, said = sys.argv[1], json.dumps({"model": "demo", "messages": [{"role": "user", "content": "x"}]}).encode()
+for path, body in (("/v1/chat/completions", said), ("/v1/completions", said), ("/v1/models", None)):
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", body, {"Content-Type": "application/json"})
+    try:
+        print(urllib.request.urlopen(request, timeout=20).status)
+    except urllib.error.HTTPError as error:
+        print(error.code)
+"""
+
+
+def canary() -> str:
+    return "".join(random.choices(string.ascii_letters, k=34))
+
+
+@pytest.fixture
+def place(tmp_path):
+    tokens = {name: prefix + canary() for name, prefix in KEYS.items()}
+    place = Place(World(tmp_path, tokens), tmp_path)
+    yield place
+    place.world.inv("serve.down", "--all")
+
+
+def ask(url: str, key: str, prompt: str) -> int:
+    said = {"model": "demo", "messages": [{"role": "user", "content": prompt}], "max_tokens": 3}
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(said).encode(), headers)) as reply:
+            return reply.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@pytest.mark.nightly
+def test_a_service_leaves_its_secrets_nowhere_and_another_user_gets_nothing_at_its_ports(place):
+    prompt, wrong = canary(), canary()
+    with command_lines() as lines:
+        url = place.up("demo", place.model("one"), "--replicas", "1")["endpoint"] + "/v1/chat/completions"
+        key = place.world.json("serve.key", "demo", "--for", "ann")["key"]
+        until(lambda: ask(url, key, prompt) == 200, "an answer")
+        assert [ask(url, one, prompt) for one in (wrong, "", f"{key}x")] == [401] * 3
+        (engine,) = place.engines("demo").values()
+        words = Path(f"/proc/{engine}/cmdline").read_bytes().decode().split("\0")
+        environ = dict(re.findall(r"([A-Z_]+)=([^\0]*)", Path(f"/proc/{engine}/environ").read_text()))
+        port = words[words.index("--port") + 1]
+        other = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.getuid() == 0 else {}
+        theirs = subprocess.run(["python3", "-c", ASK, port], cwd="/", env={"PATH": os.environ["PATH"]},
+                                capture_output=True, text=True, timeout=60, **other)  # fmt: skip
+        assert theirs.stdout.split() == ["401"] * 3, theirs
+        told = [place.world.inv(*line.split()) for line in ("status", "serve.status demo --all", "serve.logs demo",
+                                                            "serve.logs demo --controller", "config")]  # fmt: skip
+    secret = {**{name: place.world.extra[name] for name in KEYS}, "engine": environ["VLLM_API_KEY"], "client": key,
+              "prompt": prompt, "wrong": wrong}  # fmt: skip
+    assert not {name for name in ("RUNPOD_API_KEY", "LIUM_API_KEY") if secret[name] in str(environ)}
+    open_to = {path: path.read_bytes() for path in files(place.folder) if path.stat().st_mode & 0o077}
+    assert len(open_to) > 20 and b"serve.fake" in lines
+    seen = {
+        (str(where), name)
+        for where, content in {**open_to, "argv": bytes(lines), "said": "".join(told).encode()}.items()
+        for name, value in secret.items()
+        if any(form in content for form in forms(value))
+    }
+    assert seen == set()
+    held = {path.name for path in files(place.folder) for name in (*KEYS, "prompt", "wrong", "client")
+            if secret[name].encode() in path.read_bytes()}  # fmt: skip
+    assert held <= {"secrets.json"}
