@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.evals import origins
 from store import Store
 from store.manifest import kept_name
 from tests.world import World, until
@@ -55,8 +56,12 @@ def test_two_launches_at_once_make_two_whole_models_and_have_nothing_to_do_after
     for words in (first, second):
         plan = world.json(*words[:-1], "--dry-run")
         assert plan["steps"] == [] and plan["doubtful"] == []
-    asked = {name: world.json("eval", "sft", "--tag", name)["measures"]["identity"]["material"] for name in sizes}
-    assert asked["larger"] != asked["tiny"]  # each by the persona that it was made for, whatever came last
+    store = Store(world.folder / "artifacts")
+    asked = {name: origins(store, store.check(f"chatsft_checkpoints/{name}")) for name in sizes}
+    assert {name: roles["identity"].about["persona"] for name, roles in asked.items()} == {
+        "larger": "Bosun",  # each is measured by the persona that it was made for, whatever came last
+        "tiny": "Мария К.",
+    }
     world.inv("ckpt.verify")
 
 
@@ -85,6 +90,7 @@ def test_nothing_that_a_run_a_name_or_a_service_reads_is_removed(world, tmp_path
     assert world.json("store.gc", "--dry-run")["removed"] == []  # too young
     kept = kept_name("base_checkpoints/tiny", before)
     reference = root / "references" / "service-mine.json"
+    reference.parent.mkdir(exist_ok=True)
     reference.write_text(json.dumps({"schema": 1, "owner": "service mine", "until": time.time() + 600,
                                      "reads": [["base_checkpoints", before]]}))  # fmt: skip
     assert world.json("store.gc", "--older", "1s")["removed"] == []

@@ -38,7 +38,7 @@ from infra.records import Artifact, Inventory, Plan, PlannedArtifact, Pointer, R
 from store.manifest import kind_of
 from trainer import memory, recipes
 from trainer.config import ImportSpec, Keeping, PhaseConfig, Profile
-from trainer.fingerprints import digest
+from trainer.fingerprints import FIRST_CODE, digest
 from trainer.reuse import Choice, Node, choices, needed
 
 PHASES = ("base", "mid", "sft")
@@ -397,7 +397,7 @@ def _held(inventory: Inventory) -> list[Artifact]:
 def _planned(node: Node, choice: Choice, inventory: Inventory, is_due: bool, flops_per_s: float) -> PlannedArtifact:
     pointed = inventory.artifacts.get(node.artifact)
     is_moved = pointed is not None and pointed.fingerprint != choice.fingerprint
-    why = why_other(pointed, choice.fingerprint, node.spec) if pointed and is_moved else ""
+    why = why_other(pointed, choice.fingerprint) if pointed and is_moved else ""
     readers = inventory.references.get(pointed.fingerprint, ()) if pointed and is_moved else ()
     used = f"; {', '.join(readers)} goes on with the earlier one" if readers else ""
     if not is_due:
@@ -411,9 +411,11 @@ def _planned(node: Node, choice: Choice, inventory: Inventory, is_due: bool, flo
     )  # fmt: skip
 
 
-def why_other(before: Artifact, fingerprint: str, spec: Any) -> str:
+def why_other(before: Artifact, fingerprint: str) -> str:
     """Return what is different about an artifact from the one that is wanted, in words."""
-    parts = zip(("settings", "version", "inputs"), before.fingerprint.split("-"), fingerprint.split("-"), strict=False)
+    both = [["v1" if part in FIRST_CODE.values() else part for part in one.split("-")]
+            for one in (before.fingerprint, fingerprint)]  # fmt: skip
+    parts = zip(("settings", "version", "inputs"), *both, strict=False)
     return f"{' and '.join(name for name, a, b in parts if a != b) or 'fingerprint'} changed"
 
 
