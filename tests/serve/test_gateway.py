@@ -407,7 +407,17 @@ def test_curl_and_a_large_body_that_asks_first(pair):
     async def main():
         async with gateway(pair[0]) as front:
             body = json.dumps(chat(messages=[{"role": "user", "content": "x" * (2 << 20)}]))
-            words = ("-sS", "-H", "Expect: 100-continue", "--expect100-timeout", "30", "--data-binary", "@-")
+            words = (
+                "-sS",
+                "-H",
+                "Content-Type: application/json",
+                "-H",
+                "Expect: 100-continue",
+                "--expect100-timeout",
+                "30",
+                "--data-binary",
+                "@-",
+            )
             curl = await asyncio.create_subprocess_exec(
                 "curl", *words, front.url + CHAT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
             )
