@@ -177,9 +177,10 @@ def test_a_body_without_a_length_is_bounded_too(pair):
             yield b" " * 4096
 
     async def main():
+        said = {"Content-Type": "application/json"}
         async with (
             gateway(*pair, max_body_bytes=65536) as front,
-            front.session.post(front.url + CHAT, data=endless()) as reply,
+            front.session.post(front.url + CHAT, data=endless(), headers=said) as reply,
         ):
             assert reply.status == 413
 

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from serve.gateway.wire import HELD_BYTES
-from tests.serve.engine import ASK, CHAT, GUARD_S, HEALTH, chat, gateway, until
+from tests.serve.engine import ASK, GUARD_S, HEALTH, chat, gateway, until
 
 
 def run(main):
@@ -79,21 +79,6 @@ def test_headers_that_do_not_come_are_not_waited_for(pair):
             writer.write(b"POST /v1/chat")
             assert await asyncio.wait_for(reader.read(), GUARD_S) == b""
             writer.close()
-
-    run(main)
-
-
-def test_connections_are_bounded(pair):
-    async def main():
-        async with gateway(*pair, max_connections=2) as front:
-            host, port = front.url.removeprefix("http://").split(":")
-            held = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
-            await until(lambda: len(front.gateway._listener.connections) == 2, "both are there")
-            reader, writer = await asyncio.open_connection(host, int(port))
-            assert await asyncio.wait_for(reader.read(), GUARD_S) == b""
-            for _, one in [*held, (reader, writer)]:
-                one.close()
-            await until(lambda: not front.gateway._listener.connections, "they are gone")
 
     run(main)
 
@@ -306,5 +291,67 @@ def test_a_body_that_breaks_is_refused_at_once(pair):
             writer.close()
             assert said.startswith(b"HTTP/1.1 400") and b"the body is broken" in said
             assert pair[0].seen()["running"] == pair[1].seen()["running"] == 0
+
+    run(main)
+
+
+LENGTH = b"Content-Length: 2\r\n\r\n{}"
+CHUNKS = b"\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "sent"),
+    [
+        (400, b"POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json\r\n" + LENGTH),
+        (400, b"GET /health HTTP/1.1\r\n\r\n"),
+        (400, ASK + b"Host: localhost\r\n" + LENGTH),
+        (400, ASK + b"Host: elsewhere.example\r\n" + LENGTH),
+        (400, ASK + b"hOST:\r\n" + LENGTH),
+        (400, b"GET /health HTTP/1.1\r\nHost: a b\r\n\r\n"),
+        (400, b"GET /health HTTP/1.1\r\nHost: localhost/x\r\n\r\n"),
+        (400, b"GET /health HTTP/1.1\r\nHost: user@localhost\r\n\r\n"),
+        (400, b"GET /health HTTP/1.1\r\nHost: localhost:port\r\n\r\n"),
+        (400, b"GET /health HTTP/1.0\r\nHost: localhost\r\nHost: localhost\r\n\r\n"),
+        (505, ASK.replace(b"/1.1", b"/2.0") + LENGTH),
+        (505, ASK.replace(b"/1.1", b"/2.0") + b"Connection: keep-alive\r\n" + LENGTH),
+        (505, b"GET /health HTTP/0.9\r\nHost: localhost\r\n\r\n"),
+        (501, ASK + b"Transfer-Encoding: identity, chunked" + CHUNKS),
+        (501, ASK + b"Transfer-Encoding: gzip, chunked" + CHUNKS),
+        (400, ASK + b"Transfer-Encoding: identity\r\nTransfer-Encoding: chunked" + CHUNKS),
+        (400, ASK + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity" + CHUNKS),
+        (400, ASK + b"Transfer-Encoding: chunked, chunked" + CHUNKS),
+        (400, ASK + b"Transfer-Encoding: chunked, identity" + CHUNKS),
+        (400, ASK + b"Transfer-Encoding: identity" + CHUNKS),
+        (400, ASK + b"Transfer-Encoding: chunked\r\nContent-Length: 2" + CHUNKS),
+        (400, ASK.replace(b"/1.1", b"/1.0") + b"Transfer-Encoding: chunked" + CHUNKS),
+    ],
+)
+def test_a_request_that_could_be_read_in_two_ways_is_refused_and_nothing_behind_it_is_served(pair, status, sent):
+    async def main():
+        before = pair[0].seen()["requests"]
+        async with gateway(pair[0]) as front:
+            said = await raw(front, HEALTH + b"\r\n" + sent + post(headers=b"Connection: close\r\n"))
+            assert [part[:3] for part in said.split(b"HTTP/1.1 ")[1:]] == [b"200", b"%d" % status]
+            assert b"Connection: close" in said
+        assert pair[0].seen()["requests"] == before
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: LocalHost:80\r\nConnection: close\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: [::1]:8000\r\nConnection: close\r\n\r\n",
+        b"GET http://localhost/health HTTP/1.1\r\nHost: elsewhere.example\r\nConnection: close\r\n\r\n",
+        ASK + b"Transfer-Encoding: CHUNKED\r\nConnection: close\r\n\r\n2F\r\n"
+        b'{"messages": [{"role": "user", "content": "a"}]\r\n1\r\n}\r\n0\r\n\r\n',
+    ],
+)
+def test_a_request_that_is_sound_by_the_rfc_is_served(pair, sent):
+    async def main():
+        async with gateway(*pair) as front:
+            assert (await raw(front, sent)).startswith(b"HTTP/1.1 200")
 
     run(main)
