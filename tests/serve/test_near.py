@@ -65,15 +65,14 @@ def test_without_a_key_no_page_of_another_site_is_answered(pair, origin):
 def test_without_a_key_a_form_is_not_taken(pair, kind):
     async def main():
         async with gateway(*pair) as front:
+            url = front.url + CHAT
             before = pair[0].seen()["requests"] + pair[1].seen()["requests"]
-            async with front.session.post(
-                front.url + CHAT, data=b'{"messages":[]}', headers={"Content-Type": kind}
-            ) as r:
-                assert r.status == 415
+            async with front.session.post(url, data=b'{"messages":[]}', headers={"Content-Type": kind}) as reply:
+                assert reply.status == 415
             assert pair[0].seen()["requests"] + pair[1].seen()["requests"] == before
             for good in ("application/json; charset=utf-8", "Application/JSON"):
-                async with front.session.post(url, json=chat(), headers={"Content-Type": good}) as r:
-                    assert r.status == 200
+                async with front.session.post(url, json=chat(), headers={"Content-Type": good}) as reply:
+                    assert reply.status == 200
 
     run(main)
 
