@@ -1,4 +1,4 @@
-"""A service whose machine runs out of files, and which strangers hold connections to: real processes, as people type."""
+"""A service whose machine has no files left, and whose connections strangers hold: real processes, as people type."""
 
 import asyncio
 import contextlib

@@ -62,6 +62,7 @@ class Doors:
                 return 0
             raise
         made.setblocking(False)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections have it from here
         self._sockets.append(made)
         return int(made.getsockname()[1])
 
