@@ -10,9 +10,12 @@ import subprocess
 import aiohttp
 import pytest
 
+from infra.relay import relay
 from serve import loops
 from serve.gateway import keys
 from serve.gateway.keys import WRONG_AT_ONCE, Keys
+from serve.landing import free_port
+from tests import world
 from tests.serve.engine import ASK, CHAT, GUARD_S, chat, gateway, port_of, program, until
 
 ELSEWHERE = "127.0.0.2"
@@ -176,6 +179,24 @@ def test_a_port_outlasts_a_time_without_files(pair, caplog):
             assert said == b"HTTP/1.1 200 OK"
 
     run(main)
+
+
+def test_a_forwarded_port_outlasts_a_time_without_files(caplog):
+    with socket.create_server(("127.0.0.1", 0)) as engine, socket.socket() as client:
+        far = engine.getsockname()
+        with relay(0, lambda: socket.create_connection(far, timeout=GUARD_S)) as port:
+            client.settimeout(GUARD_S)
+            with no_files():
+                client.connect(("127.0.0.1", port))
+                world.until(lambda: "can be taken" in caplog.text, "it is told", GUARD_S)
+            with engine.accept()[0] as call:
+                client.sendall(b"hello")
+                assert call.recv(5) == b"hello"
+
+
+def test_a_port_is_not_looked_for_where_none_can_be_tried():
+    with no_files(), pytest.raises(OSError, match="Too many open files"):
+        free_port([])
 
 
 def test_who_tries_key_after_key_waits_and_who_has_one_does_not(pair):
