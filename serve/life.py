@@ -349,5 +349,5 @@ class Replicas:
 
 def passes(error: BaseException) -> bool:
     """Whether it is a want of this machine, or came of one: no file, no memory, no thread, a full disk."""
-    is_want = isinstance(error, (OSError, MemoryError)) or str(error) == "can't start new thread"
-    return is_want or isinstance(error.__cause__, (OSError, sqlite3.OperationalError))
+    wants = (OSError, MemoryError, sqlite3.OperationalError)
+    return isinstance(error, wants) or isinstance(error.__cause__, wants) or str(error) == "can't start new thread"

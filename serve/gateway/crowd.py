@@ -15,12 +15,15 @@ from serve.gateway.limits import Limits
 
 
 class Member(Protocol):
-    @property
-    def is_idle(self) -> bool:
-        """It has no request; asked only of those that were let in."""
+    """What is asked of those that were let in."""
 
     @property
-    def idle_since(self) -> float: ...
+    def is_idle(self) -> bool:
+        """It has no request."""
+
+    @property
+    def idle_until(self) -> float:
+        """When it will have been so for too long."""
 
 
 M = TypeVar("M", bound=Member)
@@ -87,7 +90,7 @@ class Crowd(Generic[M]):
 
 
 def _longest_idle(members: Iterable[M]) -> M | None:
-    return min((one for one in members if one.is_idle), key=lambda one: one.idle_since, default=None)
+    return min((one for one in members if one.is_idle), key=lambda one: one.idle_until, default=None)
 
 
 def _put(all: OrderedDict[M, str], groups: dict[str, OrderedDict[M, None]], one: M, name: str) -> None:

@@ -70,7 +70,7 @@ class Request(Message):
         """Its connection counts for the key called that, from the first such request on."""
         if self._line.is_stranger:
             self._line.is_stranger = False
-            self._line.crowd.let_in(self._line, key)
+            self._line.listener.crowd.let_in(self._line, key)
 
     @property
     def is_behind(self) -> bool:
@@ -138,8 +138,8 @@ class Connection(Wire):
     """A client's."""
 
     __slots__ = (
-        "address", "is_stranger", "task", "_listener", "_parser", "_ahead", "_coming", "_unparsed", "_framing",
-        "_is_deaf", "_url", "_headers", "_lines", "_head_bytes", "_is_waiting", "_timer", "_idle_until",
+        "address", "is_stranger", "task", "listener", "_parser", "_ahead", "_coming", "_unparsed", "_framing",
+        "_is_deaf", "_url", "_headers", "_lines", "_head_bytes", "is_idle", "_timer", "idle_until",
         "_doubled", "_host", "_name",
     )  # fmt: skip
 
@@ -148,7 +148,7 @@ class Connection(Wire):
         self.address = address
         self.is_stranger = True
         self.task: EagerTask | None = None
-        self._listener = listener
+        self.listener = listener
         self._parser = HttpRequestParser(self)
         self._ahead: deque[Request] = deque()  # of which nothing was done yet
         self._coming: Request | None = None  # its body is being received
@@ -159,28 +159,16 @@ class Connection(Wire):
         self._headers: dict[bytes, bytes] = {}
         self._lines = b""
         self._head_bytes = 0
-        self._is_waiting = False  # for the client
+        self.is_idle = False  # for the client
         self._timer: asyncio.TimerHandle | None = None
-        self._idle_until = 0.0
+        self.idle_until = 0.0
         self._doubled = b""  # a header that was there twice
         self._host: bytes | None = b" "  # the last that was a sound one; they are mostly the same
         self._name = b""  # in it, without the port
 
     @property
     def is_leaving(self) -> bool:
-        return self._listener.is_closed
-
-    @property
-    def crowd(self) -> "Crowd[Connection]":
-        return self._listener.crowd
-
-    @property
-    def is_idle(self) -> bool:
-        return self._is_waiting
-
-    @property
-    def idle_since(self) -> float:
-        return self._idle_until
+        return self.listener.is_closed
 
     def give_up(self) -> None:
         """Another one needs the room."""
@@ -192,17 +180,17 @@ class Connection(Wire):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if self._is_deaf or self._listener.is_closed:
+        if self._is_deaf or self.listener.is_closed:
             self.give_up()
             return
-        self._listener.connections.add(self)
+        self.listener.connections.add(self)
         self.task = EagerTask(self._serve())
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._is_deaf = True
         super().connection_lost(exc)
-        self._listener.connections.discard(self)
-        self.crowd.leave(self)
+        self.listener.connections.discard(self)
+        self.listener.crowd.leave(self)
         if self._timer is not None:
             self._timer.cancel()
         if self.task is not None:
@@ -355,7 +343,7 @@ class Connection(Wire):
                     self._parse_more()
                     self.go_on()
                 try:
-                    await self._listener.handle(request)
+                    await self.listener.handle(request)
                     request.end()
                 except ConnectionError:
                     raise
@@ -384,29 +372,29 @@ class Connection(Wire):
             while not self._ahead and not self._is_deaf:
                 await self.news
         finally:
-            self._is_waiting = False
+            self.is_idle = False
 
     async def _until_taken(self) -> None:
         self._limit()
         try:
             await self.taken()
         finally:
-            self._is_waiting = False
+            self.is_idle = False
 
     def _limit(self) -> None:
         """From now on the client has `keepalive_s`: to ask, or to take what it was sent."""
-        self._idle_until = self._listener.loop.time() + self._listener.keepalive_s
+        self.idle_until = self.listener.loop.time() + self.listener.keepalive_s
         if self._timer is None:
-            self._timer = self._listener.loop.call_at(self._idle_until, self._look)
-        self._is_waiting = True
+            self._timer = self.listener.loop.call_at(self.idle_until, self._look)
+        self.is_idle = True
 
     def _look(self) -> None:
         """One timer for all waits of a connection: it looks again when it went off too early."""
         self._timer = None
-        if not self._is_waiting or self.task is None or self.transport is None:
+        if not self.is_idle or self.task is None or self.transport is None:
             return
-        if self._listener.loop.time() < self._idle_until - 0.001:
-            self._timer = self._listener.loop.call_at(self._idle_until, self._look)
+        if self.listener.loop.time() < self.idle_until - 0.001:
+            self._timer = self.listener.loop.call_at(self.idle_until, self._look)
         elif self.transport.get_write_buffer_size():
             self.transport.abort()  # else it would stand until all of that is taken
         else:
@@ -416,11 +404,11 @@ class Connection(Wire):
         log.error("gateway: %s %s: %r", request.method.decode(), request.path.decode("latin-1"), error, exc_info=error)
         request.keeps = False
         if not request.is_begun:  # one that has begun can only be broken off
-            self._listener.mistaken(request)
+            self.listener.mistaken(request)
 
     async def _pass_over(self, request: Request) -> None:
         """The rest of a body: a connection that is closed before that takes the answer along."""
-        timer = self._listener.loop.call_later(LINGER_S, request.task.cancel)
+        timer = self.listener.loop.call_later(LINGER_S, request.task.cancel)
         try:
             while not request.is_whole:
                 await request.readany()

@@ -21,7 +21,7 @@ class Someone:
     is_idle: bool = True
 
     @property
-    def idle_since(self) -> float:
+    def idle_until(self) -> float:
         return self.number
 
 
