@@ -36,7 +36,7 @@ http { access_log off; client_body_temp_path %s; upstream engines { %s keepalive
 server { listen 127.0.0.1:%d; keepalive_requests 1000000;
 location / { proxy_pass http://engines; proxy_http_version 1.1; proxy_set_header Connection ""; } } }
 """
-HEAD = b"POST %s HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+HEAD = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 
 
 def request(**said: object) -> bytes:

@@ -32,12 +32,23 @@ def relay(port: int, dial: Callable[[], AbstractContextManager[Any]]) -> Iterato
 
     def serve() -> None:
         while not stop.is_set():
-            with contextlib.suppress(TimeoutError):  # a look at `stop`
+            try:
                 near, _ = listener.accept()
-                near.settimeout(None)
-                calls[:] = [call for call in calls if call.is_alive()]
-                calls.append(_Call(near, dial))
-                calls[-1].start()
+            except TimeoutError:  # a look at `stop`
+                continue
+            except OSError as error:  # no file for it just now
+                logging.getLogger(__name__).warning("no call of the forwarded port can be taken: %s", error)
+                stop.wait(TICK_S)
+                continue
+            near.settimeout(None)
+            calls[:] = [call for call in calls if call.is_alive()]
+            call = _Call(near, dial)
+            try:
+                call.start()
+            except RuntimeError:  # no thread for it
+                near.close()
+            else:
+                calls.append(call)
 
     server = threading.Thread(target=serve, daemon=True)
     server.start()

@@ -33,10 +33,11 @@ from serve.budget import Budget, limit_of
 from serve.detached import Places, lease_name
 from serve.gateway import keys
 from serve.gateway.access import AccessLog
+from serve.gateway.files import raise_limit
 from serve.gateway.limits import Limits
 from serve.gateway.server import Gateway
 from serve.landing import ROOT, Landing, free_port, role_of
-from serve.life import Replicas
+from serve.life import Replicas, passes
 from serve.loops import run
 from serve.memory import Member, Wanted, seen_of, wanted_of, write
 from serve.routed import Routed
@@ -78,6 +79,7 @@ class Controller:
         self.is_leaving = False
         self.keys_read_at = 0.0
         self.held_at = -leases.RENEW_S
+        self.want = ""  # of this machine, that cut off the last turn
         self.gateway = self._gateway()
         self.replicas = Replicas(name, self.wanted, journal, self.landing, self.gateway, self._tell_gateway, say)
 
@@ -113,16 +115,16 @@ class Controller:
                     await self._listen()
                 while not self.is_leaving:
                     replicas.changed.clear()
-                    self._look_at_wanted()
-                    await self._hold()
-                    self._look_at_load()
-                    if self.wanted.is_ending:
-                        for one in replicas.kept.values():
-                            replicas.end(one, "the service is being ended", drains=True)
-                    else:
-                        self._decide()
-                    self._tell_gateway()
-                    self._save()
+                    try:
+                        self._turn()
+                        await self._hold()
+                        self.want = ""
+                    except Exception as error:
+                        if not passes(error):
+                            raise
+                        if str(error) != self.want:  # told once
+                            self.want = str(error)
+                            self.say(f"{self.name}: tried again: {error}")
                     if replicas.trouble:
                         raise replicas.trouble
                     if self.wanted.is_ending and not replicas.kept:
@@ -135,6 +137,18 @@ class Controller:
             await self._ask_store(leases.release, self.name, self.journal.installation, self.wanted)
             self.journal.forget(self.name, self.lease)
             self.say(f"{self.name}: ended, nothing of it runs")
+
+    def _turn(self) -> None:
+        """One look at everything, and what follows from it. May be cut off anywhere, and done again."""
+        self._look_at_wanted()
+        self._look_at_load()
+        if self.wanted.is_ending:
+            for one in self.replicas.kept.values():
+                self.replicas.end(one, "the service is being ended", drains=True)
+        else:
+            self._decide()
+        self._tell_gateway()
+        self._save()
 
     async def _listen(self) -> None:
         wanted_port, until = self.wanted.port or self.seen.port, time.monotonic() + FREED_S
@@ -365,6 +379,7 @@ def _say(text: str) -> None:
 def main() -> None:
     if len(sys.argv) != 2:
         sys.exit("usage: python -m serve.controller NAME")
+    raise_limit()
     try:
         run(keep(sys.argv[1]))
     except SlipwayError as error:

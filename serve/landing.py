@@ -9,7 +9,7 @@ place. It outlives whoever started it, as every pod's work does.
 Raises what `infra.launch` and `infra.pods` raise. Called by: the controller.
 """
 
-import contextlib
+import errno
 import os
 import random
 import shutil
@@ -242,5 +242,9 @@ def free_port(taken: Sequence[int]) -> int:
         port = random.choice(PORTS)
         if port in taken:
             continue
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:  # of which the next one knows no better
+                raise

@@ -8,6 +8,7 @@ when that is another state. Which there should be is the controller's to say. Ca
 
 import asyncio
 import contextlib
+import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -123,14 +124,23 @@ class Replicas:
     # Their tasks.
 
     async def _guarded(self, one: Kept, life: Awaitable[None]) -> None:
-        """What goes wrong with our own work ends this controller, and not only that replica's care."""
+        """A mistake of our own ends this controller, and not only that replica's care; what passes ends neither."""
         try:
             await life
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            self.trouble = error
-            self.changed.set()
+            if not passes(error):
+                self.trouble = error
+                self.changed.set()
+                return
+            self.say(f"{one.member.run}: tried again in {RETRY_S:g} s: {error}")
+            one.task = asyncio.create_task(self._guarded(one, self._again(one)))
+
+    async def _again(self, one: Kept) -> None:
+        await asyncio.sleep(RETRY_S)
+        await self._in_thread(one.links.close)
+        self._take_over(one)
 
     async def _launch(self, one: Kept) -> None:
         version = self.wanted.version(one.member.version)
@@ -194,9 +204,14 @@ class Replicas:
         while True:
             asked, service = self.service.probe, self.wanted.version(one.member.version).service
             before = one.counters if one.member.facts.is_ready else None
-            found = await probe(
-                self.session, one.replica.url, one.replica.key, served_name(self.name, service), asked, before
-            )
+            try:
+                found = await probe(
+                    self.session, one.replica.url, one.replica.key, served_name(self.name, service), asked, before
+                )
+            except OSError as error:  # it was not asked: this machine has no file for it
+                self.say(f"{one.member.run}: no probe: {error}")
+                await asyncio.sleep(RETRY_S)
+                continue
             now = time.monotonic()
             one.counters = found.counters
             if found.why and not one.probed:  # what follows it is told by its state
@@ -299,23 +314,27 @@ class Replicas:
             if member.facts.down is Step.SUCCEEDED:
                 self.past.append(member)
                 continue
-            one = self.kept[member.number] = Kept(member)
-            facts = replace(member.facts, passes=0, misses=0, first_miss_at=None, waits_since=None)
-            op = self._op(one)
-            if op is not None and facts.launch in (Step.SCHEDULED, Step.RUNNING) and op.state in (READY, LOST):
-                facts = replace(facts, launch=Step.SUCCEEDED)
-            one.member = replace(member, facts=facts)
-            if op is None and facts.launch in (Step.SCHEDULED, Step.RUNNING):
-                self._drop(one)  # its pod was never asked for
-                continue
-            if facts.down is not None:
-                one.drains, one.has_failed = False, facts.app_failed or facts.is_late
-                one.told.set()
-            elif facts.launch is not Step.SUCCEEDED:
-                self.end(one, "its launch was cut off", drains=False)
-            one.task = asyncio.create_task(self._guarded(one, self._keep(one)))
+            self.kept[member.number] = Kept(member)
+            self._take_over(self.kept[member.number])
         if self.kept:
             self.say(f"{self.name}: taking over {', '.join(one.member.run for one in self.kept.values())}")
+
+    def _take_over(self, one: Kept) -> None:
+        """Whatever it was at when its care was cut off."""
+        facts = replace(one.member.facts, passes=0, misses=0, first_miss_at=None, waits_since=None)
+        op = self._op(one)
+        if op is not None and facts.launch in (Step.SCHEDULED, Step.RUNNING) and op.state in (READY, LOST):
+            facts = replace(facts, launch=Step.SUCCEEDED)
+        one.member = replace(one.member, facts=facts)
+        if op is None and facts.launch in (Step.SCHEDULED, Step.RUNNING):
+            self._drop(one)  # its pod was never asked for
+            return
+        if facts.down is not None:
+            one.drains, one.has_failed = False, facts.app_failed or facts.is_late
+            one.told.set()
+        elif facts.launch is not Step.SUCCEEDED:
+            self.end(one, "its launch was cut off", drains=False)
+        one.task = asyncio.create_task(self._guarded(one, self._keep(one)))
 
     async def reached(self, limit_s: float) -> None:
         """Until the gateway can ask each that was ready, or not longer than that."""
@@ -340,3 +359,9 @@ class Replicas:
     async def _in_thread(self, work: Callable[..., T], *words: Any) -> T:
         """To its end, also when this task is cancelled meanwhile: what it began must not be half done."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, work, *words)
+
+
+def passes(error: BaseException) -> bool:
+    """Whether it is a want of this machine, or came of one: no file, no memory, no thread, a full disk."""
+    wants = (OSError, MemoryError, sqlite3.OperationalError)
+    return isinstance(error, wants) or isinstance(error.__cause__, wants) or str(error) == "can't start new thread"

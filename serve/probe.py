@@ -1,6 +1,7 @@
 """Whether a replica serves: what its file asks for, and one token from the model that is expected.
 
-In: where an engine answers, the probe of the service file. Out: a Probed; nothing is raised. A `/health` of 200 is not
+In: where an engine answers, the probe of the service file. Out: a Probed. Raises OSError when this machine lacks what
+it takes to ask, which says nothing of the engine; nothing else is raised. A `/health` of 200 is not
 enough: it stays so with an engine that hangs. A token that does not come in time is not enough either: an engine with
 a long line is not ill as long as it makes tokens for others, which its counters tell.
 Called by: the controller.
@@ -14,6 +15,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from infra.agent.shortage import is_shortage
 from serve.service import Probe
 
 METRICS_S = 5.0
@@ -50,6 +52,8 @@ async def probe(
     except asyncio.TimeoutError:
         return Probed(False, f"{asked.path}: no answer in {asked.timeout_seconds:g} s")
     except (aiohttp.ClientError, OSError, _Wrong) as error:
+        if is_shortage(error):
+            raise
         return Probed(False, f"{asked.path}: {str(error) or type(error).__name__}")
     try:
         await _token(session, url, headers, model, limit)
@@ -59,6 +63,8 @@ async def probe(
     except _Busy:
         why = "it is full"
     except (aiohttp.ClientError, OSError, _Wrong) as error:
+        if is_shortage(error):
+            raise
         return Probed(False, f"a token: {str(error) or type(error).__name__}")
     found = await counters(session, url)
     if why and before is not None and before.tokens is not None and found.tokens is not None:

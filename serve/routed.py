@@ -21,6 +21,7 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
+from infra.agent.shortage import is_shortage
 from infra.errors import SlipwayError
 from serve.gateway.access import AccessLog
 from serve.gateway.keys import Keys
@@ -98,13 +99,18 @@ class Routed(Gateway):
     async def _keep(self) -> None:
         """A router that lives and knows its workers; started again when it has ended."""
         while True:
-            port = _free_port()
-            with self._log.open("ab") as log:
-                process = subprocess.Popen(
-                    [str(self._python), "-m", "serve.router", str(port), self._policy],
-                    cwd=ROOT, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
-                    env={**os.environ, "PYTHONPATH": str(ROOT)},
-                )  # fmt: skip
+            try:
+                port = _free_port()
+                with self._log.open("ab") as log:
+                    process = subprocess.Popen(
+                        [str(self._python), "-m", "serve.router", str(port), self._policy],
+                        cwd=ROOT, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
+                        env={**os.environ, "PYTHONPATH": str(ROOT)},
+                    )  # fmt: skip
+            except OSError as error:  # no file, no memory just now
+                self._say(f"{NAME} was not started: {error}; tried again in {AGAIN_S:g} s")
+                await asyncio.sleep(AGAIN_S)
+                continue
             try:
                 await self._follow(process, f"http://127.0.0.1:{port}")
             finally:
@@ -173,8 +179,8 @@ async def _is_gone(url: str) -> bool:
         _, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port)), ASK_S)
     except asyncio.TimeoutError:
         return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not is_shortage(error)  # else it was not asked
     writer.close()
     return False
 

@@ -18,6 +18,7 @@ import msgspec
 from infra.errors import SlipwayError, UsageError
 from serve.gateway import keys
 from serve.gateway.access import AccessLog
+from serve.gateway.files import raise_limit
 from serve.gateway.limits import Limits
 from serve.gateway.routing import Replica
 from serve.gateway.server import Gateway
@@ -69,6 +70,7 @@ async def serve(path: Path) -> None:
 def main() -> None:
     if len(sys.argv) != 2:
         sys.exit("usage: python -m serve.gateway FILE")
+    raise_limit()
     try:
         run(serve(Path(sys.argv[1])))
     except (SlipwayError, OSError) as error:

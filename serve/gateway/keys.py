@@ -8,13 +8,17 @@ import hashlib
 import hmac
 import re
 import secrets
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 
 from infra.agent.job import write_durably
 from infra.errors import UsageError
+from serve.gateway.limits import Limits
 
 PREFIX = "slipway-"
+WRONG_AT_ONCE = 20  # of people, and of programs that were set up with an old key
+MOST_ADDRESSES = 10_000  # that are remembered
 SEED_BYTES = 32
 _LINE = re.compile(r"([A-Za-z0-9._-]{1,64}) ([0-9a-f]{64})")
 
@@ -41,6 +45,26 @@ class Keys:
             if hmac.compare_digest(digest, known):
                 found = name
         return found if scheme.lower() == b"bearer" else None
+
+
+class Guesses:
+    """How long the answer to a wrong key is kept back, by the address it came from. Pure: time is an argument.
+
+    A key cannot be guessed; but each try is work, and thousands a second are much of it. An address has `WRONG_AT_ONCE`
+    answers at once, then so many a second as the limits say, each a bit later than the one before.
+    """
+
+    def __init__(self) -> None:
+        self._until: OrderedDict[str, float] = OrderedDict()  # when its last answer is due; the last one to come last
+
+    def wait_s(self, address: str, now: float, limits: Limits) -> float:
+        """For one that came now."""
+        step_s, ahead_s = 1 / limits.wrong_keys_per_s, WRONG_AT_ONCE / limits.wrong_keys_per_s
+        until = max(self._until.pop(address, now), now) + step_s
+        self._until[address] = until = min(until, now + ahead_s + limits.wrong_key_most_s)
+        if len(self._until) > MOST_ADDRESSES:
+            self._until.popitem(last=False)
+        return max(0.0, until - now - ahead_s)
 
 
 def make(name: str) -> tuple[str, str]:

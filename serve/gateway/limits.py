@@ -25,13 +25,22 @@ class Limits:
     """For which it waits while there is no replica at all; 0 = it is refused at once. For services that sleep."""
 
     max_connections: int = 4096
-    """Of clients; the next is closed unheard."""
+    """Of clients. With this many, the longest idle one is closed for the next, those first that showed no key yet. This
+    and the counts below are lowered together where a process may not open as many files."""
+    max_connections_per_key: int = 2048
+    max_strangers_per_address: int = 1024
+    """Connections of which no request was let in yet; so much room is also kept for strangers."""
     max_in_flight: int = 2048
     """Requests that are inside, waiting ones included."""
     max_in_flight_per_key: int = 1024
     max_in_flight_per_replica: int = 384
     """About 1.5 times what an engine computes at once (vLLM's max_num_seqs)."""
     max_queued: int = 512
+
+    wrong_keys_per_s: float = 10.0
+    """That an address is told of; it may make as many at once, then its answers are late."""
+    wrong_key_most_s: float = 10.0
+    """How late at most."""
 
     max_body_bytes: int = 8 << 20
     max_tokens: int | None = 4096

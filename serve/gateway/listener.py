@@ -8,6 +8,7 @@ is being done for him. Called by: `server`.
 import asyncio
 import logging
 import re
+import socket
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -16,7 +17,10 @@ from http import HTTPStatus
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, parse_url
 
+from serve.gateway.crowd import Crowd
+from serve.gateway.doors import AT_ONCE, Doors
 from serve.gateway.eager import EagerTask
+from serve.gateway.limits import Limits
 from serve.gateway.wire import MOST_HEAD_BYTES, Broken, Message, Wire
 
 LINGER_S = 2.0  # for the rest of a body that nobody wants
@@ -26,24 +30,29 @@ SERVER = b"slipway"
 STATUS_LINES = {one.value: b"HTTP/1.1 %d %b\r\n" % (one.value, one.phrase.encode()) for one in HTTPStatus}
 WITHOUT_BODY = (204, 304)
 FORWARDED = frozenset((b"content-type", b"accept", b"traceparent", b"tracestate"))  # headers, to the engine
+ONCE = frozenset((b"host", b"transfer-encoding"))  # headers that may not be there twice
+UNREADABLE = (400, "this is no HTTP request that can be read")
 _PLAIN = re.compile(rb"/[A-Za-z0-9_/]*")
+_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")  # RFC 3986, 3.2.2
 
 log = logging.getLogger(__name__)
 
 
 class Request(Message):
-    """One request, and the way back to its client. Names of headers are lower case. One that `is_nonsense` was none."""
+    """One request, and the way back to its client. Names of headers are lower case."""
 
     lines = b""  # of its headers, those that are passed on
-    is_begun = is_nonsense = False
+    fault: tuple[int, str] | None = None  # it was none: status and words of the answer
+    is_begun = False
     _is_open = False  # an answer in parts has begun and not ended
 
     def __init__(
-        self, line: "Connection", method: bytes, url: bytes, headers: dict[bytes, bytes], is_new: bool, keeps: bool
-    ) -> None:
+        self, line: "Connection", method: bytes, url: bytes, headers: dict[bytes, bytes], is_new: bool, keeps: bool,
+        host: bytes,
+    ) -> None:  # fmt: skip
         Message.__init__(self, line)
         self._line, self.method, self.headers, self.keeps = line, method, headers, keeps
-        self.path = url if _PLAIN.fullmatch(url) else _path(url)
+        self.path, self.host = (url, host) if _PLAIN.fullmatch(url) else _target(url, host)
         self._chunks = is_new  # to HTTP/1.0 the end of the connection is the end of the answer
 
     @property
@@ -51,6 +60,17 @@ class Request(Message):
         """That serves it."""
         assert self._line.task is not None
         return self._line.task
+
+    @property
+    def address(self) -> str:
+        """For whom it counts that has no key."""
+        return self._line.address
+
+    def let_in(self, key: str) -> None:
+        """Its connection counts for the key called that, from the first such request on."""
+        if self._line.is_stranger:
+            self._line.is_stranger = False
+            self._line.listener.crowd.let_in(self._line, key)
 
     @property
     def is_behind(self) -> bool:
@@ -118,14 +138,17 @@ class Connection(Wire):
     """A client's."""
 
     __slots__ = (
-        "task", "_listener", "_parser", "_ahead", "_coming", "_unparsed", "_framing", "_is_deaf",
-        "_url", "_headers", "_lines", "_head_bytes", "_is_waiting", "_timer", "_idle_until",
+        "address", "is_stranger", "task", "listener", "_parser", "_ahead", "_coming", "_unparsed", "_framing",
+        "_is_deaf", "_url", "_headers", "_lines", "_head_bytes", "is_idle", "_timer", "idle_until",
+        "_doubled", "_host", "_name",
     )  # fmt: skip
 
-    def __init__(self, listener: "Listener") -> None:
+    def __init__(self, listener: "Listener", address: str) -> None:
         super().__init__()
+        self.address = address
+        self.is_stranger = True
         self.task: EagerTask | None = None
-        self._listener = listener
+        self.listener = listener
         self._parser = HttpRequestParser(self)
         self._ahead: deque[Request] = deque()  # of which nothing was done yet
         self._coming: Request | None = None  # its body is being received
@@ -136,27 +159,38 @@ class Connection(Wire):
         self._headers: dict[bytes, bytes] = {}
         self._lines = b""
         self._head_bytes = 0
-        self._is_waiting = False  # for the client
+        self.is_idle = False  # for the client
         self._timer: asyncio.TimerHandle | None = None
-        self._idle_until = 0.0
+        self.idle_until = 0.0
+        self._doubled = b""  # a header that was there twice
+        self._host: bytes | None = b" "  # the last that was a sound one; they are mostly the same
+        self._name = b""  # in it, without the port
 
     @property
     def is_leaving(self) -> bool:
-        return self._listener.is_closed
+        return self.listener.is_closed
+
+    def give_up(self) -> None:
+        """Another one needs the room."""
+        self._is_deaf = True
+        if self.transport is not None:
+            self.transport.abort()
 
     # What comes.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if not self._listener.admit(self):
-            transport.close()
+        if self._is_deaf or self.listener.is_closed:
+            self.give_up()
             return
+        self.listener.connections.add(self)
         self.task = EagerTask(self._serve())
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._is_deaf = True
         super().connection_lost(exc)
-        self._listener.connections.discard(self)
+        self.listener.connections.discard(self)
+        self.listener.crowd.leave(self)
         if self._timer is not None:
             self._timer.cancel()
         if self.task is not None:
@@ -204,16 +238,21 @@ class Connection(Wire):
         if self._coming is not None:
             self._coming.fail(Broken(why))
             return
-        nonsense = Request(self, b"", b"", {}, is_new=True, keeps=False)
-        nonsense.is_nonsense = nonsense.is_whole = True
-        self._ahead.append(nonsense)
+        self._refuse(*UNREADABLE)
+
+    def _refuse(self, status: int, why: str) -> None:
+        """What came is no request, and what comes behind it cannot be told from it."""
+        self._is_deaf = True
+        none = Request(self, b"", b"", {}, is_new=True, keeps=False, host=b"")
+        none.fault, none.is_whole = (status, why), True
+        self._ahead.append(none)
 
     def _declined(self) -> bytes:
         """An offer of another protocol, as Java's client makes. A parser goes no further; another one takes the rest.
 
         Returns what that is to read before it, so that it knows the body of this request.
         """
-        self._is_deaf = self._parser.get_method() == b"CONNECT"
+        self._is_deaf = self._is_deaf or self._parser.get_method() == b"CONNECT"
         self._parser = HttpRequestParser(self)
         framing, self._framing = self._framing, b""
         return b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing if framing else b""
@@ -233,12 +272,14 @@ class Connection(Wire):
                 self._headers[name] = value = value.strip()
                 if name in FORWARDED:
                     self._lines += b"%b: %b\r\n" % (name, value)
+            elif name in ONCE:
+                self._doubled = name
 
     def on_headers_complete(self) -> None:
         parser, headers = self._parser, self._headers
         self._head_bytes = 0
-        if self._coming is not None:
-            return  # made up by `_declined`
+        if self._coming is not None or self._is_deaf:
+            return  # made up by `_declined`, or behind what was refused
         method, keeps = parser.get_method(), parser.should_keep_alive()
         if b"upgrade" in headers and parser.should_upgrade():
             keeps = keeps and headers[b"upgrade"].lower() == b"h2c"  # who asks for that can do with less
@@ -247,8 +288,14 @@ class Connection(Wire):
                     self._framing = b"%b: %b" % (name, headers[name])
         # HTTP/1.0 ends each answer with its connection, unless it says so: the version is slow to be had.
         says_so = b"connection" in headers or b"proxy-connection" in headers
-        is_new = (keeps and not says_so) or parser.get_http_version() >= "1.1"
-        self._coming = Request(self, method, self._url, headers, is_new, is_new and keeps)
+        version = "1.1" if keeps and not says_so else parser.get_http_version()
+        is_new, host = version == "1.1", headers.get(b"host")
+        if host != self._host or self._doubled or b"transfer-encoding" in headers or not is_new:
+            fault = self._fault(version)
+            if fault is not None:
+                self._refuse(*fault)
+                return
+        self._coming = Request(self, method, self._url, headers, is_new, is_new and keeps, self._name)
         self._coming.lines = self._lines
         self._ahead.append(self._coming)
 
@@ -261,6 +308,26 @@ class Connection(Wire):
         if self._coming is not None and not self._framing:
             self._coming.is_whole = True
             self._coming = None
+
+    def _fault(self, version: str) -> tuple[int, str] | None:
+        """What is wrong with headers that can be parsed, by RFC 9112, 2.3, 3.2 and 6.1."""
+        if version not in ("1.0", "1.1"):
+            return 505, f"HTTP/{version} is not spoken here; ask by HTTP/1.1"
+        if self._doubled:
+            return 400, f"there are two headers {self._doubled.decode()}"
+        host, codings = self._headers.get(b"host"), self._headers.get(b"transfer-encoding")
+        if host is None and version == "1.1":
+            return 400, "there is no header host"
+        found = _HOST.fullmatch(host or b"")
+        if found is None:
+            return 400, "the header host is none"
+        self._host, self._name = host, found[1].lower()
+        if codings is None or codings.lower() == b"chunked":
+            return (400, "HTTP/1.0 has no transfer-encoding") if codings and version == "1.0" else None
+        *before, last = (one.strip().lower() for one in codings.split(b","))
+        if last != b"chunked" or last in before:
+            return 400, "a transfer-encoding must end with chunked, once"
+        return 501, "no transfer-encoding but chunked is known here"
 
     # What is done about it.
 
@@ -276,7 +343,7 @@ class Connection(Wire):
                     self._parse_more()
                     self.go_on()
                 try:
-                    await self._listener.handle(request)
+                    await self.listener.handle(request)
                     request.end()
                 except ConnectionError:
                     raise
@@ -305,29 +372,29 @@ class Connection(Wire):
             while not self._ahead and not self._is_deaf:
                 await self.news
         finally:
-            self._is_waiting = False
+            self.is_idle = False
 
     async def _until_taken(self) -> None:
         self._limit()
         try:
             await self.taken()
         finally:
-            self._is_waiting = False
+            self.is_idle = False
 
     def _limit(self) -> None:
         """From now on the client has `keepalive_s`: to ask, or to take what it was sent."""
-        self._idle_until = self._listener.loop.time() + self._listener.keepalive_s
+        self.idle_until = self.listener.loop.time() + self.listener.keepalive_s
         if self._timer is None:
-            self._timer = self._listener.loop.call_at(self._idle_until, self._look)
-        self._is_waiting = True
+            self._timer = self.listener.loop.call_at(self.idle_until, self._look)
+        self.is_idle = True
 
     def _look(self) -> None:
         """One timer for all waits of a connection: it looks again when it went off too early."""
         self._timer = None
-        if not self._is_waiting or self.task is None or self.transport is None:
+        if not self.is_idle or self.task is None or self.transport is None:
             return
-        if self._listener.loop.time() < self._idle_until - 0.001:
-            self._timer = self._listener.loop.call_at(self._idle_until, self._look)
+        if self.listener.loop.time() < self.idle_until - 0.001:
+            self._timer = self.listener.loop.call_at(self.idle_until, self._look)
         elif self.transport.get_write_buffer_size():
             self.transport.abort()  # else it would stand until all of that is taken
         else:
@@ -337,11 +404,11 @@ class Connection(Wire):
         log.error("gateway: %s %s: %r", request.method.decode(), request.path.decode("latin-1"), error, exc_info=error)
         request.keeps = False
         if not request.is_begun:  # one that has begun can only be broken off
-            self._listener.mistaken(request)
+            self.listener.mistaken(request)
 
     async def _pass_over(self, request: Request) -> None:
         """The rest of a body: a connection that is closed before that takes the answer along."""
-        timer = self._listener.loop.call_later(LINGER_S, request.task.cancel)
+        timer = self.listener.loop.call_later(LINGER_S, request.task.cancel)
         try:
             while not request.is_whole:
                 await request.readany()
@@ -355,35 +422,40 @@ class Listener:
     """The port, and all who are connected. Use it within one event loop."""
 
     def __init__(
-        self,
-        handle: Callable[[Request], Awaitable[None]],
-        mistaken: Callable[[Request], None],
-        keepalive_s: float,
-        most: int,
+        self, handle: Callable[[Request], Awaitable[None]], mistaken: Callable[[Request], None], limits: Limits
     ) -> None:
-        self.handle, self.mistaken, self.keepalive_s, self.most = handle, mistaken, keepalive_s, most
-        self.connections: set[Connection] = set()
+        self.handle, self.mistaken, self.keepalive_s = handle, mistaken, limits.keepalive_s
+        self.crowd: Crowd[Connection] = Crowd(limits, Connection.give_up)
+        self.connections: set[Connection] = set()  # that are made
         self.loop = asyncio.get_running_loop()
         self.is_closed = False  # nobody else is let in, and answers say that they are the last
-        self._server: asyncio.Server | None = None
+        self._doors = Doors(self._take, lambda: self.crowd.thin(AT_ONCE))
 
     async def start(self, host: str, port: int) -> int:
         """The port. Raises OSError."""
-        self._server = await self.loop.create_server(lambda: Connection(self), host, port, backlog=1024)
-        return int(self._server.sockets[0].getsockname()[1])
+        return await self._doors.open(host, port)
 
-    def admit(self, one: Connection) -> bool:
-        if self.is_closed or len(self.connections) >= self.most:
-            return False
-        self.connections.add(one)
-        return True
+    def limit(self, limits: Limits) -> None:
+        self.crowd.limits, self.keepalive_s = limits, limits.keepalive_s
+
+    def _take(self, near: socket.socket, address: str) -> None:
+        line = Connection(self, address)
+        if self.crowd.come(line, address):
+            EagerTask(self._join(line, near))
+        else:
+            near.close()
+
+    async def _join(self, line: Connection, near: socket.socket) -> None:
+        try:
+            await self.loop.connect_accepted_socket(lambda: line, near)
+        except OSError:  # no memory for it
+            self.crowd.leave(line)
+            near.close()
 
     async def close(self) -> None:
         """The port; who is connected stays so until `leave`."""
         self.is_closed = True
-        if self._server is not None:
-            self._server.close()
-            await asyncio.sleep(0)  # which the loop does the next time round
+        self._doors.close()
 
     async def leave(self) -> None:
         """Whatever is still being answered is cut off."""
@@ -397,17 +469,19 @@ class Listener:
         for one in there:
             if one.transport is not None:
                 one.transport.abort()  # it may have something to be sent that nobody takes
-        server, self._server = self._server, None
-        if server is not None:
-            await server.wait_closed()
+        await asyncio.sleep(0)  # in which they are lost
 
 
-def _path(url: bytes) -> bytes:
-    """Of what is more than a path: with a query, or a host before it. Not a route of ours when it is neither."""
+def _target(url: bytes, host: bytes) -> tuple[bytes, bytes]:
+    """Path and host of what is more than a path: with a query, or with a host before it, which is the one that counts.
+
+    Not a route of ours when it is neither.
+    """
     try:
-        return parse_url(url).path or b""
+        found = parse_url(url)
     except HttpParserError:
-        return b""
+        return b"", host
+    return found.path or b"", host if found.host is None else found.host.lower()
 
 
 _dated = (0, b"")

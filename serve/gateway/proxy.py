@@ -12,11 +12,11 @@ import re
 import time
 from collections import Counter
 
-from serve.gateway import asks
+from serve.gateway import asks, near
 from serve.gateway.access import AccessLog
 from serve.gateway.asks import Ask, Refused
 from serve.gateway.deadline import Deadline, Deadlines
-from serve.gateway.keys import Keys
+from serve.gateway.keys import Guesses, Keys
 from serve.gateway.limits import Limits
 from serve.gateway.listener import Request
 from serve.gateway.metrics import Metrics
@@ -36,14 +36,17 @@ class Proxy:
     """All that the requests of one gateway share."""
 
     def __init__(
-        self, limits: Limits, keys: Keys, turns: Turns, engines: Engines, metrics: Metrics, log: AccessLog | None
-    ) -> None:
+        self, limits: Limits, keys: Keys, turns: Turns, engines: Engines, metrics: Metrics, log: AccessLog | None,
+        own: bytes,
+    ) -> None:  # fmt: skip
         self.limits, self.keys, self.turns, self.engines = limits, keys, turns, engines
         self.metrics, self.log = metrics, log
+        self.own = own  # what is listened on
         self.in_flight = 0
         self._by_key: Counter[str] = Counter()
         self._budget = RetryBudget(limits)
         self._deadlines = Deadlines()
+        self._guesses = Guesses()
         self._ended: list[Visit] = []  # not noted yet
 
     async def answer(self, request: Request) -> None:
@@ -52,7 +55,9 @@ class Proxy:
         try:
             await self._answer(request, visit)
         except Refused as refused:
-            visit.status, visit.note = refused.status, refused.message
+            visit.status, visit.note = CLIENT_LEFT, refused.message
+            await self.keep_back(request, refused)
+            visit.status = refused.status
             refuse(request, refused, visit.request_id)
         except asyncio.CancelledError:
             visit.status = CLIENT_LEFT
@@ -65,12 +70,22 @@ class Proxy:
 
     def key_of(self, request: Request) -> str:
         """The name of the key that lets it in. Raises Refused."""
-        if not self.keys:
-            return ""
-        name = self.keys.name_of(request.headers.get(b"authorization", b""))
-        if name is None:
-            raise Refused(401, "AuthenticationError", "no valid API key; send: Authorization: Bearer KEY")
+        if self.keys:
+            name = self.keys.name_of(request.headers.get(b"authorization", b""))
+            if name is None:
+                raise Refused(401, "AuthenticationError", "no valid API key; send: Authorization: Bearer KEY")
+        else:
+            name = ""
+            near.check(request, self.own)
+        request.let_in(name)
         return name
+
+    async def keep_back(self, request: Request, refused: Refused) -> None:
+        """Before it is told: whoever tries key after key waits, and nobody else does."""
+        if refused.status == 401:
+            wait_s = self._guesses.wait_s(request.address, time.monotonic(), self.limits)
+            if wait_s:
+                await asyncio.sleep(wait_s)
 
     async def _answer(self, request: Request, visit: Visit) -> None:
         visit.route = asks.route(request.method, request.path)

@@ -19,6 +19,7 @@ import msgspec
 from infra.errors import UsageError
 from serve.gateway.access import AccessLog
 from serve.gateway.asks import Refused
+from serve.gateway.files import fitted
 from serve.gateway.keys import Keys
 from serve.gateway.limits import Limits
 from serve.gateway.listener import Listener, Request
@@ -46,9 +47,13 @@ class Gateway:
             raise UsageError(
                 f"{host} can be reached by others and there is no API key; make one or listen on 127.0.0.1"
             )
+        self.limit(self.limits)
         self._engines = Engines(self.limits)
-        self._proxy = Proxy(self.limits, self.keys, self.turns, self._engines, self.metrics, self.access)
-        self._listener = Listener(self._handle, _mistaken, self.limits.keepalive_s, self.limits.max_connections)
+        own = f"[{host}]" if ":" in host else host
+        self._proxy = Proxy(
+            self.limits, self.keys, self.turns, self._engines, self.metrics, self.access, own.lower().encode()
+        )
+        self._listener = Listener(self._handle, _mistaken, self.limits)
         try:
             return await self._listener.start(host, port)
         except OSError:
@@ -70,10 +75,12 @@ class Gateway:
             self._engines.keep_only({one.url for one in known})
 
     def limit(self, limits: Limits) -> None:
-        """From the next request on; connections that stand keep `keepalive_s`, retries their budget."""
-        self.limits = self.turns.limits = self.turns.fleet.limits = limits
+        """From the next request on, as far as this process may open files; retries keep their budget."""
+        self.limits = self.turns.limits = self.turns.fleet.limits = limits = fitted(limits)
         if self._proxy is not None and self._engines is not None:
             self._proxy.limits = self._engines.limits = limits
+        if self._listener is not None:
+            self._listener.limit(limits)
 
     def in_flight(self, replica: Replica) -> int:
         """Requests that it still works on; one that was taken off the list may be ended when it is 0."""
@@ -98,28 +105,31 @@ class Gateway:
 
     def _handle(self, request: Request) -> Coroutine[Any, Any, None]:
         assert self._proxy is not None
-        if request.is_nonsense or request.path in (b"/health", b"/metrics"):
+        if request.fault is not None or request.path in (b"/health", b"/metrics"):
             return self._own(request, self._proxy)
         return self._proxy.answer(request)
 
     async def _own(self, request: Request, proxy: Proxy) -> None:
         """What no engine is asked for."""
-        if request.is_nonsense:
-            self.metrics.nonsense()
-            refuse(request, Refused(400, "BadRequestError", "this is no HTTP request that can be read"))
-        elif request.path == b"/health" and request.method in (b"GET", b"HEAD"):
-            status, body = self._health()
-            request.answer(status, JSON, body)
-        elif request.path == b"/metrics" and request.method == b"GET":
-            try:
+        try:
+            if request.fault is not None:
+                self.metrics.nonsense()
+                status, why = request.fault
+                raise Refused(status, "BadRequestError", why)
+            if request.path == b"/health" and request.method in (b"GET", b"HEAD"):
+                if not self.keys:
+                    proxy.key_of(request)
+                status, body = self._health()
+                request.answer(status, JSON, body)
+            elif request.path == b"/metrics" and request.method == b"GET":
                 proxy.key_of(request)
-            except Refused as refused:
-                refuse(request, refused)
-            else:
                 proxy.note()
                 request.answer(200, CONTENT_TYPE, self.metrics.text())
-        else:
-            await proxy.answer(request)
+            else:
+                await proxy.answer(request)
+        except Refused as refused:
+            await proxy.keep_back(request, refused)
+            refuse(request, refused)
 
     def _health(self) -> tuple[int, bytes]:
         """200 when a request would be served, or held until it can be."""

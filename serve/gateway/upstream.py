@@ -1,13 +1,16 @@
 """One try at one replica, up to the first byte of its answer.
 
 In: an Ask and a Replica. Out: an Answer of which something is there: all of it when it is short, else its first chunk
-and the rest to be read. Raises Failed while another replica may still be asked. Called by: `proxy`.
+and the rest to be read. Raises Failed while another replica may still be asked, Refused when this machine lacks what
+it takes to ask any. Called by: `proxy`.
 """
 
+import errno
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from serve.gateway.asks import Ask
+from infra.agent.shortage import is_shortage
+from serve.gateway.asks import Ask, Refused
 from serve.gateway.connections import Home, Reply
 from serve.gateway.deadline import Deadline
 from serve.gateway.limits import Limits
@@ -54,7 +57,7 @@ class Engines:
             self._homes.pop(url).close()
 
     async def ask(self, method: bytes, ask: Ask, replica: Replica, lines: bytes, deadline: Deadline) -> Answer:
-        """With these lines among its headers. Raises Failed. One that is not whole must be closed by its owner."""
+        """With these lines among its headers. Raises Failed, Refused. Who has one that is not whole must close it."""
         home = self._homes.get(replica.url)
         if home is None:
             home = self._homes[replica.url] = Home(replica.url)
@@ -79,6 +82,8 @@ class Engines:
                 if answer is None or answer.rest is None:
                     reply.close()
         except OSError as error:
+            if is_shortage(error) or error.errno == errno.EADDRNOTAVAIL:  # no file or port is left here
+                raise Refused(503, "Service Unavailable", "the gateway has no room; try again soon", 1) from None
             raise Failed(f"{type(error).__name__}: {error}") from None
 
 

@@ -24,6 +24,8 @@ from serve.gateway.server import Gateway
 ROOT = Path(__file__).parent.parent.parent
 GUARD_S = 60  # against a test that hangs; nothing is measured by it
 CHAT = "/v1/chat/completions"
+ASK = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @dataclass

@@ -4,7 +4,7 @@ import json
 import random
 from collections.abc import Callable
 
-from tests.serve.engine import CHAT, chat
+from tests.serve.engine import ASK, CHAT, chat
 
 Case = Callable[[random.Random], bytes]
 METHODS = (b"GET", b"POST", b"PUT", b"HEAD", b"OPTIONS", b"CONNECT", b"TRACE", b"PRI", b"\x00", b"get", b"")
@@ -18,7 +18,11 @@ HEADERS = (
     b"Transfer-Encoding: chunked",
     b"Transfer-Encoding: chunked\r\nContent-Length: 3",
     b"Transfer-Encoding: gzip, chunked",
+    b"Transfer-Encoding: identity\r\nTransfer-Encoding: chunked",
     b"Content-Encoding: gzip",
+    b"Content-Type: application/json",
+    b"Host: localhost",
+    b"Origin: https://elsewhere.example",
     b"Expect: 100-continue",
     b"Connection: Upgrade\r\nUpgrade: websocket",
     b"Connection: keep-alive, close",
@@ -53,7 +57,7 @@ def noise(chance: random.Random) -> bytes:
 def headers(chance: random.Random) -> bytes:
     """A request line and headers of parts that do not fit together, and something after them."""
     lines = [b" ".join((chance.choice(METHODS), chance.choice(PATHS), chance.choice(VERSIONS)))]
-    lines += [b"Host: x", *chance.sample(HEADERS, chance.randrange(0, 4))]
+    lines += [b"Host: localhost", *chance.sample(HEADERS, chance.randrange(0, 4))]
     if chance.random() < 0.05:
         lines += [b"X-%d: 1" % number for number in range(200)]
     return (
@@ -82,13 +86,13 @@ def bodies(chance: random.Random) -> bytes:
     elif kind < 0.55:
         body = b'{"messages":[1],"max_tokens":' + b"9" * 5000 + b"}"
     length = len(body) + chance.choice((0, 0, 0, 0, -1, 7))
-    return b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (CHAT.encode(), max(0, length)) + body
+    return ASK + b"Content-Length: %d\r\n\r\n" % max(0, length) + body
 
 
 def chunks(chance: random.Random) -> bytes:
     sizes = (b"5", b"0005", b"-5", b"FFFFFFFFFFFFFFFFF", b"5;x=" + b"y" * 200, b"", b"0x5", b" 5")
     body = b"".join(chance.choice(sizes) + b"\r\nhello\r\n" for _ in range(chance.randrange(1, 6)))
-    return b"POST %s HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" % CHAT.encode() + body + b"0\r\n\r\n"
+    return ASK + b"Transfer-Encoding: chunked\r\n\r\n" + body + b"0\r\n\r\n"
 
 
 def pipeline(chance: random.Random) -> bytes:
@@ -98,7 +102,7 @@ def pipeline(chance: random.Random) -> bytes:
 def torn(chance: random.Random) -> bytes:
     """A sound request that ends somewhere."""
     body = json.dumps(chat(stream=chance.random() < 0.5)).encode()
-    whole = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (CHAT.encode(), len(body)) + body
+    whole = ASK + b"Content-Length: %d\r\n\r\n" % len(body) + body
     return whole[: chance.randrange(len(whole) + 1)]
 
 

@@ -177,9 +177,10 @@ def test_a_body_without_a_length_is_bounded_too(pair):
             yield b" " * 4096
 
     async def main():
+        said = {"Content-Type": "application/json"}
         async with (
             gateway(*pair, max_body_bytes=65536) as front,
-            front.session.post(front.url + CHAT, data=endless()) as reply,
+            front.session.post(front.url + CHAT, data=endless(), headers=said) as reply,
         ):
             assert reply.status == 413
 
@@ -407,7 +408,17 @@ def test_curl_and_a_large_body_that_asks_first(pair):
     async def main():
         async with gateway(pair[0]) as front:
             body = json.dumps(chat(messages=[{"role": "user", "content": "x" * (2 << 20)}]))
-            words = ("-sS", "-H", "Expect: 100-continue", "--expect100-timeout", "30", "--data-binary", "@-")
+            words = (
+                "-sS",
+                "-H",
+                "Content-Type: application/json",
+                "-H",
+                "Expect: 100-continue",
+                "--expect100-timeout",
+                "30",
+                "--data-binary",
+                "@-",
+            )
             curl = await asyncio.create_subprocess_exec(
                 "curl", *words, front.url + CHAT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
             )

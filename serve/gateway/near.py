@@ -1,0 +1,29 @@
+"""Who is let in where no key is asked for: programs of this machine, and no page of another site in its browser. Pure.
+
+A page may give its own name the address 127.0.0.1 (DNS rebinding), and then reads what it likes: so the host that is
+asked must be this machine by name. It may send forms anywhere without asking: so a body must be called JSON, which it
+may not send without asking first. Raises Refused. Called by: `proxy`, `server`.
+"""
+
+import re
+
+from serve.gateway.asks import Refused
+from serve.gateway.listener import Request
+
+NAMES = frozenset((b"localhost", b"127.0.0.1", b"[::1]", b"::1"))  # the last: in a URL, once it was parsed
+_ORIGIN = re.compile(rb"https?://(\[[^\]]*\]|[^:/@]+)(?::[0-9]+)?")
+
+
+def check(request: Request, own: bytes) -> None:
+    """`own`: what is listened on, which may be another loopback address."""
+    if request.host not in NAMES and request.host != own:
+        raise Refused(403, "Forbidden", "without an API key this answers only to localhost, 127.0.0.1 and [::1]")
+    headers = request.headers
+    if b"origin" in headers:
+        found = _ORIGIN.fullmatch(headers[b"origin"].lower())
+        if found is None or found[1] not in NAMES and found[1] != own:
+            raise Refused(403, "Forbidden", "without an API key this answers no page of another site")
+    if request.method == b"POST":
+        kind = headers.get(b"content-type", b"")
+        if kind != b"application/json" and kind.partition(b";")[0].strip().lower() != b"application/json":
+            raise Refused(415, "BadRequestError", "a body must be sent with Content-Type: application/json")
