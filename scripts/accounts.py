@@ -7,8 +7,8 @@ from invoke import Exit
 
 from infra import offers
 from infra import reap as reaping
-from infra.audit import UNCLEAR, Finding
-from infra.errors import SlipwayError
+from infra.audit import UNCLEAR, UNKNOWN_MARK, Finding
+from infra.errors import SlipwayError, in_words
 from infra.hosts import at_once
 from infra.journal import Journal
 from infra.providers import Market
@@ -85,7 +85,11 @@ def clear(
     orphans_only: bool = False,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Reap one account; what was done there. What is there now, and what went wrong, is added to the lists."""
-    reaped = reaping.reap(market, journal, orphans_only=orphans_only)
+    try:
+        reaped = reaping.reap(market, journal, orphans_only=orphans_only)
+    except Exception as error:  # the other accounts are looked after all the same
+        problems.append(f"{market.name}: {in_words(error)}")
+        return []
     found += reaped.findings
     problems += reaped.problems
     ended = [{"provider": op.vendor, "run": op.run, "what": f"it is to end: {reason}"} for op, reason in reaped.due]
@@ -133,11 +137,15 @@ def leave(command: str, found: Sequence[Finding], problems: Sequence[str], then:
     """Exit 5 when something of ours bills that nobody wants, or when that is not known."""
     wrong = [one for one in found if one.is_wrong]
     unclear = [one for one in wrong if one.kind == UNCLEAR]
+    unknown = [one for one in wrong if one.kind == UNKNOWN_MARK]
     said = []
-    if sure := [one for one in wrong if one not in unclear]:
+    if sure := [one for one in wrong if one not in (*unclear, *unknown)]:
         said.append(f"{in_words(sure)} should not run; {then}")
     if unclear:
         said.append(f"{in_words(unclear)} may run, since their requests got no clear answer; run: inv reap")
+    if unknown:
+        names = ", ".join(f"{one.provider} {one.pod_id or '?'} ({one.note})" for one in unknown)
+        said.append(f"what cannot be read may be ours, and bill; look at the vendor's own page: {names}")
     if problems:
         said.append("not everybody could be asked, so there may be more: " + "; ".join(problems))
     if said:
