@@ -5,10 +5,10 @@ from typing import Any
 
 from invoke import Exit
 
-from infra import offers
+from infra import errors, offers
 from infra import reap as reaping
 from infra.audit import UNCLEAR, UNKNOWN_MARK, Finding
-from infra.errors import SlipwayError, in_words
+from infra.errors import SlipwayError
 from infra.hosts import at_once
 from infra.journal import Journal
 from infra.providers import Market
@@ -88,7 +88,7 @@ def clear(
     try:
         reaped = reaping.reap(market, journal, orphans_only=orphans_only)
     except Exception as error:  # the other accounts are looked after all the same
-        problems.append(f"{market.name}: {in_words(error)}")
+        problems.append(f"{market.name}: {errors.in_words(error)}")
         return []
     found += reaped.findings
     problems += reaped.problems

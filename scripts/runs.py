@@ -337,11 +337,11 @@ def down(run, all, json):
 
 def raise_worst(problems: Sequence[SlipwayError]) -> None:
     """Tell them all; the one with the highest exit code is raised."""
-    *others, worst = sorted(problems, key=lambda one: one.exit_code) or [None]
-    for one in others:
+    ordered = sorted(problems, key=lambda one: one.exit_code)
+    for one in ordered[:-1]:
         render.say(render.clean(str(one)))
-    if worst:
-        raise worst
+    if ordered:
+        raise ordered[-1]
 
 
 def end(op: Op, journal: Journal, settings: Settings) -> None:
