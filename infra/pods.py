@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import itertools
 import json
-import math
 import random
 import time
 from collections.abc import Iterator, Mapping
@@ -35,6 +34,7 @@ ASKED_FOR = {"reason": "asked for", "outcome": ASKED}  # what a row says that so
 GONE = "it was gone"
 DEAD = ("stopped", "failed", "ending")  # states of a vendor's pod in which nothing of it runs, though it may bill
 PATIENCE_S = 120.0  # while a vendor deletes
+LONGEST_S = 10 * 365 * 86400.0  # of a limit
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 10.0
 STOP_S = 300.0  # for a step to save, and for its courier to bring that to the store
 LOOK_S, LOOK_EVERY_S = 60.0, 3.0  # on the vendor's clock; for a pod whose creation was not answered
@@ -97,7 +97,7 @@ def check_end(offer: Offer, limits: Limits) -> None:
     if offer.micro_usd_per_hour <= 0:
         raise NoOffer(f"{offer.provider}: {offer.offer_id}: its price is not told, so no spend limit would hold")
     limit_s = hard_limit_s(replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour))
-    if limit_s is None or not 0 < limit_s < math.inf:
+    if limit_s is None or not 0 < limit_s < LONGEST_S:  # nor is one of centuries
         raise UsageError(f"{offer.provider}: nothing would end this pod, and nothing was rented; give --ttl or "
                          "--spend-limit")  # fmt: skip
 
