@@ -3,12 +3,13 @@
 import contextlib
 import itertools
 import json
+from typing import ClassVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from infra import pods
+from infra import pods, reap
 from infra.agent.job import Job, Limits
 from infra.errors import SlipwayError
 from infra.json_api import JsonApi
@@ -18,8 +19,10 @@ from infra.pod_keys import PodKeys
 from infra.providers.lium import Lium
 from infra.providers.runpod import RunPod
 from infra.providers.shadeform import Shadeform
+from infra.reconcile import reconcile
 from infra.records import Request
 from infra.rehearsal import attach
+from scripts import accounts, runs, words
 from tests.hosts import until
 from tests.market import poison, test_lium, test_runpod, test_shadeform
 from tests.market.stand import Answer, Stand
@@ -253,3 +256,72 @@ def test_a_delete_that_fails_in_any_way_keeps_no_other_from_its_end(rehearsal):
     ]})  # fmt: skip
     rehearsal.json("reap")
     assert not rehearsal.running() & set(orphans.values())
+
+
+# A mistake of ours about one pod.
+
+
+class Stumbles(RunPod):
+    """Its ends fail in a way that nobody has thought of, for one pod."""
+
+    over: ClassVar[str] = ""
+
+    def delete(self, pod_id):
+        if pod_id == self.over:
+            raise ZeroDivisionError("somebody's mistake")
+        super().delete(pod_id)
+
+
+@pytest.fixture
+def stumbling(rehearsal, monkeypatch):
+    """A client that stumbles, a journal, and two pods, over the first of which it stumbles."""
+    usual = open_market("runpod", rehearsal.settings)
+    client = Stumbles(usual.api, usual.keys, usual.cuda)
+    monkeypatch.setattr(words, "settings", lambda **_: rehearsal.settings)
+    monkeypatch.setattr(words, "provider", lambda settings, name: client)
+    monkeypatch.setattr(pods, "PATIENCE_S", 1.0)
+    with rehearsal.journal() as journal:
+        ops = [rented(rehearsal, journal, "runpod", f"{kind}-{len(journal.ops())}") for kind in ("bad", "good")]
+        monkeypatch.setattr(Stumbles, "over", ops[0].remote_id)
+        yield client, journal, ops
+
+
+def test_a_sweep_goes_on_after_any_failure_of_one_pod_and_tells_it(rehearsal, stumbling):
+    client, journal, ops = stumbling
+    for op in ops:
+        journal.advance(op, "end")
+    done = reconcile(client, journal)
+    assert rehearsal.running() == {ops[0].remote_id}
+    (problem,) = done.problems
+    assert "ZeroDivisionError: somebody's mistake" in problem and ops[0].run in problem and "USD/h" in problem
+
+
+def test_reap_goes_on_after_any_failure_of_one_pod_and_tells_it(rehearsal, stumbling, monkeypatch):
+    client, journal, ops = stumbling
+    for op in ops:
+        journal.note(op, ttl_s=1.0)
+    monkeypatch.setattr(reap, "LEAST_PATIENCE_S", 2.0)
+    reaped = reap.reap(client, journal)
+    assert rehearsal.running() == {ops[0].remote_id}
+    assert any("ZeroDivisionError" in problem for problem in reaped.problems)
+    assert [one.pod_id for one in reaped.findings if one.is_wrong] == [ops[0].remote_id]
+
+
+def test_down_goes_on_after_any_failure_of_one_pod_and_tells_it(rehearsal, stumbling):
+    _, journal, ops = stumbling
+    with pytest.raises(SlipwayError, match="ZeroDivisionError: somebody's mistake"):
+        runs.down("", True, False)
+    assert rehearsal.running() == {ops[0].remote_id}
+    assert [op.run for op in journal.ops(live=True)] == [ops[0].run]
+
+
+def test_an_account_whose_reaping_fails_keeps_no_other_from_being_reaped(rehearsal, monkeypatch):
+    with rehearsal.journal() as journal:
+        orphans = {vendor: rehearsal.order(vendor, new_token(journal.installation)) for vendor in VENDORS}
+        monkeypatch.setattr(Lium, "now", lambda _: 1 / 0)
+        markets = [open_market(vendor, rehearsal.settings) for vendor in ("lium", "runpod", "shadeform")]
+        problems = []
+        for market in markets:
+            accounts.clear(market, journal, rehearsal.settings, [], problems)
+    assert rehearsal.running() == {orphans["lium"]}
+    assert len(problems) == 1 and problems[0].startswith("lium: ZeroDivisionError")
