@@ -64,12 +64,12 @@ def findings(seen: Look, *, provider: str, prefix: str, now: float) -> list[Find
             Finding(
                 provider=provider,
                 kind=kind,
-                pod_id=pod.pod_id,
+                pod_id=pod.pod_id or (row and row.remote_id) or "",
                 token=pod.token,
                 run=row.run if row else pod.run,
                 name=pod.name,
                 state=pod.state,
-                micro_usd_per_hour=pod.micro_usd_per_hour,
+                micro_usd_per_hour=pod.micro_usd_per_hour or (row.rate if row and pod.odd else 0),
                 age_s=max(0.0, now - pod.created_at) if pod.created_at else None,
                 note="; ".join(filter(None, (note, pod.odd))),
             )

@@ -75,7 +75,7 @@ def price(op: Op, pod: Pod, provider: Market) -> dict[str, Any]:
 
 
 def _address(op: Op, provider: Market, deadline: float, scale: float) -> Pod:
-    began, said = time.monotonic(), "nothing"
+    began, said, odd_since = time.monotonic(), "nothing", 0.0
     while time.monotonic() < deadline:
         try:
             pod = provider.find(op.remote_id or op.token)
@@ -86,6 +86,10 @@ def _address(op: Op, provider: Market, deadline: float, scale: float) -> Pod:
                 return pod
             if pod and pod.state in pods.DEAD:
                 raise Unbooted(f"{provider.name} says it is {pod.state}{f': {pod.note}' if pod.note else ''}")
+            is_odd = pod is not None and pod.state == "running" and bool(pod.odd)
+            odd_since = (odd_since or time.monotonic()) if is_odd else 0.0
+            if pod and is_odd and time.monotonic() - odd_since > NOT_LISTED_S / scale:
+                raise Unbooted(f"{provider.name} tells no address that can be used: {pod.odd}")
             if pod is None and time.monotonic() - began > NOT_LISTED_S / scale and pods.is_absent(provider, op):
                 raise Unbooted(f"{provider.name} does not know it any more")
             said = "not listed yet" if pod is None else " ".join(filter(None, (pod.state, pod.note, pod.odd)))

@@ -122,7 +122,7 @@ def show(found: Sequence[Finding], problems: Sequence[str]) -> None:
         rows = [("provider", "machine", "whose", "run or name", "state", "USD/h", "age", "")]
         for one in found:
             age = "?" if one.age_s is None else render.duration(one.age_s)
-            price = render.usd(one.micro_usd_per_hour)
+            price = render.usd(one.micro_usd_per_hour) if one.micro_usd_per_hour else "?"
             rows.append(
                 (one.provider, one.pod_id or "?", one.kind, one.run or one.name, one.state, price, age, one.note)
             )
