@@ -25,13 +25,11 @@ def read(kind: type[S], row: Any) -> tuple[S, dict[str, str]]:
 
     A field without a default is one that every row has.
     """
-    if not isinstance(row, dict):
-        row, odd = {}, {"row": f"{shown(row)} instead of a machine"}
-    else:
-        odd = {}
+    is_row = isinstance(row, dict)
+    odd = {} if is_row else {"row": f"{shown(row)} instead of a machine"}
     told: dict[str, Any] = {}
     for field in msgspec.structs.fields(kind):
-        value = row.get(field.encode_name)
+        value = row.get(field.encode_name) if is_row else None
         if isinstance(value, int) and field.type is str and not isinstance(value, bool):
             value = str(value)
         if field.required:
@@ -41,7 +39,7 @@ def read(kind: type[S], row: Any) -> tuple[S, dict[str, str]]:
         try:
             told[field.name] = msgspec.convert(value, field.type, strict=False)
         except (ValueError, ArithmeticError, RecursionError):
-            if row:
+            if is_row:
                 odd[field.name] = f"{field.name} is {shown(value)}"
     return kind(**told), odd
 

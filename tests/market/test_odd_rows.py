@@ -123,10 +123,10 @@ def test_a_price_that_is_none_is_not_known_and_half_cents_count(at):
 def test_a_row_without_a_mark_that_can_be_read_is_neither_ours_nor_a_stranger_s(at):
     vendor, stand, client = at
     named = poison.NAME[vendor]
-    say(stand, vendor, [5, row(vendor, pod_id="id-2", **{named: ["x"], "tags": None, "env": None}),
+    say(stand, vendor, [5, {}, row(vendor, pod_id="id-2", **{named: ["x"], "tags": None, "env": None}),
                         row(vendor, "theirs", "id-3", tags=None, env=None)])  # fmt: skip
     assert [(pod.pod_id, pod.token, pod.is_legible) for pod in client.list()] == [
-        ("", "", False), ("id-2", "", False), ("id-3", "", True),
+        ("", "", False), ("", "", False), ("id-2", "", False), ("id-3", "", True),
     ]  # fmt: skip
 
 
