@@ -20,6 +20,7 @@ ENDING = "ending"  # ours, its end was asked for, and the vendor still has it
 FOREIGN = "foreign"
 GHOST = "ghost"  # a live row, and the vendor knows nothing of its machine
 UNCLEAR = "unclear"  # a row whose request got no clear answer: its machine may turn up
+UNKNOWN_MARK = "unknown"  # what the vendor says of it does not tell whose it is
 
 ENDED_BY_VENDOR = "ending"  # as `Pod.state` says it: it is on its way out
 
@@ -47,7 +48,7 @@ class Finding:
     @property
     def is_wrong(self) -> bool:
         """It costs money that nobody wants to spend, or may."""
-        return (self.is_due and self.state != ENDED_BY_VENDOR) or self.kind == UNCLEAR
+        return (self.is_due and self.state != ENDED_BY_VENDOR) or self.kind in (UNCLEAR, UNKNOWN_MARK)
 
 
 def findings(seen: Look, *, provider: str, prefix: str, now: float) -> list[Finding]:
@@ -63,14 +64,14 @@ def findings(seen: Look, *, provider: str, prefix: str, now: float) -> list[Find
             Finding(
                 provider=provider,
                 kind=kind,
-                pod_id=pod.pod_id,
+                pod_id=pod.pod_id or (row and row.remote_id) or "",
                 token=pod.token,
                 run=row.run if row else pod.run,
                 name=pod.name,
                 state=pod.state,
-                micro_usd_per_hour=pod.micro_usd_per_hour,
+                micro_usd_per_hour=pod.micro_usd_per_hour or (row.rate if row and pod.odd else 0),
                 age_s=max(0.0, now - pod.created_at) if pod.created_at else None,
-                note=note,
+                note="; ".join(filter(None, (note, pod.odd))),
             )
         )
     missing = [row for row in seen.rows.values() if row.token not in taken and row.state not in (*ENDED, PLANNED)]
@@ -79,6 +80,8 @@ def findings(seen: Look, *, provider: str, prefix: str, now: float) -> list[Find
 
 def _whose(pod: Pod, row: Op | None, prefix: str, seen: Look, taken: set[str]) -> tuple[str, str]:
     """What kind of machine that is, and why."""
+    if not pod.is_legible:
+        return UNKNOWN_MARK, "it may be ours"
     if not pod.token.startswith(prefix):
         return FOREIGN, "another installation's" if is_token(pod.token) else ""
     if row is None:

@@ -5,11 +5,12 @@ never can: whoever waits has a limit, on the vendor's clock.
 """
 
 import json
+import math
 import time
 from dataclasses import replace
 from typing import Any
 
-from infra import pods
+from infra import pods, spend
 from infra.agent.limits import read_clocks
 from infra.errors import NoOffer, SlipwayError
 from infra.journal import Journal, Op
@@ -22,6 +23,8 @@ POLL_S, LEAST_POLL_S = 5.0, 0.2
 COMMAND_S = 30.0
 NOT_LISTED_S = 120.0  # a fresh id may be unknown for a while
 OVERPRICED = 1.05
+ROUNDED = 10_000  # micro-USD: a vendor may know amounts in cents only
+LATE_S = 5.0  # for which a vendor's answer may be under way, by our clock
 NO_VOLUME = 44
 # What steps write lies on the volume, where there is one; a rehearsal's machine can mount it below its home only.
 MARK = f"""folder="$HOME/.slipway/pods/$1" && umask 077 && mkdir -p -- "$folder" || exit
@@ -72,7 +75,7 @@ def price(op: Op, pod: Pod, provider: Market) -> dict[str, Any]:
 
 
 def _address(op: Op, provider: Market, deadline: float, scale: float) -> Pod:
-    began, said = time.monotonic(), "nothing"
+    began, said, odd_since = time.monotonic(), "nothing", 0.0
     while time.monotonic() < deadline:
         try:
             pod = provider.find(op.remote_id or op.token)
@@ -83,9 +86,13 @@ def _address(op: Op, provider: Market, deadline: float, scale: float) -> Pod:
                 return pod
             if pod and pod.state in pods.DEAD:
                 raise Unbooted(f"{provider.name} says it is {pod.state}{f': {pod.note}' if pod.note else ''}")
+            is_odd = pod is not None and pod.state == "running" and bool(pod.odd)
+            odd_since = (odd_since or time.monotonic()) if is_odd else 0.0
+            if pod and is_odd and time.monotonic() - odd_since > NOT_LISTED_S / scale:
+                raise Unbooted(f"{provider.name} tells no address that can be used: {pod.odd}")
             if pod is None and time.monotonic() - began > NOT_LISTED_S / scale and pods.is_absent(provider, op):
                 raise Unbooted(f"{provider.name} does not know it any more")
-            said = "not listed yet" if pod is None else " ".join(filter(None, (pod.state, pod.note)))
+            said = "not listed yet" if pod is None else " ".join(filter(None, (pod.state, pod.note, pod.odd)))
         time.sleep(max(LEAST_POLL_S, POLL_S / scale))
     raise Unbooted(f"no address in time; {provider.name} said last: {said}")
 
@@ -114,10 +121,32 @@ def _mark(pod: Pod, provider: Market, op: Op, deadline: float, scale: float) -> 
 
 def _broken_promise(op: Op, pod: Pod, provider: Market) -> str:
     """The price and the ends that were agreed to, as the vendor tells them now."""
+    if provider.skew:
+        return f"{provider.name}: {provider.skew}"
+    if pod.micro_usd_per_hour <= 0:
+        return f"{provider.name} does not tell its price{f': {pod.odd}' if pod.odd else ''}"
     if pod.micro_usd_per_hour > op.rate * OVERPRICED:
         return f"it costs {pod.micro_usd_per_hour / 1e6:.2f} USD/h, {op.rate / 1e6:.2f} were agreed to"
-    if provider.can.tells_limits and op.ttl_s is not None and provider.can.time_limit and pod.ends_at is None:
-        return f"{provider.name} did not arm its time limit"
-    if provider.can.tells_limits and op.cap is not None and provider.can.spend_limit and not pod.spend_limit_micro_usd:
-        return f"{provider.name} did not arm its spend limit"
+    return _unkept(op, pod, provider) if provider.can.tells_limits else ""
+
+
+def _unkept(op: Op, pod: Pod, provider: Market) -> str:
+    """What is wrong with the ends that the vendor says it has armed."""
+    can, scale = provider.can, provider.clock_scale
+    limit_s = op.ttl_s if can.spend_limit else spend.limit_s(op)  # who has no limit of money gets it as time
+    if can.time_limit and limit_s is not None:
+        if pod.ends_at is None:
+            return f"{provider.name} did not arm its time limit"
+        slack_s = max(spend.VENDOR_LATE_S, LATE_S * scale)
+        left_s = pod.ends_at - provider.now()
+        least_s = limit_s - spend.since_request_s(op, read_clocks(), scale)
+        most_s = math.ceil(limit_s / can.time_grain_s) * can.time_grain_s  # counted from its start, perhaps
+        if not least_s - slack_s <= left_s <= most_s + slack_s:
+            return f"{provider.name} would end it in {left_s / 3600:.1f} h, asked for were {limit_s / 3600:.1f} h"
+    if can.spend_limit and op.cap is not None:
+        if not pod.spend_limit_micro_usd:
+            return f"{provider.name} did not arm its spend limit"
+        if pod.spend_limit_micro_usd > op.cap + ROUNDED:
+            armed, cap = (f"{amount / 1e6:.2f} USD" for amount in (pod.spend_limit_micro_usd, op.cap))
+            return f"{provider.name} has armed a spend limit of {armed}, asked for were {cap}"
     return ""

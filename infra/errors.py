@@ -38,3 +38,13 @@ class AuthError(SlipwayError):
 
 class LimitHit(SlipwayError):
     exit_code = 5
+
+
+def in_words(error: Exception) -> str:
+    """What it says; a mistake of ours by its kind, too."""
+    return str(error) if isinstance(error, SlipwayError) else f"{type(error).__name__}: {error}"
+
+
+def as_told(error: Exception, what: str) -> SlipwayError:
+    """The error itself when it is one of these, else one that tells of `what` it was."""
+    return error if isinstance(error, SlipwayError) else SlipwayError(f"{what}: {in_words(error)}")

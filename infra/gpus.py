@@ -4,6 +4,7 @@ A name goes from the general to the special: `A100-80GB-SXM` is an A100, an A100
 The vendors' identifiers are those of their catalogs in November 2026; one that is not in the table keeps its own name.
 """
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -82,6 +83,7 @@ def ids(vendor: str, asked: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+@functools.lru_cache(maxsize=4096)  # of a million offers, most are of a kind that others are of too
 def is_asked(asked: str, ours: str) -> bool:
     """Whether a GPU called `ours` is meant by `asked`: `A100` and `a100-sxm` mean an A100-80GB-SXM, `A10` does not."""
     wanted, have = _words(_plain(asked)), _words(ours)

@@ -222,7 +222,7 @@ class Journal:
             run = pod.run if pod.run and not self.ops(run=pod.run) else f"found-{pod.token[-8:]}"
             job = Job(run=run, token=pod.token, steps=()).to_json()  # what it does is known on the pod only
         op = Op(token=pod.token, run=run, vendor=pod.provider, state=state, job=job, reason=reason,
-                remote_id=pod.pod_id, address=pod.address, rate=pod.micro_usd_per_hour, intent_at=now,
+                remote_id=pod.pod_id or None, address=pod.address, rate=pod.micro_usd_per_hour, intent_at=now,
                 sent_at=sent_at, boot_id=clocks.boot_id, boot_s=clocks.boot_s - (now - (sent_at or now)),
                 last_seen_at=now, cap=pod.spend_limit_micro_usd,
                 ttl_s=pod.ends_at - pod.created_at if pod.ends_at and pod.created_at else None,

@@ -4,13 +4,15 @@
     act           changes something: exactly one attempt
 
 What `act` raises says what is known. Unsent, Refused, AuthError: nothing was done. Unclear (an Ambiguous): perhaps.
-The rules: a refusal is one of few statuses; lost, short, late or strange answers prove nothing.
+The rules: a refusal is one of few statuses; lost, short, late or strange answers prove nothing. Whatever a server
+answers, only SlipwayErrors come out of here.
 """
 
 import asyncio
 import hashlib
 import json
 import random
+import re
 import threading
 import time
 from collections import deque
@@ -23,6 +25,7 @@ from typing import Any, NoReturn, TypeVar
 import httpx
 import msgspec
 
+from infra.agent.limits import boottime_s
 from infra.errors import Ambiguous, AuthError, SlipwayError, UsageError
 
 DEFINITE = {400, 401, 402, 403, 404, 422, 429}  # 429: all three vendors count before they act
@@ -33,6 +36,11 @@ MOST_ATTEMPTS = 5
 WORDY = 16  # characters; a shorter key may stand in a listing by chance, as part of a token of ours
 MOST_REDIRECTS = 3
 LONGEST_WAIT_S = 60.0
+MOST_SKEW_S = 3600.0  # between a vendor's clock and ours
+DEEPEST = 64  # lists and objects within each other; what lies deeper is left out
+MOST_DIGITS = 1000  # of a whole number
+MOST_WORDS = 1 << 20  # bytes of an error body that are looked at
+SAID = 400  # letters of a reason
 
 T = TypeVar("T")
 _write = msgspec.json.Encoder(decimal_format="number").encode
@@ -47,27 +55,28 @@ class Reply:
     body: bytes
 
     @property
+    def content(self) -> Any:
+        """The body as JSON, or as text where it is none, or a long one."""
+        body = self.body[:MOST_WORDS]
+        try:
+            return lenient(body)
+        except ValueError:
+            return body.decode(errors="replace")
+
+    @property
     def said(self) -> str:
         """The reason in it, in one printable line."""
-        try:
-            read = json.loads(self.body)
-        except ValueError:
-            read = self.body.decode(errors="replace")
-        words = "".join(letter if letter.isprintable() else " " for letter in _reason(read))
-        asked = self.headers.get("x-request-id", "")
-        return f"{self.status} {' '.join(words.split())[:400]}{f' (request {asked[:80]})' if asked else ''}".strip()
+        words, asked = printable(_reason(self.content)), printable(self.headers.get("x-request-id", ""), 80)
+        return f"{self.status} {words}{f' (request {asked})' if asked else ''}".strip()
 
     @property
     def code(self) -> str:
         """The word for machines in it, "" when there is none."""
-        try:
-            read = json.loads(self.body)
-        except ValueError:
+        read = self.content
+        if not isinstance(read, dict):
             return ""
-        error = read.get("error") if isinstance(read, dict) else None
-        code = (
-            error.get("code") if isinstance(error, dict) else read.get("error_code") if isinstance(read, dict) else ""
-        )
+        error = read.get("error")
+        code = error.get("code") if isinstance(error, dict) else read.get("error_code")
         return code if isinstance(code, str) else ""
 
     @property
@@ -144,7 +153,8 @@ class JsonApi:
         self.clock_scale = clock_scale
         self._pace, self._sleep = Pace(round(per_minute * clock_scale)), sleep
         self._tls = httpx.create_ssl_context() if url.scheme == "https" else False
-        self._clocks = (0.0, 0.0)  # theirs and ours, read at the same time; 0 = not yet
+        self._clocks: tuple[float, float] | None = None  # theirs, and the boot's, read at the same time
+        self._skew_s = 0.0
 
     @property
     def owner(self) -> str:
@@ -153,8 +163,18 @@ class JsonApi:
 
     def now(self) -> float:
         """UTC epoch seconds by the vendor's clock, as its last answer showed it: its timers go by that one."""
-        theirs, ours = self._clocks
-        return theirs + (time.time() - ours) * self.clock_scale if theirs else time.time()
+        if self._clocks is None:
+            return time.time()
+        theirs, boot_s = self._clocks
+        return theirs + (boottime_s() - boot_s) * self.clock_scale
+
+    @property
+    def skew(self) -> str:
+        """Why no timer can be trusted: how far its clock and ours are apart; "" while that is no hour, or not known."""
+        if abs(self._skew_s) <= MOST_SKEW_S:
+            return ""
+        apart = f"{abs(self._skew_s) / 3600:.0f} h {'ahead of' if self._skew_s > 0 else 'behind'} this machine's"
+        return f"its clock is {apart}; a timer may come too late, so set this machine's clock if that is the wrong one"
 
     def read(self, path: str, kind: type[T], **params: str) -> T:
         """What is at `path`. AuthError; Refused: there is no such thing; SlipwayError: no answer that can be used."""
@@ -169,13 +189,15 @@ class JsonApi:
         what = f"{self.name}: {method} {path}"
         while wait_s := self._pace.wait_s():
             self._sleep(wait_s)
+        content = None if body is None else _write(body)
         try:
-            content = None if body is None else _write(body)
             reply = self._once(method, path, self.attempt_s, content=content, headers=headers or {})
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
             raise Unsent(f"{what}: no connection: {_name(error)}; nothing was asked") from None
-        except (httpx.HTTPError, asyncio.TimeoutError, _TooLong) as error:
-            raise Unclear(f"{what}: {self._lost(error)}; it may have been done") from None
+        except SlipwayError:
+            raise
+        except Exception as error:  # whatever is wrong with an answer, it was asked for
+            raise Unclear(f"{what}: {self._lost(error)}; it may have been done") from error
         if reply.status < 300:
             return reply
         if reply.status == 401:
@@ -187,8 +209,8 @@ class JsonApi:
     def decode(self, reply: Reply, kind: type[T]) -> T:
         """The body of an `act`. Unclear when it is not what was promised: the thing was done, or perhaps not."""
         try:
-            return msgspec.json.decode(reply.body, type=kind, strict=False)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return _decode(reply.body, kind)
+        except ValueError as error:
             raise Unclear(f"{self.name}: {reply.status} with a body that cannot be read: {error}", reply) from None
 
     def _ask(self, method: str, path: str, kind: type[T], **options: Any) -> T:
@@ -206,15 +228,15 @@ class JsonApi:
             try:
                 reply = self._once(method, path, limit_s, **options)
                 if reply.status < 300:
-                    return msgspec.json.decode(reply.body, type=kind, strict=False)
+                    return _decode(reply.body, kind)
                 if reply.status not in AGAIN:
                     self._refuse(what, reply)
                 said = reply.said
                 if reply.retry_after_s is not None:
                     wait_s = min(LONGEST_WAIT_S, reply.retry_after_s)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # also a body that was cut off
-                said = f"an answer that cannot be read: {error}"
-            except (httpx.HTTPError, httpx.InvalidURL, asyncio.TimeoutError, _TooLong) as error:
+            except SlipwayError:
+                raise
+            except Exception as error:  # also a body that was cut off
                 said = self._lost(error)
             if attempt == MOST_ATTEMPTS - 1 or time.monotonic() + wait_s > deadline:
                 break
@@ -262,11 +284,17 @@ class JsonApi:
 
     def _look_at_clock(self, date: str) -> None:
         try:
-            self._clocks = (parsedate_to_datetime(date).timestamp(), time.time())
-        except ValueError:
-            return  # it does not say what time it is: ours has to do
+            read = parsedate_to_datetime(date)
+            theirs = (read if read.tzinfo else read.replace(tzinfo=timezone.utc)).timestamp()
+        except (ValueError, TypeError, OverflowError):
+            return  # it does not say what time it is: what is known has to do
+        self._clocks = (theirs, boottime_s())
+        if self.clock_scale == 1.0:  # a rehearsal's clock is another one on purpose
+            self._skew_s = theirs - time.time()
 
     def _lost(self, error: Exception) -> str:
+        if isinstance(error, ValueError):
+            return f"an answer that cannot be read: {printable(str(error))}"
         if isinstance(error, _TooLong):
             return f"an answer longer than {self.most_bytes >> 20} MiB"
         if isinstance(error, (asyncio.TimeoutError, httpx.TimeoutException)):
@@ -274,13 +302,13 @@ class JsonApi:
         return _name(error)
 
 
-def epoch(told: str | None) -> float | None:
+def epoch(told: Any) -> float | None:
     """Seconds of a time in an answer, UTC when it has no zone; None when it is none: it must not spoil a listing."""
     try:
         at = msgspec.convert(told, datetime)
-    except msgspec.ValidationError:
+        return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp()
+    except (ValueError, OverflowError):
         return None
-    return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp()
 
 
 def rfc3339(at: float) -> str:
@@ -306,15 +334,63 @@ def _run(answer: Coroutine[Any, Any, T], limit_s: float) -> T:
 
 
 def _name(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"{type(error).__name__}: {printable(str(error))}" if str(error) else type(error).__name__
 
 
-def _reason(read: Any) -> str:
+def _reason(read: Any, deepest: int = 3) -> str:
     """What an error body says; each vendor, and each of their older servers, has a shape of its own."""
-    if isinstance(read, dict):
-        more = [str(one.get("message", one) if isinstance(one, dict) else one) for one in read.get("errors") or ()]
-        found = [read.get(key) for key in ("detail", "message", "error_code", "error")]
-        words = [_reason(one) for one in (*found, *more) if one]
-        hint = read.get("hint")
-        return "; ".join([*words, *([str(hint)] if hint else [])]) or json.dumps(read)
-    return str(read)
+    if not isinstance(read, dict) or not deepest:
+        return str(read)
+    errors = read.get("errors")
+    more = [one.get("message", one) if isinstance(one, dict) else one for one in _listed(errors)]
+    found = [read.get(key) for key in ("detail", "message", "error_code", "error")]
+    words = [_reason(one, deepest - 1) for one in (*found, *more) if one]
+    hint = read.get("hint")
+    return "; ".join([*words, *([str(hint)] if hint else [])]) or json.dumps(read, default=str)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def printable(text: str, most: int = SAID) -> str:
+    """The beginning of what somebody else has written, in one line that steers no terminal."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text[: 4 * most]).split())[:most]
+
+
+def _decode(body: bytes, kind: type[T]) -> T:
+    """Raises ValueError."""
+    try:
+        return msgspec.json.decode(body, type=kind, strict=False)
+    except (ValueError, RecursionError):  # what a careless server writes: one field must not hide all others
+        return msgspec.convert(lenient(body), kind, strict=False)
+
+
+def lenient(body: bytes) -> Any:
+    """JSON as careless servers write it: what is no number, no letter or lies too deep is null or a mark.
+
+    Raises ValueError, also for a body that was cut off.
+    """
+    return _loads(_shallow(body.decode(errors="replace")))
+
+
+_loads = json.JSONDecoder(
+    strict=False, parse_constant=lambda _: None, parse_int=lambda text: int(text) if len(text) <= MOST_DIGITS else None
+).decode
+_MARK = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{]|[\]}]', re.DOTALL)
+
+
+def _shallow(text: str) -> str:
+    """The same, with null for whatever lies deeper than DEEPEST."""
+    kept, depth, since = [], 0, 0
+    for mark in _MARK.finditer(text):
+        if mark[0] in ("[", "{"):
+            depth += 1
+            if depth == DEEPEST:
+                kept.append(text[since : mark.start()])
+        elif mark[0] in ("]", "}"):
+            if depth == DEEPEST:
+                kept.append("null")
+                since = mark.end()
+            depth -= 1
+    return "".join([*kept, text[since:] if depth < DEEPEST else ""])

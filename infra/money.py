@@ -22,11 +22,11 @@ def micro_usd(usd: Decimal | int | str) -> int:
     return int((amount * 1_000_000).to_integral_value(ROUND_CEILING))
 
 
-def told_micro_usd(usd: str | None) -> int | None:
-    """What a vendor tells beside the point, None when that is no amount: it must not spoil a listing."""
+def told_micro_usd(amount: object, unit_usd: Decimal = Decimal(1)) -> int | None:
+    """What a vendor tells, None when that is no amount: it must not spoil a listing."""
     try:
-        return None if usd is None else micro_usd(usd)
-    except BadAmount:
+        return micro_usd(Decimal(str(amount)) * unit_usd)
+    except (BadAmount, ArithmeticError, RecursionError):
         return None
 
 

@@ -60,13 +60,13 @@ class PodKeys:
     def address(self, token: str, user: str, host: str, port: int) -> str:
         """The address of a pod, as text. SlipwayError: what the vendor says of it is none."""
         if not (_USER.fullmatch(user) and _HOST.fullmatch(host)):
-            raise SlipwayError(f"{token}: {user!r} at {host!r} is no address that can be trusted")
+            raise SlipwayError(f"{user[:64]!r} at {host[:64]!r} is no address that can be trusted")
         home = "/root" if user == "root" else f"/home/{user}"
         folder = f"{home}/.slipway/pods/{token}"
         try:
             return str(Address(user=user, host=host, port=port, key=str(self.private(token)), folder=folder))
         except ValueError as error:
-            raise SlipwayError(f"{token}: {error}") from None
+            raise SlipwayError(f"{error}; the address cannot be trusted") from None
 
     def reach(self, pod: Pod) -> Ssh:
         """The way to a pod of ours; its host key is kept by its token, since addresses are used again."""

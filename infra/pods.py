@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from infra import said, spend
-from infra.agent.job import STAYS, Group, Job, PodFolder
-from infra.agent.limits import read_clocks
+from infra.agent.job import STAYS, Group, Job, Limits, PodFolder
+from infra.agent.limits import hard_limit_s, read_clocks
 from infra.agent.state import NODE_LOST
-from infra.errors import Ambiguous, LimitHit, SlipwayError
+from infra.errors import Ambiguous, LimitHit, NoOffer, SlipwayError, UsageError
 from infra.journal import Admit, Fenced, Held, Journal, Op
 from infra.journal_file import JournalError
 from infra.names import new_token
@@ -34,6 +34,7 @@ ASKED_FOR = {"reason": "asked for", "outcome": ASKED}  # what a row says that so
 GONE = "it was gone"
 DEAD = ("stopped", "failed", "ending")  # states of a vendor's pod in which nothing of it runs, though it may bill
 PATIENCE_S = 120.0  # while a vendor deletes
+LONGEST_S = 10 * 365 * 86400.0  # of a limit
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 10.0
 STOP_S = 300.0  # for a step to save, and for its courier to bring that to the store
 LOOK_S, LOOK_EVERY_S = 60.0, 3.0  # on the vendor's clock; for a pod whose creation was not answered
@@ -55,9 +56,11 @@ def rent(
     """One pod from `offer` for `job`; the row's `job` is what to hand over, with token and price filled in.
 
     Taken: the run, or the target in that store, is live; Leased: the offer's machine holds another pod; nothing was
-    asked for; so for whatever `admit` raises. Ambiguous: the pod may exist, and the row is UNKNOWN. Any other
-    SlipwayError: nothing was rented.
+    asked for; so for whatever `admit` and `check_end` raise. Ambiguous: the pod may exist, and the row is UNKNOWN. Any
+    other SlipwayError: nothing was rented.
     """
+    if provider.is_rented:
+        check_end(offer, job.limits)
     token = new_token(journal.installation)
     limits = replace(job.limits, micro_usd_per_hour=offer.micro_usd_per_hour)
     spec_hash = spec_hash or hashlib.sha256(replace(job, token="").to_json().encode()).hexdigest()
@@ -87,6 +90,16 @@ def rent(
                 raise
             return _came(provider, journal, op, "found", found)
         return _came(provider, journal, op, "created", pod)
+
+
+def check_end(offer: Offer, limits: Limits) -> None:
+    """Whether a pod from that offer is sure to end. NoOffer: it has no price; UsageError: it has no limit."""
+    if offer.micro_usd_per_hour <= 0:
+        raise NoOffer(f"{offer.provider}: {offer.offer_id}: its price is not told, so no spend limit would hold")
+    limit_s = hard_limit_s(replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour))
+    if limit_s is None or not 0 < limit_s < LONGEST_S:  # nor is one of centuries
+        raise UsageError(f"{offer.provider}: nothing would end this pod, and nothing was rented; give --ttl or "
+                         "--spend-limit")  # fmt: skip
 
 
 def name_of(run: str, rank: int) -> str:
@@ -335,7 +348,9 @@ def is_absent(provider: Provider, op: Op) -> bool:
         return False
     if op.place:  # the pod can be nowhere else, and other machines may well be switched off
         return True
-    return all(pod.token != op.token for pod in provider.list())
+    pods = provider.list()
+    may_be_there = not op.remote_id and not all(pod.is_legible for pod in pods)
+    return not may_be_there and all(pod.token != op.token for pod in pods)
 
 
 def fate(provider: Market, op: Op) -> str:

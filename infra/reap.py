@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from infra import audit, reconcile, spend
 from infra.agent.limits import read_clocks
+from infra.errors import in_words
 from infra.journal import Fenced, Held, Journal, Op
 from infra.providers import Market
-from infra.reconcile import Action, Clock, Look, Move
+from infra.reconcile import Action, Clock, Look
 from infra.states import BOOTING, TERMINATING
 
 PATIENCE_S = 180.0  # of the vendor's clock, for it to let go of a machine
@@ -72,30 +73,33 @@ def reap(
         try:
             swept = reconcile.reconcile(market, journal, clock)
             done += [one for one in swept.actions if one not in done]
-            for one in swept.actions:
-                if isinstance(one, Move) and one.event in ("gone", "absent"):
-                    market.forget(one.token)
             problems += swept.problems
         except Held as error:
             problems.append(f"{market.name}: {error}")
         found, seen = inspect(market, journal)
         now = clock()
-        new = [] if orphans_only else _end_due(seen, journal, now, market.clock_scale)
+        new = [] if orphans_only else _end_due(seen, journal, now, market.clock_scale, problems)
         asked += new
-        is_over = not new and not any(map(is_due, seen.rows.values())) and not any(one.is_due for one in found)
+        # What has no id cannot be ended from here, however long one waits.
+        is_left = any(one.is_due and one.pod_id for one in found)
+        is_over = not new and not any(map(is_due, seen.rows.values())) and not is_left
         if is_over or now.boot_s >= deadline:
             problems += [one for one in seen.problems if one not in problems]
             return Reaped(tuple(done), tuple(asked), tuple(found), tuple(problems))
         sleep(max(LEAST_POLL_S, POLL_S / market.clock_scale))
 
 
-def _end_due(seen: Look, journal: Journal, now: spend.Now, clock_scale: float) -> list[tuple[Op, str]]:
+def _end_due(
+    seen: Look, journal: Journal, now: spend.Now, clock_scale: float, problems: list[str]
+) -> list[tuple[Op, str]]:  # fmt: skip
     ended = []
     for row in seen.rows.values():
-        reason, outcome = due(row, seen.busy, now, clock_scale)
-        if reason:
-            try:
+        try:
+            reason, outcome = due(row, seen.busy, now, clock_scale)
+            if reason:
                 ended.append((journal.advance(row, "end", reason=reason, outcome=outcome), reason))
-            except Fenced:
-                continue  # somebody else has moved it meanwhile: the next look shows where it is
+        except Fenced:
+            continue  # somebody else has moved it meanwhile: the next look shows where it is
+        except Exception as error:  # the others are ended all the same
+            problems.append(f"{row.run}: {in_words(error)}")
     return ended

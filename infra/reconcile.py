@@ -7,16 +7,15 @@ read: an intent precedes its request, so a pod in the listing has a row by the t
 orphan. Nothing is ended on silence: absence takes the vendor's word, more than once where no id is known.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from infra import spend
 from infra.agent.limits import Clocks, read_clocks
-from infra.errors import SlipwayError
+from infra.errors import in_words
 from infra.journal import Fenced, Journal, Op
-from infra.journal_file import JournalError
 from infra.providers import LAG_S, Provider, clock_scale, market
 from infra.records import Pod
 from infra.states import BOOTING, CREATING, ENDED, LOST, PLANNED, READY, TERMINATING, UNKNOWN
@@ -105,15 +104,16 @@ def _of_row(row: Op, here: list[Pod], listing: Listing, settle_s: float, needed:
     if row.state in ENDED:
         if ours is None or not listing.is_complete:
             return []
-        again = Move(row.token, "resurfaced", {"remote_id": ours.pod_id, "reason": "it turned up after its end"})
-        return [again, Delete(row.token, ours.pod_id), *extras]
+        pod_id = ours.pod_id or row.remote_id
+        again = Move(row.token, "resurfaced", {"remote_id": pod_id, "reason": "it turned up after its end"})
+        return [again, Delete(row.token, pod_id or ""), *extras]
     if row.state == PLANNED:
         return [Move(row.token, "unsent", {"reason": "its launch was cut off before anything was sent"})]
     if row.state in (CREATING, UNKNOWN):
         doubt = [Move(row.token, "unclear", {"reason": "its launch was cut off"})] if row.state == CREATING else []
         if ours is None:
             return [*doubt, *_absence(row, listing, settle_s, needed, "absent")]
-        facts = {"remote_id": ours.pod_id, "address": ours.address, "absent_n": 0, "first_absent_at": None}
+        facts = {"remote_id": ours.pod_id or None, "address": ours.address, "absent_n": 0, "first_absent_at": None}
         rate = max(row.rate, ours.micro_usd_per_hour)
         adopted = [*doubt, Move(row.token, "found", {**facts, "rate": rate})]
         if ours.micro_usd_per_hour > row.rate * OVERPRICED:
@@ -123,11 +123,11 @@ def _of_row(row: Op, here: list[Pod], listing: Listing, settle_s: float, needed:
     is_old = row.last_seen_at is not None or row.settling_s(listing.began) > min(LAG_S, settle_s)
     is_denied = listing.is_complete and row.remote_id in listing.denied and is_old
     if ours is not None:  # under an id that its vendor does not know it cannot be ended: a row may have been damaged
-        known = ours.pod_id if is_denied else row.remote_id or ours.pod_id
+        known = (ours.pod_id if is_denied else row.remote_id or ours.pod_id) or row.remote_id
         facts = {"last_seen_at": int(listing.began.wall_s), "remote_id": known}
         is_news = row.last_seen_at is None or row.remote_id != known
         shown = [Move(row.token, "note", facts)] if is_news else []
-        ending = [Delete(row.token, ours.pod_id)] if row.state == TERMINATING else []
+        ending = [Delete(row.token, ours.pod_id or known or "")] if row.state == TERMINATING else []
         return [*shown, *ending, *extras]
     if row.remote_id is None and row.sent_at is None:
         return [Move(row.token, "gone")]  # asked to end before anything was sent
@@ -147,7 +147,8 @@ def _absence(row: Op, listing: Listing, settle_s: float, needed: int, event: str
     When it was missed first is counted from its request by the boot's own clock; after another boot that begins anew.
     """
     since_s = row.settling_s(listing.began)
-    if not listing.is_complete or since_s <= settle_s:
+    may_be_there = not all(pod.is_legible for pod in listing.pods)
+    if not listing.is_complete or may_be_there or since_s <= settle_s:
         return []
     at = int(since_s) + (row.intent_at if row.sent_at is None else row.sent_at)
     if row.first_absent_at is None or at < row.first_absent_at:
@@ -174,14 +175,23 @@ def look(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Lo
     began, problems = clock(), []
     try:
         listing = Listing(began=began, pods=tuple(provider.list()))
-    except SlipwayError as error:
-        problems.append(f"{provider.name}: {error}")
+    except Exception as error:
+        problems.append(f"{provider.name}: {in_words(error)}")
         listing = Listing(began=began, is_complete=False)
     rows = {op.token: op for op in journal.ops() if op.vendor == provider.name}
+    listing = replace(listing, pods=tuple(_known_by_id(listing.pods, rows.values())))
     # After the rows: a renter takes its lease before its row, so that of a row that was seen it is seen as well.
     busy = frozenset(name.removeprefix("rent:") for name in journal.held())
     denied = _denied(provider, rows.values(), listing, problems) if listing.is_complete else frozenset()
     return Look(replace(listing, denied=denied), rows, busy, tuple(problems))
+
+
+def _known_by_id(pods: Iterable[Pod], rows: Iterable[Op]) -> Iterator[Pod]:
+    """The same; whose mark cannot be read, and whose id a row has, is that row's."""
+    tokens = {row.remote_id: row.token for row in rows if row.remote_id}
+    for pod in pods:
+        token = "" if pod.is_legible else tokens.get(pod.pod_id, "")
+        yield replace(pod, token=token, is_legible=True) if token else pod
 
 
 def prefix(journal: Journal) -> str:
@@ -245,8 +255,8 @@ def _denied(provider: Provider, rows: Iterable[Op], listing: Listing, problems: 
             try:
                 if provider.find(row.remote_id) is None:
                     denied.add(row.remote_id)
-            except SlipwayError as error:
-                problems.append(f"{row.run}: {error}")
+            except Exception as error:  # of one pod: nothing is known of it, and the others go on
+                problems.append(f"{row.run}: {in_words(error)}")
     return frozenset(denied)
 
 
@@ -271,10 +281,10 @@ def _carry_out(
         return True
     except Fenced:
         lost.add(token)
-    except SlipwayError as error:
-        if isinstance(error, JournalError):  # what is not on record is not done
+    except Exception as error:  # the other pods are looked after all the same
+        if not isinstance(action, Delete):  # what is not on record is not done
             lost.add(token)
         rate = rows[token].rate if token in rows else action.pod.micro_usd_per_hour if isinstance(action, Claim) else 0
         cost = f"; it may still cost {rate / 1_000_000:.2f} USD/h" if rate else ""
-        problems.append(f"{rows[token].run if token in rows else token}: {error}{cost}")
+        problems.append(f"{rows[token].run if token in rows else token}: {in_words(error)}{cost}")
     return False

@@ -98,6 +98,8 @@ class Pod:
     state: str = ""  # booting, running, stopped, failed (the last two may bill too), ending
     note: str = ""
     name: str = ""
+    odd: str = ""  # what of its row cannot be read or trusted, in words; that counts as not told
+    is_legible: bool = True  # False = not even whether it bears our mark
     ends_at: float | None = None  # the vendor ends it then, by its own timer
     spend_limit_micro_usd: int | None = None  # the vendor ends it there
     spent_micro_usd: int | None = None

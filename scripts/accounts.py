@@ -6,9 +6,9 @@ from typing import Any
 
 from invoke import Exit
 
-from infra import offers, pods
+from infra import errors, offers, pods
 from infra import reap as reaping
-from infra.audit import FOREIGN, ORPHANED, UNCLEAR, Finding
+from infra.audit import FOREIGN, ORPHANED, UNCLEAR, UNKNOWN_MARK, Finding
 from infra.errors import SlipwayError, UsageError
 from infra.hosts import at_once
 from infra.journal import Journal
@@ -89,7 +89,11 @@ def clear(
     orphans_only: bool = False,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Reap one account; what was done there. What is there now, and what went wrong, is added to the lists."""
-    reaped = reaping.reap(market, journal, orphans_only=orphans_only)
+    try:
+        reaped = reaping.reap(market, journal, orphans_only=orphans_only)
+    except Exception as error:  # the other accounts are looked after all the same
+        problems.append(f"{market.name}: {errors.in_words(error)}")
+        return []
     found += reaped.findings
     problems += reaped.problems
     ended = [{"provider": op.vendor, "run": op.run, "what": f"it is to end: {reason}"} for op, reason in reaped.due]
@@ -163,7 +167,7 @@ def show(found: Sequence[Finding], problems: Sequence[str]) -> None:
         rows = [("provider", "machine", "whose", "run or name", "state", "USD/h", "age", "")]
         for one in found:
             age = "?" if one.age_s is None else render.duration(one.age_s)
-            price = render.usd(one.micro_usd_per_hour)
+            price = render.usd(one.micro_usd_per_hour) if one.micro_usd_per_hour else "?"
             rows.append(
                 (one.provider, one.pod_id or "?", one.kind, one.run or one.name, one.state, price, age, one.note)
             )
@@ -178,11 +182,15 @@ def leave(command: str, found: Sequence[Finding], problems: Sequence[str], then:
     """Exit 5 when something of ours bills that nobody wants, or when that is not known."""
     wrong = [one for one in found if one.is_wrong]
     unclear = [one for one in wrong if one.kind == UNCLEAR]
+    unknown = [one for one in wrong if one.kind == UNKNOWN_MARK]
     said = []
-    if sure := [one for one in wrong if one not in unclear]:
+    if sure := [one for one in wrong if one not in (*unclear, *unknown)]:
         said.append(f"{in_words(sure)} should not run; {then}")
     if unclear:
         said.append(f"{in_words(unclear)} may run, since their requests got no clear answer; run: inv reap")
+    if unknown:
+        names = ", ".join(f"{one.provider} {one.pod_id or '?'} ({one.note})" for one in unknown)
+        said.append(f"what cannot be read may be ours, and bill; look at the vendor's own page: {names}")
     if problems:
         said.append("not everybody could be asked, so there may be more: " + "; ".join(problems))
     if said:

@@ -10,7 +10,7 @@ from infra import home, pods
 from infra.agent.limits import read_clocks
 from infra.agent.process import myself
 from infra.agent.state import NODE_LOST
-from infra.errors import LimitHit, SlipwayError, UsageError
+from infra.errors import LimitHit, SlipwayError, UsageError, in_words
 from infra.journal import Journal, Op
 from infra.keep import lease_name
 from infra.names import match
@@ -77,8 +77,8 @@ def settle(journal: Journal, settings: Settings, only: Collection[str] | None = 
                     verdict = keep_last_words(ended, settings)
                 if not ended.is_live and op.slot == 0:
                     tell(journal, settings, ended, verdict.get("state") or ended_how(ended))
-            except (SlipwayError, StoreError) as error:
-                render.say(f"{op.run}: {error}")
+            except Exception as error:  # the others are looked after all the same
+                render.say(render.clean(f"{op.run}: {in_words(error)}"))
 
 
 def ended_how(op: Op) -> str:
@@ -98,8 +98,8 @@ def sweep(journal: Journal, settings: Settings) -> None:
         if name in billing or getattr(settings, key):
             try:
                 done = reconcile(words.provider(settings, name), journal)
-            except (SlipwayError, UsageError) as error:
-                render.say(f"{name}: {error}")
+            except Exception as error:  # the other vendors are asked all the same
+                render.say(render.clean(f"{name}: {in_words(error)}"))
                 continue
             for action in done.actions:
                 render.say(f"{name}: {told(action)}")

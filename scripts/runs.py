@@ -20,7 +20,7 @@ from infra import launch as street
 from infra.agent.job import Job, Limits
 from infra.agent.limits import read_clocks
 from infra.agent.state import NODE_LOST
-from infra.errors import SlipwayError, UsageError
+from infra.errors import SlipwayError, UsageError, as_told
 from infra.journal import Fenced, Journal, Op, Taken
 from infra.keep import Keeper
 from infra.names import check_name, run_name
@@ -328,14 +328,19 @@ def _lines(seen: Iterator[Any]) -> Iterator[Any]:
 
 def down(run, all, json):
     settings = words.settings()
+    problems = list[SlipwayError]()
     with open_journal(settings) as journal:
         if all or (run and journal.service(run)):
             from scripts import services
 
             for one in [one.name for one in journal.services()] if all else [run]:  # else they replace what is ended
-                services.finish(one, settings, journal)
-                render.say(f"{one}: ended, nothing of it runs")
+                try:
+                    services.finish(one, settings, journal)
+                    render.say(f"{one}: ended, nothing of it runs")
+                except Exception as error:  # what else there is, is to end all the same
+                    problems.append(as_told(error, one))
             if not all:
+                raise_worst(problems)
                 if json:
                     print_json({"ended": [run]})
                 return
@@ -348,21 +353,27 @@ def down(run, all, json):
                 live = [op, *(one for one in beside if one.run == op.run)]
             else:
                 live = [*pods.nodes_of(op, journal), *beside]
-        ended, problems = [], list[SlipwayError]()
+        ended = []
         for op in dict.fromkeys(live):
             try:
                 end(op, journal, settings)
                 ended.append(op.run)
-            except SlipwayError as error:  # the others are to end all the same
-                problems.append(error)
-        for problem in problems[:-1]:
-            render.say(str(problem))
-        if problems:
-            raise problems[-1]
+            except Exception as error:  # likewise
+                problems.append(as_told(error, op.run))
+        raise_worst(problems)
         if json:
             print_json({"ended": ended})
         elif not live:
             render.say("nothing is running")
+
+
+def raise_worst(problems: Sequence[SlipwayError]) -> None:
+    """Tell them all; the one with the highest exit code is raised."""
+    ordered = sorted(problems, key=lambda one: one.exit_code)
+    for one in ordered[:-1]:
+        render.say(render.clean(str(one)))
+    if ordered:
+        raise ordered[-1]
 
 
 def end(op: Op, journal: Journal, settings: Settings) -> None:

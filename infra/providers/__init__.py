@@ -54,10 +54,13 @@ class Provider(Protocol):
         """The pod with that id or token; None only when the vendor says that there is none."""
 
     def list(self) -> "list[Pod]":
-        """All pods, ours or not, from a complete listing; an incomplete one raises SlipwayError."""
+        """All pods, ours or not, from a complete listing; an incomplete one raises SlipwayError.
+
+        A row of which little can be read is one all the same: see `Pod.odd`.
+        """
 
     def delete(self, pod_id: str) -> None:
-        """End it. A pod already gone counts as ended, so calling twice is safe.
+        """End it, knowing no more than its id. A pod already gone counts as ended, so calling twice is safe.
 
         Returning is no proof of absence: find() is. SlipwayError: it may be there still.
         """
@@ -109,6 +112,10 @@ class Market(Provider, Protocol):
 
     def now(self) -> float:
         """UTC epoch seconds by the vendor's clock, as its last answer showed it; ours before that. Asks nobody."""
+
+    @property
+    def skew(self) -> str:
+        """Why its timer cannot be trusted: its clock and ours are far apart; "" while they are not, as of then."""
 
     def billed(self, pod_id: str) -> int | None:
         """Micro-dollars that a pod has cost, as the vendor says; None = it does not tell, or not any more."""

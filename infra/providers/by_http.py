@@ -1,7 +1,13 @@
 """What is the same for every vendor that is asked over HTTP, and whose pods are reached by a key of their own."""
 
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
 from infra.agent.job import Call
+from infra.errors import SlipwayError, UsageError
 from infra.json_api import JsonApi
+from infra.names import check_name
 from infra.pod_keys import PodKeys
 from infra.providers import Abilities
 from infra.records import Pod
@@ -13,6 +19,7 @@ class ByHttp:
 
     is_here, is_rented = False, True
     pod_store = ""
+    name: str
     can: Abilities
     api: JsonApi
     keys: PodKeys
@@ -30,6 +37,10 @@ class ByHttp:
         """None: its pods get no key of the vendor."""
         return ()
 
+    @property
+    def skew(self) -> str:
+        return self.api.skew
+
     def now(self) -> float:
         return self.api.now()
 
@@ -38,3 +49,38 @@ class ByHttp:
 
     def forget(self, token: str) -> None:
         self.keys.forget(token)
+
+    def check_clock(self) -> None:
+        """SlipwayError: a timer of this vendor would not be one; nothing was asked for."""
+        if self.skew:
+            raise SlipwayError(f"{self.name}: {self.skew}; nothing was rented")
+
+    def path_of(self, form: str, pod_id: str) -> str:
+        """`form` with that id in it. SlipwayError: it is the id of nothing, and would name all of them."""
+        if pod_id in ("", ".", ".."):
+            raise SlipwayError(f"{self.name}: {pod_id!r} is the id of no machine; end it on the vendor's own page")
+        return form.format(quote(pod_id, safe="", errors="replace"))
+
+    def pod(
+        self, odd: Mapping[str, str], *, marks: tuple[str, ...], token: str, run: str, rate: int | None,
+        way: tuple[str, str, int] | None, **facts: Any,
+    ) -> Pod:  # fmt: skip
+        """The pod of a row. `odd`: what of that cannot be read. `marks`: the fields of it that tell whose it is.
+
+        `way`: user, host and port, where it can be reached. `rate`: None for what is no price.
+        """
+        doubts, address = list(odd.values()), ""
+        if rate is None:
+            doubts.append("its price is none")
+        if way and token:
+            try:
+                address = self.keys.address(token, *way)
+            except SlipwayError as error:
+                doubts.append(str(error))
+        try:
+            run = run and check_name(run)
+        except UsageError as error:
+            run, doubts = "", [*doubts, f"its run: {error}"]
+        is_legible = bool(token) or not odd.keys() & {*marks, "row"}
+        return Pod(provider=self.name, token=token, run=run, address=address, micro_usd_per_hour=rate or 0,
+                   odd="; ".join(doubts), is_legible=is_legible, **facts)  # fmt: skip

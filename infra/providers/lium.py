@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -22,9 +23,9 @@ from infra.agent.limits import hard_limit_s
 from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError, UsageError
 from infra.filters import satisfying
 from infra.json_api import JsonApi, Refused, Unclear, endpoint, epoch
-from infra.money import BadAmount, micro_usd, told_micro_usd
+from infra.money import micro_usd, told_micro_usd
 from infra.pod_keys import PodKeys, is_token
-from infra.providers import Abilities
+from infra.providers import Abilities, rows
 from infra.providers.by_http import ByHttp
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
@@ -114,12 +115,12 @@ class Rented(Struct):
 
 class PodRow(Struct):
     id: str
-    pod_name: str | None = None
-    status: str = ""
+    pod_name: str
+    status: str
+    price: Decimal
     ssh_connect_cmd: str | None = None
-    price: Decimal | None = None
-    created_at: str | None = None
-    removal_scheduled_at: str | None = None
+    created_at: Any = None
+    removal_scheduled_at: Any = None
     phase: str | None = None
 
 
@@ -175,16 +176,15 @@ class Lium(ByHttp):
     def catalog(self, request: Request) -> list[Offer]:
         """Hosts that are free, whole or in parts, but for those that often fail, are throttled, or have old drivers."""
         counts = {count for _, count in gpus.read_set(request.gpu, request.num_gpus)} or {request.num_gpus}
-        found = []
-        for raw in self.api.read("/executors", list[msgspec.Raw]):
-            try:
-                host = msgspec.json.decode(raw, type=Executor, strict=False)
-                old = self.cuda and host.max_cuda_version is not None and host.max_cuda_version < Decimal(self.cuda)
-                if not (host.frequent_rent_failures or host.gpu_power_limited or old):
-                    spec = bytes(raw).decode()
-                    found += [replace(self._offer(host, count), raw=spec) for count in _parts(host, counts)]
-            except (msgspec.ValidationError, BadAmount):
-                continue  # a host whose owner does not describe it as all others do is no offer
+        found: list[Offer] = []
+        for row in self.api.read("/executors", list[Any]):
+            host = rows.offered(Executor, row)
+            if host is None or host.frequent_rent_failures or host.gpu_power_limited or self._is_old(host):
+                continue
+            spec = msgspec.json.encode(row).decode()
+            for count in _parts(host, counts):
+                if rate := told_micro_usd(host.price_per_gpu, Decimal(count)):
+                    found.append(self._offer(host, count, rate, spec))
         if request.volume:
             self._check_volume(request.volume)
         return [replace(one, volume=request.volume) for one in found]
@@ -204,6 +204,7 @@ class Lium(ByHttp):
         UsageError: a limit beyond the vendor's 30 days; without any limit the pod gets those.
         """
         limit_s = hard_limit_s(limits)
+        self.check_clock()
         hours = MOST_HOURS if limit_s is None else max(1, math.ceil(limit_s / 3600))
         if hours > MOST_HOURS:
             raise UsageError(f"lium: a pod lives {MOST_HOURS} hours at most; {hours} were asked for")
@@ -235,44 +236,46 @@ class Lium(ByHttp):
         if is_token(pod):
             return next((one for one in self.list() if one.token == pod), None)
         try:
-            row = self.api.read(f"/pods/{quote(pod, safe='')}", PodRow)
+            row = self.api.read(self.path_of("/pods/{}", pod), dict[str, Any])
         except Refused as refused:
             if refused.reply.status == 404:
                 return None
             raise
-        return self._pod(row) if row.status not in GONE else None
+        found = self._pod(row, pod)
+        return found if found.state not in GONE else None
 
     def list(self) -> "list[Pod]":
         """All, oldest first; the vendor leaves out those that are being deleted, and has no pages."""
-        rows = self.api.read("/pods", list[PodRow])
-        if len({row.id for row in rows}) != len(rows):
-            raise SlipwayError("lium: the listing names a pod twice, so it may lack another")
-        pods = [self._pod(row) for row in rows if row.status not in GONE]
-        return sorted(pods, key=lambda pod: pod.created_at)
+        return rows.whole(self.name, map(self._pod, self.api.read("/pods", list[Any])), GONE)
 
     def delete(self, pod_id: str) -> None:
         try:
-            self.api.act("DELETE", f"/pods/{quote(pod_id, safe='')}")
+            self.api.act("DELETE", self.path_of("/pods/{}", pod_id))
         except Refused as refused:
             if refused.reply.status != 404:
                 raise
 
     def billed(self, pod_id: str) -> int | None:
         try:
-            record = self.api.read(f"/pods/{quote(pod_id, safe='')}/record", Record)
+            record = self.api.read(self.path_of("/pods/{}/record", pod_id), Record)
         except Refused as refused:
             if refused.reply.status == 404:
                 return None
             raise
-        return None if record.total_cost is None else told_micro_usd(str(record.total_cost))
+        return told_micro_usd(record.total_cost)
 
     def _template(self) -> str:
-        for one in self.api.read("/templates", tuple[Template, ...]):
-            if one.docker_image == IMAGE and one.status in USABLE:
+        for row in self.api.read("/templates", tuple[Any, ...]):
+            one = rows.offered(Template, row)
+            if one and one.docker_image == IMAGE and one.status in USABLE:
                 return one.id
         raise SlipwayError(f"lium: there is no usable template of {IMAGE}; nothing was rented")
 
-    def _offer(self, host: Executor, count: int) -> Offer:
+    def _is_old(self, host: Executor) -> bool:
+        serves = host.max_cuda_version
+        return bool(self.cuda) and serves is not None and not serves >= Decimal(self.cuda)
+
+    def _offer(self, host: Executor, count: int, micro_usd_per_hour: int, raw: str) -> Offer:
         specs, place = host.specs or Specs(), host.location or Place()
         cards = specs.gpu.details if specs.gpu else []
         memory_gb = round(cards[0].capacity / 1024) if cards else 0
@@ -293,34 +296,38 @@ class Lium(ByHttp):
             cpus=int(specs.cpu.count * share) if specs.cpu else 0,
             memory_bytes=max(0, int(ram * share)),
             disk_bytes=int(specs.hard_disk.free * 1024 * share) if specs.hard_disk else 0,
-            micro_usd_per_hour=micro_usd(host.price_per_gpu * count),
+            micro_usd_per_hour=micro_usd_per_hour,
             spot=host.tier == "spot",
             upload_mbps=host.effective_upload_speed_mbps,
             download_mbps=host.effective_download_speed_mbps,
             nvlink=host.nvlink,
             seen_at=epoch(host.last_verified_at) or self.api.now(),
+            raw=raw,
         )
 
-    def _pod(self, row: PodRow) -> Pod:
-        token = row.pod_name if row.pod_name and is_token(row.pod_name) else ""
-        address = ""
-        if token and row.status == "RUNNING" and row.ssh_connect_cmd:
-            found = _SSH.fullmatch(row.ssh_connect_cmd.strip())  # from the owner of the host: this form and no other
-            if not found:
-                raise SlipwayError(f"lium: {token}: {row.ssh_connect_cmd!r} is no address that can be trusted")
-            address = self.keys.address(token, found[1], found[2], int(found[3] or 22))
-        return Pod(
-            provider=self.name,
-            pod_id=row.id,
-            token=token,
+    def _pod(self, row: Any, pod_id: str = "") -> Pod:
+        """Of a row, whatever it is. `pod_id`: under which it was asked for."""
+        one, odd = rows.read(PodRow, row)
+        way = None
+        if one.status == "RUNNING" and one.ssh_connect_cmd:
+            found = _SSH.fullmatch(one.ssh_connect_cmd.strip())  # from the owner of the host: this form and no other
+            if found:
+                way = (found[1], found[2], int(found[3] or 22))
+            else:
+                odd["ssh_connect_cmd"] = f"{rows.shown(one.ssh_connect_cmd)} is no address that can be trusted"
+        return self.pod(
+            odd,
+            marks=("pod_name",),
+            pod_id=pod_id or one.id,
+            token=one.pod_name if is_token(one.pod_name) else "",
             run="",
-            address=address,
-            micro_usd_per_hour=micro_usd(row.price or 0),
-            state=STATES.get(row.status, row.status),
-            note=row.phase or "",
-            name=row.pod_name or "",
-            created_at=int(epoch(row.created_at) or 0),
-            ends_at=epoch(row.removal_scheduled_at),
+            way=way,
+            rate=told_micro_usd(one.price),
+            state=STATES.get(one.status, one.status),
+            note=one.phase or "",
+            name=one.pod_name,
+            created_at=int(epoch(one.created_at) or 0),
+            ends_at=epoch(one.removal_scheduled_at),
         )
 
 

@@ -7,13 +7,13 @@ Source: the vendor's API document of 2026-08-20 and its GraphQL pages.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from infra import gpus
 from infra.agent.job import Call, Limits
@@ -23,7 +23,7 @@ from infra.filters import satisfying
 from infra.json_api import JsonApi, Refused, Unclear, endpoint, epoch, rfc3339
 from infra.money import micro_usd, told_micro_usd
 from infra.pod_keys import PodKeys, is_token
-from infra.providers import Abilities
+from infra.providers import Abilities, rows
 from infra.providers.by_http import ByHttp
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
@@ -41,6 +41,7 @@ STATES = {
     "EXITED": "stopped",
     "ERROR": "failed",
 }
+GONE = ("TERMINATED",)
 NO_CAPACITY = ("no longer any instances available", "enough disk space", "not enough free gpus")
 MOST_PAGES = 100
 # Every process of the container inherits it: it must not be the one by which the agent knows what is of its job.
@@ -81,7 +82,7 @@ class GpuType(Struct):
 
 
 class GpuTypes(Struct):
-    gpus: list[GpuType]
+    gpus: list[Any]
 
 
 class Endpoint(Struct):
@@ -98,14 +99,14 @@ class PodRow(Struct):
     id: str
     name: str
     status: str
+    cost: Decimal
     env: dict[str, Any] | None = None
     ssh: SshEndpoints | None = None
-    cost: Decimal = Decimal(0)
-    createdAt: str | None = None
+    createdAt: Any = None
 
 
 class PodRows(Struct):
-    pods: list[PodRow]
+    pods: list[Any]
     nextCursor: str | None = None
 
 
@@ -126,8 +127,13 @@ class Myself(Struct):
 
 
 class Deployed(Struct):
-    id: str
-    costPerHr: Decimal | None = None
+    id: Annotated[str, Meta(min_length=1)]
+    costPerHr: Any = None
+
+
+class Made(Struct):
+    id: Annotated[str, Meta(min_length=1)]
+    cost: Any = None
 
 
 class BillRow(Struct):
@@ -212,7 +218,10 @@ class RunPod(ByHttp):
             for cloud in CLOUDS:
                 params = {"include": "AVAILABILITY", "product": "POD", "count": str(count), "cloud": cloud}
                 params |= {"minCudaVersion": self.cuda} if self.cuda else {}
-                for one in self.api.read("/v2/catalog/gpus", GpuTypes, **params).gpus:
+                for row in self.api.read("/v2/catalog/gpus", GpuTypes, **params).gpus:
+                    one = rows.offered(GpuType, row)
+                    if one is None:
+                        continue
                     if request.spot:  # a price costs a question for each kind
                         if not kinds or any(gpus.is_asked(kind, gpus.name(one.id)) for kind in kinds):
                             found += self._spot(one, cloud, count, request)
@@ -242,6 +251,7 @@ class RunPod(ByHttp):
 
         A spending limit is armed as the time that the money lasts at this price.
         """
+        self.check_clock()
         limit_s = hard_limit_s(limits)
         env = {MARK: token, "SLIPWAY_RUN": request.run, "PUBLIC_KEY": self.keys.public(token)}
         disk_gb = max(request.disk_bytes, DISK_BYTES) // 10**9
@@ -249,7 +259,7 @@ class RunPod(ByHttp):
             made = self._create_by_rest(request, offer, token, env, disk_gb)
         else:
             made = self._create_by_graph(request, offer, token, env, disk_gb, limit_s)
-        rate = offer.micro_usd_per_hour if made.costPerHr is None else micro_usd(made.costPerHr)
+        rate = told_micro_usd(made.costPerHr) or offer.micro_usd_per_hour
         return Pod(provider=self.name, pod_id=made.id, token=token, run=request.run, address="", name=token,
                    micro_usd_per_hour=rate, state="booting")  # fmt: skip
 
@@ -258,21 +268,21 @@ class RunPod(ByHttp):
         if is_token(pod):
             return next((one for one in self.list() if one.token == pod), None)
         try:
-            row = self.api.read(f"/v2/pods/{quote(pod, safe='')}", PodRow)
+            row = self.api.read(self.path_of("/v2/pods/{}", pod), dict[str, Any])
         except Refused as refused:
             if refused.reply.status == 404:
                 return None
             raise
-        return self._pod(row) if row.status != "TERMINATED" else None
+        found = self._pod(row, pod)
+        return found if found.state not in GONE else None
 
     def list(self) -> "list[Pod]":
         """All that are not terminated, those of clusters too, oldest first."""
-        pods = [self._pod(row) for row in self._rows() if row.status != "TERMINATED"]
-        return sorted(pods, key=lambda pod: pod.created_at)
+        return rows.whole(self.name, self._pods(), GONE)
 
     def delete(self, pod_id: str) -> None:
         try:
-            self.api.act("DELETE", f"/v2/pods/{quote(pod_id, safe='')}")
+            self.api.act("DELETE", self.path_of("/v2/pods/{}", pod_id))
         except Refused as refused:
             if refused.reply.status != 404:
                 raise
@@ -280,22 +290,19 @@ class RunPod(ByHttp):
     def billed(self, pod_id: str) -> int | None:
         """As promised; of the last year, which is as far as it looks back."""
         bill = self.api.read("/v2/billing/pods", Bill, podId=pod_id, bucketSize="month", lastN="12")
-        amounts = [told_micro_usd(str(one.totalAmount)) for one in bill.records if one.podId in (None, pod_id)]
+        amounts = [told_micro_usd(one.totalAmount) for one in bill.records if one.podId in (None, pod_id)]
         return sum(one or 0 for one in amounts) if amounts else None
 
-    def _rows(self) -> Iterator[PodRow]:
+    def _pods(self) -> "Sequence[Pod]":
         """Of every page. SlipwayError: the listing is not complete."""
-        seen: set[str] = set()
+        found: list[Pod] = []
         params = {"includeClusterPods": "true"}
         for _ in range(MOST_PAGES):
             page = self.api.read("/v2/pods", PodRows, **params)
-            ids = [row.id for row in page.pods]
-            if len(set(ids)) != len(ids) or seen & set(ids):  # a page that came twice stands for one that did not come
-                raise SlipwayError("runpod: the listing names a pod twice, so it may lack another")
-            seen |= set(ids)
-            yield from page.pods
+            found += map(self._pod, page.pods)
+            rows.check_once(self.name, [pod.pod_id for pod in found])  # a page that comes twice may never end
             if not page.nextCursor:
-                return
+                return found
             params["cursor"] = page.nextCursor
         raise SlipwayError(f"runpod: the listing does not end after {MOST_PAGES} pages")
 
@@ -317,10 +324,10 @@ class RunPod(ByHttp):
             **({"dataCenterIds": [offer.region]} if offer.region else {}),
         }
         try:
-            row = self.api.decode(self.api.act("POST", "/v2/pods", body), PodRow)
+            made = self.api.decode(self.api.act("POST", "/v2/pods", body), Made)
         except Refused as refused:
             raise _refusal(refused) from None
-        return Deployed(row.id, row.cost or None)
+        return Deployed(made.id, made.cost)
 
     def _create_by_graph(
         self, request: Request, offer: Offer, token: str, env: dict[str, str], disk_gb: int, limit_s: float | None
@@ -373,13 +380,14 @@ class RunPod(ByHttp):
 
     def _on_demand(self, one: GpuType, cloud: str, count: int, request: Request) -> Iterator[Offer]:
         most, price = _of_tier(one, cloud)
-        if not price or count > most or one.availability == "NONE":
+        rate = told_micro_usd(price, Decimal(count))
+        if not rate or count > most or one.availability == "NONE":
             return
         centers = [center.id for center in one.dataCenters if center.availability != "NONE"]
         if cloud == "COMMUNITY" or not one.dataCenters:
             centers = [""]  # to name one there makes creates fail that could succeed
         for center in centers:
-            yield self._offer(one, cloud, center, count, price, request)
+            yield self._offer(one, cloud, center, count, rate, request)
 
     def _spot(self, one: GpuType, cloud: str, count: int, request: Request) -> Iterator[Offer]:
         most, price = _of_tier(one, cloud)
@@ -387,10 +395,11 @@ class RunPod(ByHttp):
             return
         asked = {"id": one.id, "count": count, "secure": cloud == "SECURE"}
         for bid in self._query(BID, asked).gpuTypes or ():
-            if bid.lowestPrice and bid.lowestPrice.minimumBidPrice and bid.lowestPrice.stockStatus:
-                yield self._offer(one, cloud, "", count, bid.lowestPrice.minimumBidPrice, request)
+            rate = told_micro_usd(bid.lowestPrice and bid.lowestPrice.minimumBidPrice, Decimal(count))
+            if rate and bid.lowestPrice and bid.lowestPrice.stockStatus:
+                yield self._offer(one, cloud, "", count, rate, request)
 
-    def _offer(self, one: GpuType, cloud: str, center: str, count: int, price: Decimal, request: Request) -> Offer:
+    def _offer(self, one: GpuType, cloud: str, center: str, count: int, rate: int, request: Request) -> Offer:
         return Offer(
             provider=self.name,
             offer_id="/".join([cloud, center or "any", one.id, str(count), *(["spot"] if request.spot else [])]),
@@ -402,28 +411,27 @@ class RunPod(ByHttp):
             num_gpus=count,
             gpu_memory_bytes=one.memory * 10**9,
             disk_bytes=max(request.disk_bytes, DISK_BYTES),  # as much as is asked for
-            micro_usd_per_hour=micro_usd(price * count),
+            micro_usd_per_hour=rate,
             spot=request.spot,
             seen_at=self.api.now(),
         )
 
-    def _pod(self, row: PodRow) -> Pod:
-        env = {name: str(value) for name, value in (row.env or {}).items()}
-        token = next((word for word in (env.get(MARK, ""), row.name) if is_token(word)), "")
-        direct = row.ssh and row.ssh.direct
-        address = ""
-        if token and direct and row.status == "RUNNING":
-            address = self.keys.address(token, direct.username, direct.host, direct.port)
-        return Pod(
-            provider=self.name,
-            pod_id=row.id,
-            token=token,
+    def _pod(self, row: Any, pod_id: str = "") -> Pod:
+        """Of a row, whatever it is. `pod_id`: under which it was asked for."""
+        one, odd = rows.read(PodRow, row)
+        env = {name: value for name, value in (one.env or {}).items() if isinstance(value, str)}
+        direct = one.ssh and one.ssh.direct
+        return self.pod(
+            odd,
+            marks=("name", "env"),
+            pod_id=pod_id or one.id,
+            token=next((word for word in (env.get(MARK, ""), one.name) if is_token(word)), ""),
             run=env.get("SLIPWAY_RUN", ""),
-            address=address,
-            micro_usd_per_hour=micro_usd(row.cost),
-            state=STATES.get(row.status, row.status),
-            name=row.name,
-            created_at=int(epoch(row.createdAt) or 0),
+            way=(direct.username, direct.host, direct.port) if direct and one.status == "RUNNING" else None,
+            rate=told_micro_usd(one.cost),
+            state=STATES.get(one.status, one.status),
+            name=one.name,
+            created_at=int(epoch(one.createdAt) or 0),
         )
 
 

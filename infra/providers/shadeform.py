@@ -7,9 +7,11 @@ at `deleting`. Source: the vendor's API document of 2026-03-05.
 
 import contextlib
 from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Annotated, Any
 from urllib.parse import quote
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from infra import gpus
 from infra.agent.job import Limits
@@ -18,7 +20,7 @@ from infra.filters import satisfying
 from infra.json_api import JsonApi, Refused, Unclear, endpoint, epoch, rfc3339
 from infra.money import dollars, told_micro_usd
 from infra.pod_keys import PodKeys, is_token
-from infra.providers import Abilities
+from infra.providers import Abilities, rows
 from infra.providers.by_http import ByHttp
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
@@ -27,10 +29,12 @@ URL = "https://api.shadeform.ai/v1"
 VOLUMES = ("/mnt/*", "/data", "/data/*", "/volume*")  # its documents do not say which of them a cloud uses
 STATES = {"creating": "booting", "pending_provider": "booting", "pending": "booting", "active": "running",
           "error": "failed", "deleting": "ending"}  # fmt: skip
+GONE = ("deleted",)
+CENT = Decimal("0.01")
 
 
 class Configuration(Struct):
-    num_gpus: int
+    num_gpus: Annotated[int, Meta(ge=0)]
     gpu_type: str
     memory_in_gb: int = 0
     storage_in_gb: int = 0
@@ -50,37 +54,37 @@ class InstanceType(Struct):
     cloud: str
     shade_instance_type: str
     configuration: Configuration
-    hourly_price: int
+    hourly_price: Decimal
     availability: list[Availability]
 
 
 class InstanceTypes(Struct):
-    instance_types: list[InstanceType]
+    instance_types: list[Any]
 
 
 class AutoDelete(Struct):
-    date_threshold: str | None = None
-    spend_threshold: str | None = None
+    date_threshold: Any = None
+    spend_threshold: Any = None
 
 
 class Instance(Struct):
     id: str
     name: str
     status: str
+    hourly_price: Decimal
     ip: str | None = None
     ssh_user: str | None = None
     ssh_port: int | None = None
     status_details: str | None = None
-    cost_estimate: str | None = None
-    hourly_price: int = 0
-    created_at: str | None = None
-    active_at: str | None = None
-    tags: list[str] | None = None
+    cost_estimate: Any = None
+    created_at: Any = None
+    active_at: Any = None
+    tags: list[Any] | None = None
     auto_delete: AutoDelete | None = None
 
 
 class Instances(Struct):
-    instances: list[Instance]
+    instances: list[Any]
 
 
 class Volume(Struct):
@@ -93,15 +97,14 @@ class Volume(Struct):
 class SshKey(Struct):
     id: str
     name: str
-    is_default: bool = False
 
 
 class SshKeys(Struct):
-    ssh_keys: tuple[SshKey, ...]
+    ssh_keys: tuple[Any, ...]
 
 
 class Created(Struct):
-    id: str
+    id: Annotated[str, Meta(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,12 @@ class Shadeform(ByHttp):
         """One offer per region that has the type now."""
         types = self.api.read("/instances/types", InstanceTypes, available="true", sort="price").instance_types
         now = self.api.now()
-        found = [_offer(one, there, now) for one in types for there in one.availability if there.available]
+        found = []
+        for row in types:
+            one = rows.offered(InstanceType, row)
+            rate = one and told_micro_usd(one.hourly_price, CENT)
+            if one and rate:
+                found += [_offer(one, there, rate, now) for there in one.availability if there.available]
         if not request.volume:
             return found
         volume = self._volume(request.volume)
@@ -154,6 +162,7 @@ class Shadeform(ByHttp):
 
     def create(self, request: Request, offer: Offer, token: str, limits: Limits) -> Pod:
         """As promised; the pod's own SSH key is added to the account first. NoOffer: it is out of stock."""
+        self.check_clock()
         ends = {}
         if limits.time_s is not None:
             ends["date_threshold"] = rfc3339(self.api.now() + limits.time_s)
@@ -186,33 +195,34 @@ class Shadeform(ByHttp):
         if is_token(pod):
             return next((one for one in self.list() if one.token == pod), None)
         try:
-            one = self.api.read(f"/instances/{quote(pod, safe='')}/info", Instance)
+            row = self.api.read(self.path_of("/instances/{}/info", pod), dict[str, Any])
         except Refused as refused:
             if refused.reply.status == 404:
                 return None
             raise
-        return self._pod(one) if one.status != "deleted" else None
+        found = self._pod(row, pod)
+        return found if found.state not in GONE else None
 
     def list(self) -> "list[Pod]":
         """All that are not deleted, oldest first. The vendor has no pages."""
-        found = self.api.read("/instances", Instances).instances
-        if len({one.id for one in found}) != len(found):
-            raise SlipwayError("shadeform: the listing names an instance twice, so it may lack another")
-        pods = [self._pod(one) for one in found if one.status != "deleted"]
-        return sorted(pods, key=lambda pod: pod.created_at)
+        return rows.whole(self.name, map(self._pod, self.api.read("/instances", Instances).instances), GONE)
 
     def delete(self, pod_id: str) -> None:
-        """As promised. The pod's SSH key is taken from the account, too."""
-        found = self.find(pod_id)
-        if found is None:
-            return
+        """As promised. The pod's SSH key is taken from the account, too, when the vendor tells whose it is."""
+        token = ""
+        with contextlib.suppress(SlipwayError):  # no word about it: it is ended all the same
+            found = self.find(pod_id)
+            if found is None:
+                return
+            token = found.token
         try:
-            self.api.act("POST", f"/instances/{quote(pod_id, safe='')}/delete")
+            self.api.act("POST", self.path_of("/instances/{}/delete", pod_id))
         except Refused as refused:
             if refused.reply.status != 404:
                 raise
-        if found.token:
-            self._drop_key(found.token)
+        if token:
+            with contextlib.suppress(SlipwayError):  # as above
+                self._drop_key(token)
 
     def billed(self, pod_id: str) -> int | None:
         """As promised, as long as the vendor shows the machine."""
@@ -220,7 +230,7 @@ class Shadeform(ByHttp):
         return found.spent_micro_usd if found else None
 
     def _keys(self) -> tuple[SshKey, ...]:
-        return self.api.read("/sshkeys", SshKeys).ssh_keys
+        return tuple(rows.read(SshKey, one)[0] for one in self.api.read("/sshkeys", SshKeys).ssh_keys)
 
     def _add_key(self, token: str) -> str:
         """Its id in the account. Any error here is definite: no machine was asked for."""
@@ -244,20 +254,24 @@ class Shadeform(ByHttp):
                     if refused.reply.status != 404:  # else somebody who ends the same pod was faster
                         raise
 
-    def _pod(self, one: Instance) -> Pod:
-        tags = dict(tag.split("=", 1) for tag in one.tags or () if "=" in tag)
-        token = next((word for word in (tags.get("slipway-token", ""), one.name) if is_token(word)), "")
-        address = ""
-        if token and one.status == "active" and one.ip and one.ssh_user:
-            address = self.keys.address(token, one.ssh_user, one.ip, one.ssh_port or 22)
+    def _pod(self, row: Any, pod_id: str = "") -> Pod:
+        """Of a row, whatever it is. `pod_id`: under which it was asked for."""
+        one, odd = rows.read(Instance, row)
+        words = [tag for tag in one.tags or () if isinstance(tag, str)]
+        if len(words) != len(one.tags or ()):
+            odd["tags"] = "not all of its tags are text"
+        tags = dict(word.split("=", 1) for word in words if "=" in word)
+        port = 22 if one.ssh_port is None else one.ssh_port
+        has_address = one.status == "active" and "ssh_port" not in odd
         ends = one.auto_delete or AutoDelete()
-        return Pod(
-            provider=self.name,
-            pod_id=one.id,
-            token=token,
+        return self.pod(
+            odd,
+            marks=("name", "tags"),
+            pod_id=pod_id or one.id,
+            token=next((word for word in (tags.get("slipway-token", ""), one.name) if is_token(word)), ""),
             run=tags.get("slipway-run", ""),
-            address=address,
-            micro_usd_per_hour=one.hourly_price * 10_000,
+            way=(one.ssh_user, one.ip, port) if has_address and one.ssh_user and one.ip else None,
+            rate=told_micro_usd(one.hourly_price, CENT),
             state=STATES.get(one.status, one.status),
             note=one.status_details or "",
             name=one.name,
@@ -269,7 +283,7 @@ class Shadeform(ByHttp):
         )
 
 
-def _offer(one: InstanceType, there: Availability, now: float) -> Offer:
+def _offer(one: InstanceType, there: Availability, micro_usd_per_hour: int, now: float) -> Offer:
     what = one.configuration
     place = [part.strip() for part in there.display_name.split(",")]  # "US, Kansas City, KS"
     country = place[0] if len(place[0]) == 2 and place[0].isupper() else ""
@@ -287,7 +301,7 @@ def _offer(one: InstanceType, there: Availability, now: float) -> Offer:
         cpus=what.vcpus,
         memory_bytes=what.memory_in_gb * 10**9,
         disk_bytes=what.storage_in_gb * 10**9,
-        micro_usd_per_hour=one.hourly_price * 10_000,
+        micro_usd_per_hour=micro_usd_per_hour,
         nvlink=what.nvlink,
         interconnect=what.interconnect,
         seen_at=now,

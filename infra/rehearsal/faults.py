@@ -6,6 +6,10 @@
     machines:                  # what becomes of a machine, counted by orders
       - {trait: ghost, offer: H100, count: 2}
       - {trait: preempted, vendor: runpod, after_s: 300}
+    rows:                      # what a listing says of a machine that is well, counted by machines
+      - {vendor: shadeform, machine: otter, says: {ip: gpu_7.example.net, hourly_price: null}, lacks: [id]}
+    strangers:                 # rows beside those of machines, whatever they are
+      lium: [{id: x, pod_name: [theirs]}, 5]
     prices: [{at_s: 600, offer: B200, factor: 1.2}]
     listing_lag_s: {lium: 30}
     balance_usd: {runpod: 25}
@@ -14,10 +18,11 @@
     preempt_at_work: 2         # twice a machine is taken away once the store has a checkpoint of it;
                                # {runpod: 1, lium: 1}: once on each
 
-Of the requests or orders that a rule is about, it lets `skip` pass and hits the next `count` (null = all), each with
-probability `chance`.
+Of the requests, orders or machines that a rule is about, it lets `skip` pass and hits the next `count` (null = all),
+each with probability `chance`.
 """
 
+import json
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,6 +47,7 @@ Kind = Literal[
     "short list",  # half of the rows
     "empty list",
 ]
+LISTS = ("pods", "instances")  # under which a page has its rows
 BEFORE = ("dropped", "error", "throttle")
 Trait = Literal[
     "ghost",  # listed and cannot be taken
@@ -75,6 +81,7 @@ class RequestRule(Rule, frozen=True, forbid_unknown_fields=True, kw_only=True):
     delay_s: float = 5.0
     retry_after_s: int = 1
     status: int = 500
+    body: Any = None  # of an error, where it is not as the vendor's errors are
 
 
 class MachineRule(Rule, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -82,6 +89,12 @@ class MachineRule(Rule, frozen=True, forbid_unknown_fields=True, kw_only=True):
     offer: str = ""  # part of the offer's id
     after_s: float = 60.0
     factor: float = 2.0
+
+
+class RowRule(Rule, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    machine: str = ""  # part of its row: of its id, its name, its run
+    says: dict[str, Any] = {}
+    lacks: tuple[str, ...] = ()
 
 
 class PriceRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -93,6 +106,8 @@ class PriceRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     requests: tuple[RequestRule, ...] = ()
     machines: tuple[MachineRule, ...] = ()
+    rows: tuple[RowRule, ...] = ()
+    strangers: dict[Literal["runpod", "lium", "shadeform"], list[Any]] = {}
     prices: tuple[PriceRule, ...] = ()
     listing_lag_s: dict[Literal["runpod", "lium", "shadeform"], float] = {}
     balance_usd: dict[Literal["runpod", "lium", "shadeform"], float] = {}
@@ -124,6 +139,7 @@ class Faults:
         self._preemptions = per
         self._seed = seed
         self._asked: dict[tuple[str, int], int] = {}
+        self._rows: dict[tuple[int, Any], bool] = {}
 
     @property
     def preemptions_left(self) -> int:
@@ -151,6 +167,27 @@ class Faults:
             if rule.vendor in ("", vendor) and rule.offer in offer_id and self._hits("machines", index, rule):
                 fates.append(Fate(rule.trait, rule.after_s, rule.factor))
         return tuple(fates)
+
+    def told(self, vendor: str, body: Any, is_first: bool) -> Any:
+        """A listing, or the row of one machine, as the vendor tells it; strangers stand on its first page."""
+        if isinstance(body, list):
+            return [*(self._row(vendor, row) for row in body), *(self._strangers(vendor) if is_first else ())]
+        if key := next((key for key in LISTS if key in body), ""):
+            return {**body, key: self.told(vendor, body[key], is_first)}
+        return self._row(vendor, body) if "id" in body else body
+
+    def _row(self, vendor: str, row: dict[str, Any]) -> dict[str, Any]:
+        told = row
+        for index, rule in enumerate(self.plan.rows):
+            if rule.vendor in ("", vendor) and rule.machine in json.dumps(row):
+                if (index, row.get("id")) not in self._rows:
+                    self._rows[index, row.get("id")] = self._hits("rows", index, rule)
+                if self._rows[index, row.get("id")]:
+                    told = {key: value for key, value in {**told, **rule.says}.items() if key not in rule.lacks}
+        return told
+
+    def _strangers(self, vendor: str) -> list[Any]:
+        return {str(key): rows for key, rows in self.plan.strangers.items()}.get(vendor, [])
 
     def lag_s(self, vendor: str) -> float:
         """How late the vendor's list is."""

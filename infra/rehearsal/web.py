@@ -145,11 +145,15 @@ class Hub:
             answer = Answer(0) if kind in faults.BEFORE else api.answer(route, asked)
             if rule and kind in ("error", "error but done"):
                 answer = api.error(rule.status, "simulated")
+                answer = replace(answer, body=answer.body if rule.body is None else rule.body)
             elif rule and kind == "throttle":
                 answer = api.error(429, "simulated")
                 answer = replace(answer, headers={**answer.headers, "Retry-After": str(rule.retry_after_s)})
             elif kind in ("short list", "empty list"):
                 answer = replace(answer, body=_thin(answer.body, kind == "empty list"))
+            elif route.call in ("list", "find") and answer.status == 200:
+                told = self.faults.told(api.vendor, answer.body, route.call == "list" and "cursor" not in asked.query)
+                answer = replace(answer, body=told)
             self.step()
             line = Line(self.now(), api.vendor, route.call, asked.method, asked.path, answer.status, kind)
             self.lines.append(line)

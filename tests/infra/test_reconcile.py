@@ -83,6 +83,20 @@ def test_absence_is_believed_after_the_settle_time_and_the_second_listing_a_minu
     assert events(decided([once, *others], seen, began_at=SETTLE_S + 1 + APART_S)) == ["absent"]
 
 
+def test_what_cannot_be_read_may_be_what_is_looked_for():
+    """Of a pod whose id is known its vendor is asked by that id; any other one may be behind such a row."""
+    unread = replace(pod(pod_id="id-9"), token="", is_legible=False)
+    once = row(UNKNOWN, absent_n=1, first_absent_at=SETTLE_S + 1)
+    assert decided([once], unread) == []
+    assert events(decided([row(READY, remote_id="id-1")], unread, denied=frozenset({"id-1"}))) == ["gone"]
+
+
+def test_a_pod_of_ours_without_an_id_is_ended_by_the_one_that_its_row_knows():
+    (delete,) = decided([row(TERMINATING, remote_id="id-1", last_seen_at=5)], pod(pod_id=""))
+    assert delete == Delete(PREFIX + "a", "id-1")
+    assert decided([row(UNKNOWN)], pod(pod_id=""))[0].facts["remote_id"] is None
+
+
 def test_an_account_that_shows_nothing_at_all_is_asked_a_third_time():
     rows = [row(UNKNOWN, absent_n=1, first_absent_at=1_000), row(READY, "b", remote_id="id-b", last_seen_at=5)]
     assert events(decided(rows, began_at=2_000)) == ["note"]

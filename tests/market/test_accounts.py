@@ -25,6 +25,7 @@ from tests.hosts import until
 from tests.world import World
 
 ROOT = Path(__file__).parents[2]
+LIMITS = Limits(time_s=86_400.0)
 KINDS = {"runpod": "L40S", "lium": "RTX4090", "shadeform": "L40"}
 ORDERS = {
     "runpod": ("/v2/pods", {"image": "i", "gpu": {"id": "NVIDIA L40S", "count": 1}}),
@@ -47,13 +48,14 @@ settings = Settings.load(Path.cwd())
 market = open_market("runpod", settings)
 request = Request(run=sys.argv[1], gpu="L40S", num_gpus=1)
 class Dying:
-    name = "runpod"
+    name, is_rented = "runpod", True
     def create(self, *words):
         market.create(*words)
         os._exit(9)
+LIMITS = Limits(time_s=86_400.0)
 with Journal.open(settings.state_file) as journal:
     vendor = Dying() if sys.argv[2] == "before its answer" else market
-    pods.rent(vendor, request, market.offers(request)[0], Job(run="", token="", steps=()), journal)
+    pods.rent(vendor, request, market.offers(request)[0], Job(run="", token="", steps=(), limits=LIMITS), journal)
     os._exit(9)
 """
 
@@ -273,7 +275,7 @@ def test_a_pod_past_its_limit_is_ended_by_whoever_types_next_though_it_is_deaf(r
     market, run = open_market("runpod", rehearsal.settings), f"past-its-limit-{command}"
     request = Request(run=run, gpu="L40S", num_gpus=1)
     with rehearsal.journal() as journal:
-        job = Job(run="", token="", steps=(), limits=Limits())
+        job = Job(run="", token="", steps=(), limits=LIMITS)
         op = journal.advance(pods.rent(market, request, market.offers(request)[0], job, journal), "armed")
         journal.note(op, address=market.keys.address(op.token, "root", "127.0.0.1", 1))
         assert rehearsal.json("reap")["done"] == [] and rehearsal.running() == {op.remote_id}
@@ -300,7 +302,7 @@ def test_the_ledger_is_never_below_the_bill_and_tells_what_the_vendors_say(rehea
             market = open_market(vendor, rehearsal.settings)
             request = Request(run=f"paid-{vendor}", gpu=kind, num_gpus=1)
             offer = min(market.offers(request), key=lambda one: one.micro_usd_per_hour)
-            ops[vendor] = pods.rent(market, request, offer, Job(run="", token="", steps=()), journal)
+            ops[vendor] = pods.rent(market, request, offer, Job(run="", token="", steps=(), limits=LIMITS), journal)
         until(
             lambda: all(rehearsal.truth()[op.remote_id]["active_at"] for op in ops.values()), "three machines that run"
         )
@@ -371,14 +373,14 @@ def test_a_rehearsal_tells_what_the_market_saw_and_what_it_cost(rehearsal, monke
     with rehearsal.journal() as journal:
         world.tell("/faults", {"requests": [{"call": "create", "kind": "lost"}], "preempt_at_work": 1})
         offer = market.offers(request)[0]
-        op = pods.rent(market, request, offer, Job(run="", token="", steps=()), journal)
+        op = pods.rent(market, request, offer, Job(run="", token="", steps=(), limits=LIMITS), journal)
         until(lambda: rehearsal.truth()[op.remote_id]["state"] == "running", "a machine that runs")
         world.tell("/preempt", {"id": op.remote_id})
         pods.end(market, op, journal)
     rehearsals.report(world, before, began_at, None, True)
     told = json.loads(capsys.readouterr().out)
     assert [one["what"] for one in told["timeline"]] == [
-        f"rented runpod/NVIDIA L40S/{offer.region}", "booting", "create: lost, answered 201", "running",
+        f"rented runpod/NVIDIA L40S/{offer.region}", "booting", "create: lost, answered 200", "running",
         "stopped (preempted)", "deleting (client)",
     ]  # fmt: skip
     true = rehearsal.truth()[op.remote_id]
@@ -426,7 +428,9 @@ def test_doctor_asks_an_account_whose_it_is_and_what_runs_there(rehearsal, vendo
     market = open_market(vendor, rehearsal.settings)
     request = Request(run=f"seen-{vendor}", gpu=KINDS[vendor], num_gpus=1)
     with rehearsal.journal() as journal:
-        pod = pods.rent(market, request, market.offers(request)[0], Job(run="", token="", steps=()), journal)
+        pod = pods.rent(
+            market, request, market.offers(request)[0], Job(run="", token="", steps=(), limits=LIMITS), journal
+        )
     found = {one["name"]: one for one in World(user.folder, inside).json("doctor", "--provider", vendor)}
     assert {one["state"] for one in found.values()} == {"ok"} and found["dashboard"]["detail"].startswith("https://")
     assert pod.remote_id in found["machines"]["detail"] and "1 at " in found["machines"]["detail"]

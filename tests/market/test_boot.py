@@ -89,7 +89,7 @@ def test_when_nothing_is_left_that_is_said_with_every_reason(tmp_path):
         running.fault(machines=[{"trait": "ghost", "count": None}])
         vendor = open_market("lium", settings_of(running, tmp_path))
         request = Request(run="otter", provider="lium", gpu="H100", num_gpus=8)
-        plan = Plan("t", "", (), Job(run="", token="", steps=()), replace(request))
+        plan = Plan("t", "", (), Job(run="", token="", steps=(), limits=Limits(time_s=86400.0)), replace(request))
         with pytest.raises(NoOffer, match="no machine is left"):
             launch.start(plan, vendor.offers(request), lambda _: vendor, journal, tmp_path, {}, print)
         assert running.truth()["pods"] == [] and journal.ops(live=True) == []

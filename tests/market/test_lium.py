@@ -256,10 +256,10 @@ def test_what_the_vendor_says_of_a_pod_is_read_back(stand, lium, token, keys):
 @pytest.mark.parametrize(
     "words", ["ssh -oProxyCommand=x root@h", "ssh root@h -p 22; rm", "ssh root@h -p 99999", "ssh ro$t@h", "root@h"]
 )
-def test_an_ssh_command_of_any_other_form_is_refused(stand, lium, token, words):
+def test_an_ssh_command_of_any_other_form_is_no_address(stand, lium, token, words):
     stand.on("GET /pods", Answer(200, [row(token, **{**RUNNING, "ssh_connect_cmd": words})]))
-    with pytest.raises(SlipwayError):
-        lium.list()
+    (pod,) = lium.list()
+    assert pod.address == "" and "trusted" in pod.odd
 
 
 def test_of_several_with_one_token_the_oldest_is_found_and_foreign_ones_have_none(stand, lium, token):

@@ -6,9 +6,13 @@ import threading
 
 import pytest
 
-from infra.errors import SlipwayError, UsageError
+from infra import gpus
+from infra.errors import NoOffer, SlipwayError, UsageError
+from infra.json_api import JsonApi
 from infra.money import dollars, micro_usd
-from infra.offers import Source, open_market, sources, survey
+from infra.offers import Source, open_market, require, sources, survey
+from infra.pod_keys import PodKeys
+from infra.providers.shadeform import Shadeform
 from infra.records import Offer, Request
 from infra.settings import Settings
 from scripts.offers import at_least, per_gpu, request_for
@@ -183,3 +187,30 @@ def test_a_short_key_masks_nothing_of_a_listing_and_everything_of_a_refusal(tmp_
             with pytest.raises(SlipwayError) as refused:
                 runpod.find("some-id")
             assert f"{short}!" not in str(refused.value) and "***" in str(refused.value)
+
+
+def test_of_very_many_offers_a_kind_is_compared_once_and_the_cheapest_comes_first():
+    many = [Offer(provider="m", offer_id=str(number), gpu=f"kind-{number % 7}", num_gpus=1, micro_usd_per_hour=number)
+            for number in range(20_000, 0, -1)]  # fmt: skip
+    before = gpus.is_asked.cache_info().misses
+    found = survey([Source("m", lambda _: many)], Request(run="x", gpu="kind-3", num_gpus=1))
+    assert (found.offers[0].offer_id, len(found.offers)) == ("3", 2_857)
+    with pytest.raises(NoOffer, match="none of 20000 offers matches"):
+        require(survey([Source("m", lambda _: many)], Request(run="x", gpu="H100")), Request(run="x", gpu="H100"))
+    assert gpus.is_asked.cache_info().misses - before <= 14 + 2
+
+
+def test_a_vendor_that_tells_of_a_million_offers_at_once_keeps_no_other_from_being_asked(tmp_path):
+    there = b",".join([b'{"region":"r","available":true}'] * 10**6)
+    body = (
+        json.dumps({"instance_types": [{**test_shadeform.TYPE, "availability": []}]})
+        .encode()
+        .replace(b"[]", b"[%s]" % there)
+    )
+    with Stand(test_shadeform.KEY, paths=["/instances/types"]) as stand:
+        stand.on("GET /instances/types", Answer(200, body))
+        vendor = Shadeform(JsonApi("shadeform", stand.url, dict([test_shadeform.KEY]), read_s=0.0), PodKeys(tmp_path))
+        other = Offer(provider="m", offer_id="1", micro_usd_per_hour=1)
+        asked = [Source("shadeform", vendor.catalog), Source("m", lambda _: [other])]
+        found = survey(asked, Request(run="x"))
+    assert found.offers == (other,) and "longer than 16 MiB" in str(found.silent[0].error)

@@ -153,3 +153,31 @@ def test_a_plan_with_a_wrong_word_is_refused_with_its_place(tmp_path, text):
     path.write_text(text)
     with pytest.raises(UsageError, match=r"faults\.yaml: .+"):
         read_plan(path)
+
+
+def test_the_rows_of_a_machine_that_is_well_may_be_odd_and_strangers_stand_beside_it(world):
+    odd, well = (create(world, name=name).json()["id"] for name in ("sw1-odd", "sw1-well"))
+    rule = {"vendor": "shadeform", "machine": "sw1-odd", "says": {"ip": "::1", "hourly_price": None}, "lacks": ["tags"]}
+    world.fault(rows=[rule], strangers={"shadeform": [{"id": "x"}, 5]})
+    for _ in range(2):  # counted by machines
+        first, second, *others = listed(world)
+        assert (first["ip"], first["hourly_price"], "tags" in first) == ("::1", None, False)
+        assert second["hourly_price"] and "tags" in second and others == [{"id": "x"}, 5]
+    assert info(world, odd)["ip"] == "::1" and info(world, well)["ip"] != "::1"
+    assert world.pod(odd)["micro_usd_per_hour"] >= 0 and world.delete("shadeform", odd).status_code == 200
+
+
+def test_strangers_stand_on_the_first_page_only(world):
+    body = {"name": "sw1-a", "image": "i", "gpu": {"id": "NVIDIA L40S", "count": 1}}
+    for _ in range(3):
+        world.call("runpod", "POST", "/v2/pods", body)
+    world.fault(page_size=2, strangers={"runpod": [5]})
+    first = world.call("runpod", "GET", "/v2/pods").json()
+    second = world.call("runpod", "GET", "/v2/pods", params={"cursor": first["nextCursor"]}).json()
+    assert 5 in first["pods"] and 5 not in second["pods"] and len(second["pods"]) == 1
+
+
+def test_an_error_may_be_told_in_words_that_are_no_vendor_s(world):
+    world.fault(requests=[{"call": "list", "kind": "error", "status": 500, "body": {"errors": True}}])
+    answer = world.call("shadeform", "GET", "/instances")
+    assert (answer.status_code, answer.json()) == (500, {"errors": True})
