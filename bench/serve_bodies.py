@@ -2,7 +2,8 @@
 
 Run: python -m bench.serve_bodies [--rounds 5] [--mib 8]. One scripted engine, one client, one request after another. The
 time is the kernel's count for the one thread that the loop runs in (schedstat), from before a request to after its answer,
-so all is in it: what is received, read, sent on. Exits with 1 when a request took more than 50 ms.
+so all is in it: what is received, read, sent on. Beside it that of all threads. Exits with 1 when a request took the loop
+more than 50 ms.
 """
 
 import argparse
@@ -45,6 +46,8 @@ def shapes(size: int) -> Mapping[str, tuple[str, bytes]]:
         "quotes": (CHAT, talk(b'\\"')),
         "quotes and brackets": (CHAT, talk(b'\\"[,{')),
         "ids of tokens": (COMPLETIONS, listed(b"12345,")),
+        "200,000 ids of tokens": (COMPLETIONS, b'{"prompt":[' + b"12345," * 199_999 + b"1]}"),
+        "16,000 messages": (CHAT, b'{"messages":[' + b'{"role":"user","content":"a"},' * 15_999 + b"{}]}"),
         "digits": (COMPLETIONS, listed(b"1,")),
         "fractions": (COMPLETIONS, listed(b"0.5,")),
         "lists, 60 deep": (COMPLETIONS, listed(nested + b",")),
@@ -58,9 +61,10 @@ def shapes(size: int) -> Mapping[str, tuple[str, bytes]]:
     }
 
 
-def cpu_ms(pid: int) -> float:
-    """Of the process's first thread."""
-    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e6
+def cpu_ms(pid: int) -> tuple[float, float]:
+    """Of the process's first thread, and of all."""
+    spent = {one.name: int((one / "schedstat").read_text().split()[0]) / 1e6 for one in Path(f"/proc/{pid}/task").iterdir()}
+    return spent[str(pid)], sum(spent.values())
 
 
 async def ask(port: int, path: str, body: bytes) -> int:
@@ -73,8 +77,7 @@ async def ask(port: int, path: str, body: bytes) -> int:
     return int(said.split(b" ", 2)[1])
 
 
-async def bench(words: argparse.Namespace, folder: Path) -> float:
-    """The most that a request took, in ms."""
+async def bench(words: argparse.Namespace, folder: Path) -> None:
     processes = [program("serve.fake")]
     try:
         replicas = [{"replica_id": "r0", "url": f"http://127.0.0.1:{port_of(processes[0])}"}]
@@ -82,22 +85,25 @@ async def bench(words: argparse.Namespace, folder: Path) -> float:
         gateway = program("serve.gateway", str(folder / "gateway.json"))
         processes.append(gateway)
         port, most = port_of(gateway), 0.0
-        print("| 8 MiB of | status | ms of the loop's thread | most |\n|---|---|---|---|")
+        print("| 8 MiB of | status | ms of the loop's thread | most | of all threads |\n|---|---|---|---|---|")
         for name, (path, body) in shapes(words.mib << 20).items():
-            json.loads(body) if "lists in lists" not in name else None  # legal, else it shows nothing
-            spent = []
+            spent, whole = [], []
             for _ in range(words.rounds):
-                before = cpu_ms(gateway.pid)
+                loop_ms, all_ms = cpu_ms(gateway.pid)
                 status = await ask(port, path, body)
-                spent.append(cpu_ms(gateway.pid) - before)
+                after_ms = cpu_ms(gateway.pid)
+                spent.append(after_ms[0] - loop_ms)
+                whole.append(after_ms[1] - all_ms)
                 await asyncio.sleep(REST_S)
-            print(f"| {name} | {status} | {statistics.median(spent):.1f} | {max(spent):.1f} |", flush=True)
+            middle = statistics.median(spent)
+            print(f"| {name} | {status} | {middle:.1f} | {max(spent):.1f} | {statistics.median(whole):.1f} |", flush=True)
             most = max(most, *spent)
-        return most
     finally:
         for process in processes:
             process.kill()
             process.wait()
+    print(f"\nmost {most:.1f} ms; at most {MOST_MS:g} is wanted; load {os.getloadavg()[0]:.1f}")
+    sys.exit(most > MOST_MS)
 
 
 def main() -> None:
@@ -107,9 +113,7 @@ def main() -> None:
     words = parser.parse_args()
     os.chdir(ROOT)
     with tempfile.TemporaryDirectory() as folder:
-        most = run(bench(words, Path(folder)))
-    print(f"\nmost {most:.1f} ms; at most {MOST_MS:g} is wanted; load {os.getloadavg()[0]:.1f}")
-    sys.exit(most > MOST_MS)
+        run(bench(words, Path(folder)))
 
 
 if __name__ == "__main__":

@@ -53,6 +53,12 @@ class Request(Message):
         return self._line.task
 
     @property
+    def address(self) -> str:
+        """Of the client."""
+        peer = self._line.transport.get_extra_info("peername") if self._line.transport is not None else None
+        return str(peer[0]) if peer else ""
+
+    @property
     def is_behind(self) -> bool:
         """The client has not yet taken what it was sent."""
         transport = self._line.transport
