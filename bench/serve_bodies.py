@@ -1,9 +1,9 @@
-"""What one body costs the gateway's loop: CPU time of its thread for legal bodies of 8 MiB, of any shape.
+"""What one body costs the gateway's loop: CPU time of its thread for bodies of 8 MiB, legal and of any shape.
 
-Run: python -m bench.serve_bodies [--rounds 5] [--mib 8]. One scripted engine, one client, one request after another. The
-time is the kernel's count for the one thread that the loop runs in (schedstat), from before a request to after its answer,
-so all is in it: what is received, read, sent on. Beside it that of all threads. Exits with 1 when a request took the loop
-more than 50 ms.
+Run: python -m bench.serve_bodies [--rounds 5] [--mib 8]. One scripted engine, one client, one request after another.
+The time is the kernel's count for the one thread that the loop runs in (schedstat), from before a request to after its
+answer, so all is in it: what is received, read, sent on. Beside it that of all threads. Exits with 1 when a request
+took the loop more than 50 ms.
 """
 
 import argparse
@@ -63,7 +63,9 @@ def shapes(size: int) -> Mapping[str, tuple[str, bytes]]:
 
 def cpu_ms(pid: int) -> tuple[float, float]:
     """Of the process's first thread, and of all."""
-    spent = {one.name: int((one / "schedstat").read_text().split()[0]) / 1e6 for one in Path(f"/proc/{pid}/task").iterdir()}
+    spent = {
+        one.name: int((one / "schedstat").read_text().split()[0]) / 1e6 for one in Path(f"/proc/{pid}/task").iterdir()
+    }
     return spent[str(pid)], sum(spent.values())
 
 
@@ -96,7 +98,9 @@ async def bench(words: argparse.Namespace, folder: Path) -> None:
                 whole.append(after_ms[1] - all_ms)
                 await asyncio.sleep(REST_S)
             middle = statistics.median(spent)
-            print(f"| {name} | {status} | {middle:.1f} | {max(spent):.1f} | {statistics.median(whole):.1f} |", flush=True)
+            print(
+                f"| {name} | {status} | {middle:.1f} | {max(spent):.1f} | {statistics.median(whole):.1f} |", flush=True
+            )
             most = max(most, *spent)
     finally:
         for process in processes:

@@ -1,4 +1,4 @@
-"""What one request may hold: the part of the gateway's numbers that a service file may say, under `slipway: limits:`."""
+"""What one request may hold: the numbers of the gateway that a service file may say, under `slipway: limits:`."""
 
 from dataclasses import dataclass, fields
 
