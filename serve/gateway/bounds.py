@@ -43,6 +43,11 @@ class Bounds:
     allow_chat_template: bool = False
     """A request's own, which is a program."""
 
+    @property
+    def of_engine(self) -> tuple[object, ...]:
+        """What an engine is told when it starts; all else is the gateway's alone."""
+        return self.max_tokens, self.max_logprobs, self.media_domains, self.allow_chat_template
+
     def __post_init__(self) -> None:
         for one in fields(Bounds):
             value, least = getattr(self, one.name), 1 if one.name == "max_tokens" else 0

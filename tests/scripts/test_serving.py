@@ -1,5 +1,6 @@
 """What serve.doctor says of what it sees."""
 
+import dataclasses
 import json
 import time
 
@@ -73,3 +74,10 @@ def test_what_only_skyserve_does_is_named():
     words = ["setup", "run", "file_mounts", "load_balancing_policy"]
     assert versions.only_for_skyserve(service.parse("x", said), shipped) == words
     assert versions.only_for_skyserve(shipped, shipped) == []
+
+
+@pytest.mark.parametrize(("bounds", "is_same"), [({"max_tools": 5}, True), ({"max_tokens": 9}, False)])
+def test_a_bound_that_an_engine_is_told_of_makes_another_version_and_others_do_not(bounds, is_same):
+    before = WANTED.newest
+    after = dataclasses.replace(before, document={**before.document, "slipway": {"limits": bounds}})
+    assert versions.replaces_nothing(before, after) == is_same
