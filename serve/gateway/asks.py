@@ -75,7 +75,7 @@ def read(path: bytes, body: bytes, limits: Limits) -> Ask:
     if path == CHAT and not said.get("messages"):
         raise Refused(400, "BadRequestError", "`messages` must be a list with one message at least")
     try:
-        check(said, limits, is_small=len(body) <= limits.max_other_bytes)
+        check(said, len(body), limits)
     except Bad as bad:
         raise Refused(bad.status, "BadRequestError", str(bad)) from None
     chars, affinity = limits.affinity_chars, b""

@@ -2,7 +2,7 @@
 
 What the model reads is bounded by the body's size alone; all else by numbers of its own. A field that is not named
 here counts among the others, so that an engine's next one is bounded before we hear of it.
-In: a body that was read. Raises Bad. Called by: `asks`. Source: vLLM 0.32.0, entrypoints/openai/*/protocol.py.
+In: what a body says. Raises Bad. Called by: `asks`. Source: vLLM 0.32.0, entrypoints/openai/*/protocol.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,6 +15,7 @@ from serve.gateway.bounds import Bounds
 
 ELSEWHERE = "answers are not kept, and another replica may be asked next; send the whole conversation as `input`"
 
+
 _encode = msgspec.json.encode
 
 
@@ -26,13 +27,13 @@ class Bad(Exception):
         self.status = status
 
 
-def check(said: Mapping[str, Any], bounds: Bounds, is_small: bool) -> None:
-    """`is_small`: the whole body is no larger than its other fields may be. Raises Bad."""
-    others = 0
+def check(said: Mapping[str, Any], size: int, bounds: Bounds) -> None:
+    """`size`: of the whole body, in bytes. Raises Bad."""
+    is_long, others = size > bounds.max_other_bytes, 0
     for name, value in said.items():
         known = _CHECKS.get(name)
         if known is None:
-            others += 0 if is_small else len(name) + len(_encode(value))
+            others += len(name) + len(_encode(value)) if is_long else 0
         elif value is not None:
             known(name, value, bounds)
     if others > bounds.max_other_bytes:
@@ -107,13 +108,16 @@ def _check_links(name: str, value: Any, bounds: Bounds) -> None:
     left = [value]
     while left:
         one = left.pop()
-        for key, inner in one.items() if isinstance(one, dict) else enumerate(one) if isinstance(one, list) else ():
-            if isinstance(key, str) and key.endswith("_url"):
-                link = inner.get("url") if isinstance(inner, dict) else inner
-                if isinstance(link, str) and not _is_taken(link, bounds):
-                    raise Bad(f"`{name}`: {key} {link[:80]!r} is not fetched; send it as data:...;base64,...")
-            if isinstance(inner, (dict, list)):
-                left.append(inner)
+        if isinstance(one, list):
+            left += one
+        elif isinstance(one, dict):
+            for key, inner in one.items():
+                if not isinstance(inner, str):
+                    left.append(inner)
+                if key[-4:] == "_url":
+                    link = inner.get("url") if isinstance(inner, dict) else inner
+                    if isinstance(link, str) and not _is_taken(link, bounds):
+                        raise Bad(f"`{name}`: {key} {link[:80]!r} is not fetched; send it as data:...;base64,...")
 
 
 def _is_taken(link: str, bounds: Bounds) -> bool:

@@ -13,7 +13,8 @@ def too_much(body: bytes, bounds: Bounds) -> str:
     """Of values, or of levels. What is no JSON may pass."""
     values = f"the body holds more than {bounds.max_values} values"
     begun = body.count(b"[") + body.count(b"{")
-    if begun <= min(bounds.max_depth, bounds.max_containers) and begun + body.count(b",") < bounds.max_values:
+    are_few = len(body) < bounds.max_values or begun + body.count(b",") < bounds.max_values
+    if are_few and begun <= min(bounds.max_depth, bounds.max_containers):
         return ""  # with those in texts: most bodies end here
     if b"\\" in body:  # each quote that is left then begins or ends a text
         body = body.replace(rb"\\", b"__").replace(rb"\"", b"__")
