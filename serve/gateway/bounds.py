@@ -15,7 +15,7 @@ class Bounds:
     max_containers: int = 16 << 10
     """Lists and objects of a body."""
     max_values: int = 256 << 10
-    """Values of a body, and names; a prompt of token ids has as many as tokens."""
+    """Of a body; a prompt of token ids has as many as tokens."""
 
     max_tokens: int | None = None
     """To generate, for each sequence. Who names no number is given as many by the engine at most. None = what fits."""

@@ -15,7 +15,6 @@ from serve.gateway.bounds import Bounds
 
 ELSEWHERE = "answers are not kept, and another replica may be asked next; send the whole conversation as `input`"
 
-
 _encode = msgspec.json.encode
 
 

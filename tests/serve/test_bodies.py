@@ -22,6 +22,7 @@ from tests.serve.engine import chat, gateway, until
 TAKEN = ("words", "words as \\u", "code", "backslashes", "quotes", "quotes and brackets", "blanks")
 TAKEN += ("200,000 ids of tokens", "16,000 messages")
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+JSON = {"Content-Type": "application/json"}
 WORD = st.text(alphabet='[]{},:"\\a\n\u4f60', max_size=6)
 VALUE: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | WORD,
@@ -232,11 +233,14 @@ def test_bytes_of_a_refused_body_count_for_a_while_and_those_without_a_length_as
     async def main():
         async with gateway(pair[0], max_bytes_per_client=1_000_000, charged_s=600.0) as front:
             url = front.url + CHAT.decode()
-            async with front.session.post(url, data=b"{" * 600_000) as reply:
+            async with front.session.post(url, data=b"{" * 600_000, headers=JSON) as reply:
                 assert reply.status == 400
-            async with front.session.post(url, data=parts()) as reply:
+            async with front.session.post(url, data=parts(), headers=JSON) as reply:
                 assert (reply.status, reply.headers["Retry-After"]) == (429, "1")
-        async with gateway(pair[0]) as front, front.session.post(front.url + CHAT.decode(), data=parts()) as reply:
+        async with (
+            gateway(pair[0]) as front,
+            front.session.post(front.url + CHAT.decode(), data=parts(), headers=JSON) as reply,
+        ):
             assert reply.status == 200
 
     asyncio.run(main())

@@ -40,7 +40,7 @@ TALK = [{"role": "user", "content": "Who are you?"}]
 ASK: dict[str, Any] = {"model": "demo", "messages": TALK, "temperature": 0}
 INPUT: dict[str, Any] = {"model": "demo", "input": "Who are you?", "temperature": 0}
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
-TOOL: Any = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
+TOOL: Any = {"type": "function", "function": {"name": "add", "parameters": SCHEMA, "strict": True}}
 FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
 PICTURE: Any = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest/meta-data"}}
 
@@ -191,9 +191,8 @@ def test_the_plainest_chat_is_answered(sides):
 def test_a_tool_is_called_and_a_format_followed(sides):
     ask = {**ASK, "logit_bias": sides.no_blanks, "max_tokens": 150}
     answer = sides.through.chat.completions.create(**ask, tools=[TOOL], tool_choice="required").choices[0]
-    assert answer.message.tool_calls, answer
-    (one,) = answer.message.tool_calls
-    assert one.function.name == "add" and json.loads(one.function.arguments)["a"] in (1, 2)
+    called = [(one.function.name, json.loads(one.function.arguments)) for one in answer.message.tool_calls or ()]
+    assert called in ([("add", {"a": 1})], [("add", {"a": 2})]), answer
     formed = sides.through.chat.completions.create(**ask, response_format=FORMAT).choices[0]
     assert json.loads(formed.message.content)["a"] in (1, 2)
 
