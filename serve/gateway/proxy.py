@@ -31,6 +31,7 @@ from serve.gateway.wire import Broken
 CLIENT_LEFT = 499
 NOTE_S = 0.02  # so late at most are the log and the numbers; a gateway that is killed takes as much along
 ASIDE_BYTES = 256 << 10  # a longer body is read in a thread: no step of that keeps the loop waiting for long
+MOST_PIECES = 32 << 10  # of a body: chunks, or what was received at once
 JSON = b"Content-Type: application/json\r\n"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
@@ -145,6 +146,10 @@ class Proxy:
             parts.append(part)
             size += len(part)
             charge.grow_to(size, self.limits)
+            if request.pieces > MOST_PIECES:
+                raise Refused(
+                    400, "BadRequestError", f"the body came in more than {MOST_PIECES} pieces; send longer ones"
+                )
         deadline.set("total", self.limits.total_s)
         return b"".join(parts)
 
@@ -311,6 +316,8 @@ def refuse(request: Request, refused: Refused, request_id: bytes = b"") -> None:
     if refused.status in (408, 413):  # more of the body may be on its way
         request.keeps = False
     request.answer(refused.status, lines, refused.body())
+    if request.pieces > MOST_PIECES:
+        request.cut()  # as many may be to come
 
 
 def _request_id(request: Request) -> bytes:

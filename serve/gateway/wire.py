@@ -78,6 +78,7 @@ class Message:
 
     is_whole = False  # it is all here
     error: Broken | None = None  # nothing more will come
+    pieces = 0  # in which it has come so far; each is work, however short it is
     _held = 0
 
     def __init__(self, wire: Wire) -> None:
@@ -90,6 +91,7 @@ class Message:
 
     def feed(self, part: bytes) -> None:
         self._parts.append(part)
+        self.pieces += 1
         self._held += len(part)
         if self._held > HELD_BYTES:
             self.wire.stop()

@@ -19,7 +19,7 @@ from serve.gateway.shape import too_much
 from serve.gateway.sse import Watch
 from tests.serve.engine import chat, gateway, until
 
-TAKEN = ("words", "words as \\u", "code", "backslashes", "quotes", "quotes and brackets", "blanks")
+TAKEN = ("words", "a byte a chunk", "words as \\u", "code", "backslashes", "quotes", "quotes and brackets", "blanks")
 TAKEN += ("200,000 ids of tokens", "16,000 messages")
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 JSON = {"Content-Type": "application/json"}
@@ -242,6 +242,25 @@ def test_bytes_of_a_refused_body_count_for_a_while_and_those_without_a_length_as
             front.session.post(front.url + CHAT.decode(), data=parts(), headers=JSON) as reply,
         ):
             assert reply.status == 200
+
+    asyncio.run(main())
+
+
+def test_a_body_in_pieces_of_a_byte_is_not_received_to_its_end(pair):
+    text = json.dumps(chat(messages=[{"role": "user", "content": "x" * 400_000}])).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    chunks = b"".join(b"1\r\n%c\r\n" % one for one in text) + b"0\r\n\r\n"
+
+    async def main():
+        async with gateway(pair[0]) as front:
+            before = pair[0].seen()["requests"]
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(front.url.rpartition(":")[2]))
+            writer.write(head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 400")
+            writer.transport.abort()
+            async with front.ask() as reply:
+                assert reply.status == 200
+            assert pair[0].seen()["requests"] == before + 1
 
     asyncio.run(main())
 
