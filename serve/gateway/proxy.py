@@ -26,12 +26,11 @@ from serve.gateway.routing import FAILED, NEITHER, SERVED, Lease, Outcome, Retry
 from serve.gateway.turns import Turns
 from serve.gateway.upstream import Answer, Engines, Failed
 from serve.gateway.visit import Visit
-from serve.gateway.wire import Broken
+from serve.gateway.wire import MOST_PIECES, Broken
 
 CLIENT_LEFT = 499
 NOTE_S = 0.02  # so late at most are the log and the numbers; a gateway that is killed takes as much along
 ASIDE_BYTES = 256 << 10  # a longer body is read in a thread: no step of that keeps the loop waiting for long
-MOST_PIECES = 32 << 10  # of a body: chunks, or what was received at once
 JSON = b"Content-Type: application/json\r\n"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
@@ -146,7 +145,7 @@ class Proxy:
             parts.append(part)
             size += len(part)
             charge.grow_to(size, self.limits)
-            if request.pieces > MOST_PIECES:
+            if request.is_torn:
                 raise Refused(
                     400, "BadRequestError", f"the body came in more than {MOST_PIECES} pieces; send longer ones"
                 )
@@ -316,8 +315,6 @@ def refuse(request: Request, refused: Refused, request_id: bytes = b"") -> None:
     if refused.status in (408, 413):  # more of the body may be on its way
         request.keeps = False
     request.answer(refused.status, lines, refused.body())
-    if request.pieces > MOST_PIECES:
-        request.cut()  # as many may be to come
 
 
 def _request_id(request: Request) -> bytes:

@@ -1,6 +1,7 @@
 """What a body may hold, and how much of bodies a client may send."""
 
 import asyncio
+import contextlib
 import json
 from typing import Any
 
@@ -261,6 +262,26 @@ def test_a_body_in_pieces_of_a_byte_is_not_received_to_its_end(pair):
             async with front.ask() as reply:
                 assert reply.status == 200
             assert pair[0].seen()["requests"] == before + 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("chunk", "most"), [(1 << 20, 64 << 20), (1, 24 << 20)])
+def test_of_a_body_that_nobody_wants_only_so_much_is_received(pair, chunk, most):
+    piece = b"%x\r\n%b\r\n" % (chunk, b"x" * chunk) * (1 if chunk > 1 else 10_000)
+
+    async def main():
+        async with gateway(pair[0]) as front:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(front.url.rpartition(":")[2]))
+            writer.write(b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+            sent = 0
+            with contextlib.suppress(ConnectionError):
+                while sent <= most:
+                    writer.write(piece)
+                    sent += len(piece)
+                    await writer.drain()
+            assert sent <= most
+            writer.transport.abort()
 
     asyncio.run(main())
 
