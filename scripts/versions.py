@@ -243,7 +243,7 @@ def _of_replicas(version: Version) -> tuple[Any, ...]:
     said = {key: value for key, value in version.document.items() if key not in ("service", "slipway")}
     ours = version.document.get("slipway", {})
     same = (said, ours.get("served_name", ""), ours.get("engine", {}))
-    return (*same, version.engine, version.model, version.weights)
+    return (*same, version.service.ours.limits.of_engine, version.engine, version.model, version.weights)
 
 
 def ready_of(seen: Seen, version: int) -> int:

@@ -343,6 +343,7 @@ def limits_of(service: Service) -> Limits:
     """Of the gateway, as far as the file has a word for it."""
     stream_s = service.file.service.load_balancer.stream_timeout_seconds
     return Limits(
+        **vars(service.ours.limits),
         first_byte_s=stream_s,
         idle_s=stream_s,
         hold_s=service.ours.hold_seconds,

@@ -23,6 +23,8 @@ import msgspec
 
 from infra.errors import SlipwayError, UsageError
 from serve import models, room
+from serve.gateway import bounds as own
+from serve.gateway.bounds import Bounds
 from serve.models import FAKE, Model
 from serve.tuning import GIB, PLAIN, Tuning
 from store import StoreError
@@ -37,8 +39,10 @@ SAID = {  # by vLLM 0.32.0, whichever way it loads weights, when it has come so 
     FIRST_ANSWER: (b"Starting vLLM server on",),
 }
 LONGEST_SAID = 64  # bytes, and some
+NOWHERE = "none.invalid"  # without any name in its list vLLM fetches from everywhere; no host is called that (RFC 2606)
 ALWAYS = {
     **{"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},  # nothing is fetched or told
+    "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",  # a host that is allowed does not choose others
     "VLLM_HOST_IP": HOST,  # of workers among themselves, whatever addresses the machine has
     "PYTHONDONTWRITEBYTECODE": "",  # three processes import everything, which takes twice as long without bytecode
 }
@@ -66,16 +70,18 @@ class Replica:
     port: int
     store: str = ""
     tuning: Tuning = PLAIN
+    bounds: Bounds = own.PLAIN
 
 
 def command(
-    model: Model, engine: str, *, port: int, tuning: Tuning = PLAIN, environ: Mapping[str, str] = os.environ
-) -> Command:
+    model: Model, engine: str, *, port: int, tuning: Tuning = PLAIN, bounds: Bounds = own.PLAIN,
+    environ: Mapping[str, str] = os.environ,
+) -> Command:  # fmt: skip
     """Raises UsageError for an engine that there is not."""
     if engine not in ENVIRONMENTS:
         raise UsageError(f"there is no engine {engine!r}; known: {', '.join(ENVIRONMENTS)}")
     if engine == "fake":
-        return Command(words=_fake(model, port, tuning), environ={}, group=ENVIRONMENTS[engine])
+        return Command(words=_fake(model, port, tuning, bounds), environ={}, group=ENVIRONMENTS[engine])
     said = dict(ALWAYS)
     said["VLLM_CACHE_ROOT"] = environ.get("VLLM_CACHE_ROOT") or str(models.default_cache(environ).parent / "vllm")
     if engine == "vllm-cpu":
@@ -84,10 +90,10 @@ def command(
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every replica is bound to the first cores
             "OMP_NUM_THREADS": str(tuning.threads),
         }
-    return Command(words=_vllm(model, engine, port, tuning), environ=said, group=ENVIRONMENTS[engine])
+    return Command(words=_vllm(model, engine, port, tuning, bounds), environ=said, group=ENVIRONMENTS[engine])
 
 
-def _vllm(model: Model, engine: str, port: int, tuning: Tuning) -> tuple[str, ...]:
+def _vllm(model: Model, engine: str, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str, ...]:
     options: dict[str, Any] = {
         "--model": model.folder,
         "--served-model-name": model.name,
@@ -97,7 +103,12 @@ def _vllm(model: Model, engine: str, port: int, tuning: Tuning) -> tuple[str, ..
         "--max-num-queued-reqs": tuning.max_queued,
         "--dtype": tuning.dtype,
         "--generation-config": "vllm",  # sampling is the client's; a checkpoint's file would change it unseen
+        "--max-logprobs": bounds.max_logprobs,
     }
+    if bounds.max_tokens:  # what the gateway cannot do: only the engine knows how much room a prompt leaves
+        options["--override-generation-config"] = json.dumps({"max_new_tokens": bounds.max_tokens})
+    if tuning.tool_parser:
+        options["--tool-call-parser"] = tuning.tool_parser
     if tuning.max_model_len:
         options["--max-model-len"] = tuning.max_model_len
     if tuning.max_seqs:
@@ -110,11 +121,14 @@ def _vllm(model: Model, engine: str, port: int, tuning: Tuning) -> tuple[str, ..
     words += [str(word) for pair in options.items() for word in pair]
     is_eager = engine == "vllm-cpu" if tuning.eager is None else tuning.eager
     words += ["--enforce-eager"] if is_eager else []
+    words += ["--enable-auto-tool-choice"] if tuning.tool_parser else []
+    words += ["--trust-request-chat-template"] if bounds.allow_chat_template else []
+    words += ["--allowed-media-domains", *(bounds.media_domains or (NOWHERE,))]
     # The gateway tells who asked what; a line for each request would fill the disk of a service that lives for weeks.
     return (*words, "--enable-request-id-headers", "--disable-uvicorn-access-log")
 
 
-def _fake(model: Model, port: int, tuning: Tuning) -> tuple[str, ...]:
+def _fake(model: Model, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str, ...]:
     """Its script is the model's `fake.json`; it says the name of its folder where that is missing or says nothing."""
     path = model.folder / FAKE
     said = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -125,6 +139,7 @@ def _fake(model: Model, port: int, tuning: Tuning) -> tuple[str, ...]:
         "shutdown_s": tuning.shutdown_s,
         **({"max_model_len": tuning.max_model_len} if tuning.max_model_len else {}),
         **({"max_seqs": tuning.max_seqs} if tuning.max_seqs else {}),
+        **({"max_new_tokens": bounds.max_tokens} if bounds.max_tokens else {}),
         **said,
         "model": model.name,
     }
@@ -155,7 +170,7 @@ def become(replica: Replica) -> None:
     """Find the model and be the engine from then on: one process, which its keeper ends as a group."""
     cache = models.default_cache()
     model = models.resolve(replica.source, replica.name, store=replica.store, cache=cache, say=_say)
-    built = command(model, replica.engine, port=replica.port, tuning=replica.tuning)
+    built = command(model, replica.engine, port=replica.port, tuning=replica.tuning, bounds=replica.bounds)
     if replica.engine != "fake":
         room.check(model.folder, replica.engine, replica.tuning, room.here(replica.engine, replica.tuning))
     _say(f"{replica.engine}: {model.folder} as {model.name!r} on {HOST}:{replica.port}")

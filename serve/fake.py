@@ -35,6 +35,8 @@ class Script:
     words: tuple[str, ...] = ("I", " am", " fake")
     root: str = "/models/fake"  # the folder that /v1/models tells
     max_model_len: int = 4096
+    max_new_tokens: int = 0
+    """That any answer has at most, as --override-generation-config says; 0 = as many as fit."""
     api_key: str = ""  # guards /v1 only, as vLLM's does; "" = what VLLM_API_KEY says, as with vLLM
 
     start_s: float = 0.0
@@ -125,6 +127,7 @@ class Engine:
         if tokens > script.max_model_len:
             what = f"max_tokens={tokens} cannot be greater than max_model_len={script.max_model_len}."
             return _error(400, "BadRequestError", what, "max_tokens")
+        tokens = min(tokens, script.max_new_tokens or tokens)
         options = ask.get("stream_options")
         if not isinstance(options, dict | None):
             what = "[{'type': 'model_attributes_type', 'loc': ('body', 'stream_options')}]"

@@ -104,6 +104,7 @@ class Landing:
             port=member.port,
             store=version.store if is_here else "",
             tuning=replace(tuning, num_gpus=request.num_gpus or tuning.num_gpus),
+            bounds=wanted.ours.limits,
         )
         step = Step(STEP, ("-m", "serve.engines"), engines.ENVIRONMENTS[version.engine], engines.config_of(engine),
                     max_restarts=0)  # fmt: skip

@@ -28,6 +28,8 @@ class Tuning:
     """Of an engine on a CPU; several replicas share a machine's cores."""
     dtype: str = "auto"
     """Of weights and activations: auto (16 bits), bfloat16, float16, float32."""
+    tool_parser: str = ""
+    """In which form the model calls tools, as vLLM names it: hermes for Qwen's; "" = it calls none."""
     eager: bool | None = None
     """Without torch.compile: starts sooner, answers slower. None = on a CPU."""
 

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+from serve.gateway.bounds import Bounds
+
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class Limits(Bounds):
     """Durations in seconds; each holds for one request unless it says otherwise."""
 
     connect_s: float = 2.0
@@ -42,15 +44,8 @@ class Limits:
     wrong_key_most_s: float = 10.0
     """How late at most."""
 
-    max_body_bytes: int = 8 << 20
-    max_tokens: int | None = 4096
-    """To generate, for each sequence; a chat that names no number is given this one. None = the engine's own limit."""
-    max_sequences: int = 16
-    """Answers asked for at once: prompts times n (or best_of)."""
-    max_grammar_bytes: int = 16 << 10
-    """Of a regex, grammar or JSON schema that the answer must follow."""
-    max_stop_words: int = 16
-    max_logprobs: int = 20
+    charged_s: float = 4.0
+    """For which a body counts for its client at least, so that refused ones do."""
 
     tries: int = 3
     """Replicas that one request may be sent to, as long as its client has not got a byte."""

@@ -24,6 +24,7 @@ from serve.gateway.limits import Limits
 from serve.gateway.wire import MOST_HEAD_BYTES, Broken, Message, Wire
 
 LINGER_S = 2.0  # for the rest of a body that nobody wants
+MOST_LINGER_BYTES = 16 << 20
 MOST_AHEAD = 8  # requests that a client sends before it has got its answers; what follows them is parsed later
 PIECE_BYTES = 16 << 10  # that are parsed at once: what they may hold in requests is more than MOST_AHEAD
 SERVER = b"slipway"
@@ -408,10 +409,11 @@ class Connection(Wire):
 
     async def _pass_over(self, request: Request) -> None:
         """The rest of a body: a connection that is closed before that takes the answer along."""
-        timer = self.listener.loop.call_later(LINGER_S, request.task.cancel)
+        timer, size = self.listener.loop.call_later(LINGER_S, request.task.cancel), 0
         try:
-            while not request.is_whole:
-                await request.readany()
+            while not request.is_whole and size < MOST_LINGER_BYTES and not request.is_torn:
+                size += len(await request.readany())
+            request.keeps = request.keeps and request.is_whole
         except Broken:
             self._is_deaf = True
         finally:

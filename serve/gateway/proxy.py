@@ -11,10 +11,12 @@ import random
 import re
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 from serve.gateway import asks, near
 from serve.gateway.access import AccessLog
 from serve.gateway.asks import Ask, Refused
+from serve.gateway.charges import Charge, Charges
 from serve.gateway.deadline import Deadline, Deadlines
 from serve.gateway.keys import Guesses, Keys
 from serve.gateway.limits import Limits
@@ -24,10 +26,11 @@ from serve.gateway.routing import FAILED, NEITHER, SERVED, Lease, Outcome, Retry
 from serve.gateway.turns import Turns
 from serve.gateway.upstream import Answer, Engines, Failed
 from serve.gateway.visit import Visit
-from serve.gateway.wire import Broken
+from serve.gateway.wire import MOST_PIECES, Broken
 
 CLIENT_LEFT = 499
 NOTE_S = 0.02  # so late at most are the log and the numbers; a gateway that is killed takes as much along
+ASIDE_BYTES = 256 << 10  # a longer body is read in a thread: no step of that keeps the loop waiting for long
 JSON = b"Content-Type: application/json\r\n"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
@@ -44,6 +47,8 @@ class Proxy:
         self.own = own  # what is listened on
         self.in_flight = 0
         self._by_key: Counter[str] = Counter()
+        self._charges = Charges()
+        self._aside = ThreadPoolExecutor(1, "bodies")
         self._budget = RetryBudget(limits)
         self._deadlines = Deadlines()
         self._guesses = Guesses()
@@ -96,16 +101,18 @@ class Proxy:
         self.in_flight += 1
         self._by_key[visit.key] += 1
         deadline = self._deadlines.begin(request.task, self.limits.total_s)
+        charge = Charge(self._charges, visit.key, request.address)
         try:
             ask = Ask(request.path, b"")
             if visit.route != "models":
                 if request.headers.get(b"content-encoding", b"identity") != b"identity":
                     raise Refused(415, "BadRequestError", "compressed bodies are not taken")
-                body = request.rest() if request.is_whole else await self._receive(request, deadline)
+                body = request.rest() if request.is_whole else await self._receive(request, charge, deadline)
                 if len(body) > self.limits.max_body_bytes:
                     raise _too_large(self.limits.max_body_bytes)
+                charge.grow_to(len(body), self.limits)
                 visit.bytes_in = len(body)
-                ask = asks.read(request.path, body, self.limits)
+                ask = await self._read(request.path, body)
                 visit.streams = ask.streams
             lease = self.turns.take(ask.affinity) or await self.turns.wait(ask.affinity)
             visit.queue_s = time.monotonic() - visit.began_at
@@ -123,14 +130,22 @@ class Proxy:
             raise Refused(504, "Gateway Timeout", f"not done within {self.limits.total_s:g} s") from None
         finally:
             deadline.clear()
+            charge.give_back()
             self.in_flight -= 1
             self._by_key[visit.key] -= 1
 
-    async def _receive(self, request: Request, deadline: Deadline) -> bytes:
+    async def _read(self, path: bytes, body: bytes) -> Ask:
+        """Raises Refused."""
+        if len(body) <= ASIDE_BYTES:
+            return asks.read(path, body, self.limits)
+        return await asyncio.get_running_loop().run_in_executor(self._aside, asks.read, path, body, self.limits)
+
+    async def _receive(self, request: Request, charge: Charge, deadline: Deadline) -> bytes:
         """A body that is not yet here. Raises Refused."""
-        most = self.limits.max_body_bytes
-        if int(request.headers.get(b"content-length", 0)) > most:
+        most, size = self.limits.max_body_bytes, int(request.headers.get(b"content-length", 0))
+        if size > most:
             raise _too_large(most)
+        charge.grow_to(size, self.limits)
         if request.headers.get(b"expect", b"").lower() == b"100-continue":
             request.proceed()
         parts, size = [], 0
@@ -144,6 +159,11 @@ class Proxy:
                 break
             parts.append(part)
             size += len(part)
+            charge.grow_to(size, self.limits)
+            if request.is_torn:
+                raise Refused(
+                    400, "BadRequestError", f"the body came in more than {MOST_PIECES} pieces; send longer ones"
+                )
         deadline.set("total", self.limits.total_s)
         return b"".join(parts)
 
@@ -274,6 +294,11 @@ class Proxy:
         if not self._ended:
             asyncio.get_running_loop().call_later(NOTE_S, self.note)
         self._ended.append(visit)
+
+    def close(self) -> None:
+        """When nothing is inside any more."""
+        self.note()
+        self._aside.shutdown(wait=False, cancel_futures=True)
 
     def note(self) -> None:
         """All that have ended since the last time, at once: one write, and code that is warm."""

@@ -96,7 +96,7 @@ class Gateway:
                 await asyncio.sleep(0.05)
             await listener.leave()
         if self._proxy is not None:
-            self._proxy.note()
+            self._proxy.close()
         if self._engines is not None:
             self._engines.close()
         if self.access is not None:

@@ -1,22 +1,27 @@
 """What a streamed answer says of itself. An engine that dies mid-stream still answers 200 and may end in order.
 
-vLLM then sends `data: {"error": ...}` and `data: [DONE]`; one whose front process dies as well just ends. Pure.
+vLLM then sends `data: {"error": ...}` and `data: [DONE]`; one whose front process dies as well just ends. Streams of
+`/v1/responses` have named events, and end with one of a few instead. Pure.
 """
+
+import re
 
 import msgspec
 
 MOST_LINE_BYTES = 256 << 10  # of a line that is not yet whole; of a longer one the beginning is not looked at
 DONE = b"data: [DONE]"
+LAST = re.compile(rb"^event: response\.(completed|incomplete|failed|cancelled)\r?$", re.MULTILINE)
 
 
 class Watch:
     """Chunks in, in order; tells whether the stream bore an error, and whether it was whole."""
 
-    __slots__ = ("_rest", "_ending", "error_code")
+    __slots__ = ("_rest", "_ending", "_is_last", "error_code")
 
     def __init__(self) -> None:
         self._rest = b""
         self._ending = b""
+        self._is_last = False  # an event was that says so
         self.error_code: int | None = None  # of the first error; 500 when it names none
 
     def feed(self, chunk: bytes) -> None:
@@ -27,13 +32,15 @@ class Watch:
         lines = self._rest + chunk[:cut] if self._rest else chunk[:cut]
         self._rest = chunk[cut:][-MOST_LINE_BYTES:]
         self._ending = lines[-len(DONE) - 8 :]
+        if b"event: response." in lines and LAST.search(lines):
+            self._is_last = True
         if b'"error"' in lines and self.error_code is None:
             self._look(lines)
 
     @property
     def is_whole(self) -> bool:
-        """The last line was [DONE]."""
-        return (self._ending + self._rest).rstrip().endswith(DONE)
+        """The last line was [DONE], or an event was the last one."""
+        return self._is_last or (self._ending + self._rest).rstrip().endswith(DONE)
 
     def _look(self, lines: bytes) -> None:
         for line in lines.splitlines():

@@ -10,6 +10,7 @@ from typing import cast
 from serve.gateway.eager import Signal
 
 MOST_HEAD_BYTES = 32 << 10  # of the first line and all headers; looked at when what has come was parsed
+MOST_PIECES = 32 << 10  # of a body: chunks, or what was received at once; each is work, however short it is
 HELD_BYTES = 128 << 10  # so much of a message is kept until it is read; then the sender is stopped
 
 
@@ -78,6 +79,7 @@ class Message:
 
     is_whole = False  # it is all here
     error: Broken | None = None  # nothing more will come
+    pieces = 0  # in which it has come so far
     _held = 0
 
     def __init__(self, wire: Wire) -> None:
@@ -88,8 +90,13 @@ class Message:
     def is_full(self) -> bool:
         return self._held > HELD_BYTES
 
+    @property
+    def is_torn(self) -> bool:
+        return self.pieces > MOST_PIECES
+
     def feed(self, part: bytes) -> None:
         self._parts.append(part)
+        self.pieces += 1
         self._held += len(part)
         if self._held > HELD_BYTES:
             self.wire.stop()

@@ -123,3 +123,10 @@ UP = Facts(launch=Step.SUCCEEDED)
 )
 def test_patience_with_a_service_counts_from_its_engines_starts(facts, phases, waits):
     assert services.awaits_engine(Member(number=0, version=1, run="demo-0", facts=facts, phases=phases)) is waits
+
+
+@pytest.mark.parametrize(("bounds", "is_same"), [({"max_tools": 5}, True), ({"max_tokens": 9}, False)])
+def test_a_bound_that_an_engine_is_told_of_makes_another_version_and_others_do_not(bounds, is_same):
+    before = WANTED.newest
+    after = dataclasses.replace(before, document={**before.document, "slipway": {"limits": bounds}})
+    assert versions.replaces_nothing(before, after) == is_same

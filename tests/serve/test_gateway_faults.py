@@ -309,7 +309,7 @@ def test_a_request_that_an_engine_does_not_take_goes_with_its_client(monkeypatch
 
         async with wicked(answer) as url, gateway(total_s=0.3) as front:
             front.gateway.replace([Replica(replica_id="r0", url=url)])
-            async with front.ask(user="x" * (7 << 20)) as reply:
+            async with front.ask(messages=[{"role": "user", "content": "x" * (7 << 20)}]) as reply:
                 assert reply.status == 504
             await until(lambda: lost, "the connection is gone")
             ended.set()

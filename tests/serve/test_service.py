@@ -5,6 +5,7 @@ import yaml
 
 from infra.errors import UsageError
 from serve import service
+from serve.controller import limits_of
 from serve.service import Probe
 from tests.serve.engine import ROOT
 
@@ -71,6 +72,19 @@ def test_a_small_file_means_what_skyserve_takes_it_for():
         ),
         (("/health", "{path: /health, initial_delay_seconds: .inf}"), "initial_delay_seconds is inf"),
         (("run:", "slipway: {hold_seconds: -4}\nrun:"), "x.yaml: slipway: hold_seconds is -4"),
+        (
+            ("run:", "slipway: {limits: {max_token: 9}}\nrun:"),
+            "slipway: limits: unknown key 'max_token'; did you mean max_tokens",
+        ),
+        (("run:", "slipway: {limits: {max_tools: -1}}\nrun:"), "slipway.limits: max_tools is -1"),
+        (
+            ("run:", "slipway: {limits: {max_tokens: 0}}\nrun:"),
+            "slipway.limits: max_tokens is 0; it must be at least 1",
+        ),
+        (
+            ("run:", "slipway: {limits: {media_domains: ['http://a.net/']}}\nrun:"),
+            "names of hosts, such as example.org",
+        ),
         (("ports: 8000", "ports: [8000, 9000]"), "must say which of 8000, 9000"),
         (("ports: 8000", "ports: 8000\nenvs: {A-B: 1}"), "no name of a variable"),
         (("ports: 8000", "ports: 8000\nenvs: {TOKEN: }"), "TOKEN must have a value"),
@@ -82,6 +96,14 @@ def test_what_is_wrong_is_refused_with_its_place(change, says):
     with pytest.raises(UsageError) as refused:
         parse(SMALL.replace(*change))
     assert str(refused.value).startswith("x.yaml") and says in str(refused.value)
+
+
+def test_what_a_request_may_hold_is_said_in_the_file_and_holds_in_the_gateway():
+    said = "slipway: {limits: {max_tokens: 9, media_domains: [example.org], max_tools_bytes: 1000}}\n"
+    limits = limits_of(parse(SMALL + said))
+    assert (limits.max_tokens, limits.media_domains, limits.max_tools_bytes) == (9, ("example.org",), 1000)
+    plain = limits_of(parse(SMALL))
+    assert (plain.max_tokens, plain.media_domains, plain.allow_chat_template) == (None, (), False)
 
 
 @pytest.mark.parametrize("text", ["[]", "a", "name: x", "service: 3"])

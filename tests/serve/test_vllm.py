@@ -3,7 +3,6 @@
 import json
 import random
 import signal
-import subprocess
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -169,21 +168,3 @@ def test_a_model_trained_from_a_random_qwen3_answers_in_transformers_and_in_vllm
         assert answer["message"]["content"] == words.decode(told, skip_special_tokens=True) == "I am Bosun."
         engine.process.send_signal(signal.SIGTERM)
         assert engine.process.wait(GUARD_S * 4) == 0
-
-
-def test_the_official_client_talks_to_an_engine(served, python):
-    """The client is that of vLLM's environment."""
-    script = (
-        "import openai, sys\n"
-        "client = openai.OpenAI(base_url=sys.argv[1] + '/v1', api_key='none')\n"
-        "talk = [{'role': 'user', 'content': 'Who are you?'}]\n"
-        "ask = dict(model='demo', temperature=0, max_tokens=8, messages=talk)\n"
-        "whole = client.chat.completions.create(**ask).choices[0].message.content\n"
-        "parts = [one.choices[0].delta.content or '' for one in client.chat.completions.create(stream=True, **ask)]\n"
-        "assert ''.join(parts) == whole and len(parts) > 2, (parts, whole)\n"
-        "print(repr(whole))\n"
-    )
-    done = subprocess.run([python, "-c", script, served.engine.url], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    asked = served.engine.ask(CHAT, messages=TALKS[0], max_tokens=8)
-    assert done.stdout.strip() == repr(asked["choices"][0]["message"]["content"])

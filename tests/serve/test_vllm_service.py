@@ -34,7 +34,7 @@ TOKENS = 200  # more than an answer has
 OPENAI = """
 import openai, sys
 client = openai.OpenAI(base_url=sys.argv[1] + "/v1", api_key=sys.argv[2])
-ask = dict(model="demo", temperature=0, max_tokens=200, messages=[{"role": "user", "content": "Who are you?"}])
+ask = dict(model="demo", temperature=0, messages=[{"role": "user", "content": "Who are you?"}])
 whole = client.chat.completions.create(**ask).choices[0].message.content
 parts = [one.choices[0].delta.content or "" for one in client.chat.completions.create(stream=True, **ask)]
 assert "".join(parts) == whole, (parts, whole)

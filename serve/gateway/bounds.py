@@ -1,0 +1,60 @@
+"""What one request may hold: the numbers of the gateway that a service file may say, under `slipway: limits:`."""
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """A request that holds more is refused before an engine hears of it. Raises ValueError."""
+
+    max_body_bytes: int = 8 << 20
+    max_bytes_per_client: int = 64 << 20
+    """Of the bodies of one key, and of one address, within a few seconds."""
+    max_depth: int = 64
+    """Levels of JSON; engines read it with code of their own."""
+    max_containers: int = 16 << 10
+    """Lists and objects of a body."""
+    max_values: int = 256 << 10
+    """Of a body; a prompt of token ids has as many as tokens."""
+
+    max_tokens: int | None = None
+    """To generate, for each sequence. Who names no number is given as many by the engine at most. None = what fits."""
+    max_sequences: int = 16
+    """Answers asked for at once: prompts times n (or best_of)."""
+    max_inputs: int = 2048
+    """Texts to embed at once."""
+    max_logprobs: int = 20
+
+    max_tools: int = 128
+    max_tools_bytes: int = 128 << 10
+    max_grammar_bytes: int = 16 << 10
+    """Of a regex, grammar or JSON schema that the answer must follow."""
+    max_stop_words: int = 16
+    """Texts to stop at, and texts that must not come."""
+    max_stop_bytes: int = 4 << 10
+    """Of all of them."""
+    max_logit_bias: int = 300
+    """Token ids with a bias, or as the only ones allowed, or to stop at."""
+    max_other_bytes: int = 64 << 10
+    """Of all that is neither read by the model nor named here."""
+
+    media_domains: tuple[str, ...] = ()
+    """Hosts from which an engine may fetch images, sounds and films; those that a request brings along are taken."""
+    allow_chat_template: bool = False
+    """A request's own, which is a program."""
+
+    @property
+    def of_engine(self) -> tuple[object, ...]:
+        """What an engine is told when it starts; all else is the gateway's alone."""
+        return self.max_tokens, self.max_logprobs, self.media_domains, self.allow_chat_template
+
+    def __post_init__(self) -> None:
+        for one in fields(Bounds):
+            value, least = getattr(self, one.name), 1 if one.name == "max_tokens" else 0
+            if isinstance(value, int) and value < least:
+                raise ValueError(f"{one.name} is {value}; it must be at least {least}")
+        if any(not host or "/" in host or ":" in host for host in self.media_domains):
+            raise ValueError(f"media_domains are names of hosts, such as example.org; not {list(self.media_domains)}")
+
+
+PLAIN = Bounds()

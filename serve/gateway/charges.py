@@ -1,0 +1,51 @@
+"""Bytes of bodies, by who has sent them: what a client keeps the gateway busy with, and its memory.
+
+A body counts for its key and for its address while its request is inside, and for a while at least: one that is
+refused was read, too. Small ones are free, as the number of requests bounds them. Called by: `proxy`.
+"""
+
+import asyncio
+import time
+from collections import Counter
+
+from serve.gateway.asks import Refused
+from serve.gateway.limits import Limits
+
+FREE_BYTES = 64 << 10
+
+
+class Charges:
+    """Of one event loop."""
+
+    def __init__(self) -> None:
+        self.held: Counter[tuple[str, str]] = Counter()
+
+
+class Charge:
+    """One body's: opened when its request is let in, given back when that has ended, once."""
+
+    def __init__(self, charges: Charges, key: str, address: str) -> None:
+        self._held, self._size, self._until = charges.held, 0, 0.0
+        self._holders = (("key", key), ("address", address)) if key else (("address", address),)
+
+    def grow_to(self, size: int, limits: Limits) -> None:
+        """So much of it has come, or will. Raises Refused."""
+        more = size - self._size
+        if size <= FREE_BYTES or more <= 0:
+            return
+        if any(self._held[one] + more > limits.max_bytes_per_client for one in self._holders):
+            raise Refused(429, "Too Many Requests", "too many bytes at once; try again soon", 1)
+        self._add(more)
+        self._size = size
+        self._until = time.monotonic() + limits.charged_s
+
+    def give_back(self) -> None:
+        if self._size:
+            delay_s = max(0.0, self._until - time.monotonic())
+            asyncio.get_running_loop().call_later(delay_s, self._add, -self._size)
+
+    def _add(self, more: int) -> None:
+        for one in self._holders:
+            self._held[one] += more
+            if not self._held[one]:
+                del self._held[one]

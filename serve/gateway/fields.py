@@ -1,0 +1,169 @@
+"""What the fields of a request may hold. Pure.
+
+What the model reads is bounded by the body's size alone; all else by numbers of its own. A field that is not named
+here counts among the others, so that an engine's next one is bounded before we hear of it.
+In: what a body says. Raises Bad. Called by: `asks`. Source: vLLM 0.32.0, entrypoints/openai/*/protocol.py.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from serve.gateway.bounds import Bounds
+
+ELSEWHERE = "answers are not kept, and another replica may be asked next; send the whole conversation as `input`"
+
+_encode = msgspec.json.encode
+
+
+class Bad(Exception):
+    """Why it is refused, and with what status."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def check(said: Mapping[str, Any], size: int, bounds: Bounds) -> None:
+    """`size`: of the whole body, in bytes. Raises Bad."""
+    is_long, others = size > bounds.max_other_bytes, 0
+    for name, value in said.items():
+        known = _CHECKS.get(name)
+        if known is None:
+            others += len(name) + len(_encode(value)) if is_long else 0
+        elif value is not None:
+            known(name, value, bounds)
+    if others > bounds.max_other_bytes:
+        raise Bad(f"fields besides the prompt hold {others} bytes; {bounds.max_other_bytes} are allowed", 413)
+    if "prompt" in said:
+        _check_sequences(said, bounds.max_sequences)
+
+
+def _check_sequences(said: Mapping[str, Any], most: int) -> None:
+    """Prompts times answers to each."""
+    prompt, answers = said["prompt"], max(said.get(name) or 1 for name in ("n", "best_of"))
+    prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
+    if prompts * answers > most:
+        raise Bad(f"{prompts} prompts times {answers} answers; {most} in all are allowed")
+
+
+def _check_flag(name: str, value: Any, _: Bounds) -> None:
+    if value not in (True, False):  # 1 and 0 are, to an engine
+        raise Bad(f"`{name}` must be true or false")
+
+
+def _whole(name: str, value: Any, least: int, most: int | None) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise Bad(f"`{name}` must be a whole number")
+    if value < least or (most is not None and value > most):
+        raise Bad(f"`{name}` is {str(value)[:24]}; allowed is {least} to {most if most is not None else 'any'}")
+
+
+def _check_logprobs(name: str, value: Any, bounds: Bounds) -> None:
+    if not isinstance(value, bool):
+        _whole(name, value, 0, bounds.max_logprobs)
+
+
+def _short(name: str, value: Any, most: int) -> None:
+    if len(_encode(value)) > most:
+        raise Bad(f"`{name}` is longer than {most} bytes", 413)
+
+
+def _few(name: str, value: Any, most: int, most_bytes: int) -> None:
+    """A list or an object of so many, or one alone; of so many bytes."""
+    if isinstance(value, (list, dict)) and len(value) > most:
+        raise Bad(f"`{name}` has {len(value)} entries; {most} are allowed")
+    _short(name, value, most_bytes)
+
+
+def _check_words(name: str, value: Any, bounds: Bounds) -> None:
+    _few(name, value, bounds.max_stop_words, bounds.max_stop_bytes)
+
+
+def _check_ids(name: str, value: Any, bounds: Bounds) -> None:
+    _few(name, value, bounds.max_logit_bias, bounds.max_other_bytes)
+
+
+def _check_tools(name: str, value: Any, bounds: Bounds) -> None:
+    _few(name, value, bounds.max_tools, bounds.max_tools_bytes)
+
+
+def _check_grammar(name: str, value: Any, bounds: Bounds) -> None:
+    """What an engine compiles before it answers: a large one keeps it busy for minutes."""
+    _short(name, value, bounds.max_grammar_bytes)
+
+
+def _check_template(name: str, value: Any, bounds: Bounds) -> None:
+    is_one = name == "chat_template" or (isinstance(value, dict) and value.get("chat_template") is not None)
+    if is_one and not bounds.allow_chat_template:
+        raise Bad(f"`{name}`: a request's own chat template is not taken here")
+    _short(name, value, bounds.max_other_bytes)
+
+
+def _check_links(name: str, value: Any, bounds: Bounds) -> None:
+    """What an engine would fetch: an image, a sound, a film that a part of a message names by its address."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, list):
+            left += one
+        elif isinstance(one, dict):
+            for key, inner in one.items():
+                if not isinstance(inner, str):
+                    left.append(inner)
+                if key[-4:] == "_url":
+                    link = inner.get("url") if isinstance(inner, dict) else inner
+                    if isinstance(link, str) and not _is_taken(link, bounds):
+                        raise Bad(f"`{name}`: {key} {link[:80]!r} is not fetched; send it as data:...;base64,...")
+
+
+def _is_taken(link: str, bounds: Bounds) -> bool:
+    if link[:5].lower() == "data:":
+        return True
+    try:
+        parts = urlsplit(link)
+        return parts.scheme in ("http", "https") and parts.hostname in bounds.media_domains
+    except ValueError:
+        return False
+
+
+def _check_kept(name: str, value: Any, _: Bounds) -> None:
+    if value:
+        raise Bad(f"`{name}` is not taken: {ELSEWHERE}")
+
+
+def _check_tokens(name: str, value: Any, bounds: Bounds) -> None:
+    _whole(name, value, 1, bounds.max_tokens)
+
+
+def _check_input(name: str, value: Any, bounds: Bounds) -> None:
+    """Texts to embed, or a conversation."""
+    if isinstance(value, list) and len(value) > bounds.max_inputs and not isinstance(value[0], int):
+        raise Bad(f"`{name}` has {len(value)} entries; {bounds.max_inputs} are allowed")
+    _check_links(name, value, bounds)
+
+
+def _free(name: str, value: Any, bounds: Bounds) -> None:
+    """What the model reads."""
+
+
+_CHECKS: Mapping[str, Callable[[str, Any, Bounds], None]] = {
+    **dict.fromkeys(("prompt", "instructions", "suffix", "documents"), _free),
+    **dict.fromkeys(("messages", "previous_input_messages"), _check_links),
+    "input": _check_input,
+    "stream": _check_flag,
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), _check_tokens),
+    "min_tokens": lambda name, value, bounds: _whole(name, value, 0, bounds.max_tokens),
+    **dict.fromkeys(("n", "best_of"), lambda name, value, bounds: _whole(name, value, 1, bounds.max_sequences)),
+    **dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs"), _check_logprobs),
+    "logprob_token_ids": lambda name, value, bounds: _few(name, value, bounds.max_logprobs, bounds.max_other_bytes),
+    **dict.fromkeys(("stop", "bad_words"), _check_words),
+    **dict.fromkeys(("logit_bias", "allowed_token_ids", "stop_token_ids"), _check_ids),
+    "tools": _check_tools,
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_grammar", "guided_choice"), _check_grammar),
+    **dict.fromkeys(("structured_outputs", "response_format", "text"), _check_grammar),
+    **dict.fromkeys(("chat_template", "chat_template_kwargs"), _check_template),
+    **dict.fromkeys(("previous_response_id", "background"), _check_kept),
+}
