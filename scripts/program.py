@@ -28,6 +28,7 @@ from invoke import Executor, Exit, ParseError, Program, Task
 from invoke.parser.parser import ParseResult
 
 from data.config import ConfigError
+from infra.agent import denied
 from infra.errors import SlipwayError
 from infra.interrupts import Told, heed
 from scripts import hints
@@ -228,7 +229,7 @@ def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]
                 os.dup2(os.open(os.devnull, os.O_WRONLY), number)  # or Python complains once more at its end
             raise Exit(code=141) from None
         if isinstance(error, OSError) and error.errno in STATE_OF_THE_DISK:
-            raise leave(str(error), 1) from None
+            raise leave(denied.told(error, logs.parents[1].absolute()), 1) from None
         said, where = f"unexpected {type(error).__name__}: {error}", write_down(error, logs)
         raise leave(f"{said}\n  this is a fault of inv itself; the full traceback: {where}", 1) from None
 
