@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 import typing
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import asdict, is_dataclass
@@ -113,7 +114,15 @@ def mend() -> None:
     running = sys.modules.get("invoke.main")
     if running is not None:
         open_streams()
+        warnings.showwarning = tell_warning
         running.program.__class__ = Polite
+
+
+def tell_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+) -> None:
+    """Without the line of Python that noticed it."""
+    print(f"inv: {message}", file=sys.stderr)
 
 
 def open_streams() -> None:
