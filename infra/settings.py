@@ -44,7 +44,7 @@ class SettingsWarning(UserWarning):
 
 
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW")
-_WARNED: dict[Any, Any] = {}  # Python's own memory of warnings that were given
+_warned: set[str] = set()  # Python's own memory of warnings is lost when anybody changes its filters
 
 
 def row(variable: str, about: str, default: str = "", secret: bool = False) -> Any:
@@ -215,7 +215,9 @@ def _read_dotenv(path: Path) -> dict[str, str]:
 
 def _warn(said: str) -> None:
     """Not with the file as its place: Python would show the line, and that may be a key."""
-    warnings.warn_explicit(said, SettingsWarning, "settings", 0, registry=_WARNED)
+    if said not in _warned:
+        _warned.add(said)
+        warnings.warn_explicit(said, SettingsWarning, "settings", 0)
 
 
 def _read_overlay(folder: Path) -> dict[str, str]:
