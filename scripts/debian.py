@@ -19,6 +19,7 @@ PACKAGES = {  # what each is wanted for: programs, or files by a pattern
     "iproute2": ("ip", "tc"),
     "iptables": ("iptables",),
     "curl": ("curl",),
+    "procps": ("ps",),
     "e2fsprogs": ("mkfs.ext4",),
     "libfaketime": ("/usr/lib/*/faketime/libfaketime.so.1",),
 }
