@@ -112,7 +112,7 @@ lab:
         ("p: {password: hunter2, hosts: [1.1.1.1]}", "passwords are not used here, only keys"),
         ("p: {identity_file: /no/such, hosts: [1.1.1.1]}", "host 1.1.1.1: there is no key /no/such"),
         ("p: {user: 'a b', hosts: [1.1.1.1]}", "'a b' at '1.1.1.1' is no user"),
-        pytest.param("p: {hosts: [far]}", "host far: far is reached through proxyjump box", marks=pytest.mark.needs("ssh")),
+        pytest.param("p: {hosts: [far]}", "far is reached through proxyjump box", marks=pytest.mark.needs("ssh")),
         ("p: {hosts: [1.1.1.1, 1.1.1.1]}", "pool p: host 1.1.1.1 stands there twice"),
         ("p: {hosts: [{ip: 1.1.1.1, port: 70000}]}", "port is 70000; it must be a whole number from 1 to 65535"),
         ("p: {hosts: [{ip: 1.1.1.1, num_gpus: true}]}", "num_gpus is True"),
