@@ -54,7 +54,9 @@ def is_allowed() -> bool:
     """Whether this user may install without being asked for a password."""
     if os.geteuid() == 0:
         return bool(command(()))
-    return bool(command(()) and shutil.which("sudo")) and subprocess.run(["sudo", "-n", "true"]).returncode == 0
+    if not (command(()) and shutil.which("sudo")):
+        return False
+    return subprocess.run(["sudo", "-n", "true"], capture_output=True).returncode == 0
 
 
 def install(packages: Sequence[str], say: Callable[[str], None]) -> bool:
