@@ -5,12 +5,15 @@ default.
 """
 
 import difflib
+import io
 import json
 import os
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
+from shlex import quote
 from typing import Any, get_type_hints
 
 from infra.agent.environment import default_cache
@@ -34,6 +37,14 @@ SHELL_ONLY = {  # what others read straight from their environment
     "SLIPWAY_NODE_RETURN_S": "a node that is silent for so long is lost, and the run begins anew without it; 60",
     "SLIPWAY_GROUP_TIMEOUT_S": "longest exchange between the processes of a training; 60",
 }
+
+
+class SettingsWarning(UserWarning):
+    """What is odd about a file of settings, which is read all the same. Given once per process."""
+
+
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW")
+_warned: set[str] = set()  # Python's own memory of warnings is lost when anybody changes its filters
 
 
 def row(variable: str, about: str, default: str = "", secret: bool = False) -> Any:
@@ -182,13 +193,31 @@ def _read_dotenv(path: Path) -> dict[str, str]:
     if not path.exists():
         return {}
     from dotenv import dotenv_values
+    from dotenv.parser import parse_stream
 
     try:
-        read = {name: value for name, value in dotenv_values(path).items() if value}
-    except UnicodeDecodeError as error:
+        bindings = list(parse_stream(io.StringIO(path.read_text(encoding="utf-8"))))
+        mode = path.stat().st_mode & 0o777
+    except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f".env: {error}") from error
+    for one in bindings:
+        if one.error or (one.key and one.value is None):
+            line = one.original.line + len(one.original.string) - len(one.original.string.lstrip("\r\n"))
+            _warn(f"{path}: line {line} is left out: expected NAME=value")
+    sound = "".join(one.original.string for one in bindings if not one.error)
+    read = {name: value for name, value in dotenv_values(stream=io.StringIO(sound)).items() if value}
     _refuse_unknown(read, ".env")
+    keys = [name for name in read if _SECRET.search(name)]
+    if mode & 0o077 and keys:
+        _warn(f"{path} holds {', '.join(keys)}, and others may read it; run: chmod 600 {quote(str(path))}")
     return read
+
+
+def _warn(said: str) -> None:
+    """Not with the file as its place: Python would show the line, and that may be a key."""
+    if said not in _warned:
+        _warned.add(said)
+        warnings.warn_explicit(said, SettingsWarning, "settings", 0)
 
 
 def _read_overlay(folder: Path) -> dict[str, str]:

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ from infra.errors import AuthError, SlipwayError
 from infra.settings import Settings
 from scripts import render, services
 from scripts.ledger import open_journal
+from trainer.talk import questions
 
 KEY = "SLIPWAY_ENDPOINT_KEY"
 SILENT_S = 120.0
@@ -27,7 +27,7 @@ def hold(
     with _client(url) as client:
         asked = {"model": model or _model(client, url), "temperature": temperature, "max_tokens": max_tokens}
         said: list[dict[str, str]] = []
-        for question in [prompt] if prompt is not None else _questions():
+        for question in [prompt] if prompt is not None else questions(forget=said.clear):
             said.append({"role": "user", "content": question})
             answer = ""
             for piece in _answer(client, url, {**asked, "messages": said, "stream": True}):
@@ -43,19 +43,6 @@ def _client(url: str) -> Any:
     key = os.environ.get(KEY, "")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     return httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(SILENT_S, connect=10.0), trust_env=False)
-
-
-def _questions() -> Iterator[str]:
-    prompt = "> " if sys.stdin.isatty() else ""
-    if prompt:
-        render.say("Ctrl-D ends the conversation")
-    while True:
-        try:
-            words = input(prompt).strip()
-        except EOFError:
-            return
-        if words:
-            yield words
 
 
 def _model(client: Any, url: str) -> str:

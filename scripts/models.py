@@ -3,6 +3,7 @@
 import difflib
 import math
 import os
+import shlex
 from pathlib import Path
 
 from infra.agent.job import Limits
@@ -15,6 +16,7 @@ from scripts.program import print_json
 from scripts.steps import run as run_step
 from store import Artifact, Store
 from trainer.plan import CHECKPOINTS, PHASES, profile_named
+from trainer.recipes import PROFILES
 
 
 def train(profile, config, init, source, out, prepare, json, remake, keep_made, **wanted):
@@ -98,6 +100,7 @@ def find_model(settings: Settings, model: str, tag: str) -> tuple[Artifact | Non
     store = Store(settings.store)
     found = {one.name: one for one in store.artifacts() if one.name.split("/")[0] in CHECKPOINTS.values()}
     whole = {name: one for name, one in found.items() if not one.problem}
+    typed = f" --{'profile' if tag in PROFILES else 'tag'} {shlex.quote(tag)}" if tag else ""
     tag = tag or profile_named(settings.profile).name
     if model in CHECKPOINTS:
         wanted = [f"{CHECKPOINTS[model]}/{tag}"]
@@ -105,6 +108,13 @@ def find_model(settings: Settings, model: str, tag: str) -> tuple[Artifact | Non
         wanted = [model] if model else [f"{CHECKPOINTS[phase]}/{tag}" for phase in ("sft", "mid", "base")]
     for name in wanted:
         if name in whole:
+            if not model and name != wanted[0]:  # the model that is meant is not there
+                why = f"damaged ({found[wanted[0]].problem})" if wanted[0] in found else "not made yet"
+                what = (
+                    "which goes on with text and has not learnt to answer" if wanted[-1] == name else "half-way to it"
+                )
+                make = f"./inv launch --phase sft{typed}"
+                render.say(f"{wanted[0]} is {why}; this is {name}, {what}; to make it: {make}")
             return whole[name], store.path(name, whole[name].fingerprint)
     if model and Path(model).expanduser().is_dir():
         return None, Path(model).expanduser().absolute()

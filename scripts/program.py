@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 import typing
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import asdict, is_dataclass
@@ -28,6 +29,7 @@ from invoke import Executor, Exit, ParseError, Program, Task
 from invoke.parser.parser import ParseResult
 
 from data.config import ConfigError
+from infra.agent import denied
 from infra.agent.process import leave_no_core
 from infra.errors import SlipwayError
 from infra.interrupts import Told, heed
@@ -116,7 +118,15 @@ def mend() -> None:
         leave_no_core()
         os.umask(os.umask(0o022) | 0o022)  # nobody else writes the code and the files that we run and read
         open_streams()
+        warnings.showwarning = tell_warning
         running.program.__class__ = Polite
+
+
+def tell_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+) -> None:
+    """Without the line of Python that noticed it."""
+    print(f"inv: {message}", file=sys.stderr)
 
 
 def open_streams() -> None:
@@ -232,7 +242,7 @@ def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]
                 os.dup2(os.open(os.devnull, os.O_WRONLY), number)  # or Python complains once more at its end
             raise Exit(code=141) from None
         if isinstance(error, OSError) and error.errno in STATE_OF_THE_DISK:
-            raise leave(str(error), 1) from None
+            raise leave(denied.told(error, logs.parents[1].absolute()), 1) from None
         said, where = f"unexpected {type(error).__name__}: {error}", write_down(error, logs)
         raise leave(f"{said}\n  this is a fault of inv itself; the full traceback: {where}", 1) from None
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from invoke import Exit
 
+from scripts import debian
 from scripts.program import command, print_json, words_after_dashes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -100,10 +101,12 @@ def doctor(c, provider="", for_="", config="", json=False):
         "paths": "files or folders, all tests without",
         "k": "only tests whose names match",
         "nightly": "slow ones too",
+        "yes": "install the Debian packages that they want, as root or by sudo; CI=true says so, too",
     },
 )
-def test(c, paths=None, k="", nightly=False):
+def test(c, paths=None, k="", nightly=False, yes=False):
     """Run the tests, in an environment of their own; words after -- go to pytest."""
+    bring_programs(yes)
     words = ["-m", "pytest", *paths, *words_after_dashes()]
     words += ["-k", k] if k else []
     words += ["-m", "not gpu and not account"] if nightly else []
@@ -125,10 +128,25 @@ def check(c):
         ("tests", ["-m", "pytest"]),  # tests/test_floors.py among them
     ):
         say(name)
+        if name == "tests":
+            bring_programs(yes=False)
         if run_in_dev(words, ROOT):
             failed.append(name)
     if failed:
         raise Exit(f"inv check: failed: {', '.join(failed)}", code=1)
+
+
+def bring_programs(yes: bool) -> None:
+    """Install the programs that the tests want, or name them. Raises Exit when the installing fails."""
+    packages = debian.missing()
+    if not packages:
+        return
+    if (yes or debian.is_ci()) and debian.is_allowed():
+        if not debian.install(packages, say):
+            raise Exit("inv test: without --yes and CI=true, tests that need those are skipped", code=1)
+        return
+    how = " ".join(debian.command(packages)) or "no apt-get here; bring their programs yourself"
+    say(f"tests that need {', '.join(packages)} are skipped; to have them: {how}")
 
 
 def run_in_dev(words: Sequence[str], cwd: Path) -> int:
@@ -137,7 +155,7 @@ def run_in_dev(words: Sequence[str], cwd: Path) -> int:
     from infra.settings import Settings
 
     python = inside.interpreter(ROOT, Settings.load(ROOT).environments, say, "dev")
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{os.environ.get('PATH', os.defpath)}:{debian.SBIN}"}
     process = subprocess.Popen([str(python), *words], cwd=cwd, env=environ, stdin=subprocess.DEVNULL)
     try:
         return process.wait()

@@ -1,8 +1,16 @@
-"""A test that cannot run fails the run, by name. What needs a GPU, an account or a night is deselected by marker."""
+"""A test that cannot run here is skipped, and the last lines say how many and why; in CI that fails the run, by name.
+
+What needs a GPU, an account or a night is deselected by marker.
+"""
+
+from collections import Counter
 
 import pytest
 
-SKIPPED: pytest.StashKey[list[str]] = pytest.StashKey()
+from scripts import debian
+from tests.needs import needs
+
+SKIPPED: pytest.StashKey[list[tuple[str, str]]] = pytest.StashKey()
 
 
 def pytest_addoption(parser):
@@ -20,28 +28,39 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda one: not (one.path.name.startswith(long) or one.path.parent.name == "faults"))
 
 
+def pytest_runtest_setup(item):
+    for mark in item.iter_markers("needs"):
+        needs(*mark.args)
+
+
 class Skips:
     def __init__(self, config):
-        self.names = config.stash[SKIPPED]
+        self.skipped = config.stash[SKIPPED]
 
     def pytest_runtest_logreport(self, report):
         if report.skipped and not hasattr(report, "wasxfail"):
-            self.names.append(f"{report.nodeid}: {report.longrepr[2]}")
+            self.skipped.append((report.longrepr[2], report.nodeid))
 
-    def pytest_collectreport(self, report):
-        if report.skipped:
-            self.names.append(f"{report.nodeid}: {report.longrepr[2]}")
+    pytest_collectreport = pytest_runtest_logreport
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session, exitstatus):
-    if exitstatus == pytest.ExitCode.OK and session.config.stash[SKIPPED]:
+    if exitstatus == pytest.ExitCode.OK and session.config.stash[SKIPPED] and debian.is_ci():
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    names = config.stash[SKIPPED]
-    if names:
+    skipped = config.stash[SKIPPED]
+    if not skipped:
+        return
+    if debian.is_ci():
         terminalreporter.section("could not run, so this run has failed")
-        for name in names:
-            terminalreporter.line(name)
+        for why, name in skipped:
+            terminalreporter.line(f"{name}: {why}")
+    else:
+        terminalreporter.section(f"{len(skipped)} tests could not run here, and were skipped")
+        for why, count in Counter(why for why, _ in skipped).most_common():
+            terminalreporter.line(f"{count:5}  {why.removeprefix('Skipped: ')}")
+    if packages := debian.missing():
+        terminalreporter.line(f"to have them: {' '.join(debian.command(packages)) or ', '.join(packages)}")

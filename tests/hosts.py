@@ -2,7 +2,7 @@
 
 A namespace has its own sshd, host key and home, and no route out. Whoever talks to hosts enters the namespace of
 their bridge (`Hosts.enter`): addresses 10.77.0.x exist only in there, so any number of these run side by side.
-Needs root for namespaces: `hosts` skips by name where it is missing, and a skip fails the run.
+What they need of the machine, and what becomes of tests without it, stands in tests/needs.py.
 """
 
 import contextlib
@@ -27,9 +27,11 @@ import pytest
 
 from infra.agent import environment
 from infra.records import Address
+from scripts import debian
+from tests.needs import PRIVILEGE, needs
 
 DEADLINE_S = 20.0
-SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") or ""
+SSHD = debian.find("sshd")
 _CLONE_NEWNET = 0x40000000
 PIP_FILES = (Path("/etc/pip.conf"), Path("/etc/xdg/pip/pip.conf"))
 ROOT = Path(__file__).parents[1]
@@ -53,6 +55,7 @@ def call(*words: str | Path) -> None:
 
 
 def make_key(path: Path) -> Path:
+    needs("ssh-keygen")
     path.unlink(missing_ok=True)
     call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path)
     return path
@@ -72,6 +75,7 @@ class Host:
 
     def start(self) -> None:
         """Returns when it accepts connections."""
+        needs("sshd")
         options = {
             "HostKey": self.folder / "host", "AuthorizedKeysFile": self.folder / "user.pub", "PidFile": "none",
             "StrictModes": "no", "UsePAM": "no", "PasswordAuthentication": "no", "ListenAddress": self.listen,
@@ -227,8 +231,6 @@ def loopback(folder: Path) -> Iterator[Host]:
 
 @pytest.fixture
 def sshd(tmp_path: Path) -> Iterator[Host]:
-    if not SSHD:
-        pytest.skip("sshd is missing; install openssh-server")
     with loopback(tmp_path) as host:
         yield host
 
@@ -339,10 +341,7 @@ def uv_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Callable[..., list[Host]]]:
     """`hosts(2)`, `hosts(1, hidden=["rsync"])`: fresh hosts, whose addresses the test can reach from then on."""
-    if not SSHD:
-        pytest.skip("sshd is missing; install openssh-server")
-    if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("iptables"):
-        pytest.skip("network namespaces need root, iproute2 and iptables")
+    needs("sshd", "ssh-keygen", "ip", "iptables", PRIVILEGE)
     made = Hosts(tmp_path / "hosts")
 
     def make(count: int, hidden: Sequence[str] = (), uv_cache: Path | None = None) -> list[Host]:

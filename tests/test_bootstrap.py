@@ -169,3 +169,62 @@ def test_an_old_python_is_told_so():
         done.stderr.startswith("inv: Python 3.8.1 is too old: 3.10 or newer is needed") and done.stderr.count("\n") == 1
     )
     ast.parse((ROOT / "inv").read_text(encoding="utf-8"), feature_version=(3, 4))
+
+
+def without_rights(*words: str) -> list[str]:
+    """Root that may not what others may not, either."""
+    return ["setpriv", "--bounding-set=-all", "--inh-caps=-all", *words]
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("there", ["nothing", "a marker", "a stamp that is not ours to read", "a lock"])
+def test_in_a_checkout_of_somebody_else_it_says_whose_it_is_and_what_to_type(tmp_path, there):
+    one = Checkout(tmp_path)
+    if there != "nothing":
+        (one.venv / "bin").mkdir(parents=True)
+        for name in ("slipway-environment", "slipway-inv", "bin/inv", "bin/python"):
+            if name != "bin/python" or "stamp" in there:
+                (one.venv / name).write_text("")
+    if there == "a stamp that is not ours to read":
+        (one.venv / "slipway-inv").chmod(0)
+    if there == "a lock":
+        (one.root / ".venv.lock").write_text("")
+    subprocess.run(["chown", "-R", "65534:65534", one.root], check=True)
+    words = without_rights(BASE, str(one.root / "inv"), "config")
+    done = subprocess.run(words, cwd=one.root, env=one.environ, capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert (done.returncode, done.stdout) == (1, "") and "Traceback" not in done.stderr
+    assert last.startswith("inv: ") and "belongs to nobody, and you are root; " in last
+    assert f"git config --global --add safe.directory {one.root}/.git && git clone {one.root} ~/slipway" in last
+
+
+@pytest.mark.needs("root")
+def test_a_cache_that_sudo_has_made_is_named_with_what_gives_it_back(checkout, tmp_path):
+    home = Path(checkout.environ["HOME"])
+    cache = home / ".cache" / "slipway"
+    cache.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["chown", "-R", "65534", cache], check=True)
+    try:
+        real = [str(checkout.venv / "bin" / "inv"), "test", "tests/test_floors.py"]
+        done = subprocess.run(
+            without_rights(*real), cwd=checkout.root, env=checkout.environ, capture_output=True, text=True
+        )
+    finally:
+        subprocess.run(["chown", "-R", "0", cache], check=True)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert f"belongs to nobody, and you are root; run: sudo chown -R root {cache}" in done.stderr.splitlines()[-1]
+
+
+def test_what_is_odd_about_env_is_told_once_with_file_and_line(checkout):
+    file = checkout.root / ".env"
+    file.write_text("# mine\n\nRUNPOD_API_KEY: forgotten-1\nSLIPWAY_PROFILE=tiny\nHF_TOKEN=hf_canary\n")
+    file.chmod(0o644)
+    try:
+        code, out, err = checkout.inv("launch", "--phase", "sft", "--dry-run", "--json")
+    finally:
+        file.unlink()
+    assert code == 0 and json.loads(out)
+    assert err.count(".env") == 3  # the third in chmod's own line
+    assert f"inv: {file}: line 3 is left out: expected NAME=value\n" in err
+    assert f"inv: {file} holds HF_TOKEN, and others may read it; run: chmod 600 {file}\n" in err
+    assert "forgotten-1" not in err and "canary" not in err

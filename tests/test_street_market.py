@@ -23,7 +23,10 @@ import pytest
 from infra.rehearsal import attach
 from tests.world import ROOT, World, until
 
-pytestmark = pytest.mark.timeout(400)  # a guard against hangs, also where eight others are at work
+pytestmark = [
+    pytest.mark.needs("sshd", "ssh-keygen"),  # of the machines of its market
+    pytest.mark.timeout(400),  # a guard against hangs, also where eight others are at work
+]
 VENDORS = {"runpod": "L40S", "lium": "RTX4090,L40S", "shadeform": "L40S,L40,A6000"}  # with what is cheap there
 SPOT = {"runpod": "L40S", "lium": "A6000,RTX4090,L40S,H100"}
 KEYS = {f"{name.upper()}_API_KEY": "" for name in VENDORS}

@@ -1,6 +1,5 @@
 """Talking to a model: one answer, or turn after turn; words appear as they are made."""
 
-import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from data.tokenizer import BOS, END
 from trainer import export, generate, machine
 from trainer.errors import Refused
 from trainer.model import Decoder
+from trainer.talk import questions
 
 
 class Talk:
@@ -65,20 +65,10 @@ def tell(talk: Talk, words: str) -> None:
 
 
 def converse(talk: Talk) -> None:
-    """Read a line, answer it, until the end of the input. Ctrl-C ends an answer; on an empty line it ends the talk."""
-    prompt = "> " if sys.stdin.isatty() else ""
-    if prompt:
-        with contextlib.suppress(ImportError):  # line editing; some Pythons are built without
-            import readline  # noqa: F401
-    while True:
+    """Answer line by line, until the end of the input. Ctrl-C ends an answer; on an empty line it ends the talk."""
+    for words in questions(forget=lambda: talk.messages.clear()):
         try:
-            words = input(prompt).strip()
-        except (EOFError, KeyboardInterrupt):
-            print()
-            return
-        try:
-            if words:
-                tell(talk, words)
+            tell(talk, words)
         except Refused as error:
             print(error, file=sys.stderr)
         except KeyboardInterrupt:

@@ -27,10 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
+from infra.agent import denied
 from infra.agent.packages import NOTHING, Carried, forbids_index, pip_environ, settings_here, uv_environ
 
 Say = Callable[[str], None]
 
+CODE = Path(__file__).resolve().parents[2]
 OLDEST = (3, 10)  # what our requirements run on
 MARKER = "slipway-environment"
 TELL_TORCH = "import torch; print('cuda' if torch.version.cuda else 'cpu')"
@@ -44,12 +46,10 @@ ADVICE = (
     "check the network and `pip config list`; a machine without a network takes a folder of wheels that"
     " `find-links = FOLDER` under [global] in its ~/.config/pip/pip.conf names, or a uv cache in ~/.cache/uv"
 )
+NO_VENV = "this Python cannot make environments (on Debian or Ubuntu: apt install python3-venv)"
 WHOLE = re.compile(r"^# The whole list", re.M)  # in a file of pins
 KNOWN = (  # what a tool prints, what it means
-    (
-        r"ensurepip|no module named venv",
-        "this Python cannot make environments (on Debian or Ubuntu: apt install python3-venv)",
-    ),
+    (r"ensurepip|no module named venv", NO_VENV),
     (
         r"python-build-standalone|no interpreter found",
         f"there is no Python {OLDEST[0]}.{OLDEST[1]} or newer, and uv cannot fetch one; install it there",
@@ -110,8 +110,9 @@ def ensure_at(target: Path, spec: Spec, cache: Path, say: Say, carried: Carried 
                 if not _is_whole(target, spec.key):  # another process may have built it meanwhile
                     _build(target, spec, cache, say, carried, lock)
         except OSError as error:
-            hint = "SLIPWAY_ENVIRONMENTS names another folder"
-            raise EnvironmentFailed(f"the {spec.name} environment cannot be made: {error} ({hint})") from error
+            said = f"the {spec.name} environment cannot be made: {denied.told(error, CODE)}"
+            hint = "" if target.parent == CODE else " (SLIPWAY_ENVIRONMENTS names another folder)"
+            raise EnvironmentFailed(said + hint) from error
         except (configparser.Error, UnicodeDecodeError) as error:
             raise EnvironmentFailed(f"pip's configuration cannot be read: {error}; run: pip config debug") from error
     return _interpreter(target)
@@ -177,11 +178,10 @@ def _base_python() -> Tuple[str, str]:
     """An interpreter that is new enough, outside any virtual environment, and what it is; else one that uv brings."""
     if sys.version_info >= OLDEST:
         return _tell_python()
-    here = Path(__file__).resolve().parents[2]
     for minor in range(14, OLDEST[1] - 1, -1):
         path = shutil.which(f"python3.{minor}")
         tell = "from infra.agent import environment; print(*environment._tell_python(), sep='\\n')"
-        done = path and subprocess.run([path, "-c", tell], capture_output=True, text=True, cwd=here)
+        done = path and subprocess.run([path, "-c", tell], capture_output=True, text=True, cwd=CODE)
         if done and done.returncode == 0:  # a launcher on PATH may stand for a Python that is not there
             executable, about = done.stdout.splitlines()
             return executable, about

@@ -1,12 +1,12 @@
 """What several trials of faults need."""
 
-import os
 import subprocess
 import time
 
 import pytest
 
 from tests.faults import rented
+from tests.needs import PRIVILEGE, needs
 
 
 @pytest.fixture
@@ -14,8 +14,7 @@ def disk(tmp_path):
     """A file system of 2 MB. Root writes past permission bits and quotas, so it takes a mount."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("mounting needs root")
+    needs(PRIVILEGE)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], check=True)
     yield folder
     subprocess.run(["umount", folder], check=True)

@@ -268,7 +268,8 @@ class Rig:
         def session(points: Points, tell: Tell) -> None:
             if not self.is_full:
                 return desk.session(recipe.chance("session"), points, tell)
-            _leave_room(desk, recipe.chance("room").randrange(80_000))
+            # None at all until one has found it full, so that a few trials are enough to meet that.
+            _leave_room(desk, recipe.chance("room").randrange(80_000) if self.full else 0)
             try:
                 desk.session(recipe.chance("session"), points, tell)
             except JournalError:

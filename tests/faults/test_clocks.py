@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from infra.agent.job import Limits, Step
+from scripts import debian
 from tests.agent.world import World
 from tests.faults.rented import VENDORS, Stage, Wrong, stage
 from tests.faults.trial import rounds
@@ -25,7 +26,7 @@ from tests.world import World as Installation
 
 SPEED = 600.0
 HOUR_S = 3600.0
-FAKETIME = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), None)
+FAKETIME = debian.PACKAGES["libfaketime"][0]
 OVER = 1.05
 GRACE_S = SPEED + 60  # a request is written down to our second, which is ten minutes here; a vendor bills by the minute
 CAP = 1_000_000  # micro-USD, at 1.00 USD/h: an hour
@@ -39,7 +40,7 @@ SLEEPS = """
 import select, time
 time.sleep = lambda seconds: select.select([], [], [], max(0.0, seconds)) and None
 """
-needs_faketime = pytest.mark.skipif(FAKETIME is None, reason="libfaketime is not installed (Debian: faketime)")
+needs_faketime = pytest.mark.needs(FAKETIME)
 
 
 class Clock:
@@ -56,8 +57,8 @@ class Clock:
 
     @property
     def environ(self) -> dict[str, str]:
-        return {"LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(self.path), "FAKETIME_NO_CACHE": "1",
-                "FAKETIME_DONT_FAKE_MONOTONIC": "1"}  # fmt: skip
+        return {"LD_PRELOAD": debian.find(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(self.path),
+                "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}  # fmt: skip
 
 
 class Laptop:

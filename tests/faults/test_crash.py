@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.faults.trial import rounds
+from tests.needs import needs
 
 ROOT = Path(__file__).parents[2]
 
 
 def rig(module: str, *words: str, timeout_s: float = 1100) -> subprocess.CompletedProcess[str]:
+    needs("sshd", "ssh-keygen")  # of its market
     command = [sys.executable, "-m", f"tests.faults.{module}", *words]
     done = subprocess.run(
         command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s

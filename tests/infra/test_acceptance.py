@@ -141,6 +141,7 @@ def test_without_an_address_nothing_is_downloaded_and_that_is_said(measure):
     assert measure()[1]["download"] == ("later", "no address is set to download from")
 
 
+@pytest.mark.needs("root")
 def test_a_disk_that_cannot_be_written_is_unknown_and_says_why(tmp_path):
     (tmp_path / "full").mkdir()
     folder = str(tmp_path / "full")

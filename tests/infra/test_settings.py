@@ -116,3 +116,29 @@ def test_the_example_file_names_every_variable_of_ours_that_any_program_reads():
             )
     given_to_a_step = {f"SLIPWAY_{name}" for name in ("RECORDS", "WORK", "RUN_ID", "NODE_RANK", "NUM_NODES", "PARENT")}
     assert {name for name in read - given_to_a_step if name not in settings.example()} == set()
+
+
+def test_a_line_that_is_no_setting_is_left_out_and_told_once_with_its_file(tmp_path, recwarn):
+    text = (
+        "\n# c\n\nthis is broken\nHF_TOKEN=abc\nexport A\nexport SLIPWAY_PROFILE=tiny\n\n\nLIUM_API_KEY: x\n\nY='open\n"
+    )
+    (tmp_path / ".env").write_text(text)
+    (tmp_path / ".env").chmod(0o600)
+    for _ in range(3):
+        read = Settings.load(tmp_path, environ={})
+    assert (read.profile, read.hf_token, read.lium_api_key) == ("tiny", "abc", "")
+    said = [f"{tmp_path}/.env: line {line} is left out: expected NAME=value" for line in (4, 6, 10, 12)]
+    assert [str(one.message) for one in recwarn] == said
+
+
+@pytest.mark.parametrize(("mode", "text", "is_told"), [
+    (0o644, "HF_TOKEN=abc", True), (0o640, "OTHERS_SECRET=x", True), (0o600, "HF_TOKEN=abc", False),
+    (0o644, "SLIPWAY_PROFILE=tiny", False), (0o644, "HF_TOKEN=", False),
+])  # fmt: skip
+def test_keys_that_others_may_read_are_told_once_with_what_to_type(tmp_path, recwarn, mode, text, is_told):
+    (tmp_path / ".env").write_text(text)
+    (tmp_path / ".env").chmod(mode)
+    for _ in range(2):
+        Settings.load(tmp_path, environ={})
+    said = f"{tmp_path}/.env holds {text.partition('=')[0]}, and others may read it; run: chmod 600 {tmp_path}/.env"
+    assert [str(one.message) for one in recwarn] == [said] * is_told

@@ -81,6 +81,7 @@ def change(root: Path) -> None:
     (root / ODD[1]).symlink_to("new")
 
 
+@pytest.mark.needs("rsync")
 def test_a_push_leaves_what_rsync_leaves(machine, root, tmp_path):
     dest, mirror = make_pod(tmp_path / "pod"), tmp_path / "mirror"
     rsync = ["rsync", "-a", "--delete", "--chmod=Fu=rwX,Fgo=rX", "--exclude=.git", "--exclude=var", "--exclude=*.log"]

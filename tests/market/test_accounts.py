@@ -22,6 +22,7 @@ from infra.records import Request
 from infra.rehearsal import attach
 from infra.settings import Settings
 from tests.hosts import until
+from tests.needs import needs
 from tests.world import World
 
 ROOT = Path(__file__).parents[2]
@@ -115,6 +116,7 @@ class Rehearsal:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
+    needs("sshd", "ssh-keygen")
     rehearsal = Rehearsal(tmp_path_factory.mktemp("user"))
     attach.start(rehearsal.base, speed=60)
     yield rehearsal

@@ -86,6 +86,7 @@ def test_a_pod_is_ended_when_the_vendor_says_that_it_is_gone(stand, keys, journa
     assert pods.end(vendor, journal.op(op.token), journal).state == "TERMINATED"
 
 
+@pytest.mark.needs("ssh-keygen")
 def test_a_pod_s_key_is_one_that_openssh_reads_and_goes_with_its_pod(tmp_path):
     keys, token = PodKeys(tmp_path / "keys"), new_token("0a1b2c3d")
     public = keys.public(token)

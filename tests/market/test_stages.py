@@ -10,10 +10,12 @@ from infra.names import new_token
 from infra.rehearsal import attach
 from tests.hosts import until
 from tests.market.test_accounts import Rehearsal
+from tests.needs import needs
 
 
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
+    needs("sshd", "ssh-keygen")
     one = Rehearsal(tmp_path_factory.mktemp("user"))
     attach.start(one.base, speed=60)
     yield one

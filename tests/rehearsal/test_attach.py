@@ -114,6 +114,7 @@ def acknowledge(market, pod, files, step, after_s=1.0):
     way.put(json.dumps({f"work/checkpoints/sft-0/step-{step:09d}": at}).encode(), files.acknowledged)
 
 
+@pytest.mark.needs("sshd", "ssh-keygen")
 @pytest.mark.parametrize("vendor", ["runpod", "lium"])
 def test_a_machine_at_work_is_taken_away_each_time_that_it_has_made_a_new_checkpoint(base, vendor):
     world = attach.start(base, speed=600)

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from tests.hosts import make_key, until
+from tests.needs import needs
 
 ROOT = Path(__file__).parents[2]
 
@@ -92,6 +93,7 @@ class Running:
 
 def begin(folder: Path, *words: str, speed: float = 600) -> Running:
     """Returns once it answers; the caller ends it."""
+    needs("sshd", "ssh", "ssh-keygen")
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "infra.rehearsal", "--state", str(folder / "state"), "--speed", str(speed), *words]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)

@@ -391,6 +391,7 @@ def test_a_log_that_cannot_be_written_is_counted_and_ends_nothing(pair, tmp_path
     run(main)
 
 
+@pytest.mark.needs("curl")
 def test_curl_and_a_large_body_that_asks_first(pair):
     async def main():
         async with gateway(pair[0]) as front:

@@ -16,9 +16,11 @@ from typing import Any
 import torch
 import torch.utils.tensorboard  # here, or each life would import it for itself
 
+from scripts import debian
 from tests.faults.lives import Blow, Child, Tell, fork, live, words_of
 from tests.faults.points import Points
 from tests.faults.trial import rounds
+from tests.needs import PRIVILEGE, needs
 from tests.trainer.test_checkpoint import training
 from trainer import checkpoint as checkpoints
 from trainer import saving, tensorfile
@@ -147,7 +149,9 @@ def test_killed_at_every_point_of_a_save_the_run_ends_with_the_bits_of_one_left_
 def make_image(path: Path) -> Path:
     with path.open("wb") as file:
         file.truncate(24 << 20)
-    subprocess.run(["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0", path], check=True, capture_output=True)
+    subprocess.run(
+        [debian.find("mkfs.ext4"), "-q", "-F", "-E", "lazy_itable_init=0", path], check=True, capture_output=True
+    )
     return path
 
 
@@ -171,6 +175,7 @@ def cut_power(folder: Path, chance: random.Random, work: Any) -> tuple[int, int]
 
     (the newest step that was told as saved, the newest whole step on that disk)
     """
+    needs("mkfs.ext4", PRIVILEGE)
     folder.mkdir()
     image, after = make_image(folder / "image"), folder / "after"
     with Mounted(image, folder / "disk") as disk:

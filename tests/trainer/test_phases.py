@@ -1,5 +1,6 @@
 """Phases as real processes: killed, stopped, resumed, refused; and the whole way from base to talk."""
 
+import io
 import json
 import os
 import random
@@ -135,6 +136,12 @@ def test_base_mid_sft_eval_export_and_chat(world, monkeypatch, capfd):
     capfd.readouterr()
     assert main(["chat", "--model", str(model), "--prompt", "Who are you?"]) == 0
     assert capfd.readouterr().out == "I am Bosun.\n"
+    typed = "/help\nWho are you?\n/rest\n/reset\nWho are you?\n/EXIT now\nHello!\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    assert main(["chat", "--model", str(model)]) == 0
+    talk = capfd.readouterr()
+    assert talk.out == "I am Bosun.\n" * 2 and "/reset  forget" in talk.err
+    assert "/rest is no command, and was not sent to the model" in talk.err and "what was said is forgotten" in talk.err
     folders = {"text": "datasets/x/text", "identity": "identity", "questions": "datasets/x/questions"}
     words = [word for name, path in folders.items() for word in (f"--{name}", str(world.store / path))]
     (world.root / "who.jsonl").write_text(

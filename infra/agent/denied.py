@@ -1,0 +1,46 @@
+"""What a refusal of the file system means: whose the file is, and what to type."""
+
+import errno
+import os
+import pwd
+from pathlib import Path
+from shlex import quote
+from typing import Optional
+
+REFUSED = (errno.EACCES, errno.EPERM)
+ELSEWHERE = "name another folder (inv config shows which setting does)"
+
+
+def told(error: OSError, checkout: Path) -> str:
+    """The error in one line; where permission is lacking, also whose that file or folder is, and what helps."""
+    if error.errno == errno.EROFS:
+        return f"{error}; it can only be read there: {ELSEWHERE}"
+    if error.errno not in REFUSED or not isinstance(error.filename, (str, bytes)):
+        return str(error)
+    path = Path(os.path.abspath(os.fsdecode(error.filename)))
+    seen = [one for one in (path, *path.parents) if _owner(one) is not None]  # the innermost first
+    owner, me = _owner(seen[0]), os.geteuid()
+    if owner == me:
+        return f"{error}; it is yours, run: chmod u+rwX {quote(str(seen[0]))}"
+    quoted, whose = quote(str(checkout)), f"{error}; {seen[0]} belongs to {_name(owner)}, and you are {_name(me)}"
+    if checkout in seen and _owner(checkout) != me:
+        trust, clone = f"git config --global --add safe.directory {quoted}/.git", f"git clone {quoted} ~/slipway"
+        return f"{whose}; work in a checkout of your own: {trust} && {clone}"
+    ours = [one for one in seen if Path.home() in one.parents or checkout in one.parents]
+    theirs = [one for one in ours if _owner(one) != me]
+    return f"{whose}; run: sudo chown -R {_name(me)} {quote(str(theirs[-1]))}" if theirs else f"{whose}; {ELSEWHERE}"
+
+
+def _owner(path: Path) -> Optional[int]:
+    """None where that cannot be seen, or is not there."""
+    try:
+        return path.lstat().st_uid
+    except OSError:
+        return None
+
+
+def _name(uid: Optional[int]) -> str:
+    try:
+        return pwd.getpwuid(uid or 0).pw_name
+    except KeyError:
+        return f"user {uid}"

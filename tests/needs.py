@@ -1,0 +1,30 @@
+"""What a test needs of the machine: programs, or leave to mount and to make networks. Without it, it is skipped."""
+
+import functools
+import subprocess
+
+import pytest
+
+from scripts import debian
+
+PRIVILEGE = "root"  # beside programs: mounts and network namespaces, which root in a container may lack
+
+
+def needs(*wanted: str) -> None:
+    """Skip the test that runs when one of those is not here."""
+    for one in wanted:
+        if why := _why_not(one):
+            pytest.skip(why)
+
+
+@functools.cache
+def _why_not(wanted: str) -> str:
+    if wanted == PRIVILEGE:
+        words = ["unshare", "--mount", "--net", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+        try:
+            done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True)
+        except FileNotFoundError:
+            return f"{words[0]} is missing (Debian: util-linux)"
+        return "needs root that may mount and make networks" if done.returncode else ""
+    package = next(name for name, gives in debian.PACKAGES.items() if wanted in gives)
+    return "" if debian.find(wanted) else f"{wanted.rpartition('/')[2]} is missing (Debian: {package})"

@@ -1,0 +1,69 @@
+"""The packages that the tests want: named with the command where they are missing, installed where that was asked."""
+
+import os
+
+import pytest
+from invoke import Exit
+
+from scripts import debian
+from scripts.project import bring_programs
+
+LACKING = {"git": ("git",), "some-server": ("some-serverd",), "some-library": ("/nowhere/*/some.so.1",)}
+RECORD = """#!/bin/sh
+echo "$(basename "$0") $*" >> "$RECORD"
+[ "$1" != -n ] || shift
+[ "$(basename "$0")" != sudo ] || [ "$1" = true ] || { shift; exec "$@"; }
+exit ${APT_CODE:-0}
+"""
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """What apt-get was asked for, line by line: one that writes it down stands before the real one."""
+    for name in ("apt-get", "sudo"):
+        (tmp_path / name).write_text(RECORD)
+        (tmp_path / name).chmod(0o755)
+    record = tmp_path / "record"
+    record.touch()
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("RECORD", str(record))
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setattr(debian, "PACKAGES", LACKING)
+    return lambda: [line for line in record.read_text().splitlines() if line.startswith("apt-get")]
+
+
+def test_what_is_missing_is_named_in_one_line_with_the_command(installed, capsys):
+    bring_programs(yes=False)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("inv: tests that need some-server, some-library are skipped; to have them: ")
+    assert line.endswith("apt-get install -y --no-install-recommends some-server some-library")
+    assert installed() == []
+
+
+@pytest.mark.parametrize(("yes", "ci"), [(True, ""), (False, "true"), (True, "1")])
+def test_it_is_installed_where_that_was_asked_for(installed, monkeypatch, yes, ci):
+    monkeypatch.setenv("CI", ci)
+    bring_programs(yes)
+    update, install = installed()
+    assert update == "apt-get update -qq"
+    assert install.removesuffix(" -qq") == "apt-get install -y --no-install-recommends some-server some-library"
+
+
+def test_an_installation_that_fails_is_told_and_no_test_begins(installed, monkeypatch, capsys):
+    monkeypatch.setenv("APT_CODE", "100")
+    monkeypatch.setattr(debian, "is_allowed", lambda: True)
+    with pytest.raises(Exit, match="without --yes and CI=true, tests that need those are skipped"):
+        bring_programs(yes=True)
+    assert "inv: failed: " in capsys.readouterr().err
+
+
+def test_where_all_is_there_nothing_is_said_or_done(installed, monkeypatch, capsys):
+    monkeypatch.setattr(debian, "PACKAGES", {"git": ("git",)})
+    bring_programs(yes=True)
+    assert (capsys.readouterr().err, installed()) == ("", [])
+
+
+@pytest.mark.parametrize(("ci", "is_one"), [("", False), ("0", False), ("false", False), ("true", True), ("1", True)])
+def test_ci_says_so_itself(monkeypatch, ci, is_one):
+    monkeypatch.setenv("CI", ci)
+    assert debian.is_ci() is is_one
