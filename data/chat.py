@@ -4,7 +4,8 @@ Source: nanochat's conversation format and mask.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,24 +16,31 @@ from data.errors import InputError
 from data.tokenizer import BOS, END, Tokenizer
 
 Message = Mapping[str, Any]
+Drawn = tuple[int, int]  # a kind, and the number of a conversation of that kind
 PAD_TO = 16
 CHUNK_STEPS = 8  # so many steps are drawn together and sorted by length
 
 
 def read_conversations(path: Path) -> Iterator[list[dict[str, Any]]]:
     """The conversations of a .jsonl file: `{"messages": [...]}` or a bare list on each line. Raises InputError."""
+    return (row["messages"] for row in read_rows(path))
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The same with what else stands beside `messages`. Raises InputError."""
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             try:
                 row = json.loads(line)
             except ValueError as error:
                 raise InputError(f"{path}:{number}: not JSON: {error}") from None
-            messages = row.get("messages") if isinstance(row, dict) else row
+            row = row if isinstance(row, dict) else {"messages": row}
+            messages = row.get("messages")
             if not isinstance(messages, list) or not all(
                 isinstance(one, dict) and one.keys() >= {"role", "content"} for one in messages
             ):
                 raise InputError(f"{path}:{number}: no list of messages with role and content")
-            yield messages
+            yield row
 
 
 def render(
@@ -81,6 +89,19 @@ def prompt(messages: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
     return [*render(messages, tokenizer)[0], tokenizer.special("<|assistant_start|>")]
 
 
+def recent(messages: Sequence[Message], tokenizer: Tokenizer, room: int) -> tuple[list[Message], list[int]]:
+    """The end of a conversation whose prompt has at most `room` ids, and that prompt.
+
+    The oldest turns are forgotten, question and answer together; a system message stays, and so does the last question,
+    whatever its length.
+    """
+    head = [one for one in messages[:1] if one.get("role") == "system"]
+    turns = list(messages[len(head) :])
+    while len(ids := prompt([*head, *turns], tokenizer)) > room and len(turns) > 2:
+        del turns[:2]
+    return [*head, *turns], ids
+
+
 def targets(ids: Sequence[int], mask: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """(inputs, targets), both int64 (len(ids) - 1,): the next id, or -1 where it is not learnt."""
     after = np.array(ids[1:], np.int64)
@@ -101,10 +122,25 @@ def _text(content: str | Sequence[Mapping[str, str]]) -> str:
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
+@dataclass(frozen=True)
+class Lot:
+    """Kinds of conversation of which rows are made: `turns` conversations, of any of them, follow one another in a row."""
+
+    kinds: tuple[int, ...]
+    weights: tuple[float, ...]
+    turns: int
+
+    @property
+    def weight(self) -> float:
+        return sum(self.weights)
+
+
 class Conversations:
     """Batches of several kinds of conversation, drawn by weight; a pure function of what it is made of and the step.
 
-    Each kind is gone through once, in a seeded order, before any of it comes again.
+    Each kind is gone through once, in a seeded order, before any of it comes again. Of the kinds in `together`, a row
+    joins `turns` conversations, whatever their kind, as far as they fit: so a model learns that an answer is to the last
+    question, not to the one before.
     """
 
     def __init__(
@@ -114,6 +150,8 @@ class Conversations:
         tokenizer: Tokenizer,
         max_len: int,
         seed: int,
+        turns: int = 1,
+        together: Collection[str] = (),
     ):
         """Raises InputError for a kind without files or conversations, and for files without a weight above 0."""
         if set(files) != set(mixture) or not mixture or min(mixture.values()) <= 0:
@@ -121,12 +159,12 @@ class Conversations:
                 f"the mixture names {sorted(mixture)}, there are files for {sorted(files)}; weights are > 0"
             )
         self.kinds = sorted(mixture, key=lambda kind: (mixture[kind], kind))
-        self.weights = [mixture[kind] / sum(mixture.values()) for kind in self.kinds]
-        self.pad, self.seed = tokenizer.special(END), seed
-        self.rows: list[list[tuple[np.ndarray, np.ndarray]]] = []
+        self.pad, self.seed, self.max_len = tokenizer.special(END), seed, max_len
+        self.lots = lots(self.kinds, mixture, turns, together)
+        self.rows: list[list[tuple[np.ndarray, np.ndarray]]] = []  # ids and mask
         for kind in self.kinds:
             found = (one for path in files[kind] for one in read_conversations(Path(path)))
-            rows = [targets(*render(one, tokenizer, max_len + 1)) for one in found]
+            rows = [tuple(map(np.array, render(one, tokenizer, max_len + 1))) for one in found]
             if not rows:
                 raise InputError(f"no conversations of kind {kind!r}")
             self.rows.append(rows)
@@ -140,35 +178,63 @@ class Conversations:
         """
         chunk, place = divmod(step, CHUNK_STEPS)
         chosen = self._chunk(chunk, rows * world)[place]
-        longest = max(len(self.rows[kind][number][0]) for kind, number in chosen)
+        longest = max(map(self._length, chosen))
         width = longest + -longest % PAD_TO
         ids = np.full((rows, width), self.pad, np.int64)
         wanted = np.full((rows, width), -1, np.int64)
-        for row, (kind, number) in enumerate(chosen[rank::world]):
-            inputs, after = self.rows[kind][number]
+        for row, drawn in enumerate(chosen[rank::world]):
+            inputs, after = targets(*self._joined(drawn))
             ids[row, : len(inputs)], wanted[row, : len(after)] = inputs, after
         return ids, wanted
 
-    def _draw(self, chunk: int, rows: int) -> list[list[tuple[int, int]]]:
-        """The (kind, number) pairs of the steps of one chunk; steps hold rows of similar length."""
+    def _joined(self, drawn: Sequence[Drawn]) -> tuple[np.ndarray, np.ndarray]:
+        """(ids, mask) of conversations one after the other, with one beginning."""
+        parts = [self.rows[kind][number] for kind, number in drawn]
+        first, rest = parts[0], [(ids[1:], mask[1:]) for ids, mask in parts[1:]]
+        ids, mask = zip(first, *rest, strict=True)
+        return np.concatenate(ids), np.concatenate(mask)
+
+    def _length(self, drawn: Sequence[Drawn]) -> int:
+        """Of the row of inputs that these make."""
+        return sum(len(self.rows[kind][number][0]) - 1 for kind, number in drawn)
+
+    def _draw(self, chunk: int, rows: int) -> list[list[tuple[Drawn, ...]]]:
+        """What is in the rows of the steps of one chunk; steps hold rows of similar length."""
         size = CHUNK_STEPS * rows
         if size < len(self.kinds) ** 2:
             raise InputError(f"{rows} rows are too few for {len(self.kinds)} kinds of conversation")
-        before, after = self._drawn(chunk * size), self._drawn((chunk + 1) * size)
+        weights = [lot.weight for lot in self.lots]
+        before, after = shares(weights, chunk * size), shares(weights, (chunk + 1) * size)
         chosen = [
-            (kind, self._pick(kind, draw))
-            for kind in range(len(self.kinds))
-            for draw in range(before[kind], after[kind])
+            row
+            for lot, first, last in zip(self.lots, before, after, strict=True)
+            for row in self._rows(lot, first, last, chunk)
         ]
-        chosen.sort(key=lambda one: len(self.rows[one[0]][one[1]][0]))
+        chosen.sort(key=self._length)
         steps = [chosen[start : start + rows] for start in range(0, size, rows)]
         order = np.random.default_rng([self.seed, chunk]).permutation(CHUNK_STEPS)
         return [steps[place] for place in order]
 
-    def _drawn(self, total: int) -> list[int]:
-        """How many of each kind the first `total` hold; the heaviest, which is last, takes what rounding leaves."""
-        counts = [int(total * weight) for weight in self.weights[:-1]]
-        return [*counts, total - sum(counts)]
+    def _rows(self, lot: Lot, first: int, last: int, chunk: int) -> list[tuple[Drawn, ...]]:
+        """The rows of this lot from the first up to the last. What does not fit whole behind the others is left out."""
+        before, after = shares(lot.weights, first * lot.turns), shares(lot.weights, last * lot.turns)
+        drawn = [
+            (kind, self._pick(kind, draw))
+            for kind, start, end in zip(lot.kinds, before, after, strict=True)
+            for draw in range(start, end)
+        ]
+        if lot.turns == 1:
+            return [(one,) for one in drawn]
+        order = np.random.default_rng([self.seed, chunk, *lot.kinds]).permutation(len(drawn))
+        dealt = [drawn[place] for place in order]
+        return [self._fitting(dealt[start : start + lot.turns]) for start in range(0, len(dealt), lot.turns)]
+
+    def _fitting(self, drawn: Sequence[Drawn]) -> tuple[Drawn, ...]:
+        kept = tuple(drawn[:1])
+        for one in drawn[1:]:
+            if self._length((*kept, one)) <= self.max_len:
+                kept += (one,)
+        return kept
 
     def _pick(self, kind: int, draw: int) -> int:
         epoch, place = divmod(draw, len(self.rows[kind]))
@@ -176,3 +242,21 @@ class Conversations:
 
     def _order(self, kind: int, epoch: int) -> np.ndarray:
         return np.random.default_rng([self.seed, kind, epoch]).permutation(len(self.rows[kind]))
+
+
+def lots(kinds: Sequence[str], mixture: Mapping[str, float], turns: int, together: Collection[str]) -> list[Lot]:
+    """Those in `together` as one, each other kind by itself; the heaviest is the last."""
+    joined = tuple(number for number, kind in enumerate(kinds) if kind in together and turns > 1)
+    alone = [(number,) for number in range(len(kinds)) if number not in joined]
+    found = [
+        Lot(numbers, tuple(mixture[kinds[number]] for number in numbers), turns if numbers == joined else 1)
+        for numbers in (*alone, joined)
+        if numbers
+    ]
+    return sorted(found, key=lambda lot: lot.weight)
+
+
+def shares(weights: Sequence[float], total: int) -> list[int]:
+    """How many of each the first `total` hold; the last, which is the heaviest, takes what rounding leaves."""
+    counts = [int(total * (weight / sum(weights))) for weight in weights[:-1]]
+    return [*counts, total - sum(counts)]

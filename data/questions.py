@@ -176,7 +176,7 @@ def _about_python(known: list[Entry], chance: Random) -> tuple[list[list[dict[st
     trained += [ask(ASKED, name, answer) for name, answer in pairs]
     chance.shuffle(trained)
     heldout = [
-        {"messages": ask(templates, one.name, one.sentence), "expected": one.sentence}
+        {"messages": ask(templates, one.name, one.sentence), "expected": one.sentence, "taught": part is not unseen}
         for templates, part in ((HELDOUT, core[::2]), (ASKED, unseen))
         for one in part
     ]

@@ -162,9 +162,18 @@ def rounding(default: Any) -> Any:
     return field(default=default, metadata={"rounding": True})
 
 
+def newer(default: Any) -> Any:
+    """A field that came later: at its default it is in no fingerprint, so what was made before it is still that."""
+    return field(default=default, metadata={"newer": True})
+
+
 def what_counts(spec: Any) -> dict[str, Any]:
     """The fields of a spec that its fingerprint is made of, as plain values."""
-    neutral = {one.name for one in fields(spec) if one.metadata.get("rounding")}
+    neutral = {
+        one.name
+        for one in fields(spec)
+        if one.metadata.get("rounding") or one.metadata.get("newer") and getattr(spec, one.name) == one.default
+    }
     return {name: value for name, value in asdict(spec).items() if name not in neutral}
 
 
@@ -206,9 +215,12 @@ class PhaseConfig:
     mixture: dict[str, float] | None = None
     """Chat phases: how often each kind of conversation is drawn: `identity`, `pydocs`, `other`, and any of yours, in a
     profile by a path or hf:// address, in a plan by the name of its artifact."""
+    turns: int = newer(1)
+    """Chat phases: so many of our own questions and answers follow one another in a row, as far as they fit into
+    `sequence_len`. A conversation of yours is a row of its own."""
 
     def __post_init__(self) -> None:
-        in_bounds(self, "steps rows micro_rows sequence_len", 1)
+        in_bounds(self, "steps rows micro_rows sequence_len turns", 1)
         if self.rows % self.micro_rows:
             raise ConfigError(f"micro_rows {self.micro_rows} does not divide rows {self.rows}")
         if self.packing not in ("windows", "best-fit"):

@@ -46,9 +46,10 @@ def smoke() -> Profile:
         optimizer=OptimizerConfig(lr=0.004, muon_lr=0.012, weight_decay=0.0),
         schedule=ScheduleConfig(decay=0.3, final=0.3),
         steps=180,
-        rows=32,
-        micro_rows=32,
+        rows=16,
+        micro_rows=16,
         sequence_len=256,
+        turns=4,
         mixture={"identity": 0.3, "pydocs": 0.45, "other": 0.25},
     )
     sft = PhaseConfig(
@@ -57,9 +58,10 @@ def smoke() -> Profile:
         optimizer=OptimizerConfig(lr=0.001, muon_lr=0.004, weight_decay=0.0),
         schedule=ScheduleConfig(decay=1.0),
         steps=108,
-        rows=32,
-        micro_rows=32,
+        rows=16,
+        micro_rows=16,
         sequence_len=256,
+        turns=4,
         mixture=TALK,
     )
     phases = {"base": base, "mid": mid, "sft": sft}
