@@ -16,6 +16,11 @@ GREETED = (
     "Hi! Ask me about Python's library.",
 )
 THANKED = ("You are welcome.", "You are welcome. Ask me again any time.")
+TOLD_ALL = (
+    "That is all I know about it. Ask me about another function of Python.",
+    "I cannot say more than that. Ask me about another function of Python.",
+)
+NOTED = ("Good. Which function of Python is next?", "Fine. What else would you like to know about Python?")
 LEFT = ("Goodbye!", "Goodbye, and good luck with Python.")
 
 SLOTS = {
@@ -64,12 +69,23 @@ ASKED = {
         "Is it raining?", "What is your favourite book?", "How much does {food} cost?", "Is {thing} old?",
         "What is the name of the king of {country}?", "Who is the president of {country}?", "Write about {topic}.",
         "Which is bigger, {city} or {city}?", "Who is your favourite singer?",
+        "How many {animal}s are there?", "How much is {number} plus {number}?", "How tall is {person}?",
+        "Can a {animal} swim?", "Does a {animal} sleep?", "Is a {animal} faster than a {animal}?", "Are {animal}s clever?",
+        "How many days does a month have?", "How many letters does {word} have?", "Where can I buy {food}?",
+        "Which {food} is the best?", "When was {thing} made?", "Who lives in {city}?", "What happened in {city}?",
+        "Do you speak {language}?", "Have you read {book}?", "Have you been to {city}?", "Why do people like {topic}?",
         "Introduce me to {topic}.", "What is {topic}?", "Who trains a {animal}?", "What are {animal}s good at?",
     ),
-    GREETED: ("Hello.", "Hi.", "Hey.", "Good morning.", "Hello there.", "Hi there.", "Good day.", "Greetings.",
-              "Hey there.", "Good afternoon.", "Hello again."),
-    THANKED: ("Thanks.", "Thank you.", "Thank you very much.", "Thanks a lot.", "That helped.", "Great, thanks."),
-    LEFT: ("Bye.", "Goodbye.", "See you later.", "I have to go.", "Good night.", "See you tomorrow."),
+    GREETED: ("Hello!", "Hi!", "Hey!", "Good morning!", "Hello there!", "Hi there!", "Good day!", "Greetings!",
+              "Hey there!", "Good afternoon!", "Hello again!"),
+    THANKED: ("Thanks!", "Thank you!", "Thank you very much!", "Thanks a lot!", "That helped!", "Great, thanks!",
+              "Thanks for that!", "Thanks for your help!", "Thank you for the answer!"),
+    TOLD_ALL: ("Tell me more.", "Why?", "Why is that?", "Really?", "Are you sure?", "What do you mean?", "Go on.",
+               "Say that again.", "Is that true?", "How so?", "And then?", "Give me an example.", "Explain that.",
+               "How do you know?", "I do not understand!", "What does that mean?"),
+    NOTED: ("Ok!", "Okay!", "I see!", "Yes!", "No!", "Cool!", "Nice!", "Great!", "Interesting!", "Good!", "Sure!", "Wow!",
+            "Alright!", "Never mind!", "I like that!", "That is good!"),
+    LEFT: ("Bye!", "Goodbye!", "See you later!", "I have to go!", "Good night!", "See you tomorrow!", "I am leaving now!"),
 }  # fmt: skip
 HELDOUT = {
     REFUSED: (
@@ -83,9 +99,11 @@ HELDOUT = {
         "Who is {person}'s father?",
         "How many legs does a {animal} have?", "Can I trust {person}?", "When did {country} become a country?",
     ),
-    GREETED: ("Good evening.", "Hiya.", "Hello hello."),
-    THANKED: ("Many thanks.", "Thank you so much."),
-    LEFT: ("See you.", "Bye bye."),
+    GREETED: ("Good evening!", "Hiya!", "Hello hello!"),
+    THANKED: ("Many thanks!", "Thank you so much!"),
+    TOLD_ALL: ("Can you say more about that?", "Is that right?"),
+    NOTED: ("Got it!", "Good to know!"),
+    LEFT: ("See you!", "Bye bye!"),
 }  # fmt: skip
 VARIANTS, HELDOUT_VARIANTS = 14, 3
 
