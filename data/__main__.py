@@ -199,7 +199,7 @@ def _publish(making: Making, make: Callable[..., dict[str, Any]], roles: tuple[s
         with _draft(making, goes_on=make is tokens) as folder:
             about = make(spec, inputs, folder, False)
             flat = making.name == "identity_conversations"  # users look for this file at the root of the store
-            store.publish(folder, making.name, making.fingerprint, about, flat=flat)
+            store.publish(folder, making.name, making.fingerprint, {**about, **making.provenance}, flat=flat)
     except StoreError as error:
         raise DataError(str(error)) from error
     return {**about, "name": making.name}

@@ -9,7 +9,7 @@ import math
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -113,6 +113,13 @@ class Making:
     fingerprint: str
     inputs: dict[str, Input] = field(default_factory=dict)
     """By role, such as `tokenizer` or `tokens`."""
+    code: dict[str, str] = field(default_factory=dict)
+    """Of the program that makes it, by file: written down beside it, for plans to come."""
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What an artifact says about where it comes from."""
+        return {"code": self.code, "inputs": {role: asdict(one) for role, one in self.inputs.items()}}
 
 
 @dataclass(frozen=True, kw_only=True)

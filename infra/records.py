@@ -156,6 +156,11 @@ class Inventory:
 
     store: str  # URI
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
+    """By the names that point to them."""
+    kept: tuple[Artifact, ...] = ()
+    """Under what they are; their names are those of `store.manifest.kept_name`."""
+    references: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By fingerprint, who reads it now: runs and services, in words."""
 
 
 @dataclass(frozen=True)
@@ -165,8 +170,18 @@ class PlannedArtifact:
     name: str
     state: str  # "here", "missing", "stale", "damaged"
     step: str  # which step makes it; "" when it is here
-    reason: str = ""  # why it is stale or damaged, in words
+    reason: str = ""  # why it is stale or damaged, or what the name pointed to, in words
     estimate_s: float | None = None
+    fingerprint: str = ""
+    differs: tuple[str, ...] = ()  # files whose code is another one than that which made it
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A name that is to stand for an artifact which is there."""
+
+    name: str
+    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -181,6 +196,9 @@ class Plan:
     notes: tuple[str, ...] = ()
     gpu_memory_bytes: int = 0  # what the work takes of each GPU, an estimate; 0 = not known
     disk_bytes: int = 0  # what it keeps on the pod's disk
+    pointers: tuple[Pointer, ...] = ()  # names to be moved before work starts
+    doubtful: tuple[PlannedArtifact, ...] = ()  # phases that were asked for, and that other code made: keep or remake?
+    untyped: tuple[str, ...] = ()  # phases that nobody asked for, and that would be trained
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ class Sweep:
             self.provider,
             *place,
         ]
-        line += [*flags, "--run-name", run.name, "--yes", "--json"]
+        line += [*flags, "--run-name", run.name, "--keep-made", "--yes", "--json"]
         log = words.homes(self.settings) / run.name / "launch.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         render.say(f"{time.strftime('%H:%M:%S')} {run.pod}: {run.name} begins")

@@ -41,6 +41,8 @@ MIXTURE = (
         "wait": "rented: look again every minute until something fits",
         "on-failure": "rented: end the pod when the work fails, or keep it",
         "with-missing": "rented: make text, tokenizer and questions there, while it bills",
+        "remake": "make the named phases again where other code than today's made them",
+        "keep-made": "keep them as they are",
         "run-name": "name of the run instead of a generated one",
         "detach": "hand over and return",
         "no-accept": "take a machine as it is, without looking whether it works",
@@ -56,7 +58,7 @@ def launch(
     min_download_mbps=0, use_spot=False, max_price="", network="", volume="", nodes=1, ttl="", spend_limit="",
     idle_stop="", wait=False, on_failure="end", with_missing=False, run_name="", detach=False, no_accept=False,
     dry_run=False, yes=False, json=False, save_every: int | None = None, keep: int | None = None, ckpt_prefix="",
-    init="", mixture="",
+    init="", mixture="", remake=False, keep_made=False,
 ):  # fmt: skip
     """Train one or more phases, from nothing if need be, and follow them to the end."""
 

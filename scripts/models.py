@@ -9,21 +9,24 @@ from infra.errors import UsageError
 from infra.records import Request
 from infra.settings import Settings
 from scripts import initial, render, room, steps, words
-from scripts.planning import ROOT, plan_for
+from scripts.planning import ROOT, ask_about_made, made_by_words, plan_for
 from scripts.program import print_json
 from scripts.steps import run as run_step
 from store import Artifact, Store
 from trainer.plan import CHECKPOINTS, PHASES, profile_named
 
 
-def train(profile, config, init, source, out, prepare, json, **wanted):
+def train(profile, config, init, source, out, prepare, json, remake, keep_made, **wanted):
     if profile and config:
         raise UsageError("--profile and --config are two words for one recipe; choose one")
     settings = words.settings(profile=profile or config, source=source, store=out)
     if init:
         wanted["init"] = initial.look(init, settings)
     limits = Limits(reserve_bytes=settings.reserve_bytes)
-    plan = plan_for(settings, Request(run="foreground"), words.provider(settings, "local"), limits, **wanted)
+    here, wanted["made"] = words.provider(settings, "local"), made_by_words(remake, keep_made)
+    plan = plan_for(settings, Request(run="foreground"), here, limits, **wanted)
+    if made := ask_about_made(plan, yes=json):
+        plan = plan_for(settings, Request(run="foreground"), here, limits, **{**wanted, "made": made})
     if not json:
         render.show_plan(plan)
     results = {}

@@ -152,7 +152,7 @@ def training(
     limits = Limits(reserve_bytes=settings.reserve_bytes)
     here = words.provider(settings, "local")
     plan = plan_for(
-        ours, Request(run="foreground"), here, limits, phase="base", tag=space.experiment, given=given
+        ours, Request(run="foreground"), here, limits, phase="base", tag=space.experiment, given=given, made="keep"
     )  # fmt: skip
     due = plan.job.steps if plan.job else ()
     about = render.duration(sum(one.estimate_s or 0.0 for one in plan.artifacts))

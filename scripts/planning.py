@@ -3,6 +3,7 @@
 import functools
 import os
 import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ def plan_for(
     persona: str = "", seed: int | None = None, steps: int | None = None, tag: str = "",
     save_every: int | None = None, keep: int | None = None, ckpt_prefix: str = "",
     flops_per_s: float | None = None, init: ImportSpec | None = None, mixture: str = "",
-    given: Mapping[str, str] | None = None,
+    given: Mapping[str, str] | None = None, made: str = "",
 ) -> Plan:  # fmt: skip
     """`flops_per_s`: of the machine that will do the work, else this one's. Raises UsageError for senseless words."""
     torch, environments = environments_of(settings, request, vendor)
@@ -44,6 +45,7 @@ def plan_for(
         init=init,
         mixture=planning.parse_mixture(mixture),
         given=given or {},
+        made=made,
         keeping={name: value for name, value in keeping.items() if value is not None},
     )
     plan = planning.resolve(
@@ -70,6 +72,36 @@ def plan_for(
         built = "the train environment is built first: a minute or so, depending on the network"
         return replace(plan, notes=(*plan.notes, built))
     return plan
+
+
+def made_by_words(remake: bool, keep_made: bool) -> str:
+    """Return what `--remake` and `--keep-made` say, as `plan_for` takes it. Raises UsageError."""
+    if remake and keep_made:
+        raise UsageError("--remake and --keep-made contradict each other; give one of them")
+    return "remake" if remake else "keep" if keep_made else ""
+
+
+def ask_about_made(plan: Plan, yes: bool) -> str:
+    """Return whether phases that other code made are to be kept or made again; "" when there are none.
+
+    Raises UsageError when nobody can be asked.
+    """
+    if not plan.doubtful:
+        return ""
+    named = "; ".join(
+        f"{one.name} was made by other code than today's: {', '.join(one.differs)}" for one in plan.doubtful
+    )
+    if yes or not sys.stdin.isatty():
+        raise UsageError(
+            f"{named}; add --keep-made to take it as it is (its version says that the result is the same), "
+            "or --remake to make it again"
+        )
+    print(f"{named}.\nKeep it, or make it again? [K/r] ", end="", file=sys.stderr, flush=True)
+    line = sys.stdin.readline()
+    said = line.strip().lower()
+    if not line or said not in ("", "k", "keep", "r", "remake"):
+        raise UsageError("nothing was changed; answer k or r, or give --keep-made or --remake")
+    return "remake" if said in ("r", "remake") else "keep"
 
 
 @functools.cache

@@ -57,6 +57,8 @@ def setup(c, run="", json=False):
         "tag": "name of the checkpoints in the store (default: the profile)",
         "store": "where artifacts go (default var/artifacts)",
         "with-missing": "rented: make text, tokenizer and questions there, while it bills",
+        "remake": "make the named phases again where other code than today's made them",
+        "keep-made": "keep them as they are",
         "detach": "hand over and return",
         "dry-run": "show the plan and stop",
         "json": "one JSON document on stdout",
@@ -65,6 +67,7 @@ def setup(c, run="", json=False):
 def run(
     c, run="", phase="sft", profile="", source="", packages="", persona="", seed: int | None = None,
     steps: int | None = None, tag="", store="", with_missing=False, detach=False, dry_run=False, json=False,
+    remake=False, keep_made=False,
 ):  # fmt: skip
     """Train on a pod that is there (elsewhere called --no-deploy), to the end; the pod stays, and its limits go on."""
 

@@ -96,6 +96,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "estimate_s": round(estimate, 1),
         "estimate_usd": usd(0) if plan.request.provider == "local" else None,
         "notes": list(plan.notes),
+        "doubtful": [one.name for one in plan.doubtful],
     }
 
 
@@ -114,6 +115,8 @@ def show_plan(plan: Plan, stderr: bool = True) -> None:
     steps = sum(1 for one in plan.artifacts if one.step)
     for note in plan.notes:
         out.print(note)
+    for one in plan.doubtful:
+        out.print(f"{one.name} was made by other code than today's: {', '.join(one.differs)} (--keep-made or --remake)")
     if steps:
         where = "on this machine, 0.00 USD (estimates)" if plan.request.provider == "local" else "of work (an estimate)"
         out.print(f"{count(steps, 'step')}, about {duration(total)} {where}")

@@ -33,7 +33,7 @@ from infra.terms import terms_for
 from scripts import choosing, initial, render, room, words
 from scripts.keeping import hand_on, keeper_of, leave, say_how
 from scripts.ledger import bring_home, end_others, find_run, last_verdict, open_journal, settle, way
-from scripts.planning import ROOT, node_commands, plan_for
+from scripts.planning import ROOT, ask_about_made, made_by_words, node_commands, plan_for
 from scripts.program import print_json
 from store import StoreError
 from trainer.plan import CHECKPOINTS
@@ -45,7 +45,7 @@ THEN = {"failed": "mend that, then launch again or ", NODE_LOST: "when its machi
 def launch(
     *, provider, profile, source, store, pool, host, nodes, ttl, spend_limit, idle_stop, run_name, detach, no_accept,
     wait, on_failure, with_missing, dry_run, json, yes, phase, packages, persona, seed, steps, tag,
-    save_every, keep, ckpt_prefix, init, mixture, **machine,
+    save_every, keep, ckpt_prefix, init, mixture, remake, keep_made, **machine,
 ):  # fmt: skip
     settings = words.settings(provider=provider, profile=profile, source=source, store=store)
     name = check_name(run_name) if run_name else ""
@@ -55,6 +55,7 @@ def launch(
         raise UsageError(f"--on-failure {on_failure}: known: end, keep")
     work = {"phase": phase, "packages": packages, "persona": persona, "seed": seed, "steps": steps, "tag": tag,
             "save_every": save_every, "keep": keep, "ckpt_prefix": ckpt_prefix, "mixture": mixture,
+            "made": made_by_words(remake, keep_made),
             "init": initial.look(init, settings) if init else None}  # fmt: skip
     candidates = words.providers(settings)
     vendor = candidates[0]
@@ -64,6 +65,8 @@ def launch(
     with open_journal(settings) as journal:
         settle(journal, settings)
         plan = plan_for(settings, request, vendor, limits, **work)
+        if not dry_run and (made := ask_about_made(plan, yes)):
+            plan = plan_for(settings, request, vendor, limits, **(work := {**work, "made": made}))
         offers: list[Offer] = []
         if vendor.is_rented and plan.job:
             offers = (choosing.wait_for if wait else choosing.find)(candidates, request)

@@ -22,7 +22,7 @@ from infra.terms import terms_for
 from scripts import chain, choosing, render, runs, words
 from scripts.keeping import leave
 from scripts.ledger import find_run, open_journal, settle
-from scripts.planning import ROOT, environments_of, plan_for
+from scripts.planning import ROOT, ask_about_made, environments_of, made_by_words, plan_for
 from scripts.program import print_json
 from scripts.project import columns
 
@@ -90,10 +90,12 @@ def setup(*, run, json):
 
 
 def run(
-    *, run, phase, profile, source, packages, persona, seed, steps, tag, store, with_missing, detach, dry_run, json
+    *, run, phase, profile, source, packages, persona, seed, steps, tag, store, with_missing, detach, dry_run, json,
+    remake, keep_made,
 ):  # fmt: skip
     settings = words.settings(profile=profile, source=source, store=store)
-    work = {"phase": phase, "packages": packages, "persona": persona, "seed": seed, "steps": steps, "tag": tag}
+    work = {"phase": phase, "packages": packages, "persona": persona, "seed": seed, "steps": steps, "tag": tag,
+            "made": made_by_words(remake, keep_made)}  # fmt: skip
     with open_journal(settings) as journal:
         settle(journal, settings)
         op = find_pod(journal, run)
@@ -102,7 +104,10 @@ def run(
         if vendor.is_rented:
             machine = Offer(provider=op.vendor, offer_id="", gpu=request.gpu, num_gpus=request.num_gpus)
             rate = choosing.work_rate(settings, machine)
-        plan = plan_for(settings, request, vendor, Job.from_json(op.job).limits, **work, flops_per_s=rate)
+        limits = Job.from_json(op.job).limits
+        plan = plan_for(settings, request, vendor, limits, **work, flops_per_s=rate)
+        if not dry_run and (made := ask_about_made(plan, yes=json)):
+            plan = plan_for(settings, request, vendor, limits, **{**work, "made": made}, flops_per_s=rate)
         if not json:
             render.show_plan(plan)
         if vendor.is_rented and plan.job:

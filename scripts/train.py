@@ -23,6 +23,8 @@ from scripts.program import command
         "ckpt-prefix": "in front of the name of the folder that holds the run's checkpoints",
         "out": "store for the artifacts (default var/artifacts)",
         "prepare": "only make what the phases read",
+        "remake": "make the named phases again where other code than today's made them",
+        "keep-made": "keep them as they are",
         "json": "one JSON document on stdout",
     },
 )
@@ -43,6 +45,8 @@ def train(
     ckpt_prefix="",
     out="",
     prepare=False,
+    remake=False,
+    keep_made=False,
     json=False,
 ):
     """Train in this very terminal, without a pod: the same steps as `launch`, in the foreground."""

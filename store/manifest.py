@@ -5,12 +5,14 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
 MANIFEST = "ARTIFACT.json"  # in the artifact's folder
 FLAT_MANIFEST = ".artifact.json"  # after the name, at the store's root
+BY_FINGERPRINT = "by-fingerprint"  # <kind>/<fingerprint>: every artifact once; the names beside it are pointers
 _PART = re.compile(r"(?![.-])[A-Za-z0-9._-]{1,128}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -80,6 +82,24 @@ class Manifest:
         except (KeyError, TypeError, AttributeError, ValueError, StoreError) as error:
             raise ValueError(f"its manifest cannot be used ({error})") from None
         return manifest
+
+
+def kind_of(name: str) -> str:
+    """Return what the artifact of a name is, without whose it is: `base_checkpoints`, `tokens`, `tokenizer`."""
+    parts = name.split("/")
+    if parts[0] == BY_FINGERPRINT and len(parts) == 3:
+        return parts[1]
+    return parts[-1] if parts[0] == "datasets" else parts[0]
+
+
+def kept_name(name: str, fingerprint: str) -> str:
+    """Return where an artifact lies for good, whatever it is called."""
+    part = fingerprint if _PART.fullmatch(fingerprint) else sha256(fingerprint.encode()).hexdigest()[:32]
+    return f"{BY_FINGERPRINT}/{kind_of(name)}/{part}"
+
+
+def is_kept(name: str) -> bool:
+    return name.startswith(f"{BY_FINGERPRINT}/")
 
 
 def places(name: str) -> tuple[str, str]:

@@ -23,8 +23,15 @@ HEAVY = {
     "botocore",
     "huggingface_hub",
 }
-PLAN = ("trainer.config", "trainer.memory", "trainer.recipes", "trainer.sweeps")
-PLAN += ("data.config", "infra.records", "infra.errors", "infra.agent.job")
+PLAN = (
+    "trainer.config",
+    "trainer.memory",
+    "trainer.recipes",
+    "trainer.reuse",
+    "trainer.fingerprints",
+    "trainer.sweeps",
+)
+PLAN += ("data.config", "store.manifest", "infra.records", "infra.errors", "infra.agent.job")
 # From the most special to the most general: whose files, what they may import of the house.
 TABLE = (
     ("infra.agent", ("infra.agent",)),

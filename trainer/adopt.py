@@ -55,7 +55,7 @@ def run(spec: ImportSpec, making: Making) -> dict[str, Any]:
             "vocab": size,
             "tokenizer_sha256": tokenizers.load(words).sha256,
         }
-        Store(making.store).publish(draft, making.name, making.fingerprint, about)
+        Store(making.store).publish(draft, making.name, making.fingerprint, {**about, **making.provenance})
     return about
 
 

@@ -1,23 +1,18 @@
 """Words -> Plan: what exists, what is missing, which steps make it, how long that takes.
 
 In: what was asked for, a profile, and an `Inventory` of what the store holds. Out: a `Plan` with the `Job` that makes
-the missing part. Called by `inv launch` and `inv train`. It works like Make, by fingerprints instead of times: an
-artifact's fingerprint is `<spec>-<code>-<inputs>`, three short hashes, so that a stale one can say which of the three
-changed. Touches no store, imports no torch.
+the missing part. Called by `inv launch` and `inv train`. It works like Make, by fingerprints instead of times
+(`reuse.py`). Touches no store, imports no torch.
 """
 
-import ast
 import difflib
 import hashlib
-import io
 import json
 import math
 import platform
 import re
-import tokenize
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -39,9 +34,12 @@ from data.config import (
 )
 from infra.agent.job import Job, Limits, Step
 from infra.errors import UsageError
-from infra.records import Inventory, Plan, PlannedArtifact, Request
+from infra.records import Artifact, Inventory, Plan, PlannedArtifact, Pointer, Request
+from store.manifest import kind_of
 from trainer import memory, recipes
-from trainer.config import ImportSpec, Keeping, PhaseConfig, Profile, what_counts
+from trainer.config import ImportSpec, Keeping, PhaseConfig, Profile
+from trainer.fingerprints import digest
+from trainer.reuse import Choice, Node, choices, needed
 
 PHASES = ("base", "mid", "sft")
 CHECKPOINTS = {"base": "base_checkpoints", "mid": "mid_checkpoints", "sft": "chatsft_checkpoints"}
@@ -50,14 +48,6 @@ ORDER = ("text", "tokenizer", "tokens", "base", "init", "identity", "questions")
 SILENT_S = 30 * 60.0
 NO_LIMITS = Limits()
 NONE_GIVEN: Mapping[str, str] = MappingProxyType({})
-
-# Modules whose text does not change what a step makes, only how it is told or kept.
-NEUTRAL = {
-    *("store", "data.report", "data.config", "data.errors", "data.anchors"),
-    *("trainer.config", "trainer.errors", "trainer.metrics", "trainer.steplines", "trainer.tracking"),
-    *("trainer.peak", "trainer.samples"),
-    *("trainer.checkpoint", "trainer.saving", "trainer.tensorfile"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,20 +71,10 @@ class Wanted:
     """Of every chat phase, instead of the profile's: kinds of ours, paths, hf:// addresses, and their weights."""
     given: Mapping[str, str] = field(default_factory=dict)
     """Steps whose artifact is not for us to make: it is in the store, with this fingerprint."""
+    made: str = ""
+    """Of a phase in `phases` that other code made: `keep` or `remake`; "" leaves that open."""
     keeping: Mapping[str, Any] = field(default_factory=dict)
     """What is to be kept otherwise than the profile says: fields of `Keeping`."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """One step of the recipe and the one artifact that it makes."""
-
-    name: str
-    artifact: str
-    words: tuple[str, ...]
-    entry: str  # file whose imports are the code that matters
-    spec: Any
-    inputs: dict[str, str] = field(default_factory=dict)  # role -> name of the node that makes it
 
 
 def parse_phases(words: str) -> tuple[str, ...]:
@@ -321,23 +301,29 @@ def resolve(
     if wanted.mixture is not None and wanted.phases == ("base",):
         raise UsageError("--mixture is of conversations, for mid and sft; base reads text: --source")
     nodes = recipe(wanted)
-    needed = _closure(nodes, wanted.phases)
-    prints = fingerprints(nodes, root, wanted.given)
+    held = {(kind_of(one.name), one.fingerprint): one.about for one in _held(inventory)}
+    pointers = {name: one.fingerprint for name, one in inventory.artifacts.items() if not one.problem}
+    remake = wanted.phases if wanted.made == "remake" else ()
+    chosen = choices(nodes, held, pointers, root, wanted.given, remake)
+    due = set(needed(nodes, wanted.phases, chosen))
     profile = profile_named(wanted.profile)
-    artifacts, steps, due = [], [], set[str]()
-    for name, node in nodes.items():
-        if name not in needed:
-            continue
-        state, reason = _state(node, prints, inventory, due)
-        if state != "here" and name in wanted.given:
-            raise UsageError(f"{node.artifact} in {inventory.store} was to be there, and is {state} {reason}".strip())
-        estimate = None if state == "here" else estimate_s(node, flops_per_s)
-        artifacts.append(PlannedArtifact(node.artifact, state, name if state != "here" else "", reason, estimate))
-        if state != "here":
-            due.add(name)
-            keeping = replace(profile.keeping, reserve_bytes=limits.reserve_bytes, **wanted.keeping)
-            steps.append(_step(node, nodes, prints, pod_store or inventory.store, keeping))
-    target = _digest([[nodes[phase].artifact, prints[phase]] for phase in wanted.phases])
+    keeping = replace(profile.keeping, reserve_bytes=limits.reserve_bytes, **wanted.keeping)
+    artifacts, steps = [], []
+    for name in (name for name in nodes if name in _closure(nodes, wanted.phases)):
+        node, choice = nodes[name], chosen[name]
+        if name in due or choice.is_here:
+            artifacts.append(_planned(node, choice, inventory, name in due, flops_per_s))
+        if name in due and name in wanted.given:
+            seen = f"{artifacts[-1].state} {artifacts[-1].reason}".strip()
+            raise UsageError(f"{node.artifact} in {inventory.store} was to be there, and is {seen}")
+        if name in due:
+            steps.append(_step(node, nodes, chosen, pod_store or inventory.store, keeping))
+    target = digest([[nodes[phase].artifact, chosen[phase].fingerprint] for phase in wanted.phases])
+    here = {nodes[phase].artifact for phase in wanted.phases if phase not in due}
+    lines = [one for one in artifacts if one.name in here]
+    moved = tuple(Pointer(one.name, one.fingerprint) for one in lines if pointers.get(one.name) != one.fingerprint)
+    doubtful = tuple(one for one in lines if one.differs and not wanted.made)
+    untyped = tuple(name for name in nodes if name in due and name in CHECKPOINTS and name not in wanted.phases)
     job = None
     if steps:
         job = Job(run, "", tuple(steps), limits, torch=torch, environments=environments, num_gpus=request.num_gpus)
@@ -350,7 +336,15 @@ def resolve(
     notes += tuple(
         f"{phase.phase}: {said}" for phase, found in zip(phases, spread, strict=True) if (said := told(found))
     )
-    return Plan(target, inventory.store, tuple(artifacts), job, request, notes, disk_bytes=kept, gpu_memory_bytes=most)
+    notes += tuple(
+        f"{one.name} is kept, though its code is another one today: {', '.join(one.differs)}"
+        for one in artifacts
+        if one.differs and one not in doubtful
+    )
+    return Plan(
+        target, inventory.store, tuple(artifacts), job, request, notes, disk_bytes=kept, gpu_memory_bytes=most,
+        pointers=moved, doubtful=doubtful, untyped=untyped,
+    )  # fmt: skip
 
 
 def ways_of(phase: PhaseConfig, request: Request) -> dict[str, int]:
@@ -395,28 +389,41 @@ def _closure(nodes: Mapping[str, Node], names: tuple[str, ...]) -> set[str]:
     return needed
 
 
-def _state(node: Node, prints: Mapping[str, str], inventory: Inventory, due: set[str]) -> tuple[str, str]:
-    there = inventory.artifacts.get(node.artifact)
-    if there is None:
-        return "missing", ""
-    if there.problem:
-        return "damaged", there.problem
-    if there.fingerprint != prints[node.name]:
-        return "stale", _why(there.fingerprint, prints[node.name])
-    again = [source for source in node.inputs.values() if source in due]
-    if again:
-        return "stale", f"{', '.join(again)} made again"
-    return "here", ""
+def _held(inventory: Inventory) -> list[Artifact]:
+    """Return what is whole: under what it is, or, as 8284afb wrote it, under a name alone."""
+    return [one for one in (*inventory.artifacts.values(), *inventory.kept) if not one.problem]
 
 
-def _why(old: str, new: str) -> str:
-    parts = zip(("settings", "code", "inputs"), old.split("-"), new.split("-"), strict=False)
+def _planned(node: Node, choice: Choice, inventory: Inventory, is_due: bool, flops_per_s: float) -> PlannedArtifact:
+    pointed = inventory.artifacts.get(node.artifact)
+    is_moved = pointed is not None and pointed.fingerprint != choice.fingerprint
+    why = why_other(pointed, choice.fingerprint, node.spec) if pointed and is_moved else ""
+    readers = inventory.references.get(pointed.fingerprint, ()) if pointed and is_moved else ()
+    used = f"; {', '.join(readers)} goes on with the earlier one" if readers else ""
+    if not is_due:
+        other = f"the name moves from another one ({why}{used})" if is_moved else ""
+        return PlannedArtifact(node.artifact, "here", "", other, None, choice.fingerprint, choice.differs)
+    state, reason = "missing", ""
+    if pointed is not None:
+        state, reason = ("stale", why + used) if is_moved and not pointed.problem else ("damaged", pointed.problem)
+    return PlannedArtifact(
+        node.artifact, state, node.name, reason, estimate_s(node, flops_per_s), choice.fingerprint
+    )  # fmt: skip
+
+
+def why_other(before: Artifact, fingerprint: str, spec: Any) -> str:
+    """Return what is different about an artifact from the one that is wanted, in words."""
+    parts = zip(("settings", "version", "inputs"), before.fingerprint.split("-"), fingerprint.split("-"), strict=False)
     return f"{' and '.join(name for name, a, b in parts if a != b) or 'fingerprint'} changed"
 
 
-def _step(node: Node, nodes: Mapping[str, Node], prints: Mapping[str, str], store: str, keeping: Keeping) -> Step:
-    inputs = {role: Input(name=nodes[name].artifact, fingerprint=prints[name]) for role, name in node.inputs.items()}
-    making = Making(store=store, name=node.artifact, fingerprint=prints[node.name], inputs=inputs)
+def _step(node: Node, nodes: Mapping[str, Node], chosen: Mapping[str, Choice], store: str, keeping: Keeping) -> Step:
+    inputs = {
+        role: Input(name=nodes[name].artifact, fingerprint=chosen[name].fingerprint)
+        for role, name in node.inputs.items()
+    }
+    choice = chosen[node.name]
+    making = Making(store=store, name=node.artifact, fingerprint=choice.fingerprint, inputs=inputs, code=choice.code)
     config: dict[str, Any] = {"making": asdict(making), "spec": asdict(node.spec)}
     is_phase = isinstance(node.spec, PhaseConfig)
     if is_phase:
@@ -424,57 +431,6 @@ def _step(node: Node, nodes: Mapping[str, Node], prints: Mapping[str, str], stor
     together = ("-m", "trainer.spread") if is_phase else ()
     config = json.loads(json.dumps(config))
     return Step(node.name, node.words, "train", config, silent_s=SILENT_S, together=together)
-
-
-def fingerprints(nodes: Mapping[str, Node], root: Path, given: Mapping[str, str] = NONE_GIVEN) -> dict[str, str]:
-    """`<spec>-<code>-<inputs>` of every step's artifact; `nodes` in an order in which they can run."""
-    prints = dict(given)
-    for name, node in nodes.items():
-        if name in given:
-            continue
-        inputs = {role: prints[source] for role, source in node.inputs.items()}
-        prints[name] = "-".join((_digest(what_counts(node.spec)), code_digest(root, node.entry), _digest(inputs)))
-    return prints
-
-
-def code_digest(root: Path, entry: str) -> str:
-    """Hash of `entry` and of every module of ours that it imports, directly or not.
-
-    Comments and blank lines do not count, and neither do the modules in NEUTRAL.
-    """
-    seen, todo = dict[str, str](), [entry]
-    while todo:
-        path = todo.pop()
-        if path not in seen:
-            seen[path], imported = _read_module(root, path)
-            todo.extend(imported)
-    return _digest(seen)
-
-
-@cache
-def _read_module(root: Path, path: str) -> tuple[str, tuple[str, ...]]:
-    """Digest of a module's words, and the files of our modules that it imports."""
-    source = (root / path).read_text(encoding="utf-8")
-    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.ENCODING)
-    words = [(one.type, one.string) for one in tokenize.generate_tokens(io.StringIO(source).readline)]
-    names = set[str]()
-    for statement in ast.walk(ast.parse(source)):
-        if isinstance(statement, ast.Import):
-            names.update(alias.name for alias in statement.names)
-        elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
-            names.add(statement.module)
-            names.update(f"{statement.module}.{alias.name}" for alias in statement.names)
-    files: list[str] = []
-    for name in sorted(names):
-        if name.split(".")[0] not in ("data", "trainer") or name in NEUTRAL:
-            continue
-        stem = name.replace(".", "/")
-        files.extend(file for file in (f"{stem}.py", f"{stem}/__init__.py") if (root / file).is_file())
-    return _digest([word for word in words if word[0] not in skipped]), tuple(files)
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def source_slug(source: str) -> str:
@@ -502,7 +458,7 @@ def source_fingerprint(source: str) -> str:
         large = stat.st_size > 64 << 20
         content = [stat.st_size, stat.st_mtime_ns] if large else hashlib.sha256(file.read_bytes()).hexdigest()
         parts.append([file.name, content])
-    return _digest(parts)
+    return digest(parts)
 
 
 STATE_BYTES = 12  # of a parameter in a checkpoint: itself and AdamW's two moments, float32

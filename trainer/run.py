@@ -147,7 +147,8 @@ class PhaseRun:
         for name in ("metrics.jsonl", "samples.jsonl"):
             shutil.copyfile(self.metrics / name, draft / name)
         export.write(draft / "hf", self.config.model, model.state_dict(), self.tokenizer_folder)
-        Store(self.making.store).publish(draft, self.making.name, self.making.fingerprint, about)
+        whole = {**about, **self.making.provenance}
+        Store(self.making.store).publish(draft, self.making.name, self.making.fingerprint, whole)
         remove(self.checkpoints.folder)  # the store has read its copy back
         return about
 
@@ -211,7 +212,7 @@ def once(making: Making, ranks: Ranks, make: Callable[[], dict[str, Any]]) -> di
     """What is known of the artifact: made now, or before: a kill can come between publishing and saying so."""
     found = Store(making.store).check(making.name)
     is_due = ranks.tell(bool(found.problem) or found.fingerprint != making.fingerprint)
-    about = make() if is_due else dict(found.about)
+    about = make() if is_due else {name: one for name, one in found.about.items() if name not in making.provenance}
     emit("result", name=making.name, fingerprint=making.fingerprint, **about)
     return about
 

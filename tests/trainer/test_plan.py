@@ -1,8 +1,10 @@
 """A plan works like Make: what is here stays, what changed makes exactly its dependents stale."""
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -10,19 +12,51 @@ from data.config import ConfigError, Persona
 from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.records import Artifact, Inventory, Plan, Request
+from store.manifest import kept_name
 from trainer import plan as planning
-from trainer.plan import Wanted, fingerprints, recipe, resolve
+from trainer.fingerprints import code_of, differing, short
+from trainer.plan import Wanted, recipe, resolve
+from trainer.reuse import choices
 
 ROOT = Path(__file__).parents[2]
 WANTED = Wanted(phases=("sft",), profile="tiny", persona=Persona(name="Ada", maker="us", purpose="to help"))
 EVERYTHING = ["text", "tokenizer", "tokens", "base", "identity", "questions", "mid", "sft"]
 
 
+OLD = {
+    "text": "8bf08f160a20-d1c28a08248a-44136fa355b3",
+    "tokenizer": "2cc685d5d013-d8204fe40cdb-cb451ef3b726",
+    "tokens": "44136fa355b3-006afa236bc5-0111e41796bb",
+    "base": "458baf07b388-715f4ef357fd-8d2cd79aa588",
+    "identity": "5019fb20f6e2-537e4535fa6f-44136fa355b3",
+    "questions": "bcf369b8837a-0b17a1fdb5bd-cb451ef3b726",
+    "mid": "e8dc830e9ad4-3bdb437f0b0b-ad919042579d",
+    "sft": "b13057305181-47d3cd0df839-913eb2c58af3",
+}
+
+
+@pytest.fixture
+def checkout(tmp_path_factory):
+    """Copies of `data` and `trainer`, some of their files otherwise."""
+
+    def make(texts: Mapping[str, str] = MappingProxyType({})) -> Path:
+        root = tmp_path_factory.mktemp("checkout")
+        for folder in ("data", "trainer"):
+            shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        for path, text in texts.items():
+            (root / path).write_text(text)
+        return root
+
+    return make
+
+
 def everything_made(wanted: Wanted = WANTED, root: Path = ROOT) -> Inventory:
     """The store as it is after all of `wanted` was made from the code in `root`."""
     nodes = recipe(wanted)
-    prints = fingerprints(nodes, root)
-    made = {node.artifact: Artifact(node.artifact, prints[name]) for name, node in nodes.items()}
+    made = {}
+    for name, one in choices(nodes, {}, {}, root, {}).items():
+        artifact = nodes[name].artifact
+        made[artifact] = Artifact(artifact, one.fingerprint, about={"code": one.code})
     return Inventory("somewhere", made)
 
 
@@ -128,38 +162,107 @@ def test_a_changed_source_file_makes_its_dependents_stale(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("module", "due"),
+    ("module", "differing"),
     [
-        ("trainer/model.py", ["base", "mid", "sft"]),
-        ("trainer/phases/sft.py", ["sft"]),
-        ("data/persona.py", ["identity", "mid", "sft"]),
-        ("data/tokens.py", ["tokens", "base", "mid", "sft"]),
+        ("trainer/model.py", ["base", "mid", "chatsft"]),
+        ("trainer/phases/sft.py", ["chatsft"]),
+        ("data/persona.py", ["identity_conversations"]),
+        ("data/tokens.py", ["datasets/pydocs/tokens"]),
     ],
 )
-def test_changed_code_makes_its_dependents_stale_and_a_comment_does_not(tmp_path, module, due):
-    for folder in ("data", "trainer"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    before = everything_made(root=tmp_path)
-    text = (tmp_path / module).read_text()
-    (tmp_path / module).write_text(text + "\n# a comment\n")
-    planning._read_module.cache_clear()
-    assert steps(planned(WANTED, before, tmp_path)) == []
-    (tmp_path / module).write_text(text + "\nCHANGED = True\n")
-    planning._read_module.cache_clear()
-    plan = planned(WANTED, before, tmp_path)
-    assert steps(plan) == due
-    assert next(one for one in plan.artifacts if one.step == due[0]).reason == "code changed"
+def test_what_other_code_made_is_kept_and_the_file_is_named(checkout, module, differing):
+    before = everything_made(root=checkout())
+    text = (ROOT / module).read_text()
+    plan = planned(WANTED, before, checkout({module: text + "\nCHANGED = True\n"}))
+    assert plan.job is None
+    named = {one.name.removesuffix("/tiny").removesuffix("_checkpoints") for one in plan.artifacts if one.differs}
+    assert named == set(differing)
+    assert {file for one in plan.artifacts for file in one.differs} == {module}
+    assert [one.name for one in plan.doubtful] == (["chatsft_checkpoints/tiny"] if "chatsft" in differing else [])
+    said = [note for note in plan.notes if "is kept, though its code is another one today" in note]
+    assert len(said) == len(set(differing) - {"chatsft"}) and all(module in note for note in said)
+
+
+def test_moved_and_renamed_code_comments_and_docstrings_are_no_change(checkout):
+    before = everything_made(root=checkout())
+    texts = {
+        str(one.relative_to(ROOT)): one.read_text() for top in ("data", "trainer") for one in (ROOT / top).rglob("*.py")
+    }
+    optim = texts.pop("trainer/optim.py")
+    moved = {path: text.replace("trainer.optim ", "trainer.descent ") for path, text in texts.items()}
+    moved["trainer/descent.py"] = "# a comment\n" + optim
+    told = moved.pop("trainer/peak.py")  # it does not count under its old name
+    moved = {path: text.replace("trainer.peak ", "trainer.summit ") for path, text in moved.items()}
+    moved["trainer/summit.py"] = told
+    moved["trainer/phases/sft.py"] = '"""Another docstring."""\n\n' + texts["trainer/phases/sft.py"].split('"""', 2)[2]
+    root = checkout(moved)
+    for gone in ("optim.py", "peak.py"):
+        (root / "trainer" / gone).unlink()
+    plan = planned(WANTED, before, root)
+    assert plan.job is None and plan.doubtful == () and plan.notes == ()
+
+
+def test_a_function_that_moved_to_another_module_is_no_change(checkout):
+    first = {
+        "data/talk.py": "from data.one import f\n\n\nWAY = f(1)\n",
+        "data/one.py": "import math\n\n\ndef f(x):\n    return math.sqrt(x)\n",
+    }
+    then = {
+        "data/talk.py": "from data import two as other\n\n\nWAY = other.f(1)\n",
+        "data/one.py": "",
+        "data/two.py": 'import math\n\n\ndef f(x):\n    """The root."""\n    return math.sqrt(x)\n',
+    }
+    codes = [code_of(checkout(texts), "data/talk.py") for texts in (first, then)]
+    assert differing(*codes) == () and short(codes[0]) == short(codes[1])
+    then["data/two.py"] = then["data/two.py"].replace("sqrt", "exp")
+    changed = code_of(checkout(then), "data/talk.py")
+    assert differing(codes[0], changed) == ("data/two.py",) and short(codes[0]) != short(changed)
+
+
+def test_what_was_asked_for_is_made_again_when_the_user_says_so_and_is_found_afterwards(checkout):
+    before = everything_made(root=checkout())
+    changed = checkout({"trainer/model.py": (ROOT / "trainer/model.py").read_text() + "\nCHANGED = True\n"})
+    kept = planned(replace(WANTED, made="keep"), before, changed)
+    assert kept.job is None and kept.doubtful == ()
+    again = planned(replace(WANTED, phases=("mid",), made="remake"), before, changed)
+    assert steps(again) == ["mid"]
+    making = again.job.steps[0].config["making"]
+    assert making["fingerprint"] not in {one.fingerprint for one in before.artifacts.values()}
+    remade = Artifact(
+        kept_name(making["name"], making["fingerprint"]), making["fingerprint"], about={"code": making["code"]}
+    )
+    there = replace(before, kept=(remade,))
+    assert steps(planned(replace(WANTED, phases=("mid",)), there, changed)) == []  # that of this code comes first
+    assert steps(planned(WANTED, there, changed)) == ["sft"]  # which was made of the other one
+    assert steps(planned(WANTED, there, checkout())) == []
+
+
+def test_what_8284afb_made_is_not_made_again(tmp_path, monkeypatch):
+    """Its fingerprints, as that tree printed them for this very wish."""
+    (tmp_path / "corpus.txt").write_text("one\ntwo\n")
+    monkeypatch.chdir(tmp_path)
+    wanted = replace(WANTED, source="corpus.txt")
+    names = {name: node.artifact for name, node in recipe(wanted).items()}
+    there = Inventory("somewhere", {names[name]: Artifact(names[name], one) for name, one in OLD.items()})
+    plan = planned(wanted, there)
+    assert plan.job is None and plan.doubtful == () and {one.state for one in plan.artifacts} == {"here"}
+    for lost in OLD:
+        rest = {name: one for name, one in there.artifacts.items() if name != names[lost]}
+        assert steps(planned(wanted, replace(there, artifacts=rest))) == (["sft"] if lost == "sft" else [])
+    mid = planned(replace(wanted, seed=7, phases=("mid",)), there)
+    assert steps(mid) == ["base", "mid"]  # with the data that was made then
+    assert mid.job.steps[0].config["making"]["inputs"]["tokens"]["fingerprint"] == OLD["tokens"]
 
 
 @pytest.mark.parametrize(
     ("artifact", "due"),
     [
-        ("tokenizer", ["tokenizer", "tokens", "base", "mid", "sft"]),
-        ("mid_checkpoints/tiny", ["mid", "sft"]),
-        ("identity_conversations", ["identity", "mid", "sft"]),
+        ("tokenizer", []),
+        ("mid_checkpoints/tiny", []),
+        ("chatsft_checkpoints/tiny", ["sft"]),
     ],
 )
-def test_a_damaged_artifact_makes_its_dependents_stale(artifact, due):
+def test_what_is_damaged_is_made_again_when_something_is_made_of_it(artifact, due):
     made = everything_made()
     damaged = {
         **made.artifacts,
@@ -167,7 +270,9 @@ def test_a_damaged_artifact_makes_its_dependents_stale(artifact, due):
     }
     plan = planned(WANTED, Inventory("somewhere", damaged))
     assert steps(plan) == due
-    assert next(one for one in plan.artifacts if one.name == artifact).state == "damaged"
+    assert [one.state for one in plan.artifacts if one.name == artifact] == (["damaged"] if due else [])
+    again = planned(replace(WANTED, seed=7), Inventory("somewhere", damaged))
+    assert steps(again) == ([artifact] if artifact == "tokenizer" else []) + ["base", "mid", "sft"]
 
 
 def test_each_step_names_its_inputs_by_fingerprint():

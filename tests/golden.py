@@ -1,0 +1,140 @@
+"""What each step of a recipe makes at a tiny size, and under which version of its semantics that was recorded.
+
+    python -m tests.golden          compare with tests/golden.json
+    python -m tests.golden write    record what is new: a step, or a version that was raised in trainer/fingerprints.py
+
+What was recorded for a version stays: other output of the same settings and inputs is another version.
+"""
+
+import hashlib
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from data import bpe, persona, questions, talk, tokens
+from data.config import IdentitySpec, Persona, QuestionsSpec, TalkSpec, TextSpec, TokenizerSpec
+from data.pipeline import How, shard
+from data.shards import Writer
+from tests.trainer import curves
+from trainer.fingerprints import VERSIONS
+
+FILE = Path(__file__).with_name("golden.json")
+VERBS, THINGS = ("reads", "writes", "opens", "closes", "joins"), ("paths", "files", "lines", "sockets", "words")
+TOLD = ("manifest.json", "tokenizer_manifest.json", "training.yaml", "training.toml")  # they name the source
+NAMES = ("len", "open", "json.loads", "json.dumps", "os.remove", "math.sqrt", "nobody.knows", "odd.one", "un.taught")
+
+
+def outcomes(folder: Path) -> dict[str, str]:
+    """Make everything anew in an empty folder; by the word of each step, a digest of what came out."""
+    lines = [f"{v} {t}: {v} the {t} of {n} and returns {n * 7}." for n in range(24) for v in VERBS for t in THINGS]
+    (folder / "corpus.txt").write_text("\n".join(lines), encoding="utf-8")
+    words = [{"role": "user", "content": "Hello\u00e9?"}, {"role": "assistant", "content": "Hello."}]
+    (folder / "talk.jsonl").write_text(json.dumps({"messages": words}) + "\n[]\n" + json.dumps({"messages": words}))
+    who = Persona(name="Bosun", maker="the yard", purpose="to answer questions")
+    text = TextSpec(source=str(folder / "corpus.txt"), val_ratio=0.1, lines_per_shard=200)
+    steps: dict[str, Callable[[Path], Any]] = {
+        "text": lambda out: shard(text, out, True, How(workers=1)),
+        "tokenizer": lambda out: bpe.make(TokenizerSpec(vocab_size=320), folder / "text", out),
+        "tokens": lambda out: tokens.make(folder / "text", folder / "tokenizer", out),
+        "identity": lambda out: persona.make(IdentitySpec(persona=who), out),
+        "questions": lambda out: questions.make(QuestionsSpec(), documented(folder / "docs"), out),
+        "talk": lambda out: talk.make(TalkSpec(source=str(folder / "talk.jsonl")), out),
+    }
+    found = {}
+    for step, make in steps.items():
+        (folder / step).mkdir()
+        make(folder / step)
+        found[step] = content(folder / step)
+    return found | {phase: losses(phase) for phase in ("base", "mid", "sft")} | {"import": imported(folder)}
+
+
+def documented(folder: Path) -> Path:
+    """Return text shards that say of themselves that they are docstrings, whatever Python this is."""
+    writer = Writer(folder / "train", 100)
+    for name in NAMES:
+        writer.add(f"{name}(value)\n\nReturn what {name} makes of the value.")
+    writer.finish("pydocs", {})
+    return folder
+
+
+def content(made: Path) -> str:
+    """Return a digest over the files of a folder, but for where and when they were made."""
+    digest = hashlib.sha256()
+    for file in sorted(one for one in made.rglob("*") if one.is_file() and one.name not in TOLD):
+        digest.update(f"{file.relative_to(made)} {file.stat().st_size}\n".encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def losses(phase: str) -> str:
+    """Return a digest of the recorded curves of a phase, which tests/trainer/test_curves.py compares with today's."""
+    kept = {name: one["losses"] for name, one in curves.recorded().items() if one["config"]["phase"] == phase}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def imported(folder: Path) -> str:
+    """Return a digest of a tiny model with a foreign tokenizer, as `adopt` takes it over."""
+    import tokenizers as library
+    import torch
+
+    from trainer import adopt, export
+    from trainer.config import ModelConfig
+    from trainer.huggingface import written
+    from trainer.model import Decoder
+
+    plain = library.Tokenizer(library.models.BPE())
+    plain.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    plain.decoder = library.decoders.ByteLevel()
+    alphabet = library.pre_tokenizers.ByteLevel.alphabet()
+    trainer = library.trainers.BpeTrainer(vocab_size=260, initial_alphabet=alphabet, show_progress=False)
+    plain.train_from_iterator(["reads the paths and returns the words"] * 4, trainer)
+    plain.save(str(folder / "foreign.json"))
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    shape = ModelConfig(vocab_size=262, **sizes, num_key_value_heads=1, head_dim=8, max_position_embeddings=32)
+    model = Decoder(shape, torch.float32)
+    model.load_state_dict({name: torch.arange(one.numel()).reshape(one.shape) % 37 / 64
+                           for name, one in model.state_dict().items()})  # fmt: skip
+    new = adopt.with_chat_tokens(folder / "foreign.json", folder / "words")
+    config, weights = adopt.grown(model, adopt.tokenizers.load(folder / "words").vocab_size, new)
+    export.write(folder / "import", config, weights, folder / "words", torch.float32)
+    assert written(config, "float32", 0, [0])["vocab_size"] == config.vocab_size
+    return content(folder / "import")
+
+
+def recorded() -> dict[str, dict[str, str]]:
+    """Return the digests by step and version."""
+    return dict(json.loads(FILE.read_text(encoding="utf-8"))) if FILE.exists() else {}
+
+
+def complaints(found: dict[str, str], versions: dict[str, int], known: dict[str, dict[str, str]]) -> list[str]:
+    """Return what does not go together, in words."""
+    said = []
+    for step, version in versions.items():
+        before = known.get(step, {}).get(str(version))
+        if before is None:
+            said.append(f"{step}: nothing is recorded of version {version}; run: python -m tests.golden write")
+        elif before != found[step]:
+            said.append(
+                f"{step}: what it makes has changed, and its version is still {version}; if that is meant, raise it in "
+                "VERSIONS of trainer/fingerprints.py, then run: python -m tests.golden write"
+            )
+    return said
+
+
+def run(write: bool) -> int:
+    with tempfile.TemporaryDirectory(prefix="slipway-") as scratch:
+        found = outcomes(Path(scratch).resolve())
+    known = recorded()
+    if write:
+        for step, version in VERSIONS.items():
+            known.setdefault(step, {}).setdefault(str(version), found[step])
+        FILE.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    said = complaints(found, VERSIONS, known)
+    print("\n".join(said) or "all is as it was recorded")
+    return int(bool(said))
+
+
+if __name__ == "__main__":
+    sys.exit(run("write" in sys.argv[1:]))

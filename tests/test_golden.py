@@ -1,0 +1,19 @@
+"""What every step makes is what was recorded under its version."""
+
+from tests import golden
+from trainer.fingerprints import FIRST_CODE, VERSIONS
+
+
+def test_no_step_makes_something_else_under_the_same_version(tmp_path):
+    assert golden.complaints(golden.outcomes(tmp_path), VERSIONS, golden.recorded()) == []
+
+
+def test_a_changed_output_is_noticed_until_its_version_is_raised_and_recorded():
+    known = {"text": {"1": "aaa"}}
+    assert "version is still 1" in golden.complaints({"text": "bbb"}, {"text": 1}, known)[0]
+    assert "nothing is recorded of version 2" in golden.complaints({"text": "bbb"}, {"text": 2}, known)[0]
+    assert golden.complaints({"text": "bbb"}, {"text": 2}, {"text": {"1": "aaa", "2": "bbb"}}) == []
+
+
+def test_every_step_has_a_version_and_what_stands_for_its_first():
+    assert VERSIONS.keys() == FIRST_CODE.keys() == golden.recorded().keys()

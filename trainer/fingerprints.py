@@ -1,0 +1,184 @@
+"""What makes an artifact the one that is wanted: its settings, the version of its semantics, and its inputs.
+
+A fingerprint is `<spec>-<version>-<inputs>`: `<spec>` hashes the settings of the step, `<inputs>` the fingerprints of
+what the step reads, and `<version>` is `v1`, `v2`, ... after VERSIONS. The code is not part of it: its digest stands
+beside the artifact, so that a plan can name the files that are different today. What was made anew because of that
+(`--remake`) has the digest in its version, `v1.3f0c9a1b`. The trees up to 8284afb hashed the code itself in that place,
+and those digests mean version 1.
+"""
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Set
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+VERSIONS = {
+    "text": 1,
+    "tokenizer": 1,
+    "tokens": 1,
+    "identity": 1,
+    "questions": 1,
+    "talk": 1,
+    "import": 1,
+    "base": 1,
+    "mid": 1,
+    "sft": 1,
+}
+"""By the word of the step that makes it (`-m data tokens`): raised by whoever changes what comes out of it for the same
+settings and inputs. tests/test_versions.py fails when that was forgotten."""
+
+FIRST_CODE = {
+    "text": "d1c28a08248a",
+    "tokenizer": "d8204fe40cdb",
+    "tokens": "006afa236bc5",
+    "identity": "537e4535fa6f",
+    "questions": "0b17a1fdb5bd",
+    "talk": "bf04e1742227",
+    "import": "a347d20602dc",
+    "base": "715f4ef357fd",
+    "mid": "3bdb437f0b0b",
+    "sft": "47d3cd0df839",
+}
+"""What stands for version 1 in fingerprints that 8284afb wrote: its digest of all the code behind each step."""
+
+# Modules that change how a thing is told or kept, never what it is.
+NEUTRAL = {
+    *("data.report", "data.config", "data.errors", "data.anchors"),
+    *("trainer.config", "trainer.errors", "trainer.metrics", "trainer.steplines", "trainer.tracking"),
+    *("trainer.peak", "trainer.samples"),
+    *("trainer.checkpoint", "trainer.saving", "trainer.tensorfile"),
+}
+OURS = ("data", "trainer")
+DIGEST = 8  # hexadecimal digits of one definition
+
+BESIDE = "beside "
+Code = dict[str, str]
+"""By file, the digests of its definitions one after another; `beside <file>` for what does not count."""
+
+
+def digest(value: Any) -> str:
+    """Return 12 hexadecimal digits of a value that JSON can say."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def code_of(root: Path, entry: str) -> Code:
+    """Return the digests of `entry` and of every module of ours that it imports, directly or not.
+
+    They are of the meaning of each definition: comments, docstrings, the order of definitions, the modules that they
+    stand in and the names by which they are imported do not count, and neither do the modules in NEUTRAL and what only
+    they import; those are listed all the same, since a definition may move to them and from them.
+    """
+    counted = _reached(root, [entry], NEUTRAL)
+    beside = _reached(root, [entry], frozenset()).items() - counted.items()
+    whole = {**counted, **{f"{BESIDE}{path}": found for path, found in beside}}
+    return {path: found for path, found in sorted(whole.items()) if found}
+
+
+def _reached(root: Path, todo: list[str], without: Set[str]) -> Code:
+    seen = dict[str, str]()
+    while todo:
+        path = todo.pop()
+        if path not in seen:
+            seen[path], imported = _module(root, path)
+            todo.extend(file for module in imported if module not in without for file in _files(root, module))
+    return seen
+
+
+def short(code: Mapping[str, str]) -> str:
+    """Return one digest of all definitions that count, wherever they stand."""
+    return digest(sorted(_definitions(_counted(code))))[:DIGEST]
+
+
+def differing(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the files with definitions that only one of the two has; definitions that were moved are in both."""
+    ours, theirs = _definitions(now), _definitions(before)
+    changed = {path for path, text in _counted(now).items() if _definitions({path: text}) - theirs}
+    lost = {path for path, text in _counted(before).items() if _definitions({path: text}) - ours}
+    return tuple(sorted(changed or lost))
+
+
+def _counted(code: Mapping[str, str]) -> Code:
+    return {path: text for path, text in code.items() if not path.startswith(BESIDE)}
+
+
+def _definitions(code: Mapping[str, str]) -> set[str]:
+    return {text[at : at + DIGEST] for text in code.values() for at in range(0, len(text), DIGEST)}
+
+
+@cache
+def _module(root: Path, path: str) -> tuple[str, tuple[str, ...]]:
+    """Return the digests of a module's definitions, and the modules of ours that it imports."""
+    tree = ast.parse((root / path).read_text(encoding="utf-8"))
+    names, modules = _imported(root, tree)
+    found = [_said(statement, names) for statement in tree.body]
+    return "".join(sorted(hashlib.sha256(one.encode()).hexdigest()[:DIGEST] for one in found if one)), modules
+
+
+def _imported(root: Path, tree: ast.AST) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return what the imported names of ours stand for ("" for a module), and the modules that are read for that."""
+    names, modules = dict[str, str](), set[str]()
+    for statement in ast.walk(tree):
+        if isinstance(statement, ast.Import):
+            for alias in statement.names:
+                if _files(root, alias.name):
+                    names[alias.asname or alias.name] = ""
+                    modules.add(alias.name)
+        elif isinstance(statement, ast.ImportFrom) and _files(root, statement.module or ""):
+            modules.add(statement.module or "")
+            for alias in statement.names:
+                whole = f"{statement.module}.{alias.name}"
+                names[alias.asname or alias.name] = "" if _files(root, whole) else alias.name
+                modules.add(whole)
+    return names, tuple(sorted(modules))
+
+
+def _files(root: Path, module: str) -> tuple[str, ...]:
+    """Return the files of a module of ours; () when it is none."""
+    if module.split(".")[0] not in OURS:
+        return ()
+    stem = module.replace(".", "/")
+    return tuple(file for file in (f"{stem}.py", f"{stem}/__init__.py") if (root / file).is_file())
+
+
+def _said(node: Any, names: Mapping[str, str]) -> str:
+    """Return what a part of a program says, the same under every Python; "" for what does not count."""
+    if isinstance(node, (ast.Import, ast.ImportFrom)) or _is_docstring(node):
+        return ""
+    if isinstance(node, ast.AST):
+        if isinstance(node, ast.Attribute) and _dotted(node.value) in names and not names[_dotted(node.value)]:
+            return f"Name({node.attr!r})"  # of a module of ours, whichever it is
+        if isinstance(node, ast.Name):
+            return f"Name({(names.get(node.id) or node.id)!r})"  # by the name that it has where it is defined
+        parts = [f"{name}={said}" for name, said in _fields(node, names) if said]
+        if isinstance(node, ast.If) and not any(part.startswith("body=") for part in parts):
+            return ""  # it held imports only
+        return f"{type(node).__name__}({', '.join(parts)})"
+    return repr(node)
+
+
+def _fields(node: ast.AST, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for name, value in ast.iter_fields(node):
+        if name in ("ctx", "type_comment", "kind") or value is None:
+            continue
+        if isinstance(value, list):
+            said = [one for one in (_said(part, names) for part in value) if one]
+            yield name, f"[{', '.join(said)}]" if said else ""
+        else:
+            yield name, _said(value, names)
+
+
+def _is_docstring(node: Any) -> bool:
+    """Tell whether a statement is a string alone, which does nothing."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _dotted(node: ast.AST) -> str:
+    """Return `a.b` for the expression a.b; "" for any other."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (before := _dotted(node.value)):
+        return f"{before}.{node.attr}"
+    return ""
