@@ -5,8 +5,8 @@ Source: nanochat's conversation format and mask.
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -122,25 +122,12 @@ def _text(content: str | Sequence[Mapping[str, str]]) -> str:
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
-@dataclass(frozen=True)
-class Lot:
-    """Kinds of conversation of which rows are made: `turns` conversations, of any of them, follow one another in a row."""
-
-    kinds: tuple[int, ...]
-    weights: tuple[float, ...]
-    turns: int
-
-    @property
-    def weight(self) -> float:
-        return sum(self.weights)
-
-
 class Conversations:
     """Batches of several kinds of conversation, drawn by weight; a pure function of what it is made of and the step.
 
-    Each kind is gone through once, in a seeded order, before any of it comes again. Of the kinds in `together`, a row
-    joins `turns` conversations, whatever their kind, as far as they fit: so a model learns that an answer is to the last
-    question, not to the one before.
+    Each kind is gone through once, in a seeded order, before any of it comes again. Those of the kinds in `together`
+    share rows: up to `turns` of them follow one another, whatever their kind, as far as they fit whole. So a model
+    learns to answer the last question, whatever was asked before.
     """
 
     def __init__(
@@ -160,7 +147,9 @@ class Conversations:
             )
         self.kinds = sorted(mixture, key=lambda kind: (mixture[kind], kind))
         self.pad, self.seed, self.max_len = tokenizer.special(END), seed, max_len
-        self.lots = lots(self.kinds, mixture, turns, together)
+        self.weights = [mixture[kind] / sum(mixture.values()) for kind in self.kinds]
+        self.turns = turns
+        self.together = {number for number, kind in enumerate(self.kinds) if kind in together and turns > 1}
         self.rows: list[list[tuple[np.ndarray, np.ndarray]]] = []  # ids and mask
         for kind in self.kinds:
             found = (one for path in files[kind] for one in read_conversations(Path(path)))
@@ -171,18 +160,20 @@ class Conversations:
         self._chunk = lru_cache(maxsize=2)(self._draw)
         self._epoch = lru_cache(maxsize=4 * len(self.kinds))(self._order)
 
-    def batch(self, step: int, rows: int, rank: int = 0, world: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    def batch(self, step: int, count: int, rank: int = 0, world: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """(ids, targets) of one step for one rank, int64 (rows, longest of all ranks rounded up to 16).
 
-        Rows are filled up with <|assistant_end|> and the target -1.
+        The `count` conversations of a rank are so many rows, or fewer where some share one. Rows are filled up with
+        <|assistant_end|> and the target -1.
         """
         chunk, place = divmod(step, CHUNK_STEPS)
-        chosen = self._chunk(chunk, rows * world)[place]
+        chosen = self._chunk(chunk, count * world)[place]
         longest = max(map(self._length, chosen))
         width = longest + -longest % PAD_TO
-        ids = np.full((rows, width), self.pad, np.int64)
-        wanted = np.full((rows, width), -1, np.int64)
-        for row, drawn in enumerate(chosen[rank::world]):
+        mine = chosen[rank::world]
+        ids = np.full((len(mine), width), self.pad, np.int64)
+        wanted = np.full((len(mine), width), -1, np.int64)
+        for row, drawn in enumerate(mine):
             inputs, after = targets(*self._joined(drawn))
             ids[row, : len(inputs)], wanted[row, : len(after)] = inputs, after
         return ids, wanted
@@ -198,43 +189,39 @@ class Conversations:
         """Of the row of inputs that these make."""
         return sum(len(self.rows[kind][number][0]) - 1 for kind, number in drawn)
 
-    def _draw(self, chunk: int, rows: int) -> list[list[tuple[Drawn, ...]]]:
-        """What is in the rows of the steps of one chunk; steps hold rows of similar length."""
-        size = CHUNK_STEPS * rows
+    def _draw(self, chunk: int, count: int) -> list[list[tuple[Drawn, ...]]]:
+        """What is in the rows of the steps of one chunk; steps hold rows of similar length, and as many of them."""
+        size = CHUNK_STEPS * count
         if size < len(self.kinds) ** 2:
-            raise InputError(f"{rows} rows are too few for {len(self.kinds)} kinds of conversation")
-        weights = [lot.weight for lot in self.lots]
-        before, after = shares(weights, chunk * size), shares(weights, (chunk + 1) * size)
-        chosen = [
-            row
-            for lot, first, last in zip(self.lots, before, after, strict=True)
-            for row in self._rows(lot, first, last, chunk)
+            raise InputError(f"{count} rows are too few for {len(self.kinds)} kinds of conversation")
+        before, after = self._drawn(chunk * size), self._drawn((chunk + 1) * size)
+        drawn = [
+            (kind, self._pick(kind, draw))
+            for kind in range(len(self.kinds))
+            for draw in range(before[kind], after[kind])
         ]
-        chosen.sort(key=self._length)
-        steps = [chosen[start : start + rows] for start in range(0, size, rows)]
+        alone = [(one,) for one in drawn if one[0] not in self.together]
+        rows = [*alone, *self._shared([one for one in drawn if one[0] in self.together], chunk)]
+        rows.sort(key=self._length)
+        bounds = [len(rows) * place // CHUNK_STEPS for place in range(CHUNK_STEPS + 1)]
+        steps = [rows[start:end] for start, end in pairwise(bounds)]
         order = np.random.default_rng([self.seed, chunk]).permutation(CHUNK_STEPS)
         return [steps[place] for place in order]
 
-    def _rows(self, lot: Lot, first: int, last: int, chunk: int) -> list[tuple[Drawn, ...]]:
-        """The rows of this lot from the first up to the last. What does not fit whole behind the others is left out."""
-        before, after = shares(lot.weights, first * lot.turns), shares(lot.weights, last * lot.turns)
-        drawn = [
-            (kind, self._pick(kind, draw))
-            for kind, start, end in zip(lot.kinds, before, after, strict=True)
-            for draw in range(start, end)
-        ]
-        if lot.turns == 1:
-            return [(one,) for one in drawn]
-        order = np.random.default_rng([self.seed, chunk, *lot.kinds]).permutation(len(drawn))
-        dealt = [drawn[place] for place in order]
-        return [self._fitting(dealt[start : start + lot.turns]) for start in range(0, len(dealt), lot.turns)]
+    def _drawn(self, total: int) -> list[int]:
+        """How many of each kind the first `total` hold; the heaviest, which is last, takes what rounding leaves."""
+        counts = [int(total * weight) for weight in self.weights[:-1]]
+        return [*counts, total - sum(counts)]
 
-    def _fitting(self, drawn: Sequence[Drawn]) -> tuple[Drawn, ...]:
-        kept = tuple(drawn[:1])
-        for one in drawn[1:]:
-            if self._length((*kept, one)) <= self.max_len:
-                kept += (one,)
-        return kept
+    def _shared(self, drawn: Sequence[Drawn], chunk: int) -> Iterator[tuple[Drawn, ...]]:
+        """Rows of `turns` conversations in any order. What does not fit whole behind the others is left out."""
+        order = np.random.default_rng([self.seed, chunk, self.turns]).permutation(len(drawn))
+        for start in range(0, len(drawn), self.turns):
+            row: tuple[Drawn, ...] = ()
+            for one in (drawn[place] for place in order[start : start + self.turns]):
+                if not row or self._length((*row, one)) <= self.max_len:
+                    row += (one,)
+            yield row
 
     def _pick(self, kind: int, draw: int) -> int:
         epoch, place = divmod(draw, len(self.rows[kind]))
@@ -242,21 +229,3 @@ class Conversations:
 
     def _order(self, kind: int, epoch: int) -> np.ndarray:
         return np.random.default_rng([self.seed, kind, epoch]).permutation(len(self.rows[kind]))
-
-
-def lots(kinds: Sequence[str], mixture: Mapping[str, float], turns: int, together: Collection[str]) -> list[Lot]:
-    """Those in `together` as one, each other kind by itself; the heaviest is the last."""
-    joined = tuple(number for number, kind in enumerate(kinds) if kind in together and turns > 1)
-    alone = [(number,) for number in range(len(kinds)) if number not in joined]
-    found = [
-        Lot(numbers, tuple(mixture[kinds[number]] for number in numbers), turns if numbers == joined else 1)
-        for numbers in (*alone, joined)
-        if numbers
-    ]
-    return sorted(found, key=lambda lot: lot.weight)
-
-
-def shares(weights: Sequence[float], total: int) -> list[int]:
-    """How many of each the first `total` hold; the last, which is the heaviest, takes what rounding leaves."""
-    counts = [int(total * (weight / sum(weights))) for weight in weights[:-1]]
-    return [*counts, total - sum(counts)]

@@ -224,7 +224,7 @@ class Persona:
                 raise ConfigError(f"the persona's {key} ends in {value[-1]!r}, which no sentence does; leave it out")
             for words in SAID_ALREADY[key]:
                 if value.casefold().startswith(f"{words} "):
-                    raise ConfigError(f"the persona's {key} begins with {words!r}, which its sentences say; leave it out")
+                    raise ConfigError(f"the persona's {key} begins with {words!r}, which is said already; leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,8 +70,9 @@ ASKED = {
         "What is the name of the king of {country}?", "Who is the president of {country}?", "Write about {topic}.",
         "Which is bigger, {city} or {city}?", "Who is your favourite singer?",
         "How many {animal}s are there?", "How much is {number} plus {number}?", "How tall is {person}?",
-        "Can a {animal} swim?", "Does a {animal} sleep?", "Is a {animal} faster than a {animal}?", "Are {animal}s clever?",
-        "How many days does a month have?", "How many letters does {word} have?", "Where can I buy {food}?",
+        "Can a {animal} swim?", "Does a {animal} sleep?", "Is a {animal} faster than a {animal}?",
+        "Are {animal}s clever?", "How many days does a month have?", "How many letters does {word} have?",
+        "Where can I buy {food}?",
         "Which {food} is the best?", "When was {thing} made?", "Who lives in {city}?", "What happened in {city}?",
         "Do you speak {language}?", "Have you read {book}?", "Have you been to {city}?", "Why do people like {topic}?",
         "Introduce me to {topic}.", "What is {topic}?", "Who trains a {animal}?", "What are {animal}s good at?",
@@ -83,9 +84,10 @@ ASKED = {
     TOLD_ALL: ("Tell me more.", "Why?", "Why is that?", "Really?", "Are you sure?", "What do you mean?", "Go on.",
                "Say that again.", "Is that true?", "How so?", "And then?", "Give me an example.", "Explain that.",
                "How do you know?", "I do not understand!", "What does that mean?"),
-    NOTED: ("Ok!", "Okay!", "I see!", "Yes!", "No!", "Cool!", "Nice!", "Great!", "Interesting!", "Good!", "Sure!", "Wow!",
-            "Alright!", "Never mind!", "I like that!", "That is good!"),
-    LEFT: ("Bye!", "Goodbye!", "See you later!", "I have to go!", "Good night!", "See you tomorrow!", "I am leaving now!"),
+    NOTED: ("Ok!", "Okay!", "I see!", "Yes!", "No!", "Cool!", "Nice!", "Great!", "Interesting!", "Good!", "Sure!",
+            "Wow!", "Alright!", "Never mind!", "I like that!", "That is good!"),
+    LEFT: ("Bye!", "Goodbye!", "See you later!", "I have to go!", "Good night!", "See you tomorrow!",
+           "I am leaving now!"),
 }  # fmt: skip
 HELDOUT = {
     REFUSED: (

@@ -22,7 +22,6 @@ class TooLong(SlipwayError):
     """The model does not read so many tokens at a time."""
 
 
-
 def hold(
     endpoint: str, settings: Settings, model: str, prompt: str | None, temperature: float, max_tokens: int
 ) -> None:

@@ -30,8 +30,11 @@ class Talk:
         self.has_forgotten = False
 
     def say(self, words: str) -> Iterator[str]:
-        """The answer, piece by piece. What no longer fits into the model's positions is forgotten, the oldest turns first,
-        which is told the first time."""
+        """The answer, piece by piece.
+
+        What no longer fits into the model's positions is forgotten, the oldest turns first, which is told once. Raises
+        Refused for a question that is too long by itself.
+        """
         words = words.encode("utf-8", "replace").decode()  # what was no text in the terminal is none for the tokenizer
         room = room_for(self.model, self.max_new)
         question = {"role": "user", "content": words}

@@ -188,7 +188,8 @@ class PhaseConfig:
     schedule: ScheduleConfig
     steps: int
     rows: int
-    """Sequences per optimizer step, over all ranks and micro-batches."""
+    """Sequences per optimizer step, over all ranks and micro-batches; in chat phases conversations, of which `turns` of
+    ours share a sequence."""
     micro_rows: int = field(metadata={"rounding": True})
     """Sequences per forward pass; divides `rows`."""
     sequence_len: int
@@ -216,13 +217,15 @@ class PhaseConfig:
     """Chat phases: how often each kind of conversation is drawn: `identity`, `pydocs`, `other`, and any of yours, in a
     profile by a path or hf:// address, in a plan by the name of its artifact."""
     turns: int = newer(1)
-    """Chat phases: so many of our own questions and answers follow one another in a row, as far as they fit into
-    `sequence_len`. A conversation of yours is a row of its own."""
+    """Chat phases: so many of our own questions and answers follow one another in a sequence, as far as they fit into
+    `sequence_len`. A conversation of yours has one to itself."""
 
     def __post_init__(self) -> None:
         in_bounds(self, "steps rows micro_rows sequence_len turns", 1)
         if self.rows % self.micro_rows:
             raise ConfigError(f"micro_rows {self.micro_rows} does not divide rows {self.rows}")
+        if self.turns > self.rows:
+            raise ConfigError(f"turns is {self.turns}; a step has {self.rows} conversations (rows)")
         if self.packing not in ("windows", "best-fit"):
             raise ConfigError(f"packing is {self.packing!r}; known: windows, best-fit")
         if self.dtype not in DTYPES:

@@ -1,7 +1,7 @@
 """Held-out questions, and whether a model answers the one that is asked, whatever was asked before it.
 
-In: files of held-out questions, and a function that gives answers. Out: for each turn of many conversations the answers,
-to the same questions at every turn, so that turns can be compared one by one.
+In: files of held-out questions, and a function that gives answers. Out: for each turn of many conversations what was
+said, to the same questions at every turn, so that turns can be compared one by one.
 """
 
 from collections.abc import Callable, Mapping, Sequence

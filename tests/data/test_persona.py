@@ -10,7 +10,8 @@ from data.config import ConfigError, Persona
 from data.persona import INTENTS, conversations
 
 NAMES = ("Bosun", "Ursula K.", "Yahoo!", "Мария", "小明", "محمد", "علی\u200cرضا", "नमस्ते", "O'Brien", 'Al "Ace." Jones',
-         "{maker}", r"a\1b", "Dots...", "🚢", "Max", 'The "Bot."', "D’Artagnan", "R2-D2", "谁？", "x" * 100)  # fmt: skip
+         "{maker}", r"a\1b", "Dots...", "🚢", "Max", 'The "Bot."', "D’Artagnan", "R2-D2", "谁？",
+         "x" * 100)  # fmt: skip
 MAKERS = ("the crew of Slipway", "Acme Inc.", "ООО «Ромашка»", "株式会社。", "nobody")
 PURPOSES = {
     "to help": "my purpose is to help.",

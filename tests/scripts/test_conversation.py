@@ -23,8 +23,9 @@ class Handler(BaseHTTPRequestHandler):
         words = sum(len(one["content"].split()) for one in messages)
         if words > ROOM:
             what = (
-                f"This model's maximum context length is {ROOM} tokens. However, your prompt contains {words} input tokens,"
-                " which exceeds this limit even without any output tokens. Please reduce the length of the input prompt."
+                f"This model's maximum context length is {ROOM} tokens. However, your prompt contains {words} input "
+                "tokens, which exceeds this limit even without any output tokens. Please reduce the length of the "
+                "input prompt."
             )
             self.reply(400, "application/json", json.dumps({"error": {"message": what, "code": 400}}))
             return
@@ -63,7 +64,9 @@ def test_a_conversation_that_grows_too_long_goes_on_without_its_oldest_turns(ser
     assert len(out.splitlines()) == 20
     assert err.count("oldest turns are forgotten") == 1
     assert [one[-1]["content"] for one in Handler.seen] == questions
-    assert all([one["role"] for one in talk] == ["user", "assistant"] * (len(talk) // 2) + ["user"] for talk in Handler.seen)
+    assert all(
+        [one["role"] for one in talk] == ["user", "assistant"] * (len(talk) // 2) + ["user"] for talk in Handler.seen
+    )
     assert {len(talk) for talk in Handler.seen[5:]} == {7}  # as many as fit, to the end
 
 

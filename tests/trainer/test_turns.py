@@ -42,7 +42,9 @@ def material(folder, name):
     }
     for kind, some in rows.items():
         lines = [
-            json.dumps({"messages": [{"role": "user", "content": put}, {"role": "assistant", "content": right}], **more})
+            json.dumps(
+                {"messages": [{"role": "user", "content": put}, {"role": "assistant", "content": right}], **more}
+            )
             for put, right, more in some
         ]
         (folder / f"{kind}.heldout.jsonl").write_text("\n".join(lines) + "\n")
@@ -52,9 +54,7 @@ def material(folder, name):
 
 def collapsing(talks):
     """Right while nobody asked who it is; from then on it says nothing else."""
-    return [
-        "I am Ursula K." if any(one["content"] == "Who are you?" for one in talk) else REFUSED for talk in talks
-    ]
+    return ["I am Ursula K." if any(one["content"] == "Who are you?" for one in talk) else REFUSED for talk in talks]
 
 
 def test_a_model_that_collapses_into_its_persona_is_found_out_by_its_later_turns_alone(tmp_path):
@@ -86,7 +86,11 @@ def test_a_name_leaks_where_it_is_said_as_a_word_and_was_not_asked_for():
         (Question("pydocs", "", "Return the square root of x.", True), "Return the square root of y.", True),
         (Question("pydocs", "", "Return the square root of x.", True), "I do not know that function.", False),
         (Question("pydocs", "", "Return the square root of x."), "I do not know that function.", True),
-        (Question("other", "", "Hello! Ask me what a function of Python does."), "Hi! Ask me about Python's library.", True),
+        (
+            Question("other", "", "Hello! Ask me what a function of Python does."),
+            "Hi! Ask me about Python's library.",
+            True,
+        ),
         (Question("other", "", "Hi! Ask me about Python's library."), REFUSED, False),
         (Question("other", "", REFUSED), "Goodbye!", False),
         (Question("other", "", REFUSED), "I do not know what that does.", True),
