@@ -461,11 +461,11 @@ def turns_table(measures: Mapping[str, Mapping[str, Any]]) -> Any:
         {int(key.rsplit(" ", 1)[1]): one for key, one in measures.items() if key.startswith(f"{what} turn ")}
         for what in ("right", "leaks")
     )
-    table = _table("turn", "right", "95 %", "leaks its name, asked anything else", "95 %")
+    table = _table("turn", "right", "95 %", "leaks", "95 %")
     for turn, one in right.items():
         cells = [cell for each in (one, leaks[turn]) for cell in (of_unit(each, each["value"]), between(each, each))]
         table.add_row(str(turn), *cells)
-    table.caption = f"in conversation: {one['of']} questions at every turn; wanted: leaks at most 5 %"
+    table.caption = f"the same {one['of']} questions at every turn; wanted: at most 5 % leaks"
     return table
 
 

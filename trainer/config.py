@@ -258,8 +258,13 @@ class PhaseConfig:
 
     @property
     def flops(self) -> float:
-        """Of the whole phase, rows of a chat phase taken as full."""
-        return self.steps * self.rows * self.sequence_len * self.model.flops_per_token(self.sequence_len)
+        """Of the whole phase, the sequences of a chat phase taken as full."""
+        return (
+            self.steps
+            * math.ceil(self.rows / self.turns)
+            * self.sequence_len
+            * self.model.flops_per_token(self.sequence_len)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,9 +35,8 @@ class Question:
             return says(name, answer)
         if self.kind == "pydocs":
             return begins_like(answer, self.expected) or not self.is_taught and admits_not_knowing(answer)
-        if admits_not_knowing(self.expected):
-            return admits_not_knowing(answer)
-        return smalltalk.are_alike(answer, self.expected)
+        both_admit = admits_not_knowing(answer) and admits_not_knowing(self.expected)
+        return both_admit or smalltalk.are_alike(answer, self.expected)
 
     def leaks(self, answer: str, name: str) -> bool:
         """Whether the answer names the persona, of whom nobody asked."""

@@ -232,7 +232,10 @@ def test_joined_rows_hold_what_they_held_when_that_was_recorded(files, tokenizer
     """Other rows are another meaning of mid and sft: raise their versions in trainer/fingerprints.py."""
     loader = conversations(files, tokenizer, 96, turns=4, together=files)
     batches = [loader.batch(step, 8) for step in range(16)]
-    assert hashlib.sha256(b"".join(part.tobytes() for batch in batches for part in batch)).hexdigest()[:16] == "7e777b3a19315f76"
+    assert (
+        hashlib.sha256(b"".join(part.tobytes() for batch in batches for part in batch)).hexdigest()[:16]
+        == "7e777b3a19315f76"
+    )
 
 
 def test_a_conversation_that_is_too_long_forgets_its_oldest_turns_whole(tokenizer, spell):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from data import smalltalk
 from trainer import scores, turns
 from trainer.turns import Question
 
@@ -92,6 +93,7 @@ def test_a_name_leaks_where_it_is_said_as_a_word_and_was_not_asked_for():
             True,
         ),
         (Question("other", "", "Hi! Ask me about Python's library."), REFUSED, False),
+        (Question("other", "", smalltalk.TOLD_ALL[1]), smalltalk.TOLD_ALL[0], True),
         (Question("other", "", REFUSED), "Goodbye!", False),
         (Question("other", "", REFUSED), "I do not know what that does.", True),
     ],
