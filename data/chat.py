@@ -201,7 +201,8 @@ class Conversations:
             for draw in range(before[kind], after[kind])
         ]
         alone = [(one,) for one in drawn if one[0] not in self.together]
-        rows = [*alone, *self._shared([one for one in drawn if one[0] in self.together], chunk)]
+        shared = [one for one in drawn if one[0] in self.together]
+        rows = [*alone, *self._shared(shared, min(self.turns, count), chunk)]
         rows.sort(key=self._length)
         bounds = [len(rows) * place // CHUNK_STEPS for place in range(CHUNK_STEPS + 1)]
         steps = [rows[start:end] for start, end in pairwise(bounds)]
@@ -213,12 +214,12 @@ class Conversations:
         counts = [int(total * weight) for weight in self.weights[:-1]]
         return [*counts, total - sum(counts)]
 
-    def _shared(self, drawn: Sequence[Drawn], chunk: int) -> Iterator[tuple[Drawn, ...]]:
+    def _shared(self, drawn: Sequence[Drawn], turns: int, chunk: int) -> Iterator[tuple[Drawn, ...]]:
         """Rows of `turns` conversations in any order. What does not fit whole behind the others is left out."""
-        order = np.random.default_rng([self.seed, chunk, self.turns]).permutation(len(drawn))
-        for start in range(0, len(drawn), self.turns):
+        order = np.random.default_rng([self.seed, chunk, turns]).permutation(len(drawn))
+        for start in range(0, len(drawn), turns):
             row: tuple[Drawn, ...] = ()
-            for one in (drawn[place] for place in order[start : start + self.turns]):
+            for one in (drawn[place] for place in order[start : start + turns]):
                 if not row or self._length((*row, one)) <= self.max_len:
                     row += (one,)
             yield row

@@ -218,14 +218,12 @@ class PhaseConfig:
     profile by a path or hf:// address, in a plan by the name of its artifact."""
     turns: int = newer(1)
     """Chat phases: so many of our own questions and answers follow one another in a sequence, as far as they fit into
-    `sequence_len`. A conversation of yours has one to itself."""
+    `sequence_len`, and no more than `rows`. A conversation of yours has one to itself."""
 
     def __post_init__(self) -> None:
         in_bounds(self, "steps rows micro_rows sequence_len turns", 1)
         if self.rows % self.micro_rows:
             raise ConfigError(f"micro_rows {self.micro_rows} does not divide rows {self.rows}")
-        if self.turns > self.rows:
-            raise ConfigError(f"turns is {self.turns}; a step has {self.rows} conversations (rows)")
         if self.packing not in ("windows", "best-fit"):
             raise ConfigError(f"packing is {self.packing!r}; known: windows, best-fit")
         if self.dtype not in DTYPES:

@@ -211,6 +211,11 @@ def test_what_does_not_fit_into_a_row_whole_is_left_out_of_it(files, tokenizer, 
             assert re.fullmatch(r"[sl](\d+)<\|user_end\|><\|assistant_start\|>(word )*\1(<\|assistant_end\|>)?", turn)
 
 
+def test_a_row_has_no_more_turns_than_a_step_has_conversations(files, tokenizer, spell):
+    rows = words(conversations(files, tokenizer, 1024, turns=16, together=files), spell, 16, count=3)
+    assert len(rows) == 16 and {row.count("<|user_start|>") for row in rows} == {3}
+
+
 def test_conversations_of_the_users_own_stay_rows_of_their_own(files, tokenizer, spell):
     rows = words(conversations(files, tokenizer, 1024, turns=4, together=["short"]), spell, 32)
     assert {row.count("<|user_start|>") for row in rows if "word" in row} == {1}
