@@ -102,7 +102,7 @@ def recent(messages: Sequence[Message], tokenizer: Tokenizer, room: int) -> tupl
     return [*head, *turns], ids
 
 
-def targets(ids: Sequence[int], mask: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def targets(ids: Sequence[int] | np.ndarray, mask: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(inputs, targets), both int64 (len(ids) - 1,): the next id, or -1 where it is not learnt."""
     after = np.array(ids[1:], np.int64)
     return np.array(ids[:-1], np.int64), np.where(np.array(mask[1:], bool), after, -1)
@@ -153,7 +153,9 @@ class Conversations:
         self.rows: list[list[tuple[np.ndarray, np.ndarray]]] = []  # ids and mask
         for kind in self.kinds:
             found = (one for path in files[kind] for one in read_conversations(Path(path)))
-            rows = [tuple(map(np.array, render(one, tokenizer, max_len + 1))) for one in found]
+            rows = [
+                (np.array(ids), np.array(mask)) for ids, mask in (render(one, tokenizer, max_len + 1) for one in found)
+            ]
             if not rows:
                 raise InputError(f"no conversations of kind {kind!r}")
             self.rows.append(rows)
