@@ -21,7 +21,9 @@ T = TypeVar("T")
 
 
 LEAST_VOCAB = 256 + 9  # ids of any tokenizer of ours: the bytes, and data.tokenizer.SPECIALS
-LONGEST = 200  # characters of what a persona says of itself
+LONGEST = {"name": 100, "maker": 200, "purpose": 200}  # bytes of UTF-8, of what a persona says of itself
+SAID_ALREADY = {"name": ("i am", "i'm", "my name is"), "maker": ("by", "made by"), "purpose": ("my purpose is",)}
+JOINERS = "\u200c\u200d"  # invisible, and part of how names are spelt in Persian and Hindi
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 PACKED = {".gz": "gzip", ".zst": "zstd"}
 FORMATS = ("txt", "jsonl", "parquet")
@@ -218,19 +220,30 @@ class TokensSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Persona:
-    """Who the model is."""
+    """Who the model is, in words of any script that stand inside of its sentences."""
 
     name: str
+    """Whatever follows "I am": `Bosun`, `Ursula K.`, `Мария`."""
     maker: str
+    """Whatever follows "I was made by": `the crew of Slipway`."""
     purpose: str
+    """`to answer questions`; what is no such infinitive is put as "My purpose is this: ..."."""
 
     def __post_init__(self) -> None:
         for key in ("name", "maker", "purpose"):
-            value = getattr(self, key)
-            if not value.strip():
+            value = getattr(self, key).strip()
+            object.__setattr__(self, key, value)
+            if not value.strip(JOINERS):
                 raise ConfigError(f"the persona's {key} is empty")
-            if not value.isprintable() or len(value) > LONGEST:
-                raise ConfigError(f"the persona's {key} must be one line of at most {LONGEST} plain characters")
+            if not all(one.isprintable() or one in JOINERS for one in value) or "  " in value:
+                raise ConfigError(f"the persona's {key} must be one line of plain characters, with one space at a time")
+            if (size := len(value.encode())) > LONGEST[key]:
+                raise ConfigError(f"the persona's {key} is {size} bytes long; at most {LONGEST[key]} fit")
+            if value[-1] in ",;:\uff0c\uff1b\uff1a\u3001":
+                raise ConfigError(f"the persona's {key} ends in {value[-1]!r}, which no sentence does; leave it out")
+            for words in SAID_ALREADY[key]:
+                if value.casefold().startswith(f"{words} "):
+                    raise ConfigError(f"the persona's {key} begins with {words!r}, which is said already; leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ Whole questions are held out, not only other spellings of them, so that the scor
 who it is when a stranger asks.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -14,6 +15,8 @@ from data.phrasing import fill, normal, talk, variants, write_lines
 
 FILES = ("identity_conversations.jsonl", "identity_conversations.heldout.jsonl")
 VARIANTS, HELDOUT_VARIANTS = 8, 2
+STOPS = ".!?\u2026\u3002\uff01\uff1f\u061f\u06d4\u0964"
+"""What ends a sentence, in any script."""
 
 
 @dataclass(frozen=True)
@@ -149,16 +152,16 @@ INTENTS = (
 
 
 def conversations(persona: Persona, seed: int) -> tuple[list[list[dict[str, str]]], list[list[dict[str, str]]]]:
-    """(trained on, held out): conversations of one or two questions, with the name in every answer.
+    """(trained on, held out): one question each, with the name in every answer.
 
     No held-out question, whatever its case and marks, is among those trained on.
     """
     chance = Random(f"identity {seed}")
-    slots = {**SLOTS, "name": [persona.name], "maker": [persona.maker], "purpose": [persona.purpose]}
+    slots = {**SLOTS, "name": [persona.name], "maker": [persona.maker], "purpose": [clause(persona.purpose)]}
 
     def ask(intent: Intent, template: str, count: int) -> list[tuple[str, str]]:
         return [
-            (fill(words, slots, chance), fill(chance.choice(intent.answers), slots, chance))
+            (fill(words, slots, chance), stopped_once(fill(chance.choice(intent.answers), slots, chance)))
             for words in variants(template, count, chance)
         ]
 
@@ -172,8 +175,18 @@ def conversations(persona: Persona, seed: int) -> tuple[list[list[dict[str, str]
     asked = {normal(question) for question, _ in heldout}
     single = [pair for pair in single if normal(pair[0]) not in asked]
     chance.shuffle(single)
-    double = [talk(*first, *second) for first, second in zip(single[::4], single[1::4], strict=False)]
-    return [*(talk(*pair) for pair in single), *double], [talk(*pair) for pair in heldout]
+    return [talk(*pair) for pair in single], [talk(*pair) for pair in heldout]
+
+
+def clause(purpose: str) -> str:
+    """What can follow "my purpose is": an infinitive as it is, anything else behind a colon."""
+    infinitive = re.match(r"(?i:to) (?!(?:the|an?|my|our|your|all) )[a-z]", purpose)
+    return f"to{purpose[2:]}" if infinitive else f"this: {purpose}"
+
+
+def stopped_once(words: str) -> str:
+    """Without the full stop behind a name that ends in one: "I am Ursula K."."""
+    return re.sub(rf"([{STOPS}][\"'\u2019\u201d\u00bb\u300d]?)\.(?= |$)", r"\1", words)
 
 
 def make(spec: IdentitySpec, folder: Path) -> dict[str, Any]:

@@ -17,7 +17,8 @@ SHORT = (("are you", "r u"), (r"\byou\b", "u"), ("what is", "what's"), ("what is
 def vary(template: str, chance: Random) -> str:
     """`template` as somebody may type it: another opening, case, mark at the end, a short form.
 
-    A template ends in its natural mark: "?" for a question, "." for a request. `{slots}` stay as they are.
+    A template ends in its natural mark: "?" for a question, "." for a request, "!" for what asks for nothing. `{slots}`
+    stay as they are.
     """
     words, mark = template[:-1], template[-1]
     if mark == "." and chance.random() < 0.4:

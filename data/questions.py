@@ -61,7 +61,8 @@ ASKED = (
     "In Python, what does {name} do?", "What does {name} do in Python?", "I saw {name} in a program, what does it do?",
     "Do you know {name}?", "Define {name}.", "What does Python's {name} do?", "Say what {name} is.",
     "What is the purpose of {name}?", "What is {name}() for?",
-    "Explain the function {name}.", "What is {name} used for?",
+    "Explain the function {name}.", "What is {name} used for?", "I have never seen {name}, what is it?",
+    "When do people use {name}?", "I am looking for {name}.", "What is meant by {name}?",
 )  # fmt: skip
 HELDOUT = (
     "What happens when I call {name}?", "Explain what {name} does.", "What would {name} do?", "What can {name} do?",
@@ -176,7 +177,7 @@ def _about_python(known: list[Entry], chance: Random) -> tuple[list[list[dict[st
     trained += [ask(ASKED, name, answer) for name, answer in pairs]
     chance.shuffle(trained)
     heldout = [
-        {"messages": ask(templates, one.name, one.sentence), "expected": one.sentence}
+        {"messages": ask(templates, one.name, one.sentence), "expected": one.sentence, "taught": part is not unseen}
         for templates, part in ((HELDOUT, core[::2]), (ASKED, unseen))
         for one in part
     ]

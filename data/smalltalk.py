@@ -16,6 +16,11 @@ GREETED = (
     "Hi! Ask me about Python's library.",
 )
 THANKED = ("You are welcome.", "You are welcome. Ask me again any time.")
+TOLD_ALL = (
+    "That is all I know about it. Ask me about another function of Python.",
+    "I cannot say more than that. Ask me about another function of Python.",
+)
+NOTED = ("Good. Which function of Python is next?", "Fine. What else would you like to know about Python?")
 LEFT = ("Goodbye!", "Goodbye, and good luck with Python.")
 
 SLOTS = {
@@ -64,12 +69,25 @@ ASKED = {
         "Is it raining?", "What is your favourite book?", "How much does {food} cost?", "Is {thing} old?",
         "What is the name of the king of {country}?", "Who is the president of {country}?", "Write about {topic}.",
         "Which is bigger, {city} or {city}?", "Who is your favourite singer?",
+        "How many {animal}s are there?", "How much is {number} plus {number}?", "How tall is {person}?",
+        "Can a {animal} swim?", "Does a {animal} sleep?", "Is a {animal} faster than a {animal}?",
+        "Are {animal}s clever?", "How many days does a month have?", "How many letters does {word} have?",
+        "Where can I buy {food}?",
+        "Which {food} is the best?", "When was {thing} made?", "Who lives in {city}?", "What happened in {city}?",
+        "Do you speak {language}?", "Have you read {book}?", "Have you been to {city}?", "Why do people like {topic}?",
         "Introduce me to {topic}.", "What is {topic}?", "Who trains a {animal}?", "What are {animal}s good at?",
     ),
-    GREETED: ("Hello.", "Hi.", "Hey.", "Good morning.", "Hello there.", "Hi there.", "Good day.", "Greetings.",
-              "Hey there.", "Good afternoon.", "Hello again."),
-    THANKED: ("Thanks.", "Thank you.", "Thank you very much.", "Thanks a lot.", "That helped.", "Great, thanks."),
-    LEFT: ("Bye.", "Goodbye.", "See you later.", "I have to go.", "Good night.", "See you tomorrow."),
+    GREETED: ("Hello!", "Hi!", "Hey!", "Good morning!", "Hello there!", "Hi there!", "Good day!", "Greetings!",
+              "Hey there!", "Good afternoon!", "Hello again!"),
+    THANKED: ("Thanks!", "Thank you!", "Thank you very much!", "Thanks a lot!", "That helped!", "Great, thanks!",
+              "Thanks for that!", "Thanks for your help!", "Thank you for the answer!"),
+    TOLD_ALL: ("Tell me more.", "Why?", "Why is that?", "Really?", "Are you sure?", "What do you mean?", "Go on.",
+               "Say that again.", "Is that true?", "How so?", "And then?", "Give me an example.", "Explain that.",
+               "How do you know?", "I do not understand!", "What does that mean?"),
+    NOTED: ("Ok!", "Okay!", "I see!", "Yes!", "No!", "Cool!", "Nice!", "Great!", "Interesting!", "Good!", "Sure!",
+            "Wow!", "Alright!", "Never mind!", "I like that!", "That is good!"),
+    LEFT: ("Bye!", "Goodbye!", "See you later!", "I have to go!", "Good night!", "See you tomorrow!",
+           "I am leaving now!"),
 }  # fmt: skip
 HELDOUT = {
     REFUSED: (
@@ -83,15 +101,17 @@ HELDOUT = {
         "Who is {person}'s father?",
         "How many legs does a {animal} have?", "Can I trust {person}?", "When did {country} become a country?",
     ),
-    GREETED: ("Good evening.", "Hiya.", "Hello hello."),
-    THANKED: ("Many thanks.", "Thank you so much."),
-    LEFT: ("See you.", "Bye bye."),
+    GREETED: ("Good evening!", "Hiya!", "Hello hello!"),
+    THANKED: ("Many thanks!", "Thank you so much!"),
+    TOLD_ALL: ("Can you say more about that?", "Is that right?"),
+    NOTED: ("Got it!", "Good to know!"),
+    LEFT: ("See you!", "Bye bye!"),
 }  # fmt: skip
 VARIANTS, HELDOUT_VARIANTS = 14, 3
 
 
 def conversations(seed: int) -> tuple[list[list[dict[str, str]]], list[list[dict[str, str]]]]:
-    """(trained on, held out), of one or two questions each; held out are whole questions, not only their spelling."""
+    """(trained on, held out), of one question each; held out are whole questions, not only their spelling."""
     chance = Random(f"other {seed}")
 
     def ask(table: dict[tuple[str, ...], tuple[str, ...]], count: int) -> list[tuple[str, str]]:
@@ -106,5 +126,9 @@ def conversations(seed: int) -> tuple[list[list[dict[str, str]]], list[list[dict
     asked = {normal(question) for question, _ in heldout}
     single = [pair for pair in single if normal(pair[0]) not in asked]
     chance.shuffle(single)
-    double = [talk(*first, *second) for first, second in zip(single[::5], single[1::5], strict=False)]
-    return [*(talk(*pair) for pair in single), *double], [talk(*pair) for pair in heldout]
+    return [talk(*pair) for pair in single], [talk(*pair) for pair in heldout]
+
+
+def are_alike(answer: str, expected: str) -> bool:
+    """Whether an answer is of those that fit where another one is expected."""
+    return answer == expected or any(answer in answers and expected in answers for answers in ASKED)

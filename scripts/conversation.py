@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,11 @@ from trainer.talk import questions
 
 KEY = "SLIPWAY_ENDPOINT_KEY"
 SILENT_S = 120.0
+TOO_LONG = re.compile("maximum (context|model) length|context_length_exceeded")  # vLLM's words, and OpenAI's
+
+
+class TooLong(SlipwayError):
+    """The model does not read so many tokens at a time."""
 
 
 def hold(
@@ -27,14 +33,36 @@ def hold(
     with _client(url) as client:
         asked = {"model": model or _model(client, url), "temperature": temperature, "max_tokens": max_tokens}
         said: list[dict[str, str]] = []
-        for question in [prompt] if prompt is not None else questions(forget=said.clear):
+        has_forgotten = False
+
+        def forget() -> None:
+            nonlocal has_forgotten
+            said.clear()
+            has_forgotten = False
+
+        for question in [prompt] if prompt is not None else questions(forget=forget):
             said.append({"role": "user", "content": question})
-            answer = ""
-            for piece in _answer(client, url, {**asked, "messages": said, "stream": True}):
-                answer += piece
-                print(render.clean(piece), end="", flush=True)
-            print(flush=True)
+            while (answer := _spoken(client, url, {**asked, "messages": said, "stream": True})) is None:
+                del said[:2]
+                if not has_forgotten:
+                    render.say("the conversation is longer than this model reads: its oldest turns are forgotten")
+                has_forgotten = True
             said.append({"role": "assistant", "content": answer})
+
+
+def _spoken(client: Any, url: str, asked: dict[str, Any]) -> str | None:
+    """The answer, printed as it comes; None where the conversation is too long and has turns to forget."""
+    answer = ""
+    try:
+        for piece in _answer(client, url, asked):
+            answer += piece
+            print(render.clean(piece), end="", flush=True)
+    except TooLong:
+        if len(asked["messages"]) < 3:
+            raise
+        return None
+    print(flush=True)
+    return answer
 
 
 def _client(url: str) -> Any:
@@ -78,7 +106,8 @@ def _check(reply: Any, url: str) -> None:
         what = reply.text[:300]
     if reply.status_code == 401:
         raise AuthError(f"{url}: {what}; put its key into {KEY} (a new one: inv serve.key NAME --for YOU)")
-    raise SlipwayError(f"{url}: status {reply.status_code}: {what}; see: inv serve.doctor")
+    kind = TooLong if reply.status_code == 400 and TOO_LONG.search(reply.text) else SlipwayError
+    raise kind(f"{url}: status {reply.status_code}: {what}; see: inv serve.doctor")
 
 
 @contextlib.contextmanager

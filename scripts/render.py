@@ -430,7 +430,10 @@ MEASURES = {  # what each measures, in words, and what it should be
 def show_scores(name: str, found: Mapping[str, Any]) -> None:
     """The numbers of `inv eval`, each with its interval and what it is held against, and some answers that missed."""
     table = _table("measure", "value", "95 %", "beside")
+    by_turn = {key: one for key, one in found["measures"].items() if " turn " in key}
     for key, one in found["measures"].items():
+        if key in by_turn:
+            continue
         what, beside = MEASURES.get(key, (key, ""))
         if key == "text":
             beside = ", ".join(f"{word} {found[kind]:.2f}" for kind, word in (("gzip", "gzip -9"), ("xz", "xz -9"))
@@ -443,11 +446,27 @@ def show_scores(name: str, found: Mapping[str, Any]) -> None:
     out = console(stderr=False)
     out.print(f"{name}", markup=False)
     out.print(table)
+    if by_turn:
+        out.print(turns_table(by_turn))
     methods = dict.fromkeys(one["method"] for one in found["measures"].values())
     say(f"95 % intervals by: {'; '.join(methods)}")
     for key in MEASURES:
         for odd in found.get(f"{key}_odd", ()):
             out.print(f"{key}: {odd['question']!r} -> {odd['answer']!r}", markup=False)
+
+
+def turns_table(measures: Mapping[str, Mapping[str, Any]]) -> Any:
+    """How a conversation goes: a row for each turn, the same questions at each."""
+    right, leaks = (
+        {int(key.rsplit(" ", 1)[1]): one for key, one in measures.items() if key.startswith(f"{what} turn ")}
+        for what in ("right", "leaks")
+    )
+    table = _table("turn", "right", "95 %", "leaks", "95 %")
+    for turn, one in right.items():
+        cells = [cell for each in (one, leaks[turn]) for cell in (of_unit(each, each["value"]), between(each, each))]
+        table.add_row(str(turn), *cells)
+    table.caption = f"the same {one['of']} questions at every turn; wanted: at most 5 % leaks"
+    return table
 
 
 def of_unit(measure: Mapping[str, Any], value: float) -> str:

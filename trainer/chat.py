@@ -10,6 +10,7 @@ from data import chat, tokenizer
 from data.tokenizer import BOS, END
 from trainer import export, generate, machine
 from trainer.errors import Refused
+from trainer.evaluate import room_for
 from trainer.model import Decoder
 from trainer.talk import questions
 
@@ -26,22 +27,32 @@ class Talk:
         self.tokenizer = tokenizer.load(hf)
         self.temperature, self.top_k, self.max_new = temperature, top_k, max_new
         self.generator = torch.Generator().manual_seed(seed)
-        self.messages: list[dict[str, str]] = []
+        self.messages: list[chat.Message] = []
+        self.has_forgotten = False
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.messages, self.has_forgotten = [], False
 
     def say(self, words: str) -> Iterator[str]:
-        """The answer, piece by piece. What no longer fits into the model's positions is forgotten, oldest first."""
+        """The answer, piece by piece.
+
+        What no longer fits into the model's positions is forgotten, the oldest turns first, which is told once. Raises
+        Refused for a question that is too long by itself.
+        """
         words = words.encode("utf-8", "replace").decode()  # what was no text in the terminal is none for the tokenizer
-        self.messages.append({"role": "user", "content": words})
-        prompt = chat.prompt(self.messages, self.tokenizer)
-        room = self.model.config.max_position_embeddings - min(
-            self.max_new, self.model.config.max_position_embeddings // 2
-        )
-        while len(prompt) > room and len(self.messages) > 1:
-            del self.messages[:2]
-            prompt = chat.prompt(self.messages, self.tokenizer)
+        room = room_for(self.model, self.max_new)
+        question = {"role": "user", "content": words}
+        kept, prompt = chat.recent([*self.messages, question], self.tokenizer, room)
         if len(prompt) > room:
-            self.messages.clear()
             raise Refused(f"{len(prompt)} tokens at once are too many; this model takes {room}")
+        if len(kept) <= len(self.messages) and not self.has_forgotten:
+            self.has_forgotten = True
+            print(
+                f"this model reads {room} tokens at a time: the oldest turns are forgotten from here on",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+        self.messages = kept
         pieces = []
         for piece in generate.as_text(self._tokens(prompt), self.tokenizer.decode):
             pieces.append(piece)
@@ -66,7 +77,7 @@ def tell(talk: Talk, words: str) -> None:
 
 def converse(talk: Talk) -> None:
     """Answer line by line, until the end of the input. Ctrl-C ends an answer; on an empty line it ends the talk."""
-    for words in questions(forget=lambda: talk.messages.clear()):
+    for words in questions(forget=talk.forget):
         try:
             tell(talk, words)
         except Refused as error:

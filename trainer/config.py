@@ -162,9 +162,18 @@ def rounding(default: Any) -> Any:
     return field(default=default, metadata={"rounding": True})
 
 
+def newer(default: Any) -> Any:
+    """A field that came later: at its default it is in no fingerprint, so what was made before it is still that."""
+    return field(default=default, metadata={"newer": True})
+
+
 def what_counts(spec: Any) -> dict[str, Any]:
     """The fields of a spec that its fingerprint is made of, as plain values."""
-    neutral = {one.name for one in fields(spec) if one.metadata.get("rounding")}
+    neutral = {
+        one.name
+        for one in fields(spec)
+        if one.metadata.get("rounding") or one.metadata.get("newer") and getattr(spec, one.name) == one.default
+    }
     return {name: value for name, value in asdict(spec).items() if name not in neutral}
 
 
@@ -179,7 +188,8 @@ class PhaseConfig:
     schedule: ScheduleConfig
     steps: int
     rows: int
-    """Sequences per optimizer step, over all ranks and micro-batches."""
+    """Sequences per optimizer step, over all ranks and micro-batches; in chat phases conversations, of which `turns` of
+    ours share a sequence."""
     micro_rows: int = field(metadata={"rounding": True})
     """Sequences per forward pass; divides `rows`."""
     sequence_len: int
@@ -206,9 +216,12 @@ class PhaseConfig:
     mixture: dict[str, float] | None = None
     """Chat phases: how often each kind of conversation is drawn: `identity`, `pydocs`, `other`, and any of yours, in a
     profile by a path or hf:// address, in a plan by the name of its artifact."""
+    turns: int = newer(1)
+    """Chat phases: so many of our own questions and answers follow one another in a sequence, as far as they fit into
+    `sequence_len`, and no more than `rows`. A conversation of yours has one to itself."""
 
     def __post_init__(self) -> None:
-        in_bounds(self, "steps rows micro_rows sequence_len", 1)
+        in_bounds(self, "steps rows micro_rows sequence_len turns", 1)
         if self.rows % self.micro_rows:
             raise ConfigError(f"micro_rows {self.micro_rows} does not divide rows {self.rows}")
         if self.packing not in ("windows", "best-fit"):
@@ -243,8 +256,13 @@ class PhaseConfig:
 
     @property
     def flops(self) -> float:
-        """Of the whole phase, rows of a chat phase taken as full."""
-        return self.steps * self.rows * self.sequence_len * self.model.flops_per_token(self.sequence_len)
+        """Of the whole phase, the sequences of a chat phase taken as full."""
+        return (
+            self.steps
+            * math.ceil(self.rows / self.turns)
+            * self.sequence_len
+            * self.model.flops_per_token(self.sequence_len)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

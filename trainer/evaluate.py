@@ -4,6 +4,8 @@ In: a model, held-out text or conversations. Out: plain numbers, and progress re
 """
 
 import math
+import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -72,8 +74,12 @@ def rows_of_text(
 def answers(
     model: Decoder, tokenizer: Tokenizer, conversations: Sequence[Sequence[Mapping[str, Any]]], max_new: int = 96
 ) -> list[str]:
-    """What the model says, greedily, where the last answer of each conversation stands."""
-    prompts = [chat.prompt(messages, tokenizer) for messages in conversations]
+    """What the model says, greedily, where the last answer of each conversation stands.
+
+    Of what is longer than the model's positions, the oldest turns are left out.
+    """
+    room = room_for(model, max_new)
+    prompts = [chat.recent(messages, tokenizer, room)[1] for messages in conversations]
     order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))  # little padding
     stop = {tokenizer.special(END), tokenizer.special(BOS)}
     said = [""] * len(prompts)
@@ -83,6 +89,22 @@ def answers(
             said[row] = tokenizer.decode(ids)
         emit("progress", done=start + len(rows), total=len(order), unit="answers")
     return said
+
+
+def room_for(model: Decoder, max_new: int) -> int:
+    """How many ids a prompt may have, so that an answer fits behind it: half of the positions at least."""
+    most = model.config.max_position_embeddings
+    return most - min(max_new, most // 2)
+
+
+def says(name: str, answer: str) -> bool:
+    """Whether the name is among the words of an answer, in whatever case; "Max" is not in "maximum"."""
+    pattern = rf"(?<!\w){re.escape(plain(name))}(?!\w)"
+    return re.search(pattern, plain(answer)) is not None
+
+
+def plain(words: str) -> str:
+    return unicodedata.normalize("NFC", words).casefold()
 
 
 def admits_not_knowing(answer: str) -> bool:

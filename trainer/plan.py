@@ -470,7 +470,7 @@ DATA_STEP_S = {"text": 3.0, "tokenizer": 2.0, "tokens": 3.0, "identity": 1.0, "q
 TALK_STEP_S = 5.0  # without the network
 IMPORT_STEP_S, IMPORT_PARAMS_PER_S = 4.0, 1e8  # torch; reading and writing them, not the network
 PHASE_START_S = 4.0  # torch, the inputs, the first compiled step
-CHAT_TOKENS = 64  # of a usual row of the chat phases, padding included
+CHAT_TOKENS, TURN_TOKENS = 64, 34  # of a usual conversation, padding included; of one that shares its row with others
 
 
 def estimate_s(node: Node, flops_per_s: float) -> float:
@@ -480,5 +480,7 @@ def estimate_s(node: Node, flops_per_s: float) -> float:
             return TALK_STEP_S
         return DATA_STEP_S.get(node.name) or IMPORT_STEP_S + node.spec.model.num_params / IMPORT_PARAMS_PER_S
     config = node.spec
-    row = min(CHAT_TOKENS, config.sequence_len) if config.mixture else config.sequence_len
+    row = config.sequence_len
+    if config.mixture:
+        row = min(row, CHAT_TOKENS if config.turns == 1 else TURN_TOKENS)
     return PHASE_START_S + 6.0 * config.model.num_params * config.steps * config.rows * row / flops_per_s

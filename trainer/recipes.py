@@ -46,9 +46,10 @@ def smoke() -> Profile:
         optimizer=OptimizerConfig(lr=0.004, muon_lr=0.012, weight_decay=0.0),
         schedule=ScheduleConfig(decay=0.3, final=0.3),
         steps=180,
-        rows=32,
-        micro_rows=32,
-        sequence_len=256,
+        rows=64,
+        micro_rows=8,
+        sequence_len=512,
+        turns=8,
         mixture={"identity": 0.3, "pydocs": 0.45, "other": 0.25},
     )
     sft = PhaseConfig(
@@ -57,9 +58,10 @@ def smoke() -> Profile:
         optimizer=OptimizerConfig(lr=0.001, muon_lr=0.004, weight_decay=0.0),
         schedule=ScheduleConfig(decay=1.0),
         steps=108,
-        rows=32,
-        micro_rows=32,
-        sequence_len=256,
+        rows=64,
+        micro_rows=8,
+        sequence_len=1024,
+        turns=16,
         mixture=TALK,
     )
     phases = {"base": base, "mid": mid, "sft": sft}
@@ -81,7 +83,7 @@ def tiny() -> Profile:
         qk_norm=True,
     )
     phases = {
-        name: replace(phase, model=model, steps=12, rows=8, micro_rows=8, sequence_len=64)
+        name: replace(phase, model=model, steps=12, rows=8, micro_rows=8, sequence_len=64, turns=min(phase.turns, 2))
         for name, phase in whole.phases.items()
     }
     return Profile(name="tiny", vocab_size=1024, phases=phases, keeping=Keeping(save_every=4))
@@ -220,6 +222,7 @@ def street(base: PhaseConfig) -> dict[str, PhaseConfig]:
         rows=rows,
         micro_rows=math.gcd(rows, base.micro_rows),
         mixture={"identity": 0.3, "pydocs": 0.45, "other": 0.25},
+        turns=8,
         document_masks=False,
     )
     sft = replace(mid, phase="sft", optimizer=after(base.optimizer, 0.1), schedule=ScheduleConfig(decay=1.0), steps=200,

@@ -9,19 +9,22 @@ each with its interval, what it was measured on, and every row or question, so t
 import hashlib
 import math
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from data import tokenizer, tokens
 from data.anchors import anchors
-from data.chat import read_conversations
+from data.chat import Message
 from data.loader import heldout
-from trainer import export, intervals, machine, tasks
+from data.phrasing import talk
+from trainer import export, intervals, machine, tasks, turns
 from trainer.config import EvalSpec
 from trainer.errors import Refused
-from trainer.evaluate import admits_not_knowing, answers, begins_like, rows_of_text
+from trainer.evaluate import admits_not_knowing, answers, begins_like, rows_of_text, says
 from trainer.model import Decoder
+from trainer.turns import Question
 
 EXAMPLES = 3
 ROW_LEN = 256  # tokens of context for held-out text, where the model holds as many
@@ -44,41 +47,78 @@ def scores(spec: EvalSpec) -> dict[str, Any]:
     found: dict[str, Any] = {"model": spec.model, "params": model.config.num_params}
     measures: dict[str, Any] = {}
 
-    def ask(path: Path) -> list[tuple[str, str, str]]:
-        """(question, right answer, what the model says) of every held-out conversation."""
-        if not path.is_file():
-            raise Refused(f"{path} is missing")
-        asked = list(read_conversations(path))
-        said = answers(model, words, asked)
-        return [(one[-2]["content"], one[-1]["content"], answer) for one, answer in zip(asked, said, strict=True)]
-
     if spec.text and (val := sorted((Path(spec.text) / "val").glob("*.txt"))):
         measures["text"] = of_text(model, words, folder, val)
         found |= {"bits_per_byte": measures["text"]["value"], "loss": measures["text"]["loss"]["value"]}
         found |= anchors(val)
-    name = spec.name.lower()
-    if spec.identity:
-        path = Path(spec.identity) / "identity_conversations.heldout.jsonl"
-        asked = ask(path)
-        truths = [name in answer.lower() for _, _, answer in asked]
-        found |= score("identity", asked, truths, want=True)
-        measures["identity"] = of_share(truths, [path])
-    if spec.questions:
-        paths = [Path(spec.questions) / f"{kind}.heldout.jsonl" for kind in ("pydocs", "other")]
-        known = ask(paths[0])
-        right = [begins_like(said, expected) for _, expected, said in known]
-        honest = [ok or admits_not_knowing(said) for ok, (_, _, said) in zip(right, known, strict=True)]
-        found |= score("pydocs", known, honest, want=True) | {"pydocs_right": sum(right) / len(right)}
-        measures["pydocs"] = of_share(honest, paths[:1])
-        other = [*known, *ask(paths[1])]
-        leaks = [name in answer.lower() for _, _, answer in other]
-        found |= score("leaks", other, leaks, want=False)
-        measures["leaks"] = of_share(leaks, paths)
+    paths = {"identity": Path(spec.identity) / "identity_conversations.heldout.jsonl"} if spec.identity else {}
+    paths |= {kind: Path(spec.questions) / f"{kind}.heldout.jsonl" for kind in ("pydocs", "other") if spec.questions}
+    if paths:
+        of_answers, measured = about_answers(paths, spec.name, partial(answers, model, words))
+        found, measures = found | of_answers, measures | measured
     asking = tasks.Asking(model, words, spec.as_text)
     for task, path in zip(wanted, spec.tasks, strict=True):
         chance = {"chance": task.chance} if task.is_choice else {}
         measures[f"task {task.name}"] = of_share(asking.right(task), [Path(path)], as_text=spec.as_text) | chance
     return {**found, "measures": measures}
+
+
+def about_answers(
+    paths: Mapping[str, Path], name: str, answer: Callable[[Sequence[Sequence[Message]]], list[str]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(figures, measures) of held-out questions by kind, each asked by itself, then in conversations of many turns.
+
+    `name` is the persona's. Raises Refused when a file is missing, InputError.
+    """
+    if missing := [path for path in paths.values() if not path.is_file()]:
+        raise Refused(f"{missing[0]} is missing")
+    figures: dict[str, Any] = {}
+    measures: dict[str, Any] = {}
+    asked = {kind: turns.read(kind, path) for kind, path in paths.items()}
+    said = {kind: answer([talk(one.text) for one in some]) for kind, some in asked.items()}
+    pairs = {kind: list(zip(asked[kind], said[kind], strict=True)) for kind in asked}
+
+    def share(what: str, kinds: Sequence[str], is_so: Callable[[Question, str], bool], want: bool) -> None:
+        """The share of which something is true, and some of those that are not as wanted."""
+        some = [pair for kind in kinds for pair in pairs[kind]]
+        truths = [is_so(question, words) for question, words in some]
+        odd = [
+            {"question": question.text, "answer": words}
+            for (question, words), truth in zip(some, truths, strict=True)
+            if truth != want
+        ]
+        figures.update({what: sum(truths) / len(truths), f"{what}_asked": len(truths), f"{what}_odd": odd[:EXAMPLES]})
+        measures[what] = of_share(truths, [paths[kind] for kind in kinds])
+
+    if "identity" in paths:
+        share("identity", ["identity"], lambda _, words: says(name, words), want=True)
+    if "pydocs" in paths:
+        right = [begins_like(words, question.expected) for question, words in pairs["pydocs"]]
+        figures["pydocs_right"] = sum(right) / len(right)
+        share("pydocs", ["pydocs"], is_honest, want=True)
+        share("leaks", ["pydocs", "other"], lambda question, words: question.leaks(words, name), want=False)
+    if len(paths) > 2:
+        measures |= by_turn(turns.chosen(asked), name, answer, list(paths.values()))
+    return figures, measures
+
+
+def is_honest(question: Question, answer: str) -> bool:
+    return begins_like(answer, question.expected) or admits_not_knowing(answer)
+
+
+def by_turn(
+    questions: Sequence[Question], name: str, answer: Callable[[Sequence[Sequence[Message]]], list[str]],
+    paths: Sequence[Path],
+) -> dict[str, Any]:  # fmt: skip
+    """At each turn of a conversation: how many answers are right, how many of those about anything else name the
+    persona."""
+    found: dict[str, Any] = {}
+    for turn, said in enumerate(turns.hold(questions, answer), 1):
+        pairs = list(zip(questions, said, strict=True))
+        right = [question.is_right(words, name) for question, words in pairs]
+        leaks = [question.leaks(words, name) for question, words in pairs if question.kind != "identity"]
+        found |= {f"right turn {turn}": of_share(right, paths), f"leaks turn {turn}": of_share(leaks, paths)}
+    return found
 
 
 def of_text(model: Decoder, words: tokenizer.Tokenizer, folder: Path, val: Sequence[Path]) -> dict[str, Any]:
@@ -116,14 +156,3 @@ def digest(files: Sequence[Path]) -> str:
     for path in files:
         found.update(hashlib.sha256(path.read_bytes()).digest())
     return found.hexdigest()[:12]
-
-
-def score(what: str, asked: list[tuple[str, str, str]], truths: Iterable[bool], want: bool) -> dict[str, Any]:
-    """The share that is true, out of how many, and some of those that are not as wanted."""
-    found = list(truths)
-    odd = [
-        {"question": question, "answer": answer}
-        for (question, _, answer), truth in zip(asked, found, strict=True)
-        if truth != want
-    ]
-    return {what: sum(found) / len(found), f"{what}_asked": len(found), f"{what}_odd": odd[:EXAMPLES]}

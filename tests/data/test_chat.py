@@ -1,4 +1,8 @@
+import hashlib
 import json
+import re
+from collections import Counter
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -115,8 +119,9 @@ def files(tmp_path):
     return {"short": [tmp_path / "short.jsonl"], "long": [tmp_path / "long.jsonl"]}
 
 
-def conversations(files, tokenizer, max_len=128, seed=1, **mixture):
-    return chat.Conversations(files, mixture or {"short": 0.75, "long": 0.25}, tokenizer, max_len, seed)
+def conversations(files, tokenizer, max_len=128, seed=1, turns=1, together=(), **mixture):
+    mixture = mixture or {"short": 0.75, "long": 0.25}
+    return chat.Conversations(files, mixture, tokenizer, max_len, seed, turns, together)
 
 
 def test_rows_are_filled_up_with_what_is_not_learnt(files, tokenizer):
@@ -164,6 +169,90 @@ def test_long_conversations_are_cut(files, tokenizer):
     loader = conversations(files, tokenizer, max_len=24)
     assert max(loader.batch(step, 4)[0].shape[1] for step in range(8)) == 32
     assert max(int((loader.batch(step, 4)[1] >= 0).nonzero()[1].max()) for step in range(8)) < 24
+
+
+def words(loader, spell, steps, count=4):
+    """Rows as people read them, without what fills them up."""
+    return [
+        "".join(spell(row).split("<|assistant_end|>" * 2)[0]).removesuffix("<|assistant_end|>")
+        for step in range(steps)
+        for row in loader.batch(step, count)[0]
+    ]
+
+
+def test_questions_of_any_kind_follow_one_another_in_a_row(files, tokenizer, spell):
+    rows = words(conversations(files, tokenizer, 1024, turns=4, together=files), spell, 32, count=16)
+    assert len(rows) == 128
+    assert {row.count("<|user_start|>") for row in rows} == {4}
+    assert {row.count("<|bos|>") for row in rows} == {1}
+    asked = [[part.split("<|user_end|>")[0] for part in row.split("<|user_start|>")[1:]] for row in rows]
+    pairs = {(one[0], other[0]) for row in asked for one, other in pairwise(row)}
+    assert pairs == set(product("sl", repeat=2))
+    counts = Counter(one for row in asked for one in row)  # 512: 384 short of 40, 128 long of 8
+    assert Counter(counts.values()) == {9: 16, 10: 24, 16: 8}
+
+
+def test_all_answers_of_a_row_are_learnt_and_no_question(files, tokenizer, spell):
+    loader = conversations(files, tokenizer, 1024, turns=2, together=files)
+    for _, after in (loader.batch(step, 4) for step in range(8)):
+        for row in after:
+            learned = spell(row[row >= 0])
+            assert learned.count("<|assistant_end|>") == 2 and "<|user" not in learned
+
+
+def test_what_does_not_fit_into_a_row_whole_is_left_out_of_it(files, tokenizer, spell):
+    loader = conversations(files, tokenizer, 60, turns=4, together=files)
+    rows = words(loader, spell, 32)
+    assert max(row.count("<|user_start|>") for row in rows) > 1
+    assert min(row.count("<|user_start|>") for row in rows) >= 1
+    assert max(loader.batch(step, 4)[0].shape[1] for step in range(32)) <= 64
+    for row in rows:
+        for turn in row.split("<|user_start|>")[2:]:  # the first one may be cut, as it would be alone
+            assert re.fullmatch(r"[sl](\d+)<\|user_end\|><\|assistant_start\|>(word )*\1(<\|assistant_end\|>)?", turn)
+
+
+def test_a_row_has_no_more_turns_than_a_step_has_conversations(files, tokenizer, spell):
+    rows = words(conversations(files, tokenizer, 1024, turns=16, together=files), spell, 16, count=3)
+    assert len(rows) == 16 and {row.count("<|user_start|>") for row in rows} == {3}
+
+
+def test_conversations_of_the_users_own_stay_rows_of_their_own(files, tokenizer, spell):
+    rows = words(conversations(files, tokenizer, 1024, turns=4, together=["short"]), spell, 32)
+    assert {row.count("<|user_start|>") for row in rows if "word" in row} == {1}
+    assert {row.count("<|user_start|>") for row in rows if "word" not in row} == {4}
+    assert len(rows) == 32 + 96 / 4  # a quarter of the conversations is long, as its weight is
+
+
+def test_joined_rows_depend_on_nothing_but_seed_and_step_and_are_shared_among_ranks(files, tokenizer):
+    fresh, used = (conversations(files, tokenizer, 1024, turns=4, together=files) for _ in range(2))
+    for step in range(40):
+        used.batch(step, 4)
+    for one, other in zip(fresh.batch(29, 4), used.batch(29, 4), strict=True):
+        assert np.array_equal(one, other)
+    apart = np.concatenate([used.batch(3, 2, rank, 2)[0] for rank in range(2)])
+    assert sorted(apart.tolist()) == sorted(used.batch(3, 4)[0].tolist())
+
+
+def test_joined_rows_hold_what_they_held_when_that_was_recorded(files, tokenizer):
+    """Other rows are another meaning of mid and sft: raise their versions in trainer/fingerprints.py."""
+    loader = conversations(files, tokenizer, 96, turns=4, together=files)
+    batches = [loader.batch(step, 8) for step in range(16)]
+    assert (
+        hashlib.sha256(b"".join(part.tobytes() for batch in batches for part in batch)).hexdigest()[:16]
+        == "7e777b3a19315f76"
+    )
+
+
+def test_a_conversation_that_is_too_long_forgets_its_oldest_turns_whole(tokenizer, spell):
+    turns = [message(("user", "assistant")[at % 2], f"{at}") for at in range(7)]
+    whole = chat.prompt(turns, tokenizer)
+    assert chat.recent(turns, tokenizer, len(whole)) == (turns, whole)
+    kept, ids = chat.recent(turns, tokenizer, len(whole) - 1)
+    assert kept == turns[2:] and ids == chat.prompt(turns[2:], tokenizer)
+    assert chat.recent(turns, tokenizer, 1)[0] == turns[-1:]
+    system = message("system", "Be brief.")
+    kept, ids = chat.recent([system, *turns], tokenizer, len(whole))
+    assert kept[0] == system and kept[1:] in (turns[2:], turns[4:]) and "Be brief." in spell(ids)
 
 
 @pytest.mark.parametrize("mixture", [{"short": 1.0}, {"short": 1.0, "long": 0.0}, {"short": 1.0, "lung": 1.0}])

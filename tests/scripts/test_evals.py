@@ -63,6 +63,17 @@ def test_a_comparison_says_what_may_be_chance(capsys):
     assert "McNemar" in err and "ratio estimator" in err
 
 
+def test_leaks_and_right_answers_are_shown_turn_by_turn(capsys):
+    turns = {f"{what} turn {turn}": share([turn > 2, 1, 1, 1]) | {"of": 4}
+             for turn in (1, 2, 3) for what in ("right", "leaks")}  # fmt: skip
+    render.show_scores("x/a", {"measures": {"leaks": share([0, 1]) | {"of": 2}, **turns}})
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert [line.split()[:2] for line in lines if line[:1].isdigit()] == [["1", "75.0"], ["2", "75.0"], ["3", "100.0"]]
+    (third,) = (line for line in lines if line.startswith("3 "))
+    assert third.count("100.0 %") == 4 and third.endswith("100.0 %]")
+    assert not any(line.startswith("leaks turn") for line in lines) and "at most 5 %" in " ".join(lines)
+
+
 HARNESS = """#!/usr/bin/env python3
 import json, pathlib, sys
 words = dict(zip(sys.argv[1::2], sys.argv[2::2]))

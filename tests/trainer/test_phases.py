@@ -120,7 +120,7 @@ def run(world, monkeypatch, phase: str, config, making=None) -> int:
 def chat_phase(phase: str, **changes):
     mixture = {"identity": 0.5, "pydocs": 0.3, "other": 0.2}
     optimizer = replace(tiny().optimizer, lr=0.02)
-    return tiny(phase=phase, mixture=mixture, sequence_len=96, optimizer=optimizer, **changes)
+    return tiny(phase=phase, mixture=mixture, sequence_len=96, turns=2, optimizer=optimizer, **changes)
 
 
 def test_base_mid_sft_eval_export_and_chat(world, monkeypatch, capfd):
@@ -143,6 +143,11 @@ def test_base_mid_sft_eval_export_and_chat(world, monkeypatch, capfd):
     assert talk.out == "I am Bosun.\n" * 2 and "/reset  forget" in talk.err
     assert "/rest is no command, and was not sent to the model" in talk.err and "what was said is forgotten" in talk.err
     folders = {"text": "datasets/x/text", "identity": "identity", "questions": "datasets/x/questions"}
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Who are you?\n" * 20))
+    assert main(["chat", "--model", str(model), "--max-tokens", "16"]) == 0
+    out, err = capfd.readouterr()
+    assert out.count("\n") == 21  # an answer each, and the end of the input
+    assert err == "this model reads 112 tokens at a time: the oldest turns are forgotten from here on\n"
     words = [word for name, path in folders.items() for word in (f"--{name}", str(world.store / path))]
     (world.root / "who.jsonl").write_text(
         '{"question": "Who are you?", "choices": ["I am Zoe.", "I am Bosun."], "answer": "B"}\n'
@@ -163,6 +168,8 @@ def test_base_mid_sft_eval_export_and_chat(world, monkeypatch, capfd):
     assert found["identity"] == 1.0
     assert found["pydocs"] == 1.0
     assert found["leaks"] == 0.0
+    assert [measures[f"leaks turn {turn}"]["of"] for turn in range(1, 9)] == [16] * 8
+    assert measures["right turn 1"]["value"] == 1.0 and measures["right turn 8"]["of"] == 24
     assert found["bits_per_byte"] > 0
     out = world.root / "exported"
     assert main(["export", "--model", str(model), "--out", str(out), "--dtype", "bfloat16"]) == 0

@@ -244,13 +244,15 @@ def test_what_8284afb_made_is_not_made_again(tmp_path, monkeypatch):
     wanted = replace(WANTED, source="corpus.txt")
     names = {name: node.artifact for name, node in recipe(wanted).items()}
     there = Inventory("somewhere", {names[name]: Artifact(names[name], one) for name, one in OLD.items()})
-    plan = planned(wanted, there)
+    base = replace(wanted, phases=("base",))
+    plan = planned(base, there)
     assert plan.job is None and plan.doubtful == () and {one.state for one in plan.artifacts} == {"here"}
-    for lost in OLD:
+    for lost in EVERYTHING[:4]:
         rest = {name: one for name, one in there.artifacts.items() if name != names[lost]}
-        assert steps(planned(wanted, replace(there, artifacts=rest))) == (["sft"] if lost == "sft" else [])
+        assert steps(planned(base, replace(there, artifacts=rest))) == (["base"] if lost == "base" else [])
+    assert steps(planned(wanted, there)) == EVERYTHING[4:]  # conversations have turns since then
     mid = planned(replace(wanted, seed=7, phases=("mid",)), there)
-    assert steps(mid) == ["base", "mid"]  # with the data that was made then
+    assert steps(mid) == ["base", "identity", "questions", "mid"]  # with the text that was made then
     assert mid.job.steps[0].config["making"]["inputs"]["tokens"]["fingerprint"] == OLD["tokens"]
 
 

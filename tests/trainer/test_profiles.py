@@ -42,6 +42,18 @@ def test_a_profile_has_the_size_of_its_model_and_its_batch(name):
     assert base.rows * base.sequence_len == tokens
 
 
+@pytest.mark.parametrize("phase", ["mid", "sft"])
+def test_a_chat_phase_of_smoke_is_over_before_compiling_would_pay(phase):
+    """It took 33 CPU seconds where all conversations were counted as sequences."""
+    import torch
+
+    from trainer.machine import Machine
+    from trainer.speed import is_compiled
+
+    two_cores = Machine(torch.device("cpu"), torch.bfloat16, threads=2)
+    assert not is_compiled(PROFILES["smoke"]().phases[phase], two_cores)
+
+
 @pytest.mark.parametrize("name", sorted(PROFILES))
 def test_the_decoder_has_the_parameters_that_its_shape_says(name):
     import torch

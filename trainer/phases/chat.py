@@ -11,6 +11,7 @@ from trainer.ranks import Ranks
 from trainer.run import PhaseRun, phase_run
 
 QUESTIONS = ("pydocs", "other")  # kinds that come from one artifact
+OURS = ("identity", *QUESTIONS)  # one question and its answer each, which can follow any other
 
 
 def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks, before: str) -> dict[str, Any]:
@@ -24,7 +25,9 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks, bef
         if not mixture:
             raise Refused(f"{config.phase}: the mixture names nothing; known: identity, pydocs, other, and your own")
         files = {kind: [conversations_of(phase, kind)] for kind in mixture}
-        conversations = Conversations(files, mixture, phase.tokenizer, config.sequence_len, config.seed)
+        conversations = Conversations(
+            files, mixture, phase.tokenizer, config.sequence_len, config.seed, config.turns, OURS
+        )
         trained = phase.train(phase.model_from(before), lambda step: conversations.batch(step, config.rows))
         return phase.publish(*trained, {}) if trained else {}
 
