@@ -5,7 +5,6 @@ from scripts.program import command
 
 @command(
     "scripts.space",
-    world="",
     help={
         "store": "where artifacts are (default: that of the settings)",
         "older": "only what was published longer ago than this (14d)",
