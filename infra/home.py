@@ -22,7 +22,7 @@ from infra.said import parse
 from infra.transport import READ_BYTES, Transport
 from store import Manifest, Store, StoreError, places
 from store.local import write_whole
-from store.manifest import kept_name
+from store.manifest import MISSING, kept_name
 from store.run_folder import ENDING, LOG, RunFolder
 
 LIST_S = 30.0
@@ -168,7 +168,11 @@ def bring_artifacts(op: Op, pod_store: str, transport: Transport, home: Store) -
     for step in Job.from_json(op.job).steps:
         making = step.config.get("making", {})
         name, fingerprint = making.get("name", ""), making.get("fingerprint", "")
-        if not name or is_home(home, name, fingerprint):
+        if name and is_home(home, name, fingerprint):
+            if home.check(name).problem == MISSING:  # a kill came between keeping it and naming it
+                home.point(name, fingerprint)
+            continue
+        if not name:
             continue
         manifest = _manifest_there(pod, pod_store, name, fingerprint, transport)
         if manifest is None:

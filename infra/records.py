@@ -165,6 +165,7 @@ class Inventory:
     """By fingerprint, who reads it now: runs and services, in words."""
     num_bytes: int = 0  # of `kept`
     unread_bytes: int = 0  # of what no name, run or service refers to
+    odd: tuple[str, ...] = ()  # leases that cannot be read, in words
 
 
 @dataclass(frozen=True)

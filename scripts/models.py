@@ -11,7 +11,7 @@ from infra.errors import UsageError
 from infra.records import Request
 from infra.settings import Settings
 from scripts import initial, render, room, steps, words
-from scripts.planning import ROOT, ask_about_made, made_by_words, move_names, plan_for
+from scripts.planning import ROOT, ask_about_made, foreground, made_by_words, move_names, plan_for
 from scripts.program import print_json
 from scripts.steps import run as run_step
 from store import Artifact, Store
@@ -38,8 +38,9 @@ def train(profile, config, init, source, out, prepare, json, remake, keep_made, 
     if prepare:
         due = tuple(step for step in due if step.name not in PHASES)
     room.check(room.phases_of(due))
-    for step in due:
-        results[step.name] = run_step(step.name, step.words, step.config, settings, quiet=json)
+    with foreground(plan):
+        for step in due:
+            results[step.name] = run_step(step.name, step.words, step.config, settings, quiet=json)
     if json:
         print_json({"state": "succeeded", "ran": list(results), "results": results})
     elif not results:

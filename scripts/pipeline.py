@@ -19,7 +19,7 @@ from infra.names import check_name
 from infra.records import Request
 from infra.settings import Settings
 from scripts import bring, render, room, steps, training_files, vocabulary, words
-from scripts.planning import move_names, plan_for
+from scripts.planning import foreground, move_names, plan_for
 from scripts.program import print_json
 from scripts.project import columns
 from scripts.workspace import Workspace, manifest
@@ -159,8 +159,9 @@ def training(
     about = render.duration(sum(one.estimate_s or 0.0 for one in plan.artifacts))
     render.say(f"training: {', '.join(one.name for one in due)}, about {about} (an estimate)"
                if due else "training: everything is here")  # fmt: skip
-    for step in due:
-        steps.run(step.name, step.words, step.config, ours, quiet, space.environ)
+    with foreground(plan):
+        for step in due:
+            steps.run(step.name, step.words, step.config, ours, quiet, space.environ)
     move_names(plan)
     made = Store(space.store).manifest(f"base_checkpoints/{space.experiment}").about
     lying = hashlib.sha256((space.tokenizer / "tokenizer.json").read_bytes()).hexdigest()

@@ -1,26 +1,30 @@
 """Flags and the store as they are now -> a plan. Shared by `launch` and `train`."""
 
+import contextlib
 import difflib
 import functools
 import math
 import os
+import secrets as secrets_module
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from infra import machine
 from infra.agent import environment
-from infra.agent.job import Limits, Step
+from infra.agent.job import Job, Limits, Step
 from infra.errors import UsageError
+from infra.journal import Op
 from infra.names import check_name
 from infra.providers import Provider
 from infra.records import Artifact, Inventory, Plan, Request
 from infra.settings import Settings
 from store import Artifact as StoredArtifact
-from store import Store, credentials, references
+from store import Store, StoreError, credentials, references
 from store.manifest import kind_of
 from trainer import plan as planning
 from trainer.config import ImportSpec
@@ -190,7 +194,8 @@ def node_commands(plan: Plan) -> list[str]:
 def inventory(uri: str) -> Inventory:
     """What the store holds now, every file verified, and who reads it."""
     named, kept = Store(uri).everything()
-    held = references.readers(references.living(uri, time.time()))
+    odd: list[str] = []
+    held = references.readers(references.living(uri, time.time(), odd))
     readers: dict[str, tuple[str, ...]] = {}
     for (_, fingerprint), owners in held.items():
         readers[fingerprint] = (*readers.get(fingerprint, ()), *owners)
@@ -202,6 +207,7 @@ def inventory(uri: str) -> Inventory:
         readers,
         sum(one.num_bytes for one in kept),
         sum(one.num_bytes for one in unread),
+        tuple(odd),
     )
 
 
@@ -241,6 +247,29 @@ def read_by(plan: Plan) -> set[references.What]:
     return {what for making in makings for what in references.of_making(making)}
 
 
+def refuse_beside_older(plan: Plan, at_work: Sequence[Op]) -> None:
+    """Runs of Slipway before versions of semantics read by name: none of theirs may come to stand for something else.
+
+    Raises UsageError.
+    """
+    moved = {one.name: one.fingerprint for one in plan.pointers}
+    for step in plan.job.steps if plan.job else ():
+        making = step.config.get("making", {})
+        moved |= {making["name"]: making["fingerprint"]} if making else {}
+    for op in at_work:
+        makings = _makings(op)
+        if op.store == plan.store and makings and not any("code" in making for making in makings):
+            read = {
+                one["name"]: one["fingerprint"] for making in makings for one in (making, *making["inputs"].values())
+            }
+            clash = sorted(name for name, fingerprint in read.items() if moved.get(name, fingerprint) != fingerprint)
+            if clash:
+                raise UsageError(
+                    f"{op.run}, begun by an older Slipway, reads {', '.join(clash)} by name, and this would put other "
+                    "artifacts under it; wait until it has ended (inv status), or give another store: --store"
+                )
+
+
 def hold_for(plan: Plan, run: str, installation: str) -> None:
     """Write down that a run reads what it begins with, so that nobody removes it. Raises StoreError, UsageError."""
     assert plan.job is not None
@@ -253,5 +282,43 @@ def hold_for(plan: Plan, run: str, installation: str) -> None:
         raise UsageError(f"{', '.join(lost)} went out of {plan.store} while this was planned; launch again")
 
 
+def renew(op: Op, installation: str) -> None:
+    """Write the lease of a run that is followed once more; what the store has against it is told."""
+    makings = _makings(op)
+    reads = {what for making in makings for what in references.of_making(making)}
+    try:
+        if reads:
+            references.hold(op.store, reference_of(op.run, installation), f"run {op.run}", reads, time.time())
+    except StoreError as error:
+        print(f"{op.run}: its lease was not renewed: {error}", file=sys.stderr, flush=True)
+
+
+def _makings(op: Op) -> list[dict[str, Any]]:
+    steps = Job.from_json(op.job).steps if op.job else ()
+    return [step.config["making"] for step in steps if "making" in step.config]
+
+
+def release(store: str, run: str, installation: str) -> None:
+    """End the lease of a run that is over; what the store has against it is told, and the lease ends by itself."""
+    try:
+        references.release(store, reference_of(run, installation))
+    except StoreError as error:
+        print(f"{run}: its lease was not ended: {error}", file=sys.stderr, flush=True)
+
+
 def reference_of(run: str, installation: str) -> str:
-    return f"run-{run}-{installation}"[:128]
+    return f"{installation}-{run}"[:128]
+
+
+@contextlib.contextmanager
+def foreground(plan: Plan) -> Iterator[None]:
+    """Hold what steps in this terminal read, for as long as they take. Raises StoreError, UsageError."""
+    name, here = f"{os.getpid()}-{secrets_module.token_hex(4)}", "foreground"
+    if plan.job is None:
+        yield
+        return
+    hold_for(plan, name, here)
+    try:
+        yield
+    finally:
+        release(plan.store, name, here)

@@ -114,9 +114,10 @@ def show_plan(plan: Plan, stderr: bool = True) -> None:
     total = sum(one.estimate_s or 0 for one in plan.artifacts)
     steps = sum(1 for one in plan.artifacts if one.step)
     for note in plan.notes:
-        out.print(note)
+        out.print(clean(note), markup=False)
     for one in plan.doubtful:
-        out.print(f"{one.name} was made by other code than today's: {', '.join(one.differs)} (--keep-made or --remake)")
+        said = f"{one.name} was made by other code than today's: {', '.join(one.differs)} (--keep-made or --remake)"
+        out.print(said, markup=False)
     if steps:
         where = "on this machine, 0.00 USD (estimates)" if plan.request.provider == "local" else "of work (an estimate)"
         out.print(f"{count(steps, 'step')}, about {duration(total)} {where}")

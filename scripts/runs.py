@@ -42,10 +42,12 @@ from scripts.planning import (
     move_names,
     node_commands,
     plan_for,
-    reference_of,
+    refuse_beside_older,
+    release,
+    renew,
 )
 from scripts.program import print_json
-from store import StoreError, references
+from store import StoreError
 from trainer.plan import CHECKPOINTS
 
 DETACHED = 130
@@ -163,6 +165,7 @@ def begin(
         render.say(f"going on with {name}")
     name = name or run_name(taken)
     plan = replace(plan, request=replace(plan.request, run=name))
+    refuse_beside_older(plan, journal.ops(live=True))
     hold_for(plan, name, journal.installation)
     move_names(plan)
     try:
@@ -172,10 +175,16 @@ def begin(
         return street.start(plan, offers, words.vendors(settings), journal, ROOT, words.secrets(settings), render.say,
                             replace(terms_for(settings, vendor, unchecked), asked=asked.record()))  # fmt: skip
     except Taken as taken_by:
+        if taken_by.op.run != name:
+            release(plan.store, name, journal.installation)
         if (taken_by.op.target, taken_by.op.store) != (plan.target, plan.store):
             raise
         asked.check(taken_by.op)
         return attach(taken_by.op, journal, settings)
+    except SlipwayError:
+        if not any(op.run == name for op in journal.ops(live=True)):
+            release(plan.store, name, journal.installation)
+        raise
 
 
 def last_on(plan: Plan, journal: Journal) -> Op | None:
@@ -222,6 +231,7 @@ def again(op: Op, journal: Journal, settings: Settings, limits: Limits | None = 
 def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> None:
     """Keep the run to its verdict, settle the row, tell the result. Ctrl-C, and a hang-up, leave the run at work."""
     keeper = keeper_of(op, journal, settings)
+    renew(op, journal.installation)
     with hang_up() as hung_up:
         try:
             with keeper.keeping(op.run):
@@ -254,7 +264,7 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
         render.say(f"{op.run} succeeded in {render.duration(total)}. {then}")
     if succeeded:
         keepsake.forget(keeper.folder)
-        references.release(op.store, reference_of(op.run, journal.installation))
+        release(op.store, op.run, journal.installation)
     else:
         logs = f"./inv logs {op.run}{' --errors' if verdict['state'] == 'failed' else ''}"
         if verdict.get("tail") and not as_json:

@@ -3,6 +3,7 @@
 In: what names, leases and the runs of this installation refer to. Out: what was removed, or would be.
 """
 
+import math
 import time
 from collections.abc import Collection
 
@@ -15,7 +16,6 @@ from scripts.ledger import open_journal
 from scripts.program import print_json
 from scripts.project import columns
 from store import Artifact, Store, StoreError, references
-from store.manifest import kind_of
 from store.references import What
 
 
@@ -79,6 +79,5 @@ def unread(store: str, work: Collection[What], before: float) -> list[Artifact]:
 
 
 def still_unread(store: str, work: Collection[What], one: Artifact) -> bool:
-    what = (kind_of(one.name), one.fingerprint)
     held = references.readers(references.living(store, time.time()))
-    return what not in held and what not in work
+    return bool(references.unread([], [one], {*held, *work}, math.inf))

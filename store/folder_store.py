@@ -42,7 +42,6 @@ from store.manifest import (
     is_manifest,
     kept_name,
     name_at,
-    other,
     places,
     sources_of,
 )
@@ -101,41 +100,49 @@ class FolderStore:
 
         Raises StoreError when there is none, or a file of the user's is in the place of the name.
         """
-        kept = kept_name(name, fingerprint)
         try:
-            if not os.path.exists(self._at(f"{kept}/{MANIFEST}")):
-                self._keep(name, fingerprint)
-            with self._staging(check_name(name)) as staging:
-                manifest = replace(self.manifest(kept), name=name, flat=flat)
-                for entry in manifest.files:
-                    self._link(f"{self._at(kept)}/{entry.path}", f"{staging}/{entry.path}")
-                local.replace(f"{staging}/{MANIFEST}", manifest.to_json().encode())
-                self._sync(staging)
-                before = self.check_fingerprint(name)
-                if before not in ("", fingerprint):
-                    self._keep(name, before)
-                with self._locked(exclusive=True):
-                    self._swap(staging, manifest)
-        except OSError as error:
+            kept, before = self._kept(check_name(name), fingerprint), self.check(name)
+            if not before.problem and before.fingerprint == fingerprint:
+                return
+            while not self._moved(name, kept, flat):
+                pass
+        except (OSError, ValueError) as error:
             raise StoreError(f"{name} in {self.uri}: {error}") from error
 
-    def _keep(self, name: str, fingerprint: str) -> None:
-        """Keep by its fingerprint what lies under a name alone. Raises StoreError when it is another artifact."""
-        kept = kept_name(name, fingerprint)
-        if os.path.exists(self._at(f"{kept}/{MANIFEST}")):
-            return
-        manifest = self.manifest(name)
-        if manifest.fingerprint != fingerprint:
-            raise StoreError(f"{name} in {self.uri}: {other(manifest.fingerprint, fingerprint)}")
-        with self._staging(kept) as staging:
+    def _moved(self, name: str, kept: str, flat: bool) -> bool:
+        """Whether the name stands for it now; not when another publisher was faster."""
+        before = self.check(name)
+        if not before.problem:  # what is damaged is nothing that anybody could go on reading
+            self._kept(name, before.fingerprint)
+        with self._staging(name) as staging:
+            manifest = replace(self._read(self._at(f"{kept}/{MANIFEST}")), name=name, flat=flat)
             for entry in manifest.files:
-                self._link(self._at(manifest.place(entry.path)), f"{staging}/{entry.path}")
-            whole = replace(manifest, name=kept, flat=False)
-            local.replace(f"{staging}/{MANIFEST}", whole.to_json().encode())
+                self._link(f"{self._at(kept)}/{entry.path}", f"{staging}/{entry.path}")
+            local.replace(f"{staging}/{MANIFEST}", manifest.to_json().encode())
             self._sync(staging)
             with self._locked(exclusive=True):
-                if not os.path.exists(self._at(f"{kept}/{MANIFEST}")):
+                if self.check_fingerprint(name) not in ("", before.fingerprint):
+                    return False
+                self._swap(staging, manifest)
+                return True
+
+    def _kept(self, name: str, fingerprint: str) -> str:
+        """Where an artifact lies for good: taken there now when it lies under a name alone. Raises StoreError."""
+        found, where = self.find(name, fingerprint)
+        if found.problem:
+            raise StoreError(f"{name} in {self.uri}: {found.problem}")
+        kept = kept_name(name, fingerprint)
+        if where != kept:
+            manifest = self.manifest(where)
+            with self._staging(kept) as staging:
+                for entry in manifest.files:
+                    self._link(self._at(manifest.place(entry.path)), f"{staging}/{entry.path}")
+                whole = replace(manifest, name=kept, flat=False)
+                local.replace(f"{staging}/{MANIFEST}", whole.to_json().encode())
+                self._sync(staging)
+                with self._locked(exclusive=True):
                     self._swap(staging, whole)
+        return kept
 
     def _link(self, source: str, target: str) -> None:
         """Give a file a second name, or copy it where the file system has no links."""
@@ -202,11 +209,17 @@ class FolderStore:
         found, where = self.find(name, fingerprint)
         if found.problem:
             raise StoreError(f"{name} in {self.uri}: {found.problem}")
+        if not is_kept(where) and os.access(self._root, os.W_OK):  # or it would change when its name moves
+            with contextlib.suppress(OSError):
+                where = self._kept(name, fingerprint)
         return Path(self._at(where)) if os.path.exists(self._at(f"{where}/{MANIFEST}")) else Path(self._root)
 
     def find(self, name: str, fingerprint: str) -> tuple[Artifact, str]:
         """The artifact of that fingerprint, verified, and under which name it lies: for good, or under `name` alone."""
-        return choose(name, fingerprint, self.check)
+        return choose(name, fingerprint, self.check, self._names)
+
+    def _names(self) -> list[str]:
+        return [name_at(one) for one in self._find(self._root) if is_manifest(one) and not is_hidden(one)]
 
     def check_fingerprint(self, name: str) -> str:
         """The fingerprint that stands under a name, unverified; "" when there is none that can be read."""
@@ -225,12 +238,15 @@ class FolderStore:
                     raise StoreError(f"{name} in {self.uri}: {error}") from None
         raise StoreError(f"{name} in {self.uri}: {MISSING}")
 
-    def adopt(self, folder: Path, manifest: Manifest) -> None:
-        """Take a folder of this disk, whose files were verified, as that artifact. Raises StoreError."""
+    def adopt(self, folder: Path, manifest: Manifest, replaces: bool = False) -> None:
+        """Take a folder of this disk, whose files were verified, as that artifact. Raises StoreError.
+
+        replaces: also what is whole in its place.
+        """
         kept = kept_name(manifest.name, manifest.fingerprint)
         whole = replace(manifest, name=kept, flat=False)
         try:
-            if self.check(kept).problem:
+            if replaces or self.check(kept).problem:
                 local.replace(folder / MANIFEST, whole.to_json().encode())
                 self._sync(str(folder))
                 with self._locked(exclusive=True):

@@ -139,8 +139,10 @@ class Repository(Place):
                 drops = [CommitOperationDelete(self.prefix + name, is_folder=False) for name in gone if name in there]
                 if not adds and not drops:
                     return
+                copied = [one for one in ours.values() if isinstance(one, Copy) and len(one.version) != 64]
                 try:
-                    self._commit(f"slipway: {_told(ours, gone)}", [*adds.values(), *drops], head)
+                    self._commit(f"slipway: {_told(ours, gone)}", [*adds.values(), *drops], head,
+                                 2 * sum(one.size for one in copied))  # fmt: skip
                     return
                 except _Moved:
                     if self._has(ours, gone):  # it was ourselves, and the reply was lost
@@ -177,13 +179,14 @@ class Repository(Place):
         what = {**self._where, "revision": self.revision, "additions": [one]}
         self._ask("asking whether it may be written", lambda: self._api.preupload_lfs_files(**what))
 
-    def _commit(self, message: str, operations: list[Any], parent: str) -> None:
+    def _commit(self, message: str, operations: list[Any], parent: str, num_bytes: int = 0) -> None:
+        """num_bytes: of small files that are copied, which the client fetches and sends again."""
         for one in operations:
             if hasattr(one, "_is_committed"):
                 one._is_committed = False  # a try whose reply was lost
         words = {**self._where, "revision": self.revision, "parent_commit": parent, "commit_message": message}
         small = sum(one.upload_info.size for one in operations if getattr(one, "_upload_mode", "") == "regular")
-        self._ask("committing", lambda: self._api.create_commit(operations=operations, **words), small)
+        self._ask("committing", lambda: self._api.create_commit(operations=operations, **words), small + num_bytes)
 
     def _has(self, new: Mapping[str, Source], gone: Iterable[str]) -> bool:
         there = self.listing()

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -141,10 +141,13 @@ def is_kept(name: str) -> bool:
     return name.startswith(f"{BY_FINGERPRINT}/")
 
 
-def choose(name: str, fingerprint: str, check: Callable[[str], Artifact]) -> tuple[Artifact, str]:
-    """Return the artifact of that fingerprint, and under which name it lies: for good, or under `name` alone.
+def choose(
+    name: str, fingerprint: str, check: Callable[[str], Artifact], others: Callable[[], Iterable[str]]
+) -> tuple[Artifact, str]:
+    """Return the artifact of that fingerprint, and under which name it lies: for good, or under one name alone.
 
-    check: looks at one name. `problem` says when it is missing, damaged, or another one than the name stands for.
+    check: looks at one name; others: names of artifacts that are not kept by their fingerprint. `problem` says when it
+    is missing, damaged, or another one than the name stands for.
     """
     kept = check(kept_name(name, fingerprint))
     if not kept.problem or is_kept(name):
@@ -152,6 +155,11 @@ def choose(name: str, fingerprint: str, check: Callable[[str], Artifact]) -> tup
     named = check(name)
     if not named.problem and named.fingerprint == fingerprint:
         return named, name
+    for one in others():  # as 8284afb wrote it, for somebody else
+        if one != name and kind_of(one) == kind_of(name):
+            found = check(one)
+            if not found.problem and found.fingerprint == fingerprint:
+                return found, one
     if kept.fingerprint:  # it is there, and damaged
         return kept, kept.name
     return Artifact(name, "", named.problem or other(named.fingerprint, fingerprint)), name

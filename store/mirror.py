@@ -49,7 +49,7 @@ class Mirror:
                     os.link(folder / entry.path, target)
                 except OSError:
                     shutil.copyfile(folder / entry.path, target)
-            self.store.adopt(draft, _kept(manifest))
+            self.store.adopt(draft, _kept(manifest), replaces=True)
 
     def _bring_all(self, manifest: Manifest, draft: Path, place: Place, at: str, there: Mapping[str, Entry]) -> None:
         wanted = {draft / entry.path for entry in manifest.files}
@@ -57,7 +57,7 @@ class Mirror:
             path.unlink()  # of another try for the same name
         for entry in manifest.files:
             self._bring(entry, manifest.place(entry.path), draft / entry.path, place, at, there)
-        self.store.adopt(draft, _kept(manifest))
+        self.store.adopt(draft, _kept(manifest), replaces=True)
 
     def _holds(self, manifest: Manifest) -> bool:
         kept = _kept(manifest).name

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from store import outside
-from store.manifest import BY_FINGERPRINT, Artifact, StoreError, check_name, kind_of
+from store.manifest import BY_FINGERPRINT, Artifact, StoreError, check_name, kept_name, kind_of
 from store.seam import Place, open_place
 
 FOLDER, SCHEMA = "references", 1
@@ -37,19 +37,42 @@ class Reference:
 def hold(uri: str, name: str, owner: str, reads: Iterable[What], now: float) -> None:
     """Write or renew the lease `name`. Raises StoreError."""
     said = {"schema": SCHEMA, "owner": owner, "reads": sorted(set(reads)), "until": now + LEASE_S}
-    open_place(uri).put({_file(name): json.dumps(said, indent=1).encode()})
+    _put(uri, {_file(name): json.dumps(said, indent=1).encode()}, [])
 
 
 def release(uri: str, name: str) -> None:
     """End the lease `name`, if there is one. Raises StoreError."""
-    open_place(uri).put({}, [_file(name)])
+    _put(uri, {}, [_file(name)])
 
 
-def living(uri: str, now: float) -> list[Reference]:
-    """Every lease that holds. Raises StoreError for one that cannot be read: what it stands for is not known."""
+def _put(uri: str, new: Mapping[str, bytes], gone: list[str]) -> None:
     place = open_place(uri)
-    files = [name for name in place.listing(FOLDER) if name.endswith(".json")]
-    return [one for one in (_read(place, name) for name in sorted(files)) if one and one.until > now]
+    try:
+        try:
+            place.put(new, gone)
+        except FileNotFoundError:  # the last lease of somebody else has taken the folder along
+            place.put(new, gone)
+    except OSError as error:
+        raise StoreError(f"{uri}: {FOLDER}: {error}") from error
+
+
+def living(uri: str, now: float, odd: list[str] | None = None) -> list[Reference]:
+    """Every lease that holds. Raises StoreError for one that cannot be read: what it stands for is not known.
+
+    odd: where that is told instead.
+    """
+    place = open_place(uri)
+    found = []
+    for name in sorted(name for name in place.listing(FOLDER) if name.endswith(".json")):
+        try:
+            one = _read(place, name)
+        except StoreError as error:
+            if odd is None:
+                raise
+            odd.append(str(error))
+        else:
+            found += [one] if one and one.until > now else []
+    return found
 
 
 def readers(references: Iterable[Reference]) -> dict[What, tuple[str, ...]]:
@@ -68,9 +91,12 @@ def unread(
 
     named: what names stand for; held: what leases refer to.
     """
-    spoken_for = {(kind_of(one.name), one.fingerprint) for one in named} | set(held)
-    left = [one for one in kept if (kind_of(one.name), one.fingerprint) not in spoken_for]
-    return sorted((one for one in left if one.published_at < before), key=lambda one: (one.published_at, one.name))
+    spoken_for = {kept_at(kept_name(one.name, one.fingerprint)) for one in named if one.fingerprint} | {
+        kept_at(kept_name(kind, fingerprint)) for kind, fingerprint in held
+    }
+    left = [one for one in kept if kept_at(one.name) not in spoken_for]
+    told = [one for one in left if one.published_at]  # else its manifest cannot be read, and nobody knows what it is
+    return sorted((one for one in told if one.published_at < before), key=lambda one: (one.published_at, one.name))
 
 
 def of_making(making: Mapping[str, Any]) -> set[What]:

@@ -6,7 +6,6 @@ nobody else has put one there meanwhile. Either way, what has no manifest that v
 named by a pinned revision where there is one, and by sha256 always.
 """
 
-import contextlib
 import hashlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -31,12 +30,11 @@ from store.manifest import (
     is_manifest,
     kept_name,
     name_at,
-    other,
     places,
     sources_of,
 )
 from store.mirror import Mirror
-from store.patience import clean
+from store.patience import Conflict, clean
 from store.seam import Copy, Entry, Place
 
 THREADS = 8
@@ -91,29 +89,33 @@ class RemoteStore:
         where = places(check_name(name))[flat]
         there = self.place.listing()
         _refuse_overlap(self.uri, name, flat, there)
-        self._keep(name, fingerprint, there)
-        before = ""
-        if where in there:
-            with contextlib.suppress(ValueError):
-                before = self._read(where, "").fingerprint
-            if before not in ("", fingerprint):  # it stays what it is under its fingerprint
-                self._keep(name, before, there)
-        kept = self._read(places(kept_name(name, fingerprint))[0], "")
-        view = replace(kept, name=name, flat=flat)
-        self._copy(kept, view, where, there)
+        try:
+            kept, before = self._kept(name, fingerprint, there), self._look(name, there)
+            if not before.problem and before.fingerprint == fingerprint:
+                return
+            if not before.problem:  # it stays what it is under its fingerprint
+                self._kept(name, before.fingerprint, there)
+            self._copy(kept, replace(kept, name=name, flat=flat), where, there)
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{name} in {self.uri}: {error}") from error
 
-    def _keep(self, name: str, fingerprint: str, there: Mapping[str, Entry]) -> None:
-        """Keep by its fingerprint what lies under a name alone. Raises StoreError when it is another artifact."""
+    def _kept(self, name: str, fingerprint: str, there: Mapping[str, Entry]) -> Manifest:
+        """Of an artifact as it lies for good: copied there now when it lies under a name alone. Raises StoreError."""
         kept = kept_name(name, fingerprint)
-        if places(kept)[0] in there or places(kept)[0] in self.place.listing(kept):
-            return
-        manifest = self.manifest(name)
-        if manifest.fingerprint != fingerprint:
-            raise StoreError(f"{name} in {self.uri}: {other(manifest.fingerprint, fingerprint)}")
-        self._copy(manifest, replace(manifest, name=kept, flat=False), places(kept)[0], there)
+        if places(kept)[0] not in there:
+            there = self.place.listing()
+        found, lies = self._find(name, fingerprint, there, "")
+        if found.problem:
+            raise StoreError(f"{name} in {self.uri}: {found.problem}")
+        source = self._read(next(one for one in places(lies) if one in there), "")
+        return (
+            source
+            if lies == kept
+            else self._copy(source, replace(source, name=kept, flat=False), places(kept)[0], there)
+        )
 
-    def _copy(self, source: Manifest, target: Manifest, where: str, there: Mapping[str, Entry]) -> None:
-        """Make one artifact out of another where they lie; the manifest comes last."""
+    def _copy(self, source: Manifest, target: Manifest, where: str, there: Mapping[str, Entry]) -> Manifest:
+        """Make one artifact out of another where they lie; its manifest, which comes last."""
         now = self.place.listing()
         old = {entry.path: source.place(entry.path) for entry in source.files}
         if lost := [one for one in old.values() if one not in now]:
@@ -124,14 +126,20 @@ class RemoteStore:
         if self.place.is_atomic:
             guard = (where, seen) if self.place.compares_and_sets else None
             self.place.put({**new, where: target.to_json().encode()}, gone, guard)
-            return
+            return target
         if where in there:
             self.place.put({}, [where])
         self.place.put(new)
-        now = self.place.listing()
-        files = tuple(replace(entry, version=now[target.place(entry.path)].version) for entry in target.files)
+        now = self.place.listing()  # before the bytes are read: what is changed after that has another version
+        for entry in target.files:
+            if target.place(entry.path) not in now or not self._reads_back(target, entry, ""):
+                raise Conflict(f"{target.name} in {self.uri}: somebody else has changed it meanwhile; do it again")
+        target = replace(
+            target, files=tuple(replace(entry, version=now[target.place(entry.path)].version) for entry in target.files)
+        )
         guard = (where, "") if self.place.compares_and_sets else None
-        self.place.put({where: replace(target, files=files).to_json().encode()}, gone, guard)
+        self.place.put({where: target.to_json().encode()}, gone, guard)
+        return target
 
     def remove(self, kept: str) -> None:
         """Remove an artifact that is kept by its fingerprint: first of all its manifest. Raises StoreError."""
@@ -176,7 +184,8 @@ class RemoteStore:
         return self._find(name, fingerprint, self.place.listing(at=at), at)
 
     def _find(self, name: str, fingerprint: str, there: Mapping[str, Entry], at: str) -> tuple[Artifact, str]:
-        return choose(name, fingerprint, lambda one: self._look(check_name(one), there, at))
+        names = [name_at(one) for one in there if is_manifest(one) and not is_hidden(one) and not one.startswith(RUNS)]
+        return choose(name, fingerprint, lambda one: self._look(one, there, at), lambda: names)
 
     def path(self, name: str, fingerprint: str) -> Path:
         at = self.place.pin()

@@ -20,12 +20,18 @@ from store.patience import Again, Conflict, Patience, clean
 from store.seam import PART_BYTES, Copy, Entry, Place, Source
 
 MOST_PARTS = 9_000  # S3 takes 10,000
-COPY_BYTES = 4 << 30  # S3 copies at most 5 GiB at once
+COPY_BYTES = 256 << 20  # at once: a copy is answered when it is done, and an answer has a deadline
 AGAIN = {"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeTooSkewed", "Throttling"}
 CHANGED = {"PreconditionFailed", "ConditionalRequestConflict"}
 MISSING = {"NoSuchKey", "404", "NotFound"}
 DENIED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "403"}
-WRITES = {"put_object", "upload_part", "complete_multipart_upload"}  # what they made is named in their answer
+WRITES = {
+    "put_object",
+    "upload_part",
+    "complete_multipart_upload",
+    "copy_object",
+    "upload_part_copy",
+}  # what they made is named in their answer
 HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_ENDPOINT_URL for another service than AWS)"
 
 
@@ -116,6 +122,8 @@ class Bucket(Place):
         if source.size <= self.copy_bytes:
             self._ask(what, "copy_object", source.size, Key=key, **origin)
             return
+        for other in self._begun(key):  # of writers that died
+            self._ask(what, "abort_multipart_upload", Key=key, UploadId=other)
         upload = self._ask(what, "create_multipart_upload", Key=key)["UploadId"]
         parts = []
         for number, start in enumerate(range(0, source.size, self.copy_bytes), 1):
@@ -123,8 +131,8 @@ class Bucket(Place):
             part: dict[str, Any] = {"PartNumber": number, "CopySourceRange": f"bytes={start}-{stop - 1}", **origin}
             said = self._ask(what, "upload_part_copy", stop - start, Key=key, UploadId=upload, **part)
             parts.append({"PartNumber": number, "ETag": said["CopyPartResult"]["ETag"]})
-        self._ask(what, "complete_multipart_upload", source.size, Key=key, UploadId=upload,
-                  MultipartUpload={"Parts": parts})  # fmt: skip
+        whole: dict[str, Any] = {"UploadId": upload, "MultipartUpload": {"Parts": parts}}
+        self._ask(what, "complete_multipart_upload", source.size, Key=key, **whole)
 
     def _put_parts(self, name: str, source: Path | bytes, size: int, condition: dict[str, Any]) -> None:
         key, what = self.prefix + name, f"writing {name}"
@@ -180,7 +188,8 @@ class Bucket(Place):
     def _ask(self, what: str, verb: str, num_bytes: int = 0, **words: Any) -> Any:
         def ask() -> Any:
             answer = getattr(self._client, verb)(Bucket=self.bucket, **words)
-            if verb in WRITES and not answer.get("ETag"):  # botocore takes an answer that was cut for a good one
+            told = answer.get("CopyObjectResult") or answer.get("CopyPartResult") or answer
+            if verb in WRITES and not told.get("ETag"):  # botocore takes an answer that was cut for a good one
                 raise Again("its answer was cut short")
             return answer
 

@@ -4,6 +4,7 @@ In: the steps of a recipe, what the store holds by kind and fingerprint, the che
 Called by `plan.py`. Nothing is made again because its code is another one: that is told, and the user decides.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any
 
 from store.manifest import kind_of
 from trainer.config import what_counts
-from trainer.fingerprints import FIRST_CODE, VERSIONS, Code, code_of, differing, digest, short
+from trainer.fingerprints import BESIDE, FIRST_CODE, VERSIONS, Code, code_of, differing, digest, short
+
+FILE = re.compile(rf"(?:{BESIDE})?[A-Za-z0-9_/]+\.py")  # of ours, by whoever wrote it down
 
 Held = Mapping[tuple[str, str], Mapping[str, Any]]
 """Kind and fingerprint of everything whole in a store -> what its maker wrote about it."""
@@ -69,7 +72,7 @@ def choices(
         wanted += sorted(one for of, one in held if of == kind and _is_remade(one, f"{spec}-{version}.", ours))
         plain[name], first[name] = f"{spec}-{version}-{_inputs(node, plain)}", f"{spec}-{old}-{_inputs(node, first)}"
         there = {one: _differing(held[kind, one], code) for one in wanted if (kind, one) in held}
-        best = min(there, key=lambda one: (bool(there[one]), pointers.get(node.artifact) != one), default="")
+        best = min(there, key=lambda one: (pointers.get(node.artifact) != one, bool(there[one])), default="")
         if best and name in remake and there[best]:
             found[name] = Choice(f"{spec}-{version}.{short(code)}-{ours}", code, is_remade=True)
         elif best:
@@ -90,7 +93,9 @@ def _is_remade(fingerprint: str, beginning: str, inputs: str) -> bool:
 
 def _differing(about: Mapping[str, Any], code: Code) -> tuple[str, ...]:
     before: Any = about.get("code")
-    is_told = isinstance(before, dict) and all(isinstance(one, str) for one in before.values())
+    is_told = isinstance(before, dict) and all(
+        isinstance(one, str) and FILE.fullmatch(path) for path, one in before.items()
+    )
     return differing(before, code) if is_told else ()
 
 

@@ -188,7 +188,9 @@ def checkpoint_folder(phase: str, making: Making, keeping: Keeping) -> Path:
     """`[<prefix>-]<phase>-<spec>-<inputs>` after the parts of the fingerprint: a run that is configured otherwise, or
     begins from something else, has another one. The code is not in it: a mended program goes on."""
     spec, _, rest = making.fingerprint.partition("-")
-    parts = (keeping.prefix, phase, spec[:12], rest.rpartition("-")[2][:12])
+    version, _, inputs = rest.rpartition("-")
+    remade = version.partition(".")[2]  # what is made again goes on from nothing that other code has left
+    parts = (keeping.prefix, phase, spec[:12], inputs[:12], remade)
     return work_folder() / "checkpoints" / "-".join(filter(None, parts))
 
 

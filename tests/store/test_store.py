@@ -341,3 +341,61 @@ def test_a_uri_that_nothing_speaks_is_refused_where_it_is_typed_and_what_is_spok
         StoreError, match=f"store {kind}://x/y: {kind}:// is not spoken here; a store is a folder, hf://"
     ):
         Store(f"{kind}://x/y")
+
+
+def named_alone(root, name, files, fingerprint):
+    """An artifact as 8284afb published it: under its name alone."""
+    import time as clock
+
+    from store.manifest import FileEntry, Manifest
+
+    folder_of(root / name, files)
+    entries = tuple(FileEntry(path, len(one), hashlib.sha256(one).hexdigest()) for path, one in files.items())
+    (root / name / "ARTIFACT.json").write_text(Manifest(name, fingerprint, {}, entries, clock.time()).to_json())
+
+
+def test_what_an_older_slipway_published_is_read_under_any_name_and_stays_when_its_name_moves(store, made, root):
+    named_alone(root, "base_checkpoints/smoke", {"m": b"old"}, "f1")
+    assert (store.path("base_checkpoints/ursula", "f1") / "m").read_bytes() == b"old"
+    store.point("base_checkpoints/ursula", "f1")
+    store.publish(made, "base_checkpoints/smoke", "f2", {})
+    assert (store.path("base_checkpoints/smoke", "f1") / "m").read_bytes() == b"old"
+    assert {one.name: one.fingerprint for one in store.artifacts()} == {
+        "base_checkpoints/smoke": "f2",
+        "base_checkpoints/ursula": "f1",
+    }
+
+
+@pytest.mark.parametrize("damage", ["lost", "link", "manifest"])
+def test_a_damaged_artifact_of_an_older_slipway_keeps_nothing_new_from_being_published(store, made, root, damage):
+    named_alone(root, "tokenizer", {"x": b"old", "y": b"old"}, "f1")
+    path = root / "tokenizer" / ("ARTIFACT.json" if damage == "manifest" else "y")
+    path.unlink()
+    if damage == "link":
+        path.symlink_to(root / "tokenizer" / "x")
+    elif damage == "manifest":
+        path.write_text("{")
+    store.publish(made, "tokenizer", "f2", {})
+    assert store.check("tokenizer") == Artifact("tokenizer", "f2")
+
+
+def test_a_name_that_stands_for_it_already_is_left_alone(store, made, root):
+    store.publish(made, "text", "f1", {})
+    before = os.stat(root / "text").st_ino
+    store.point("text", "f1")
+    store.publish(made, "text", "f1", {})
+    assert os.stat(root / "text").st_ino == before
+
+
+def test_a_note_that_is_written_anew_is_read_anew_from_a_copy_too(tmp_path):
+    from store.manifest import Manifest
+    from store.mirror import Mirror
+
+    mirror = Mirror("s3://a/b")
+    for content in (b"1", b"2"):
+        folder = folder_of(tmp_path / content.decode(), {"eval.json": content})
+        from store.manifest import FileEntry
+
+        entry = FileEntry("eval.json", 1, hashlib.sha256(content).hexdigest())
+        mirror.seed(folder, Manifest("evals/x", "f1", {}, (entry,), 1.0))
+        assert (mirror.store.path("evals/x", "f1") / "eval.json").read_bytes() == content

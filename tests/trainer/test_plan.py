@@ -231,10 +231,14 @@ def test_what_was_asked_for_is_made_again_when_the_user_says_so_and_is_found_aft
     remade = Artifact(
         kept_name(making["name"], making["fingerprint"]), making["fingerprint"], about={"code": making["code"]}
     )
-    there = replace(before, kept=(remade,))
-    assert steps(planned(replace(WANTED, phases=("mid",)), there, changed)) == []  # that of this code comes first
+    names = {**before.artifacts, "mid_checkpoints/tiny": replace(remade, name="mid_checkpoints/tiny")}
+    first = before.artifacts["mid_checkpoints/tiny"]
+    there = replace(before, artifacts=names, kept=(remade, replace(first, name=kept_name(first.name, first.fingerprint))))
+    assert steps(planned(replace(WANTED, phases=("mid",)), there, changed)) == []
     assert steps(planned(WANTED, there, changed)) == ["sft"]  # which was made of the other one
-    assert steps(planned(WANTED, there, checkout())) == []
+    other_tag = replace(WANTED, tag="other")  # nothing stands under it: that of today's code comes first
+    assert steps(planned(other_tag, there, checkout())) == []
+    assert steps(planned(replace(other_tag, phases=("mid",)), there, changed)) == []
 
 
 def test_what_8284afb_made_is_not_made_again(tmp_path, monkeypatch):

@@ -1,0 +1,94 @@
+"""Leases: what somebody reads is never removed, and what cannot be read is told."""
+
+import json
+
+import pytest
+
+from store import Artifact, Store, StoreError, references
+from store.manifest import kept_name
+from tests.store.test_store import folder_of
+
+NOW = 1_000_000.0
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "store"
+
+
+def test_a_lease_holds_until_it_ends_and_is_renewed(root):
+    references.hold(str(root), "a-run", "run a", [("tokens", "f1"), ("base_checkpoints", "f2")], NOW)
+    references.hold(str(root), "b-run", "run b", [("tokens", "f1")], NOW - 10)
+    readers = references.readers(references.living(str(root), NOW))
+    assert readers == {("tokens", "f1"): ("run a", "run b"), ("base_checkpoints", "f2"): ("run a",)}
+    late = NOW + references.LEASE_S - 5
+    assert references.readers(references.living(str(root), late)).keys() == {
+        ("tokens", "f1"),
+        ("base_checkpoints", "f2"),
+    }
+    assert [one.owner for one in references.living(str(root), late)] == ["run a"]
+    references.release(str(root), "a-run")
+    references.release(str(root), "a-run")
+    references.hold(str(root), "b-run", "run b", [("tokens", "f1")], NOW)
+    assert [one.owner for one in references.living(str(root), late)] == ["run b"]
+
+
+@pytest.mark.parametrize(
+    "content", ["[", "{}", '{"owner":"x","until":NaN,"reads":[]}', '{"owner":"x","until":1,"reads":[1]}']
+)
+def test_a_lease_that_cannot_be_read_stops_who_removes_and_is_told_to_who_plans(root, content):
+    (root / "references").mkdir(parents=True)
+    (root / "references" / "x.json").write_text(content)
+    with pytest.raises(StoreError, match="x.json"):
+        references.living(str(root), NOW)
+    odd: list[str] = []
+    assert references.living(str(root), NOW, odd) == [] and "x.json" in odd[0]
+
+
+def test_what_no_name_and_no_lease_refers_to_is_found_and_nothing_of_which_nobody_knows_what_it_is():
+    kept = [Artifact(kept_name("base_checkpoints/x", one), one, published_at=at) for one, at in
+            (("f1", 5.0), ("f2", 1.0), ("f3", 2.0), ("f4", 50.0), ("f5", 3.0))]  # fmt: skip
+    kept.append(Artifact(kept_name("base_checkpoints/x", "f6"), "", "its manifest cannot be used"))
+    named = [Artifact("base_checkpoints/tiny", "f1")]
+    due = references.unread(named, kept, {("base_checkpoints", "f2")}, 10.0)
+    assert [one.fingerprint for one in due] == ["f3", "f5"]
+
+
+def test_where_a_path_leads_is_told(root, tmp_path):
+    store = Store(root)
+    store.publish(folder_of(tmp_path / "made", {"hf/config.json": b"{}"}), "chatsft_checkpoints/tiny", "f1", {})
+    path = store.path("chatsft_checkpoints/tiny", "f1") / "hf"
+    assert references.kept_at(str(path)) == ("chatsft_checkpoints", "f1")
+    assert references.kept_at(str(root / "chatsft_checkpoints" / "tiny")) is None
+
+
+def test_a_model_and_a_tokenizer_that_do_not_belong_together_are_told(tmp_path):
+    from hashlib import sha256
+
+    from store import vocabulary
+
+    def words(count, eos=1):
+        model = {"vocab": {f"t{n}": n for n in range(count)}}
+        return json.dumps({"model": model, "added_tokens": [{"id": eos, "content": "<end>"}]}).encode()
+
+    def said(files, about=None):
+        def read(name):
+            try:
+                return files[name]
+            except KeyError:
+                raise FileNotFoundError(name) from None
+
+        return vocabulary.problem(read, about or {})
+
+    named = {
+        "special_tokens_map.json": b'{"eos_token": "<end>"}',
+        "generation_config.json": b'{"eos_token_id": [1, 0]}',
+    }
+    good = {"config.json": b'{"vocab_size": 9}', "tokenizer.json": words(9), **named}
+    told = {"tokenizer_sha256": sha256(words(9)).hexdigest(), "vocab": 9}
+    assert said(good) == said(good, told) == said({"config.json": b"{}"}) == ""
+    assert "another tokenizer (with 9 ids)" in said({**good, "tokenizer.json": words(5)}, told)
+    assert "ids up to 10, the model has 9" in said({**good, "tokenizer.json": words(11)})
+    assert "'<end>' is 3" in said({**good, "tokenizer.json": words(9, eos=3)})
+    for content in (b"[]", b"{}", b'{"model": {"vocab": {"a": "b"}}}', b'{"model": {"vocab": 5}}', b"\xff"):
+        assert "cannot be read" in said({**good, "tokenizer.json": content})
