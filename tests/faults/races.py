@@ -58,7 +58,7 @@ class Office:
         points = Points(loiter)
         with self.renting.watched(self.path, environ(self.folder), points) as journal:
             watch_requests(points)
-            work(chance, self.stage.vendor(self.vendor_name, self.path), journal)
+            work(chance, self.stage.vendor(self.vendor_name, self.path, clock_scale=SPEED), journal)
 
     def launch(self, number: int, rounds: int, tell: Tell) -> None:
         """`rounds` pods; every other one is ended again."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra import installation, journal_file, pods
-from infra.agent.job import Job
+from infra.agent.job import Job, Limits
 from infra.journal import Journal
 from infra.journal_file import JournalError
 from infra.offers import open_market
@@ -149,14 +149,14 @@ def test_what_an_older_slipway_kept_is_taken_over_where_its_journal_is_and_nowhe
 def test_a_sweep_on_another_machine_lets_the_pods_of_the_first_one_live(machines, tmp_path):
     with world(tmp_path / "world", speed=SPEED) as running:
         vendor = open_market("runpod", settings_of(running, tmp_path))
-        request = Request(run="otter", gpu="L40S", num_gpus=1)
+        request, job = Request(run="otter", gpu="L40S", num_gpus=1), Job("", "", (), Limits(time_s=86400))
         with machines.open("laptop"):
             pass
         machines.carry("config", "laptop", "desk")
         with machines.open("desk") as desk:
             running.move(7200)
             with machines.open("laptop") as laptop:  # which rents while the other one has its journal already
-                op = pods.rent(vendor, request, vendor.offers(request)[0], Job("", "", ()), laptop)
+                op = pods.rent(vendor, request, vendor.offers(request)[0], job, laptop)
             running.move(7200)
             for _ in range(3):
                 reconcile(vendor, desk)

@@ -70,6 +70,13 @@ def test_a_pod_from_its_offer_to_its_proven_end(world):
     assert offer["id"] in [one["id"] for one in executors(world)]
 
 
+@pytest.mark.parametrize("tier", ["spot", "secure"])
+def test_a_pod_costs_what_its_offer_says_on_hosts_of_either_tier(world, tier):
+    offer = next(one for one in executors(world) if one["tier"] == tier)
+    price = pod(world, rent(world, offer["id"]).json()["pod_id"])["price"]
+    assert price == pytest.approx(offer["price_per_gpu"] * offer["gpu_count"]) and price > 0
+
+
 def test_a_rent_that_is_repeated_under_its_key_rents_once(world):
     offer = h100(world)["id"]
     first, again = (rent(world, offer, "key-1") for _ in range(2))
