@@ -312,7 +312,8 @@ def resolve(
     for name in (name for name in nodes if name in _closure(nodes, wanted.phases)):
         node, choice = nodes[name], chosen[name]
         if name in due or choice.is_here:
-            artifacts.append(_planned(node, choice, inventory, name in due, flops_per_s))
+            is_asked = name in wanted.phases
+            artifacts.append(_planned(node, choice, inventory, name in due, is_asked, flops_per_s))
         if name in due and name in wanted.given:
             seen = f"{artifacts[-1].state} {artifacts[-1].reason}".strip()
             raise UsageError(f"{node.artifact} in {inventory.store} was to be there, and is {seen}")
@@ -394,14 +395,17 @@ def _held(inventory: Inventory) -> list[Artifact]:
     return [one for one in (*inventory.artifacts.values(), *inventory.kept) if not one.problem]
 
 
-def _planned(node: Node, choice: Choice, inventory: Inventory, is_due: bool, flops_per_s: float) -> PlannedArtifact:
+def _planned(
+    node: Node, choice: Choice, inventory: Inventory, is_due: bool, is_asked: bool, flops_per_s: float
+) -> PlannedArtifact:
+    """is_asked: `--phase` names it, so that its name will stand for it."""
     pointed = inventory.artifacts.get(node.artifact)
     is_moved = pointed is not None and pointed.fingerprint != choice.fingerprint
     why = why_other(pointed, choice.fingerprint) if pointed and is_moved else ""
     readers = inventory.references.get(pointed.fingerprint, ()) if pointed and is_moved else ()
     used = f"; {', '.join(readers)} goes on with the earlier one" if readers else ""
     if not is_due:
-        other = f"the name moves from another one ({why}{used})" if is_moved else ""
+        other = f"its name {'moves from' if is_asked else 'stands for'} another one ({why}{used})" if is_moved else ""
         return PlannedArtifact(node.artifact, "here", "", other, None, choice.fingerprint, choice.differs)
     state, reason = "missing", ""
     if pointed is not None:
