@@ -17,7 +17,7 @@ import pytest
 
 from data.alone import alone_in
 from data.errors import DataError
-from data.manifest import MANIFEST, read_manifest
+from data.manifest import MANIFEST, PARTIAL, read_manifest
 from data.verify import verify
 from tests.data.conftest import ROOT, run_step
 
@@ -179,7 +179,7 @@ def test_a_signal_leaves_whole_shards_and_the_same_command_goes_on(corpus, expec
     other = begin(tmp_path, **{**spec, "seed": 8})
     assert "type its command again to go on" in other.communicate()[1] and other.returncode == 2
     problems = verify(tmp_path / "out" / "train")
-    assert problems == [f"{MANIFEST}: not finished; the command that began it goes on"]
+    assert problems == [f"{MANIFEST}: not finished; the command that began it goes on; {PARTIAL}"]
     process = begin(tmp_path, **spec)
     assert process.communicate() == (None, "") and process.returncode == 0
     assert contents(tmp_path / "out") == expected
