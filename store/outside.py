@@ -108,9 +108,14 @@ def opened(path: str | os.PathLike[str]) -> BinaryIO:
     raise Unreadable(f"{path} is no regular file")
 
 
-def load(path: str | os.PathLike[str], most_bytes: int = 16 * MIB, most_values: int = VALUES) -> dict[str, Any]:
+def load(
+    path: str | os.PathLike[str],
+    most_bytes: int = 16 * MIB,
+    most_values: int = VALUES,
+    half_pairs: str = "strict",
+) -> dict[str, Any]:
     """The object in a JSON file. Raises Unreadable, OSError."""
-    return mapping(content(path, most_bytes), most_bytes, most_values)
+    return mapping(content(path, most_bytes), most_bytes, most_values, half_pairs=half_pairs)
 
 
 def within(folder: str | os.PathLike[str], path: str) -> Path:

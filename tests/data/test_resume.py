@@ -185,6 +185,24 @@ def test_a_signal_leaves_whole_shards_and_the_same_command_goes_on(corpus, expec
     assert contents(tmp_path / "out") == expected
 
 
+def test_a_source_whose_name_is_no_utf_8_is_read_and_gone_on_with(corpus, expected, tmp_path):
+    source = tmp_path / os.fsdecode(b"raw\xff")
+    shutil.copytree(corpus, source)
+    process = begin(tmp_path, **SPEC, source=str(source), workers=1)
+    wait_for_marks(process, tmp_path, 2)
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate()[1]
+    before = {path: path.stat().st_ino for path in (tmp_path / "out").rglob("shard-*")}
+    again = begin(tmp_path, **SPEC, source=str(source), workers=1)
+    assert (process.returncode, again.communicate(), again.returncode) in [(75, (None, ""), 0), (0, (None, ""), 0)], (
+        said
+    )
+    assert before and all(path.stat().st_ino == number for path, number in before.items())
+    assert [verify(tmp_path / "out" / part) for part in ("train", "val")] == [[], []]
+    texts = {name: raw for name, raw in contents(tmp_path / "out").items() if name.endswith(".txt")}
+    assert texts == {name: raw for name, raw in expected.items() if name.endswith(".txt")}
+
+
 def test_a_source_that_says_nothing_does_not_keep_a_step_that_is_to_stop(tmp_path):
     config = {"out": str(tmp_path / "out"), "spec": {"source": "stdin", "lines_per_shard": 1}}
     (tmp_path / "config.json").write_text(json.dumps(config))
