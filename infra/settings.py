@@ -279,7 +279,7 @@ def _default_provider(values: Mapping[str, Any]) -> tuple[str, str]:
 
 def _convert(text: str, kind: type, one: Field, base: Path, source: str) -> Any:
     if kind is int:
-        if not re.fullmatch(r"[0-9]{1,18}", text):
+        if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) >= 1 << 63:
             raise UsageError(f"{source}: {one.metadata['variable']} is {text!r}, which is not a whole number")
         return int(text)
     if kind is float:

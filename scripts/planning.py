@@ -23,6 +23,7 @@ from infra.names import check_name
 from infra.providers import Provider
 from infra.records import Artifact, Inventory, Plan, Request
 from infra.settings import Settings
+from scripts.render import count, size
 from store import Artifact as StoredArtifact
 from store import Store, StoreError, credentials, references
 from store.manifest import kind_of
@@ -66,6 +67,7 @@ def plan_for(
         limits=limits, flops_per_s=flops_per_s or machine.flops_per_s(), pod_store=vendor.pod_store,
         torch=torch, environments=environments,
     )  # fmt: skip
+    plan = replace(plan, notes=(*plan.notes, *store_notes(there)))
     if not with_missing:
         refuse_unknown_tag(plan, tag, wanted.phases, there)
     if plan.job and not vendor.is_here and not settings.rehearsal:
@@ -213,6 +215,15 @@ def inventory(uri: str) -> Inventory:
 
 def _record(one: StoredArtifact) -> Artifact:
     return Artifact(one.name, one.fingerprint, one.problem, one.about)
+
+
+def store_notes(there: Inventory) -> tuple[str, ...]:
+    """What the store takes, and whose lease in it cannot be read, in words."""
+    notes = tuple(f"a lease cannot be read: {one}" for one in there.odd)
+    if not there.kept:
+        return notes
+    unread = f", {size(there.unread_bytes)} of it read by nothing (inv store.gc)" if there.unread_bytes else ""
+    return (*notes, f"the store holds {count(len(there.kept), 'artifact')}, {size(there.num_bytes)}{unread}")
 
 
 def refuse_unknown_tag(plan: Plan, tag: str, phases: Sequence[str], there: Inventory) -> None:

@@ -29,7 +29,9 @@ Read = Callable[[str], bytes]
 
 
 def problem(read: Read, about: Mapping[str, Any]) -> str:
-    """Return why the files do not go together, in words; "" when they do, or when there is no tokenizer.json.
+    """Return why the files do not go together, in words; "" when they do, or when that is not to be told.
+
+    It is not for a tokenizer.json that lists its tokens in a way that is not known here.
 
     about: of the artifact; its `tokenizer_sha256` and `vocab` are compared where they are told.
     """
@@ -41,15 +43,17 @@ def problem(read: Read, about: Mapping[str, Any]) -> str:
         return f"{CONFIG} cannot be read ({error})"
     try:
         ids = _ids(outside.mapping(content, MOST_BYTES, MOST_VALUES))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except outside.Unreadable as error:
         return f"{TOKENIZER} cannot be read ({error})"
+    except (ValueError, TypeError, KeyError, AttributeError):
+        ids = {}
     rows, told = config.get("vocab_size"), about.get("tokenizer_sha256")
     if isinstance(told, str) and told and sha256(content).hexdigest() != told:
         known = f"with {about['vocab']} ids" if isinstance(about.get("vocab"), int) else "another one"
         return f"it was trained with another tokenizer ({known}) than the {TOKENIZER} beside it ({len(ids)} ids)"
     if type(rows) is int and ids and max(ids.values()) >= rows:
         return f"{TOKENIZER} has ids up to {max(ids.values())}, the model has {rows}"
-    return _odd_special(read, config, ids)
+    return _odd_special(read, config, ids) if ids else ""
 
 
 def problem_in(folder: Path) -> str:

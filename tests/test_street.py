@@ -199,18 +199,23 @@ def test_a_changed_persona_makes_again_only_what_depends_on_it(done, tmp_path):
     assert plan["steps"] == ["identity", "mid", "sft"]
 
 
-def test_a_damaged_artifact_is_made_again_with_all_that_depends_on_it(tmp_path, done):
+def test_a_damaged_artifact_is_made_again_and_a_damaged_copy_of_it_is_put_right(tmp_path, done):
     source, _ = done
     world = World(tmp_path)
-    subprocess.run(["cp", "-r", source.folder / "artifacts", tmp_path / "artifacts"], check=True)
-    weights = next((tmp_path / "artifacts" / "mid_checkpoints" / "tiny" / "hf").glob("*.safetensors"))
-    before = weights.read_bytes()
-    weights.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
-    plan = world.json("launch", "--dry-run")
-    assert {one["name"]: one["state"] for one in plan["artifacts"]}["mid_checkpoints/tiny"] == "damaged"
-    result = world.json("launch", "--yes")
-    assert result["ran"] == ["environment", "mid", "sft"]
-    assert weights.read_bytes() == before
+    subprocess.run(["cp", "-r", source.folder / "artifacts", tmp_path / "artifacts"], check=True)  # no links are left
+    root = tmp_path / "artifacts"
+    named = next((root / "chatsft_checkpoints" / "tiny" / "hf").glob("*.safetensors"))
+    kept = next((root / "by-fingerprint" / "chatsft_checkpoints").glob("*/hf/*.safetensors"))
+    before = named.read_bytes()
+    for damaged, ran in (([named], []), ([named, kept], ["environment", "sft"])):
+        for path in damaged:
+            path.unlink(missing_ok=True)
+            path.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+        plan = world.json("launch", "--dry-run")
+        states = {one["name"]: one["state"] for one in plan["artifacts"]}
+        assert states["chatsft_checkpoints/tiny"] == ("damaged" if ran else "here")
+        assert world.json("launch", "--yes")["ran"] == ran
+        assert named.read_bytes() == kept.read_bytes() == before
 
 
 def test_ctrl_c_detaches_and_the_run_goes_on(world):

@@ -90,5 +90,8 @@ def test_a_model_and_a_tokenizer_that_do_not_belong_together_are_told(tmp_path):
     assert "another tokenizer (with 9 ids)" in said({**good, "tokenizer.json": words(5)}, told)
     assert "ids up to 10, the model has 9" in said({**good, "tokenizer.json": words(11)})
     assert "'<end>' is 3" in said({**good, "tokenizer.json": words(9, eos=3)})
-    for content in (b"[]", b"{}", b'{"model": {"vocab": {"a": "b"}}}', b'{"model": {"vocab": 5}}', b"\xff"):
+    for content in (b"[]", b"\xff", b'{"model": NaN}'):
         assert "cannot be read" in said({**good, "tokenizer.json": content})
+    for content in (b"{}", b'{"model": {"vocab": {"a": "b"}}}', b'{"model": {"vocab": 5}}'):  # of somebody else's kind
+        assert said({**good, "tokenizer.json": content}) == ""
+        assert "another tokenizer" in said({**good, "tokenizer.json": content}, told)

@@ -18,6 +18,7 @@ from data import bpe, tokens
 from data.config import Input, Making, TokenizerSpec
 from data.shards import Writer
 from store import Store
+from store.manifest import kept_name
 from trainer.config import Keeping, ModelConfig, OptimizerConfig, PhaseConfig, ScheduleConfig
 
 VOCAB = 320
@@ -147,6 +148,12 @@ def make_inputs(root: Path) -> tuple[Path, dict[str, Input]]:
         store.publish(root / role, name, f"print-{role}", {})
         found[role] = Input(name=name, fingerprint=f"print-{role}")
     return root / "store", found
+
+
+def make_again(store: Path, folder: Path, entry: Input) -> None:
+    """Have other content under the same fingerprint, as where it was removed and what makes it comes out otherwise."""
+    Store(store).remove(kept_name(entry.name, entry.fingerprint))
+    Store(store).publish(folder, entry.name, entry.fingerprint, {})
 
 
 def write_talk(path: Path, question: str, answer: str) -> None:

@@ -62,9 +62,9 @@ def record(store: Path, inputs: dict[str, Input], root: Path) -> dict[str, dict[
         phase, before = curve.config.phase, curve.before
         roles = dict(inputs)
         if before:
-            entry = Input(name=f"curves/{before}", fingerprint="recorded")
+            entry = Input(name=f"curves/{before}", fingerprint=before)
             roles[curves()[before].config.phase] = entry
-        making = Making(store=str(store), name=f"curves/{name}", fingerprint="recorded", inputs=roles)
+        making = Making(store=str(store), name=f"curves/{name}", fingerprint=name, inputs=roles)
         keeping = Keeping(save_every=STEPS, reserve_bytes=0, samples=0)
         file = root / f"{name}.json"
         spec = {"making": asdict(making), "spec": asdict(curve.config), "keeping": asdict(keeping)}

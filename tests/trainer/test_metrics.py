@@ -17,7 +17,7 @@ from trainer.metrics import POINTS, Curve
 from trainer.model import Decoder, initialise
 from trainer.peak import Peak
 from trainer.samples import TALK, Sampler, is_due
-from trainer.steplines import StepLines, read
+from trainer.steplines import SAID, StepLines, read
 
 NEW = ("mfu", "tokens_per_s", "step_s", "data_wait_s", "memory_bytes", "at")
 
@@ -68,11 +68,13 @@ def test_a_curve_has_at_most_so_many_points_however_long_the_run():
 
 def test_lines_of_steps_that_are_done_again_are_dropped_and_so_is_half_a_line(tmp_path):
     path = tmp_path / "lines.jsonl"
-    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 2, "more": 1}\n{"step": 3}\n{"st')
+    told = [{"step": step, "tokens": 96 * step, "loss": 2.5} for step in (1, 2, 2, 3)]
+    told[2]["lr"] = 0.1
+    path.write_text("".join(f"{json.dumps(one)}\n" for one in told) + '{"step": 3, "tok')
     lines = StepLines(path, 2)
-    lines.add({"step": 3, "new": True})
+    lines.add({**told[3], "loss": 2.25})
     lines.close()
-    assert read(path) == [{"step": 1}, {"step": 2}, {"step": 2, "more": 1}, {"step": 3, "new": True}]
+    assert read(path) == [*told[:3], {**told[3], "loss": 2.25}]
 
 
 def test_the_speed_of_every_gpu_that_can_be_rented_is_the_one_that_forecasts_use():
@@ -113,7 +115,7 @@ def test_asking_changes_no_bit_and_what_was_said_before_a_kill_stays(tmp_path, i
     final = asked("asked").run()
     ours, theirs = silent.tensors("model"), final.tensors("model")
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    said = read(tmp_path / "asked" / "metrics" / "samples.jsonl")
+    said = read(tmp_path / "asked" / "metrics" / "samples.jsonl", SAID)
     assert [one["step"] for one in said] == [step for step in (5, 10, 15, 20) for _ in TALK]
     assert [one["prompt"] for one in said[: len(TALK)]] == list(TALK)
     assert all(isinstance(one["text"], str) for one in said)

@@ -16,7 +16,7 @@ import pytest
 from data.__main__ import main as prepare
 from data.config import Input, Making
 from store import Store
-from tests.trainer.conftest import TINY, WAIT_S, finish, tiny, write_talk
+from tests.trainer.conftest import TINY, WAIT_S, finish, make_again, tiny, write_talk
 from trainer import loop
 from trainer.__main__ import main
 from trainer.checkpoint import Checkpoints, open_final
@@ -33,7 +33,8 @@ def hashes(folder: Path) -> dict[str, str]:
 
 def test_a_run_killed_at_random_moments_publishes_the_bits_of_one_left_alone(world):
     config = tiny(steps=100)
-    alone = world.start(config, OFTEN, replace(world.making(), name="base_checkpoints/alone"), work="alone")
+    making = replace(world.making(fingerprint="alone"), name="base_checkpoints/alone")
+    alone = world.start(config, OFTEN, making, work="alone")
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     chance, last = random.Random(seed), 0
@@ -198,7 +199,7 @@ def test_conversations_of_ones_own_are_drawn_by_their_weight(world, monkeypatch,
     phase = replace(chat_phase("mid", steps=3), mixture={"identity": 1.0, "mine": 3.0})
     assert run(world, monkeypatch, "mid", phase, making) == 0
     capfd.readouterr()
-    again = replace(making, name="mid_checkpoints/other")
+    again = replace(making, fingerprint="other")
     assert run(world, monkeypatch, "mid", replace(phase, mixture={"theirs": 1.0}), again) == 2
     assert "needs an input 'theirs'" in capfd.readouterr().err
 
@@ -218,8 +219,11 @@ def test_a_phase_refuses_a_model_that_learned_with_another_tokenizer(world, monk
     assert run(world, monkeypatch, "mid", chat_phase("mid"), making) == 2
     words = capfd.readouterr().err
     assert words.count("tokenizer_sha256") == 2
-    assert run(world, monkeypatch, "mid", chat_phase("mid"), world.making("mid", base=entry)) == 1  # a stale input
-    assert "fingerprint" in capfd.readouterr().err
+    missing = replace(making, inputs={**making.inputs, "tokenizer": Input(name="tokenizer", fingerprint="removed")})
+    assert run(world, monkeypatch, "mid", chat_phase("mid"), missing) == 1
+    assert "its fingerprint is other, wanted is removed" in capfd.readouterr().err
+    mine = world.making("mid", base=entry)  # the one that the model learned with is there, whatever the name stands for
+    assert run(world, monkeypatch, "mid", chat_phase("mid", steps=2), mine) == 0
 
 
 def test_a_phase_does_not_go_on_from_what_other_data_made(world, monkeypatch, capfd):
@@ -242,7 +246,7 @@ def test_a_phase_does_not_go_on_from_what_other_data_made(world, monkeypatch, ca
     assert found == {f"mid-{parts[0]}-{parts[2]}": 3, f"mid-{parts[0]}-{'e' * 12}": 1}
     folder = world.root / "identity"
     write_talk(folder / "identity_conversations.jsonl", "Who are you?", "I am somebody else.")
-    Store(world.store).publish(folder, "identity", "print-identity", {})
+    make_again(world.store, folder, world.inputs["identity"])
     capfd.readouterr()
     assert stopped(making) == 1
     assert "inputs_hash is" in capfd.readouterr().err

@@ -233,7 +233,9 @@ def test_what_was_asked_for_is_made_again_when_the_user_says_so_and_is_found_aft
     )
     names = {**before.artifacts, "mid_checkpoints/tiny": replace(remade, name="mid_checkpoints/tiny")}
     first = before.artifacts["mid_checkpoints/tiny"]
-    there = replace(before, artifacts=names, kept=(remade, replace(first, name=kept_name(first.name, first.fingerprint))))
+    there = replace(
+        before, artifacts=names, kept=(remade, replace(first, name=kept_name(first.name, first.fingerprint)))
+    )
     assert steps(planned(replace(WANTED, phases=("mid",)), there, changed)) == []
     assert steps(planned(WANTED, there, changed)) == ["sft"]  # which was made of the other one
     other_tag = replace(WANTED, tag="other")  # nothing stands under it: that of today's code comes first

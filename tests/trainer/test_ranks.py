@@ -15,8 +15,7 @@ import torch
 
 from data.config import Input
 from data.shards import Writer
-from store import Store
-from tests.trainer.conftest import World, finish, tiny
+from tests.trainer.conftest import World, finish, make_again, tiny
 from trainer import tensorfile
 from trainer.__main__ import main
 from trainer.checkpoint import Checkpoints, open_final
@@ -141,7 +140,7 @@ def test_a_node_whose_data_came_out_otherwise_is_refused_by_name(world, port, tm
     writer = Writer(tmp_path / "text" / "train", 1000)
     writer.add("something else")
     writer.finish("test", {})
-    Store(other).publish(tmp_path / "text", "datasets/x/text", "print-text", {})
+    make_again(other, tmp_path / "text", world.inputs["text"])
     makings = world.making(), replace(world.making(), store=str(other))
     (first, other_words), (second, words) = map(finish, spread(world, tiny(steps=4), port, *makings))
     assert (first, second) == (75, 2), f"{other_words}\n{words}"
