@@ -239,7 +239,7 @@ def _draft(making: Making, goes_on: bool) -> Iterator[Path]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        config = outside.load(path)
+        config = outside.load(path, half_pairs="surrogateescape")  # it names files
     except FileNotFoundError:
         raise InputError(f"--config {path}: no such file") from None
     except (ValueError, OSError) as error:

@@ -61,7 +61,7 @@ def read_manifest(folder: Path, finished: bool = True) -> dict[str, Any]:
     """Raises DataError when the folder has no manifest, one that is not ours, or (`finished`) one of half a run."""
     path = folder / MANIFEST
     try:
-        manifest = outside.load(path, MANIFEST_BYTES, MANIFEST_BYTES // 16)
+        manifest = outside.load(path, MANIFEST_BYTES, MANIFEST_BYTES // 16, half_pairs="surrogateescape")
         if outside.typed(manifest, "schema", int) not in (1, SCHEMA):
             raise DataError(f"{path}: not a manifest of schema 1 or {SCHEMA}")
         for name, kind in KINDS.items():

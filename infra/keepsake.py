@@ -2,7 +2,8 @@
 
 In: a journal row and the way to its pod. Out: under `<homes>/<run>/`: `code/` as it was sent, `pod/` with marks of
 steps, figures, and of each folder of checkpoints the newest that is whole. `restore` puts all of it, logs too, onto
-another pod of the run. A checkpoint is a folder `step-*` whose MANIFEST.json lists its files with their sha256.
+another pod of the run. A checkpoint is a folder `step-*` whose MANIFEST.json says its step, and of each of its files
+the size and sha256.
 """
 
 import contextlib

@@ -77,7 +77,7 @@ class Ssh:
         place = shlex.quote(str(path))
         # The count, since a connection that breaks looks like the end of the file. Not every `sync` takes a name.
         steps = [
-            "umask 077", f"mkdir -p -- {shlex.quote(folder or '.')}", f"cat > {draft}",
+            "umask go-w", f"mkdir -p -- {shlex.quote(folder or '.')}", "umask 077", f"cat > {draft}",
             f'[ "$(wc -c < {draft})" -eq {len(content)} ]', f"chmod {mode:o} {draft}",
             f"{{ sync {draft} 2>/dev/null || sync; }}", f"mv -f {draft} {place}",
         ]  # fmt: skip

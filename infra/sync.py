@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 BASE_S = 60.0
 SLOWEST_BYTES_PER_S = 100_000
+MEMORY_BYTES = 256 << 20  # of a million files
+MEMORY_VALUES = 16_000_000
 _FRESH_NS = 1_000_000_000  # changed so shortly before it was looked at, a file may change again without a sign
 _CHUNK = 1 << 16
 
@@ -82,7 +84,8 @@ def push(machine: "Transport", root: Path, dest: str | Path, token: str) -> Push
 def pushed(machine: "Transport", dest: str | Path) -> dict[str, str]:
     """sha256 by path of what the last push left in `dest`; empty when there was none."""
     try:
-        memory = outside.mapping(machine.get(PodFolder(Path(dest).parent).state / receive.MEMORY))
+        raw = machine.get(PodFolder(Path(dest).parent).state / receive.MEMORY)
+        memory = outside.mapping(raw, MEMORY_BYTES, MEMORY_VALUES, half_pairs="surrogateescape")
     except FileNotFoundError:
         return {}
     except outside.Unreadable as error:

@@ -26,8 +26,18 @@ class Unreadable(ValueError):
     """A document of somebody else cannot be used; the message says why."""
 
 
-def parse(raw: bytes | str, most_bytes: int = 16 * MIB, most_values: int = VALUES, nan_is_null: bool = False) -> Any:
-    """The value of a JSON document. Raises Unreadable. nan_is_null: for what Python's own writers have written."""
+def parse(
+    raw: bytes | str,
+    most_bytes: int = 16 * MIB,
+    most_values: int = VALUES,
+    nan_is_null: bool = False,
+    half_pairs: str = "strict",
+) -> Any:
+    """The value of a JSON document. Raises Unreadable.
+
+    nan_is_null: for what Python's own writers have written. half_pairs: "surrogateescape" where names of files stand,
+    which need not be UTF-8 and come as `os.fsdecode` gives them.
+    """
     if len(raw) > most_bytes:
         raise Unreadable(f"it has {len(raw)} bytes, at most {most_bytes} are read")
     try:
@@ -42,7 +52,7 @@ def parse(raw: bytes | str, most_bytes: int = 16 * MIB, most_values: int = VALUE
             parse_int=_integer,
         )
         if "\\u" in text:  # half of a pair cannot be written anywhere
-            json.dumps(value, ensure_ascii=False).encode()
+            json.dumps(value, ensure_ascii=False).encode(errors=half_pairs)
     except Unreadable:
         raise
     except RecursionError:
@@ -54,10 +64,14 @@ def parse(raw: bytes | str, most_bytes: int = 16 * MIB, most_values: int = VALUE
 
 
 def mapping(
-    raw: bytes | str, most_bytes: int = 16 * MIB, most_values: int = VALUES, nan_is_null: bool = False
+    raw: bytes | str,
+    most_bytes: int = 16 * MIB,
+    most_values: int = VALUES,
+    nan_is_null: bool = False,
+    half_pairs: str = "strict",
 ) -> dict[str, Any]:
     """As `parse`, of a document that is an object. Raises Unreadable."""
-    value = parse(raw, most_bytes, most_values, nan_is_null)
+    value = parse(raw, most_bytes, most_values, nan_is_null, half_pairs)
     if type(value) is not dict:
         raise Unreadable(f"it is a {type(value).__name__}, expected an object")
     return value
@@ -94,9 +108,14 @@ def opened(path: str | os.PathLike[str]) -> BinaryIO:
     raise Unreadable(f"{path} is no regular file")
 
 
-def load(path: str | os.PathLike[str], most_bytes: int = 16 * MIB, most_values: int = VALUES) -> dict[str, Any]:
+def load(
+    path: str | os.PathLike[str],
+    most_bytes: int = 16 * MIB,
+    most_values: int = VALUES,
+    half_pairs: str = "strict",
+) -> dict[str, Any]:
     """The object in a JSON file. Raises Unreadable, OSError."""
-    return mapping(content(path, most_bytes), most_bytes, most_values)
+    return mapping(content(path, most_bytes), most_bytes, most_values, half_pairs=half_pairs)
 
 
 def within(folder: str | os.PathLike[str], path: str) -> Path:

@@ -173,7 +173,7 @@ def write_folder(flags: argparse.Namespace) -> None:
 
 def read_config(path: Path, known: set[str]) -> Mapping[str, Any]:
     try:
-        raw = outside.load(path)
+        raw = outside.load(path, half_pairs="surrogateescape")  # it names files
     except (OSError, ValueError) as error:
         raise Refused(f"{path}: {error}") from None
     if set(raw) - known:

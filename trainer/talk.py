@@ -24,7 +24,8 @@ def questions(forget: Callable[[], object]) -> Iterator[str]:
         try:
             words = input(prompt).strip()
         except (EOFError, KeyboardInterrupt):
-            print()
+            if prompt:
+                print()  # what comes next does not stand behind it
             return
         found = COMMAND.match(words)
         command = found and SAME.get(found[0].lower(), found[0].lower())

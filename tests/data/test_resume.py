@@ -17,7 +17,7 @@ import pytest
 
 from data.alone import alone_in
 from data.errors import DataError
-from data.manifest import MANIFEST, read_manifest
+from data.manifest import MANIFEST, PARTIAL, read_manifest
 from data.verify import verify
 from tests.data.conftest import ROOT, run_step
 
@@ -179,10 +179,28 @@ def test_a_signal_leaves_whole_shards_and_the_same_command_goes_on(corpus, expec
     other = begin(tmp_path, **{**spec, "seed": 8})
     assert "type its command again to go on" in other.communicate()[1] and other.returncode == 2
     problems = verify(tmp_path / "out" / "train")
-    assert problems == [f"{MANIFEST}: not finished; the command that began it goes on"]
+    assert problems == [f"{MANIFEST}: not finished; the command that began it goes on; {PARTIAL}"]
     process = begin(tmp_path, **spec)
     assert process.communicate() == (None, "") and process.returncode == 0
     assert contents(tmp_path / "out") == expected
+
+
+def test_a_source_whose_name_is_no_utf_8_is_read_and_gone_on_with(corpus, expected, tmp_path):
+    source = tmp_path / os.fsdecode(b"raw\xff")
+    shutil.copytree(corpus, source)
+    process = begin(tmp_path, **SPEC, source=str(source), workers=1)
+    wait_for_marks(process, tmp_path, 2)
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate()[1]
+    before = {path: path.stat().st_ino for path in (tmp_path / "out").rglob("shard-*")}
+    again = begin(tmp_path, **SPEC, source=str(source), workers=1)
+    assert (process.returncode, again.communicate(), again.returncode) in [(75, (None, ""), 0), (0, (None, ""), 0)], (
+        said
+    )
+    assert before and all(path.stat().st_ino == number for path, number in before.items())
+    assert [verify(tmp_path / "out" / part) for part in ("train", "val")] == [[], []]
+    texts = {name: raw for name, raw in contents(tmp_path / "out").items() if name.endswith(".txt")}
+    assert texts == {name: raw for name, raw in expected.items() if name.endswith(".txt")}
 
 
 def test_a_source_that_says_nothing_does_not_keep_a_step_that_is_to_stop(tmp_path):

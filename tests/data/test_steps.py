@@ -74,7 +74,7 @@ def test_an_input_with_another_fingerprint_is_refused(tmp_path):
         ("identity", {"out": "OUT", "spec": {"persona": {"name": "a"}}}, "maker"),
         ("text", {"spec": {}}, "keys are spec, and making or else out"),
         ("text", {"out": "OUT", "making": {}, "spec": {}}, "keys are spec, and making or else out"),
-        ("text", [], "a JSON object is wanted"),
+        ("text", [], "it is a list, expected an object"),
         ("text", {"out": "OUT", "spec": []}, "spec and inputs are JSON objects"),
         ("text", {"making": {"store": "s"}, "spec": {}}, "making: "),
     ],

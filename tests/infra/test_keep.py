@@ -46,7 +46,8 @@ while done < 20:
     draft.mkdir()
     (draft / "weights").write_text(str(done))
     sha = hashlib.sha256(str(done).encode()).hexdigest()
-    (draft / "MANIFEST.json").write_text(json.dumps({"files": [{"path": "weights", "sha256": sha}]}))
+    files = [{"path": "weights", "size": len(str(done)), "sha256": sha}]
+    (draft / "MANIFEST.json").write_text(json.dumps({"step": done, "files": files}))
     draft.rename(folder / f"step-{done:09d}")
     while done == 10 and not pathlib.Path("GO").exists():
         time.sleep(0.05)

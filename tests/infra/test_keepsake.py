@@ -21,7 +21,8 @@ def save(root: Path, step: int, weights: str) -> Path:
     folder = root / "work" / "checkpoints" / "base" / f"step-{step:09d}"
     folder.mkdir(parents=True)
     (folder / "weights").write_text(weights)
-    files = [{"path": "weights", "sha256": hashlib.sha256(weights.encode()).hexdigest()}]
+    sha = hashlib.sha256(weights.encode()).hexdigest()
+    files = [{"path": "weights", "size": len(weights), "sha256": sha}]
     (folder / "MANIFEST.json").write_text(json.dumps({"step": step, "files": files}))
     return folder
 

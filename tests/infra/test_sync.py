@@ -283,6 +283,14 @@ def test_a_preview_says_what_a_push_would_do(machine, root, tmp_path):
     assert plan.files == len(held(dest)) and plan.bytes > 30 << 20
 
 
+def test_a_preview_knows_seventy_thousand_files_of_the_last_push(tmp_path):
+    dest = make_pod(tmp_path / "pod")
+    entry = [[1, 2**60, 2**60, 2**40], 0o644, "a" * 64, [0o100644, 1, 2**60, 2**60, 2**40]]
+    paths = [f"{'a folder/' * 5}{number}" for number in range(70_000)]
+    write(tmp_path / "pod", {"state/pushed.json": json.dumps(dict.fromkeys(paths, entry)).encode()})
+    assert sync.pushed(ThisMachine(), dest) == dict.fromkeys(paths, "a" * 64)
+
+
 def test_a_preview_of_what_is_no_checkout_counts_what_is_not_walked(tmp_path):
     write(tmp_path / "plain", {"a.py": b"a", ".venv/lib/x": b"xx", "sub/__pycache__/y.pyc": b"yyy"})
     plan = shipment.preview(tmp_path / "plain", {})
