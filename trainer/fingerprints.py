@@ -28,7 +28,7 @@ VERSIONS = {
     "sft": 1,
 }
 """By the word of the step that makes it (`-m data tokens`): raised by whoever changes what comes out of it for the same
-settings and inputs. tests/test_versions.py fails when that was forgotten."""
+settings and inputs. tests/test_golden.py fails when that was forgotten."""
 
 FIRST_CODE = {
     "text": "d1c28a08248a",

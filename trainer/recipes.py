@@ -57,7 +57,7 @@ def smoke() -> Profile:
         model=model,
         optimizer=OptimizerConfig(lr=0.001, muon_lr=0.004, weight_decay=0.0),
         schedule=ScheduleConfig(decay=1.0),
-        steps=108,
+        steps=216,
         rows=64,
         micro_rows=8,
         sequence_len=1024,
