@@ -6,36 +6,37 @@ sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)  # invoke turns ca
 
 from invoke import Collection  # noqa: E402
 
-from scripts import data, launch, market, pod, pool, program, project, serve, store, sweep, train  # noqa: E402
+from scripts.cli import invoke_patch  # noqa: E402
+from scripts.data import tasks as data  # noqa: E402
+from scripts.market import tasks as market  # noqa: E402
+from scripts.models import tasks as models  # noqa: E402
+from scripts.pods import tasks as pods  # noqa: E402
+from scripts.pools import tasks as pools  # noqa: E402
+from scripts.project import tasks as project  # noqa: E402
+from scripts.runs import sweep_tasks  # noqa: E402
+from scripts.runs import tasks as runs  # noqa: E402
+from scripts.services import tasks as services  # noqa: E402
+from scripts.store import tasks as store  # noqa: E402
 
-program.mend()
+invoke_patch.mend()
 namespace = Collection(
-    *(
-        launch.launch,
-        launch.status,
-        launch.logs,
-        launch.report,
-        launch.down,
-        launch.stop,
-        launch.resume,
-        launch.keep_,
-        launch.rehearse,
-        sweep.sweep,
-    ),
+    *(runs.launch, runs.status, runs.logs, runs.report, runs.down, runs.stop, runs.resume, runs.keep_, runs.rehearse),
+    sweep_tasks.sweep,
     *(data.shard, data.pipeline, data.tree),
-    *(train.train, train.fit, train.eval, train.chat, train.export),
+    *(models.train, models.fit, models.eval, models.chat, models.export),
     Collection(
-        "ckpt", train.ckpt_list, train.ckpt_show, train.ckpt_push, train.ckpt_pull, train.ckpt_verify, train.ckpt_init
+        "ckpt",
+        *(models.ckpt_list, models.ckpt_show, models.ckpt_push, models.ckpt_pull, models.ckpt_verify, models.ckpt_init),
     ),
-    *(pod.ssh, pod.forward, pod.pull),
-    *(pool.hosts, market.offers, market.audit, market.reap, market.cost, market.apply),
-    Collection("pod", pod.create, pod.sync, pod.setup, pod.run, pod.down, pod.list_),
+    *(pods.ssh, pods.forward, pods.pull),
+    *(pools.hosts, market.offers, market.audit, market.reap, market.cost, market.apply),
+    Collection("pod", pods.create, pods.sync, pods.setup, pods.run, pods.down, pods.list_),
     Collection("tokenizer", data.tokenizer, data.tokenizer_eval),
-    Collection("pool", pool.list_, pool.up, pool.check, pool.import_),
+    Collection("pool", pools.list_, pools.up, pools.check, pools.import_),
     Collection(
         "serve",
-        *(serve.up, serve.status, serve.scale, serve.down, serve.key, serve.logs, serve.ssh, serve.doctor, serve.bench),
-        serve.export,
+        *(services.up, services.status, services.scale, services.down, services.key, services.logs, services.ssh),
+        *(services.doctor, services.bench, services.export),
     ),
     Collection("store", store.gc),
     *(project.config, project.doctor, project.test, project.check),

@@ -17,17 +17,18 @@ from typing import Any
 
 import torch
 
-from data import bpe, pipeline, tokens
-from data.anchors import anchors
 from data.config import TextSpec, TokenizerSpec
-from data.loader import LOADERS, heldout
-from data.tokenizer import Tokenizer
-from data.tokenizer import load as load_tokenizer
+from data.report.compressors import anchors
+from data.shards import pipeline
+from data.tokens import bpe, tokenize
+from data.tokens.loader import LOADERS, heldout
+from data.tokens.tokenizer import Tokenizer
+from data.tokens.tokenizer import load as load_tokenizer
 from trainer.config import PhaseConfig
-from trainer.evaluate import bits_per_byte
+from trainer.device import Machine, prepare
+from trainer.evaluation.evaluate import bits_per_byte
 from trainer.loop import accumulate
-from trainer.machine import Machine, prepare
-from trainer.model import Decoder, initialise
+from trainer.model.decoder import Decoder, initialise
 from trainer.optim import Optimizer, learning_rate_scale
 from trainer.recipes import PROFILES
 from trainer.speed import equipped
@@ -46,7 +47,7 @@ class Inputs:
 def inputs(folder: Path, vocab_size: int) -> Inputs:
     pipeline.shard(TextSpec(), folder / "text")
     bpe.make(TokenizerSpec(vocab_size=vocab_size), folder / "text", folder / "tokenizer")
-    tokens.make(folder / "text", folder / "tokenizer", folder / "tokens")
+    tokenize.make(folder / "text", folder / "tokenizer", folder / "tokens")
     return Inputs(folder / "text", folder / "tokenizer", folder / "tokens", load_tokenizer(folder / "tokenizer"))
 
 

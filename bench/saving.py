@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.ahead import Ahead
-from trainer.checkpoint import Checkpoints
+from data.prefetch import Ahead
+from trainer.checkpoints.checkpoint import Checkpoints
+from trainer.checkpoints.saving import Saver
 from trainer.config import Keeping, ModelConfig, OptimizerConfig, PhaseConfig, ScheduleConfig
+from trainer.device import prepare
 from trainer.loop import Training
-from trainer.machine import prepare
-from trainer.model import Decoder, initialise
+from trainer.model.decoder import Decoder, initialise
 from trainer.optim import Optimizer
-from trainer.saving import Saver
-from trainer.tensorfile import _bytes_of
+from trainer.tensor_file import _bytes_of
 
 MODEL = ModelConfig(
     vocab_size=8192,

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from infra.ssh import Ssh
+from infra.transport.ssh import Ssh
 from tests.hosts import Hosts
 
 FILES = 5000

@@ -21,7 +21,7 @@ from typing import Any
 
 from bench.data import texts
 from bench.turns import Taken, ratio, run_arm, shown, take_turns
-from data import bpe, tokenizer
+from data.tokens import bpe, tokenizer
 
 BATCH = 512
 Work = Callable[[], Any]

@@ -77,7 +77,7 @@ def mapped(folder: str, made: Path, out: Path, workers: int) -> int:
 
 
 def load_ours(folder: str, made: Path, out: Path, kind: str) -> int:
-    from data.loader import LOADERS
+    from data.tokens.loader import LOADERS
 
     loader = LOADERS[kind](sorted((made / "tokens").glob("train-*.bin")), LENGTH, ROWS, 1)
     return timed(loader.batch(at) for at in range(BATCHES))
@@ -87,7 +87,7 @@ def load_torch(folder: str, made: Path, out: Path, workers: int) -> int:
     import numpy as np
     import torch
 
-    from data.stream import open_shard
+    from data.tokens.stream import open_shard
 
     class Rows(torch.utils.data.Dataset):
         ids = np.concatenate([open_shard(path).ids for path in sorted((made / "tokens").glob("train-*.bin"))])
@@ -111,9 +111,9 @@ def load_packed(folder: str, made: Path, out: Path, buffer: int) -> int:
     import numpy as np
     import torch
 
-    from data.bestfit import fill_rows
-    from data.loader import GROUP
-    from data.stream import open_shard
+    from data.tokens.best_fit import fill_rows
+    from data.tokens.loader import GROUP
+    from data.tokens.stream import open_shard
 
     documents: list[np.ndarray] = []
     for path in sorted((made / "tokens").glob("train-*.bin")):

@@ -41,9 +41,9 @@ def shape(rows: int, length: int) -> None:
 def ours(mode: str, compiled: bool) -> Iterator[Step]:
     import torch
 
+    from trainer.device import prepare
     from trainer.loop import accumulate
-    from trainer.machine import prepare
-    from trainer.model import Decoder, initialise
+    from trainer.model.decoder import Decoder, initialise
     from trainer.optim import Optimizer
     from trainer.recipes import m3_medium
     from trainer.speed import equipped

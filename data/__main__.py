@@ -21,7 +21,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from data.alone import PARENT, die_with
 from data.config import (
     ConfigError,
     IdentitySpec,
@@ -34,16 +33,17 @@ from data.config import (
     load,
 )
 from data.errors import DataError, InputError
-from data.report import emit
+from data.events import emit
+from data.single_writer import PARENT, die_with
 from store import outside
 
 Inputs = Mapping[str, Path]
 
 
 def text(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
-    from data import pipeline
     from data.engines import drive
-    from data.inputs import Share
+    from data.shards import pipeline
+    from data.text.inputs import Share
 
     # By hand nothing is held out unless asked for, and then the shards lie straight in the folder.
     raw = {"val_ratio": 0.0, **raw} if plain else dict(raw)
@@ -67,7 +67,7 @@ def merge(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dic
 
 
 def report(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
-    from data import page, quality
+    from data.report import page, quality
 
     found = quality.measure(inputs["text"])
     target = folder / "report.html"
@@ -76,7 +76,7 @@ def report(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> di
 
 
 def tokenizer(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
-    from data import bpe
+    from data.tokens import bpe
 
     raw = dict(raw)
     retrain, others = raw.pop("retrain", False), [Path(one) for one in raw.pop("others", ())]
@@ -85,13 +85,13 @@ def tokenizer(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) ->
 
 
 def adopt(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
-    from data import bpe
+    from data.tokens import bpe
 
     return bpe.adopt(load(bpe.Published, raw, "spec"), folder)
 
 
 def compression(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
-    from data import compression as figures
+    from data.tokens import compression as figures
 
     raw = dict(raw)
     partial = raw.pop("partial", False) is True
@@ -99,7 +99,7 @@ def compression(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) 
 
 
 def tokens(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
-    from data import tokens as maker
+    from data.tokens import tokenize as maker
 
     raw = dict(raw)
     workers = raw.pop("workers", 0)  # changes no byte of the result
@@ -111,19 +111,19 @@ def tokens(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> di
 
 
 def identity(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
-    from data import persona
+    from data.chat import persona
 
     return persona.make(load(IdentitySpec, raw, "spec"), folder)
 
 
 def questions(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
-    from data import questions as maker
+    from data.chat import questions as maker
 
     return maker.make(load(QuestionsSpec, raw, "spec"), inputs["text"], folder)
 
 
 def talk(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict[str, Any]:
-    from data import talk as maker
+    from data.chat import imported as maker
 
     return maker.make(load(TalkSpec, raw, "spec"), folder)
 

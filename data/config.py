@@ -20,7 +20,7 @@ from data.errors import DataError
 T = TypeVar("T")
 
 
-LEAST_VOCAB = 256 + 9  # ids of any tokenizer of ours: the bytes, and data.tokenizer.SPECIALS
+LEAST_VOCAB = 256 + 9  # ids of any tokenizer of ours: the bytes, and data.tokens.tokenizer.SPECIALS
 LONGEST = {"name": 100, "maker": 200, "purpose": 200}  # bytes of UTF-8, of what a persona says of itself
 SAID_ALREADY = {"name": ("i am", "i'm", "my name is"), "maker": ("by", "made by"), "purpose": ("my purpose is",)}
 JOINERS = "\u200c\u200d"  # invisible, and part of how names are spelt in Persian and Hindi

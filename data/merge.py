@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import DataError, InputError
-from data.inputs import Share
 from data.manifest import read_manifest, write_manifest
+from data.text.inputs import Share
 from data.verify import parts
 
 SAME = ("schema", "tool", "source", "options", "input", "world")

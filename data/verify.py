@@ -8,7 +8,7 @@ from typing import Any
 
 from data.errors import DataError
 from data.manifest import MANIFEST, PARTIAL, read_manifest
-from data.tokenfile import is_intact, is_token_folder, read_header, read_token_manifest
+from data.tokens.token_file import is_intact, is_token_folder, read_header, read_token_manifest
 
 
 def parts(folder: Path) -> list[Path]:

@@ -23,26 +23,29 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from infra import inside, spend
+from infra import train_env
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError, UsageError
-from infra.journal import Fenced, Journal, Lease
+from infra.ledger import spend
+from infra.ledger.journal import Fenced, Journal, Lease
 from infra.settings import Settings
-from serve import autoscaler, fleet, leases, placement, states
+from serve import leases
 from serve.budget import Budget, limit_of
-from serve.detached import Places, lease_name
+from serve.controller_process import Places, lease_name
 from serve.gateway import keys
 from serve.gateway.access import AccessLog
-from serve.gateway.files import raise_limit
-from serve.gateway.limits import Limits
+from serve.gateway.http.files import raise_limit
+from serve.gateway.http.limits import Limits
 from serve.gateway.server import Gateway
-from serve.landing import ROOT, Landing, free_port, role_of
-from serve.life import Replicas, passes
 from serve.loops import run
-from serve.memory import Member, Wanted, seen_of, wanted_of, write
-from serve.routed import Routed
+from serve.policy import autoscaler, fleet, replica_states
+from serve.policy.replica_states import Facts, State
+from serve.policy.service_state import Member, Wanted, seen_of, wanted_of, write
+from serve.replicas import placement
+from serve.replicas.replica_pod import ROOT, Landing, free_port, role_of
+from serve.replicas.replicas import Replicas, passes
+from serve.replicas.vllm_router import Routed
 from serve.service import ROUTER, ROUTER_GROUP, Service
-from serve.states import Facts, State
 from store import StoreError
 
 FREED_S = 10.0  # until the port of a controller that was killed is free: its threads end one by one
@@ -92,7 +95,7 @@ class Controller:
             limits,
             self._keys(),
             access,
-            python=inside.interpreter(ROOT, self.settings.environments, self.say, ROUTER_GROUP),
+            python=train_env.interpreter(ROOT, self.settings.environments, self.say, ROUTER_GROUP),
             policy=self.service.ours.router_policy,
             key=self.landing.key_of(self.name),
             log=self.places.router_log,
@@ -290,7 +293,7 @@ class Controller:
         for one in ready:
             seat = self.gateway.turns.fleet.seats.get(one.replica) if one.replica else None
             if seat:
-                facts = states.failed_requests(one.member.facts, seat.failures, now)
+                facts = replica_states.failed_requests(one.member.facts, seat.failures, now)
                 if facts is not one.member.facts:
                     self.say(f"{one.member.run}: {seat.failures} requests failed one after another")
                     self.replicas.note(one, facts)
@@ -352,7 +355,9 @@ def limits_of(service: Service) -> Limits:
 
 
 async def keep(name: str) -> None:
-    logging.getLogger("infra.relay").setLevel(logging.ERROR)  # that nobody answers behind a port is told by probes
+    logging.getLogger("infra.transport.port_forward").setLevel(
+        logging.ERROR
+    )  # that nobody answers behind a port is told by probes
     settings = Settings.load(ROOT)
     with Journal.open(settings.state_file) as journal:
         lease = journal.take(lease_name(name))  # until this process is gone: whoever waits for that waits for its end

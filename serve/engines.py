@@ -22,11 +22,11 @@ from typing import Any
 import msgspec
 
 from infra.errors import SlipwayError, UsageError
-from serve import models, room
-from serve.gateway import bounds as own
-from serve.gateway.bounds import Bounds
-from serve.models import FAKE, Model
-from serve.tuning import GIB, PLAIN, Tuning
+from serve import request_bounds as own
+from serve.engine import memory_fit, models
+from serve.engine.models import FAKE, Model
+from serve.engine.options import GIB, PLAIN, Tuning
+from serve.request_bounds import Bounds
 from store import StoreError
 
 ENVIRONMENTS = {"vllm": "serve-cuda", "vllm-cpu": "serve-cpu", "fake": "serve"}
@@ -172,7 +172,7 @@ def become(replica: Replica) -> None:
     model = models.resolve(replica.source, replica.name, store=replica.store, cache=cache, say=_say)
     built = command(model, replica.engine, port=replica.port, tuning=replica.tuning, bounds=replica.bounds)
     if replica.engine != "fake":
-        room.check(model.folder, replica.engine, replica.tuning, room.here(replica.engine, replica.tuning))
+        memory_fit.check(model.folder, replica.engine, replica.tuning, memory_fit.here(replica.engine, replica.tuning))
     _say(f"{replica.engine}: {model.folder} as {model.name!r} on {HOST}:{replica.port}")
     os.execve(sys.executable, [sys.executable, *built.words], {**os.environ, **built.environ})
 

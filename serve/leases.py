@@ -3,9 +3,9 @@
 In: what is wanted of a service. Called by its controller: when it begins, once a day, and when the service has ended.
 """
 
-from serve.memory import Wanted
-from store import references
-from store.references import What
+from serve.policy.service_state import Wanted
+from store.artifacts import references
+from store.artifacts.references import What
 
 RENEW_S = 86400.0
 

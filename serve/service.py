@@ -22,10 +22,10 @@ import msgspec
 
 from infra import strict_yaml
 from infra.errors import UsageError
+from serve import request_bounds
 from serve.budget import limit_of
-from serve.gateway import bounds
-from serve.gateway.bounds import Bounds
-from serve.tuning import PLAIN, Tuning
+from serve.engine.options import PLAIN, Tuning
+from serve.request_bounds import Bounds
 
 POLICIES = ("least_load", "round_robin", "instance_aware_least_load")
 PLACERS = ("dynamic_fallback",)
@@ -121,7 +121,7 @@ class Ours:
     """US dollars; no replica is started that would not fit."""
     engine: Tuning = PLAIN
     """How the engine is run."""
-    limits: Bounds = bounds.PLAIN
+    limits: Bounds = request_bounds.PLAIN
     """What one request may hold."""
     data_plane: str = GATEWAY
     """Who chooses the replica of a request: our gateway, or vllm-router behind it; for the life of the service."""

@@ -11,11 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from store import outside, vocabulary
-from store.artifacts import Store
+from store import outside
+from store.artifacts import vocabulary
+from store.artifacts.artifacts import Store
+from store.backends.backend import Entry, Place, open_place
 from store.manifest import StoreError
-from store.run_folder import CHECKPOINT, MANIFEST, Checkpoint, Damaged, RunFolder, check_files, step_of
-from store.seam import Entry, Place, open_place
+from store.run_sync.run_folder import CHECKPOINT, MANIFEST, Checkpoint, Damaged, RunFolder, check_files, step_of
 
 _OF_A_RUN = re.compile(rf"runs/([A-Za-z0-9._-]+)/({CHECKPOINT.pattern})")
 _FINAL = re.compile(r"([A-Za-z0-9._-]+_checkpoints/[A-Za-z0-9._-]+)/step-[0-9]{1,18}")

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from store import local
-from store.fetching import Fetch, acknowledged_here, earlier_of
+from store import local_files
 from store.manifest import StoreError
 from store.masking import Mask
-from store.run_folder import ACKNOWLEDGED, CHECKPOINT, ENDING, MANIFEST, Damaged, RunFolder, by_folder, step_of
+from store.run_sync.restore import Fetch, acknowledged_here, earlier_of
+from store.run_sync.run_folder import ACKNOWLEDGED, CHECKPOINT, ENDING, MANIFEST, Damaged, RunFolder, by_folder, step_of
 
 WAITING = "state/waiting.json"
 LOOK_S = 0.5
@@ -187,7 +187,7 @@ class Courier:
     def _note(self, name: str, value: Any) -> None:
         """A full disk here costs the reader news: what can be carried is carried all the same."""
         with contextlib.suppress(OSError):
-            local.replace(self.root / name, json.dumps(value, indent=1).encode())
+            local_files.replace(self.root / name, json.dumps(value, indent=1).encode())
 
 
 def carry(root: Path, config: Config) -> int:

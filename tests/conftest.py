@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from scripts import debian
+from scripts.project import debian
 from tests.needs import needs
 
 SKIPPED: pytest.StashKey[list[tuple[str, str]]] = pytest.StashKey()

@@ -14,10 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from data import bpe, persona, questions, talk, tokens
+from data.chat import imported as talk
+from data.chat import persona, questions
 from data.config import IdentitySpec, Persona, QuestionsSpec, TalkSpec, TextSpec, TokenizerSpec
-from data.pipeline import How, shard
-from data.shards import Writer
+from data.shards.pipeline import How, shard
+from data.shards.shards import Writer
+from data.tokens import bpe, tokenize
 from tests.trainer import curves
 from trainer.fingerprints import VERSIONS
 
@@ -38,7 +40,7 @@ def outcomes(folder: Path) -> dict[str, str]:
     steps: dict[str, Callable[[Path], Any]] = {
         "text": lambda out: shard(text, out, True, How(workers=1)),
         "tokenizer": lambda out: bpe.make(TokenizerSpec(vocab_size=320), folder / "text", out),
-        "tokens": lambda out: tokens.make(folder / "text", folder / "tokenizer", out),
+        "tokens": lambda out: tokenize.make(folder / "text", folder / "tokenizer", out),
         "identity": lambda out: persona.make(IdentitySpec(persona=who), out),
         "questions": lambda out: questions.make(QuestionsSpec(), documented(folder / "docs"), out),
         "talk": lambda out: talk.make(TalkSpec(source=str(folder / "talk.jsonl")), out),
@@ -79,10 +81,11 @@ def imported(folder: Path) -> str:
     import tokenizers as library
     import torch
 
-    from trainer import adopt, export
+    from trainer import import_model
     from trainer.config import ModelConfig
-    from trainer.huggingface import written
-    from trainer.model import Decoder
+    from trainer.model import export
+    from trainer.model.decoder import Decoder
+    from trainer.model.huggingface import written
 
     plain = library.Tokenizer(library.models.BPE())
     plain.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -96,8 +99,8 @@ def imported(folder: Path) -> str:
     model = Decoder(shape, torch.float32)
     model.load_state_dict({name: torch.arange(one.numel()).reshape(one.shape) % 37 / 64
                            for name, one in model.state_dict().items()})  # fmt: skip
-    new = adopt.with_chat_tokens(folder / "foreign.json", folder / "words")
-    config, weights = adopt.grown(model, adopt.tokenizers.load(folder / "words").vocab_size, new)
+    new = import_model.with_chat_tokens(folder / "foreign.json", folder / "words")
+    config, weights = import_model.grown(model, import_model.tokenizers.load(folder / "words").vocab_size, new)
     export.write(folder / "import", config, weights, folder / "words", torch.float32)
     assert written(config, "float32", 0, [0])["vocab_size"] == config.vocab_size
     return content(folder / "import")

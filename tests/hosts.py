@@ -27,7 +27,7 @@ import pytest
 
 from infra.agent import environment
 from infra.records import Address
-from scripts import debian
+from scripts.project import debian
 from tests.needs import PRIVILEGE, needs
 
 DEADLINE_S = 20.0

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from scripts import debian
+from scripts.project import debian
 
 PRIVILEGE = "root"  # beside programs: mounts and network namespaces, which root in a container may lack
 

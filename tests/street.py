@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from infra import launch
-from infra.journal import Journal, Op
-from infra.launch import PLAIN, Terms
+from infra.ledger.journal import Journal, Op
 from infra.providers import Provider
 from infra.records import Plan
-from infra.stages import Say
+from infra.runs import launch
+from infra.runs.launch import PLAIN, Terms
+from infra.runs.timing import Say
 
 
 def launch_on(

@@ -11,7 +11,7 @@ import pytest
 HERE = Path(__file__).parent
 TESTS = """
 import pytest
-from scripts import debian
+from scripts.project import debian
 from tests import needs
 
 debian.PACKAGES["some-server"] = ("some-serverd",)

@@ -95,11 +95,11 @@ def test_every_file_imports_only_what_its_floor_may():
         ("infra.agent.guard", "from infra import records"),
         ("infra.agent.guard", "def f():\n    import httpx"),
         ("infra.agent.guard", "from .. import records"),
-        ("infra.launch", "import data.config"),
-        ("infra.launch", "from scripts import render"),
+        ("infra.runs.launch", "import data.config"),
+        ("infra.runs.launch", "from scripts.cli import render"),
         ("data.text", "from infra.errors import SlipwayError"),
-        ("store.local", "from data import config"),
-        ("trainer.plan", "from infra import journal"),
+        ("store.local_files", "from data import config"),
+        ("trainer.plan", "from infra.ledger import journal"),
         ("trainer.plan", "from trainer import model"),
         ("trainer.loop", "from trainer.plan import resolve"),
         ("trainer.loop", "from . import plan"),
@@ -117,7 +117,7 @@ def test_an_import_that_goes_up_is_seen(module, text):
         ("infra.agent.guard", "import os\nfrom infra.agent.job import Job"),
         ("trainer.plan", "from infra.records import Plan\nfrom data.config import load\nfrom trainer import config"),
         ("scripts.run", "from trainer import plan\nimport httpx"),
-        ("tests.test_x", "from scripts import render"),
+        ("tests.test_x", "from scripts.cli import render"),
     ],
 )
 def test_an_import_that_goes_down_is_let_through(module, text):
@@ -142,7 +142,8 @@ def test_the_agent_is_written_for_python_3_9():
 
 def test_what_is_decided_about_a_service_needs_no_server():
     names = (
-        "service, states, autoscaler, update, gateway.routing, gateway.turns, gateway.asks, gateway.keys, gateway.sse"
+        "service, policy.replica_states, policy.autoscaler, policy.update, gateway.routing, gateway.queue, "
+        "gateway.request_body, gateway.keys, gateway.sse"
     )
     probe = (
         f"import json, sys, {', '.join(f'serve.{one}' for one in names.split(', '))}; print(json.dumps([*sys.modules]))"

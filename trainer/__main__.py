@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from data.alone import PARENT, die_with
 from data.config import ConfigError, Making, load
 from data.errors import DataError
+from data.single_writer import PARENT, die_with
 from store import StoreError, outside
 from trainer.config import EvalSpec, ImportSpec, Keeping, PhaseConfig
 from trainer.errors import Preempted, Refused, TrainerError
@@ -90,7 +90,7 @@ def command(commands: Any, name: str, run: Callable[[argparse.Namespace], None],
 def train(flags: argparse.Namespace) -> None:
     import importlib
 
-    from trainer.ranks import joined
+    from trainer.parallel.process_group import joined
     from trainer.run import once
 
     raw = read_config(flags.config, {"making", "spec", "keeping"})
@@ -107,15 +107,15 @@ def train(flags: argparse.Namespace) -> None:
 
 
 def adopt_model(flags: argparse.Namespace) -> None:
-    from trainer import adopt
-    from trainer.ranks import Ranks
+    from trainer import import_model
+    from trainer.parallel.process_group import Ranks
     from trainer.run import once
 
     raw = read_config(flags.config, {"making", "spec"})
     making = load(Making, raw.get("making", {}), "making")
     spec = load(ImportSpec, raw.get("spec", {}), "spec")
     with sigterm_raises():
-        once(making, Ranks(), lambda: adopt.run(spec, making))
+        once(making, Ranks(), lambda: import_model.run(spec, making))
 
 
 @contextmanager
@@ -147,8 +147,8 @@ def talk(flags: argparse.Namespace) -> None:
 
 
 def evaluate(flags: argparse.Namespace) -> None:
-    from data.report import emit
-    from trainer.scores import scores
+    from data.events import emit
+    from trainer.evaluation.scores import scores
 
     if flags.config:
         spec = load(EvalSpec, read_config(flags.config, {"spec"}).get("spec", {}), "spec")
@@ -166,7 +166,7 @@ def evaluate(flags: argparse.Namespace) -> None:
 def write_folder(flags: argparse.Namespace) -> None:
     import torch
 
-    from trainer import export
+    from trainer.model import export
 
     export.copy(flags.model, flags.out, getattr(torch, flags.dtype))
 

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import torch
 
-from data import chat, tokenizer
-from data.tokenizer import BOS, END
-from trainer import export, generate, machine
+from data.chat import conversations
+from data.tokens import tokenizer
+from data.tokens.tokenizer import BOS, END
+from trainer import device
 from trainer.errors import Refused
-from trainer.evaluate import room_for
-from trainer.model import Decoder
+from trainer.evaluation.evaluate import room_for
+from trainer.model import export, generate
+from trainer.model.decoder import Decoder
 from trainer.talk import questions
 
 
@@ -20,14 +22,14 @@ class Talk:
 
     def __init__(self, folder: Path, temperature: float, top_k: int, max_new: int, seed: int) -> None:
         """Raises Refused, DataError."""
-        machine.prepare()
+        device.prepare()
         hf = export.folder_of_model(folder)
         export.check_tokenizer(hf)
         self.model: Decoder = export.read(hf).eval()
         self.tokenizer = tokenizer.load(hf)
         self.temperature, self.top_k, self.max_new = temperature, top_k, max_new
         self.generator = torch.Generator().manual_seed(seed)
-        self.messages: list[chat.Message] = []
+        self.messages: list[conversations.Message] = []
         self.has_forgotten = False
 
     def forget(self) -> None:
@@ -43,7 +45,7 @@ class Talk:
         words = words.encode("utf-8", "replace").decode()  # what was no text in the terminal is none for the tokenizer
         room = room_for(self.model, self.max_new)
         question = {"role": "user", "content": words}
-        kept, prompt = chat.recent([*self.messages, question], self.tokenizer, room)
+        kept, prompt = conversations.recent([*self.messages, question], self.tokenizer, room)
         if len(prompt) > room:
             raise Refused(f"{len(prompt)} tokens at once are too many; this model takes {room}")
         if len(kept) <= len(self.messages) and not self.has_forgotten:

@@ -46,10 +46,16 @@ FIRST_CODE = {
 
 # Modules that change how a thing is told or kept, never what it is.
 NEUTRAL = {
-    *("data.report", "data.config", "data.errors", "data.anchors"),
-    *("trainer.config", "trainer.errors", "trainer.metrics", "trainer.steplines", "trainer.tracking"),
-    *("trainer.peak", "trainer.samples"),
-    *("trainer.checkpoint", "trainer.saving", "trainer.tensorfile"),
+    *("data.events", "data.config", "data.errors", "data.report.compressors"),
+    *(
+        "trainer.config",
+        "trainer.errors",
+        "trainer.reporting.metrics",
+        "trainer.reporting.jsonl_log",
+        "trainer.reporting.tracking",
+    ),
+    *("trainer.reporting.peak_flops", "trainer.reporting.samples"),
+    *("trainer.checkpoints.checkpoint", "trainer.checkpoints.saving", "trainer.tensor_file"),
 }
 OURS = ("data", "trainer")
 DIGEST = 8  # hexadecimal digits of one definition

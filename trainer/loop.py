@@ -18,19 +18,19 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from data.ahead import Ahead
-from data.report import emit
-from trainer.checkpoint import Checkpoint, Checkpoints, NonFinite, file_of, require_finite
+from data.events import emit
+from data.prefetch import Ahead
+from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints, NonFinite, file_of, require_finite
+from trainer.checkpoints.saving import PULSE_S, Saver
 from trainer.config import PhaseConfig
-from trainer.cut import WHOLE, Cut, last_pass, parts_of
 from trainer.errors import CheckpointError, Diverged, Preempted, TrainerError
-from trainer.metrics import Metrics
-from trainer.model import IGNORED, Decoder
+from trainer.model.decoder import IGNORED, Decoder
 from trainer.optim import Optimizer, learning_rate_scale
-from trainer.peak import Peak
-from trainer.ranks import Ranks, passing
-from trainer.samples import is_due
-from trainer.saving import PULSE_S, Saver
+from trainer.parallel.fsdp import WHOLE, Cut, last_pass, parts_of
+from trainer.parallel.process_group import Ranks, passing
+from trainer.reporting.metrics import Metrics
+from trainer.reporting.peak_flops import Peak
+from trainer.reporting.samples import is_due
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, replace
 
 from trainer.config import PhaseConfig
 
-SLICE_TOKENS = {"cpu": 512, "cuda": 4096}  # whose logits exist at one time: trainer.losses
+SLICE_TOKENS = {"cpu": 512, "cuda": 4096}  # whose logits exist at one time: trainer.model.losses
 USABLE = 0.92  # of a GPU's memory; the rest goes to fragments
-SQUARES = 1 << 24  # scores of all heads and rows at most, where a CPU makes them in parts: trainer.attention
+SQUARES = 1 << 24  # scores of all heads and rows at most, where a CPU makes them in parts: trainer.model.attention
 FRAMEWORK_BYTES = {"cpu": 270 << 20, "cuda": 1 << 30}  # PyTorch itself, its kernels' code and workspaces
 
 

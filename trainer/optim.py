@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import OptimizerConfig, ScheduleConfig
-from trainer.cut import WHOLE, Cut, part_of
-from trainer.model import Decoder
+from trainer.model.decoder import Decoder
+from trainer.parallel.fsdp import WHOLE, Cut, part_of
 
 MUON_MOMENTUM = 0.95
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)

@@ -144,12 +144,12 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
     text = TextSpec(source=wanted.source, packages=wanted.packages, source_fingerprint=holds)
     data = f"datasets/{slug}"
     nodes = [
-        Node("text", f"{data}/text", ("-m", "data", "text"), "data/pipeline.py", text),
+        Node("text", f"{data}/text", ("-m", "data", "text"), "data/shards/pipeline.py", text),
         Node(
             "tokenizer",
             "tokenizer",
             ("-m", "data", "tokenizer"),
-            "data/bpe.py",
+            "data/tokens/bpe.py",
             TokenizerSpec(vocab_size=_vocab_size(profile, wanted.init)),
             {"text": "text"},
         ),
@@ -157,7 +157,7 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
             "tokens",
             f"{data}/tokens",
             ("-m", "data", "tokens"),
-            "data/tokens.py",
+            "data/tokens/tokenize.py",
             TokensSpec(),
             {"text": "text", "tokenizer": "tokenizer"},
         ),
@@ -165,14 +165,14 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
             "identity",
             "identity_conversations",
             ("-m", "data", "identity"),
-            "data/persona.py",
+            "data/chat/persona.py",
             IdentitySpec(persona=wanted.persona),
         ),
         Node(
             "questions",
             f"{data}/questions",
             ("-m", "data", "questions"),
-            "data/questions.py",
+            "data/chat/questions.py",
             QuestionsSpec(),
             {"text": "text"},
         ),
@@ -190,7 +190,7 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
         own = {} if wanted.init.has_tokenizer else {"tokenizer": "tokenizer"}
         words = ("-m", "trainer", "import")
         artifact = f"imported/{init_slug(wanted.init)}"
-        found["init"] = Node("init", artifact, words, "trainer/adopt.py", wanted.init, own)
+        found["init"] = Node("init", artifact, words, "trainer/import_model.py", wanted.init, own)
         before, tokenizer = "init", "init"
     else:
         found["base"] = _phase(profile, "base", tag, wanted, {name: name for name in ("text", "tokenizer", "tokens")})
@@ -238,7 +238,7 @@ def talk_nodes(sources: Sequence[str]) -> dict[str, Node]:
         slug = slug_of(spec)
         name = next(one for one in (slug, *(f"{slug}-{n}" for n in range(2, 1000))) if one not in taken)
         taken.add(name)
-        found[source] = Node(name, f"conversations/{name}", ("-m", "data", "talk"), "data/talk.py", spec)
+        found[source] = Node(name, f"conversations/{name}", ("-m", "data", "talk"), "data/chat/imported.py", spec)
     return found
 
 

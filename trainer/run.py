@@ -17,22 +17,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data import tokenizer as tokenizers
 from data.config import Making
-from data.report import emit
-from store import Store, vocabulary
-from trainer import export, memory
-from trainer.checkpoint import Checkpoint, Checkpoints, open_final, remove
+from data.events import emit
+from data.tokens import tokenizer as tokenizers
+from store import Store
+from store.artifacts import vocabulary
+from trainer import memory
+from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints, open_final, remove
 from trainer.config import Keeping, PhaseConfig
-from trainer.cut import WHOLE, Cut, cut, parts_of
+from trainer.device import Machine, prepare
 from trainer.errors import Refused
 from trainer.loop import Batch, Data, Training
-from trainer.machine import Machine, prepare
-from trainer.metrics import last_loss
-from trainer.model import Decoder, initialise
-from trainer.peak import of_machine
-from trainer.ranks import Ranks
-from trainer.samples import Sampler
+from trainer.model import export
+from trainer.model.decoder import Decoder, initialise
+from trainer.parallel.fsdp import WHOLE, Cut, cut, parts_of
+from trainer.parallel.process_group import Ranks
+from trainer.reporting.metrics import last_loss
+from trainer.reporting.peak_flops import of_machine
+from trainer.reporting.samples import Sampler
 from trainer.speed import equipped, kernels_in
 
 

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from data.report import emit
-from trainer import float8
+from data.events import emit
 from trainer.config import PhaseConfig
+from trainer.device import Machine
 from trainer.errors import Refused
-from trainer.machine import Machine
-from trainer.model import Decoder, Linear
+from trainer.model import float8
+from trainer.model.decoder import Decoder, Linear
 
 # Compiling takes half a minute on a CPU and more on a GPU, and saves a quarter and more than a third of each step.
 PAYS_AFTER_S = {"cpu": 600.0, "cuda": 240.0}

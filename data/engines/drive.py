@@ -17,13 +17,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from data.alone import PARENT, leave_behind
 from data.config import ConfigError, TextSpec
 from data.engines.work import HOME, MERGE, Work, begin, locked
 from data.errors import DataError, InputError
-from data.inputs import STDIN, Share, list_inputs
-from data.pipeline import How, Stopped, check_place, stamps
-from data.report import emit
+from data.events import emit
+from data.shards.pipeline import How, Stopped, check_place, stamps
+from data.single_writer import PARENT, leave_behind
+from data.text.inputs import STDIN, Share, list_inputs
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINES = ("ray", "slurm")

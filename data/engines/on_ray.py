@@ -11,8 +11,8 @@ import socket
 import sys
 from typing import Any
 
-from data.alone import PARENT, die_with
-from data.report import emit
+from data.events import emit
+from data.single_writer import PARENT, die_with
 
 MOST_TRIES = 5
 LEAVE_S = 20.0

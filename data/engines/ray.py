@@ -10,10 +10,10 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.alone import PARENT
 from data.engines.drive import ROOT, task_words
 from data.engines.work import Work
 from data.errors import DataError, InputError
+from data.single_writer import PARENT
 
 LEAVE_S = 25.0
 HOW = (

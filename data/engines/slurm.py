@@ -18,7 +18,7 @@ from pathlib import Path
 from data.engines.drive import ROOT, task_words
 from data.engines.work import MERGE, Work
 from data.errors import DataError, InputError
-from data.report import emit
+from data.events import emit
 
 ASK_S = 60.0
 SILENT_S = 600.0

@@ -9,10 +9,10 @@ import os
 import sys
 from pathlib import Path
 
-from data.alone import PARENT, die_with
 from data.engines.work import MERGE, locked
 from data.errors import DataError
 from data.manifest import write_json
+from data.single_writer import PARENT, die_with
 
 ENDS = (0, 1, 2)  # what would not end otherwise if it were started again
 BUSY = 75

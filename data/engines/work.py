@@ -20,8 +20,8 @@ from typing import IO, Any
 
 from data.config import TextSpec
 from data.errors import DataError, InputError
-from data.inputs import Share
 from data.manifest import MANIFEST, TOOL, write_json
+from data.text.inputs import Share
 from store import outside
 
 HOME, MERGE = ".engine", "merge"

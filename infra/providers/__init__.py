@@ -10,7 +10,7 @@ from typing import Protocol, cast
 
 from infra.agent.job import Call, Limits
 from infra.records import Account, Offer, Pod, Request
-from infra.transport import Transport
+from infra.transport.protocol import Transport
 
 LAG_S = 120.0  # how long a vendor may not show, in a listing or asked for its id, what it has just created
 

@@ -6,12 +6,12 @@ from urllib.parse import quote
 
 from infra.agent.job import Call
 from infra.errors import SlipwayError, UsageError
-from infra.json_api import JsonApi
 from infra.names import check_name
-from infra.pod_keys import PodKeys
 from infra.providers import Abilities
+from infra.providers.json_api import JsonApi
+from infra.providers.pod_keys import PodKeys
 from infra.records import Pod
-from infra.ssh import Ssh
+from infra.transport.ssh import Ssh
 
 
 class ByHttp:

@@ -17,19 +17,19 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
-from infra import gpus
 from infra.agent.job import Limits
 from infra.agent.limits import hard_limit_s
 from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError, UsageError
-from infra.filters import satisfying
-from infra.json_api import JsonApi, Refused, Unclear, endpoint, epoch
+from infra.ledger.spend import TIMER_GRAIN_S
+from infra.market import gpus
+from infra.market.filters import satisfying
 from infra.money import micro_usd, told_micro_usd
-from infra.pod_keys import PodKeys, is_token
 from infra.providers import Abilities, rows
 from infra.providers.by_http import ByHttp
+from infra.providers.json_api import JsonApi, Refused, Unclear, endpoint, epoch
+from infra.providers.pod_keys import PodKeys, is_token
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
-from infra.spend import TIMER_GRAIN_S
 
 URL = "https://lium.io/api"
 IMAGE = "daturaai/pytorch"  # cached by the hosts, so that it starts in seconds

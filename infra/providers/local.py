@@ -18,7 +18,7 @@ from infra.agent.process import end_all
 from infra.errors import NoOffer, SlipwayError
 from infra.names import check_name
 from infra.records import Account, Offer, Pod, Request
-from infra.transport import ThisMachine
+from infra.transport.protocol import ThisMachine
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 STOP_S = 300.0  # the agent's last rites, and whoever else is just starting or stopping

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from infra.errors import SlipwayError
-from infra.json_api import printable
+from infra.providers.json_api import printable
 from infra.records import Pod
 
 S = TypeVar("S", bound=Struct)

@@ -13,15 +13,15 @@ from urllib.parse import quote
 
 from msgspec import Meta, Struct
 
-from infra import gpus
 from infra.agent.job import Limits
 from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError
-from infra.filters import satisfying
-from infra.json_api import JsonApi, Refused, Unclear, endpoint, epoch, rfc3339
+from infra.market import gpus
+from infra.market.filters import satisfying
 from infra.money import dollars, told_micro_usd
-from infra.pod_keys import PodKeys, is_token
 from infra.providers import Abilities, rows
 from infra.providers.by_http import ByHttp
+from infra.providers.json_api import JsonApi, Refused, Unclear, endpoint, epoch, rfc3339
+from infra.providers.pod_keys import PodKeys, is_token
 from infra.records import Account, Offer, Pod, Request
 from infra.settings import Settings
 

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from infra.agent.job import Limits, PodFolder
 from infra.errors import Ambiguous, NoOffer, SlipwayError, UsageError
-from infra.hosts import AGENT, HostMemory, ask, at_once, run_script
+from infra.machines.host_memory import AGENT, HostMemory, ask, at_once, run_script
+from infra.machines.inventory import Host, find, load, select
+from infra.machines.survey import LOOK_S, Connect, contact, has, misfit, shortfall
 from infra.names import check_name
-from infra.pools import Host, find, load, select
 from infra.records import Account, Address, Offer, Pod, Request
 from infra.settings import Settings
-from infra.survey import LOOK_S, Connect, contact, has, misfit, shortfall
-from infra.transport import Lost, TimedOut, Transport
+from infra.transport.protocol import Lost, TimedOut, Transport
 
 STOP_S = 300.0  # the agent's last rites, and whoever else is just starting or stopping
 ANSWER_S = 30.0
@@ -157,7 +157,7 @@ class SshPools:
 
 def connections(settings: Settings) -> Connect:
     """One connection per machine, opened when it is first used; its host key is pinned beside the journal."""
-    from infra.ssh import Ssh
+    from infra.transport.ssh import Ssh
 
     pins = settings.state_file.parent / "known_hosts"
 

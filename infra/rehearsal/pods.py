@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.agent import process
-from infra.courier import FETCH
 from infra.errors import SlipwayError
 from infra.names import random_word
-from store.run_folder import ACKNOWLEDGED
+from infra.runs.sync_step import FETCH
+from store.run_sync.run_folder import ACKNOWLEDGED
 
 ROOT = Path(__file__).parents[2]
 HOST = "127.0.0.1"

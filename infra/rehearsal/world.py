@@ -21,12 +21,12 @@ from infra.rehearsal.attach import ABOUT, overlay
 from infra.rehearsal.clock import Clock
 from infra.rehearsal.control import Control
 from infra.rehearsal.faults import Faults, Plan
-from infra.rehearsal.lium import Lium
 from infra.rehearsal.market import Market
 from infra.rehearsal.offers import digest, micro_usd
 from infra.rehearsal.records import Effect, Machine, Offer
-from infra.rehearsal.runpod import Runpod
-from infra.rehearsal.shadeform import Shadeform
+from infra.rehearsal.vendors.lium import Lium
+from infra.rehearsal.vendors.runpod import Runpod
+from infra.rehearsal.vendors.shadeform import Shadeform
 from infra.settings import OVERLAY
 
 TICK_S = 0.05

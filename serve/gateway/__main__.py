@@ -18,8 +18,8 @@ import msgspec
 from infra.errors import SlipwayError, UsageError
 from serve.gateway import keys
 from serve.gateway.access import AccessLog
-from serve.gateway.files import raise_limit
-from serve.gateway.limits import Limits
+from serve.gateway.http.files import raise_limit
+from serve.gateway.http.limits import Limits
 from serve.gateway.routing import Replica
 from serve.gateway.server import Gateway
 from serve.loops import run

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from serve.gateway.visit import Visit
+from serve.gateway.request_log import Visit
 
 MOST_BYTES = 64 << 20
 

@@ -8,8 +8,8 @@ import asyncio
 import time
 from collections import Counter
 
-from serve.gateway.asks import Refused
-from serve.gateway.limits import Limits
+from serve.gateway.http.limits import Limits
+from serve.gateway.request_body import Refused
 
 FREE_BYTES = 64 << 10
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from serve.gateway.bounds import Bounds
+from serve.request_bounds import Bounds
 
 ELSEWHERE = "answers are not kept, and another replica may be asked next; send the whole conversation as `input`"
 

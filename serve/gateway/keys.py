@@ -14,7 +14,7 @@ from pathlib import Path
 
 from infra.agent.job import write_durably
 from infra.errors import UsageError
-from serve.gateway.limits import Limits
+from serve.gateway.http.limits import Limits
 
 PREFIX = "slipway-"
 WRONG_AT_ONCE = 20  # of people, and of programs that were set up with an old key

@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from serve.gateway.queue import Turns
+from serve.gateway.request_log import Visit
 from serve.gateway.routing import Seat
-from serve.gateway.turns import Turns
-from serve.gateway.visit import Visit
 from serve.gateway.window import Window
 
 PREFIX = "slipway_gateway"

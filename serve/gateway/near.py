@@ -7,8 +7,8 @@ may not send without asking first. Raises Refused. Called by: `proxy`, `server`.
 
 import re
 
-from serve.gateway.asks import Refused
-from serve.gateway.listener import Request
+from serve.gateway.http.listener import Request
+from serve.gateway.request_body import Refused
 
 NAMES = frozenset((b"localhost", b"127.0.0.1", b"[::1]", b"::1"))  # the last: in a URL, once it was parsed
 _ORIGIN = re.compile(rb"https?://(\[[^\]]*\]|[^:/@]+)(?::[0-9]+)?")

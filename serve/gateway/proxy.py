@@ -13,20 +13,20 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-from serve.gateway import asks, near
+from serve.gateway import near, request_body
 from serve.gateway.access import AccessLog
-from serve.gateway.asks import Ask, Refused
 from serve.gateway.charges import Charge, Charges
-from serve.gateway.deadline import Deadline, Deadlines
+from serve.gateway.http.deadline import Deadline, Deadlines
+from serve.gateway.http.limits import Limits
+from serve.gateway.http.listener import Request
+from serve.gateway.http.wire import MOST_PIECES, Broken
 from serve.gateway.keys import Guesses, Keys
-from serve.gateway.limits import Limits
-from serve.gateway.listener import Request
 from serve.gateway.metrics import Metrics
+from serve.gateway.queue import Turns
+from serve.gateway.request_body import Ask, Refused
+from serve.gateway.request_log import Visit
 from serve.gateway.routing import FAILED, NEITHER, SERVED, Lease, Outcome, RetryBudget, Seat
-from serve.gateway.turns import Turns
 from serve.gateway.upstream import Answer, Engines, Failed
-from serve.gateway.visit import Visit
-from serve.gateway.wire import MOST_PIECES, Broken
 
 CLIENT_LEFT = 499
 NOTE_S = 0.02  # so late at most are the log and the numbers; a gateway that is killed takes as much along
@@ -93,7 +93,7 @@ class Proxy:
                 await asyncio.sleep(wait_s)
 
     async def _answer(self, request: Request, visit: Visit) -> None:
-        visit.route = asks.route(request.method, request.path)
+        visit.route = request_body.route(request.method, request.path)
         visit.key = self.key_of(request)
         self.metrics.arrivals.add(visit.began_at)
         if self.in_flight >= self.limits.max_in_flight or self._by_key[visit.key] >= self.limits.max_in_flight_per_key:
@@ -137,8 +137,8 @@ class Proxy:
     async def _read(self, path: bytes, body: bytes) -> Ask:
         """Raises Refused."""
         if len(body) <= ASIDE_BYTES:
-            return asks.read(path, body, self.limits)
-        return await asyncio.get_running_loop().run_in_executor(self._aside, asks.read, path, body, self.limits)
+            return request_body.read(path, body, self.limits)
+        return await asyncio.get_running_loop().run_in_executor(self._aside, request_body.read, path, body, self.limits)
 
     async def _receive(self, request: Request, charge: Charge, deadline: Deadline) -> bytes:
         """A body that is not yet here. Raises Refused."""
@@ -270,7 +270,7 @@ class Proxy:
     def _whole(self, answer: Answer, visit: Visit) -> Answer:
         if visit.route == "models" and answer.status == 200:
             try:
-                answer.body = asks.without_paths(answer.body)
+                answer.body = request_body.without_paths(answer.body)
             except ValueError:
                 raise Refused(502, "Bad Gateway", "the replica's list of models cannot be read") from None
         return answer

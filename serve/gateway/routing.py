@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
 
-from serve.gateway.limits import Limits
+from serve.gateway.http.limits import Limits
 from serve.gateway.window import Window
 
 LEAST_WEIGHT = 0.1

@@ -18,15 +18,15 @@ import msgspec
 
 from infra.errors import UsageError
 from serve.gateway.access import AccessLog
-from serve.gateway.asks import Refused
-from serve.gateway.files import fitted
+from serve.gateway.http.files import fitted
+from serve.gateway.http.limits import Limits
+from serve.gateway.http.listener import Listener, Request
 from serve.gateway.keys import Keys
-from serve.gateway.limits import Limits
-from serve.gateway.listener import Listener, Request
 from serve.gateway.metrics import CONTENT_TYPE, Metrics
 from serve.gateway.proxy import JSON, Proxy, refuse
+from serve.gateway.queue import Turns
+from serve.gateway.request_body import Refused
 from serve.gateway.routing import Replica
-from serve.gateway.turns import Turns
 from serve.gateway.upstream import Engines
 
 

@@ -3,7 +3,7 @@
 In: a body. Out: why it is refused, or "". Each step is one pass over bytes, in C. Pure. Called by: `asks`.
 """
 
-from serve.gateway.bounds import Bounds
+from serve.request_bounds import Bounds
 
 _NO_MARKS = bytes(one for one in range(256) if one not in b"[]{},")
 _ALIKE = bytes.maketrans(b"{}", b"[]")

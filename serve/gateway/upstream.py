@@ -10,10 +10,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from infra.agent.shortage import is_shortage
-from serve.gateway.asks import Ask, Refused
-from serve.gateway.connections import Home, Reply
-from serve.gateway.deadline import Deadline
-from serve.gateway.limits import Limits
+from serve.gateway.http.connections import Home, Reply
+from serve.gateway.http.deadline import Deadline
+from serve.gateway.http.limits import Limits
+from serve.gateway.request_body import Ask, Refused
 from serve.gateway.routing import Replica
 from serve.gateway.sse import Watch
 

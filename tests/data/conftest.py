@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from data import tokenizer as tokenizers
-from data import tokens
+from data.tokens import tokenize
+from data.tokens import tokenizer as tokenizers
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,5 +52,5 @@ def tokenizer(tokenizer_folder: Path) -> tokenizers.Tokenizer:
 @pytest.fixture(scope="session")
 def token_folder(text: Path, tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokens")
-    tokens.make(text, tokenizer_folder, folder)
+    tokenize.make(text, tokenizer_folder, folder)
     return folder

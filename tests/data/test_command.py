@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from data.shards import read, shard_paths
+from data.shards.shards import read, shard_paths
 from tests.world import ROOT, World
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from data.config import TextSpec
 from data.manifest import read_manifest
-from data.pipeline import How, shard
+from data.shards.pipeline import How, shard
 from data.verify import parts
 
 WORDS = ["one", "größer", "\U0001f600", "back\\slash", "a\nb", "\r\n", "\t", "\u2028", " ", "\\n", "\x00", "日本"]

@@ -7,17 +7,17 @@ import struct
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 
-from data import bpe, tokens
-from data.batches import open_pieces
+from data.chat.imported import make as talk
 from data.config import TalkSpec, TokenizerSpec, source_files
 from data.errors import DataError, InputError
-from data.inputs import InputFile
 from data.manifest import MANIFEST, read_manifest, write_manifest
-from data.shards import Writer, shard_paths
-from data.stream import Stream
-from data.talk import make as talk
-from data.tokenfile import FIELDS, is_token_folder, read_header, read_token_manifest
-from data.tokenizer import load
+from data.shards.shards import Writer, shard_paths
+from data.text.batches import open_pieces
+from data.text.inputs import InputFile
+from data.tokens import bpe, tokenize
+from data.tokens.stream import Stream
+from data.tokens.token_file import FIELDS, is_token_folder, read_header, read_token_manifest
+from data.tokens.tokenizer import load
 from data.verify import verify
 from tests import hostile
 
@@ -43,7 +43,7 @@ def made(tmp_path_factory):
     root = tmp_path_factory.mktemp("made")
     text = shards(root / "text")
     bpe.make(TokenizerSpec(vocab_size=300), text, root / "tokenizer")
-    tokens.make(text, root / "tokenizer", root / "tokens", 1)
+    tokenize.make(text, root / "tokenizer", root / "tokens", 1)
     return root
 
 
@@ -173,13 +173,13 @@ def test_of_an_interrupted_run_the_whole_shards_are_taken_where_that_is_asked_fo
     assert read_manifest(text, finished=False)["finished"] is False
     for refused in (
         lambda: bpe.make(TokenizerSpec(vocab_size=300), text, tmp_path / "tokenizer"),
-        lambda: tokens.make(text, made / "tokenizer", tmp_path / "tokens", 1),
+        lambda: tokenize.make(text, made / "tokenizer", tmp_path / "tokens", 1),
     ):
         with pytest.raises(DataError, match="--partial"):
             refused()
     assert "--partial" in verify(text)[0] and not verify(text, partial=True)
     assert bpe.make(TokenizerSpec(vocab_size=290), text, tmp_path / "tokenizer", partial=True)["vocab_size"] == 290
-    found = tokens.make(text, made / "tokenizer", tmp_path / "tokens", 1, partial=True)
+    found = tokenize.make(text, made / "tokenizer", tmp_path / "tokens", 1, partial=True)
     assert found["train_documents"] == 30  # the fourth shard was not whole
     (text / "shard-00001.txt").write_text("other\n")
     assert verify(text, partial=True) == ["shard-00001.txt: not the bytes that were written"]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from data.__main__ import main
-from data.shards import read, read_manifest, shard_paths
+from data.shards.shards import read, read_manifest, shard_paths
 from data.verify import verify
 from store import Store
 from tests.data.conftest import run_step

@@ -20,14 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra import pods
 from infra.errors import SlipwayError
-from infra.journal import Held, Journal, JournalError, Op
+from infra.ledger.journal import Held, Journal, JournalError, Op
+from infra.ledger.reconcile import Done, reconcile
 from infra.names import new_token
 from infra.providers import Market
-from infra.reconcile import Done, reconcile
 from infra.records import Offer
-from infra.transport import ThisMachine
+from infra.runs import pods
+from infra.transport.protocol import ThisMachine
 from tests.faults.lives import Blow, Life, Tell, live
 from tests.faults.points import Points, WatchedJournal, watch_requests
 from tests.faults.rented import (

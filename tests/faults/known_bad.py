@@ -8,14 +8,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from infra import names, pods
+from infra import names
 from infra.agent.limits import Clocks, read_clocks
 from infra.errors import Ambiguous, SlipwayError
-from infra.journal import Held, Journal, Lease, Op, Taken
+from infra.ledger.journal import Held, Journal, Lease, Op, Taken
+from infra.ledger.life_cycle import TERMINATING, UNKNOWN, after
+from infra.ledger.reconcile import Clock, Done, Listing, decide, reconcile
 from infra.providers import Market
-from infra.reconcile import Clock, Done, Listing, decide, reconcile
 from infra.records import Pod
-from infra.states import TERMINATING, UNKNOWN, after
+from infra.runs import pods
 from tests.faults.crash import Renting
 from tests.faults.points import Points
 

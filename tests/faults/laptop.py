@@ -17,15 +17,16 @@ from typing import Any
 # Python's own sleeps until a time of the monotonic clock, which libfaketime takes for one of the clock that it fakes.
 time.sleep = lambda seconds: select.select([], [], [], seconds) and None  # type: ignore[assignment]
 
-from infra import boot, pods, reap, spend  # noqa: E402
 from infra.agent.job import Job, Limits  # noqa: E402
 from infra.agent.limits import read_clocks  # noqa: E402
-from infra.journal import Journal, Op  # noqa: E402
-from infra.json_api import JsonApi  # noqa: E402
-from infra.pod_keys import PodKeys  # noqa: E402
+from infra.ledger import reap, spend  # noqa: E402
+from infra.ledger.journal import Journal, Op  # noqa: E402
+from infra.providers.json_api import JsonApi  # noqa: E402
 from infra.providers.lium import Lium  # noqa: E402
+from infra.providers.pod_keys import PodKeys  # noqa: E402
 from infra.providers.runpod import RunPod  # noqa: E402
 from infra.providers.shadeform import Shadeform  # noqa: E402
+from infra.runs import boot, pods  # noqa: E402
 from tests.faults.rented import environ, order  # noqa: E402
 
 RUN = "brave-otter-1"

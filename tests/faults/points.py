@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from infra import journal_file
-from infra.journal import Journal, Lease, Op
+from infra.ledger.journal import Journal, Lease, Op
 
 CALLS = (
     ("create", "POST", r"/instances/create$|/rent$|/v2/pods$"),

@@ -16,18 +16,18 @@ from typing import Any
 
 from infra.agent.job import Job, Limits
 from infra.errors import SlipwayError
-from infra.journal import Journal, Op
-from infra.json_api import JsonApi
-from infra.pod_keys import PodKeys
+from infra.ledger.journal import Journal, Op
+from infra.ledger.life_cycle import BOOTING, LOST, READY
+from infra.ledger.reconcile import Done
 from infra.providers import Market
+from infra.providers.json_api import JsonApi
 from infra.providers.lium import Lium
+from infra.providers.pod_keys import PodKeys
 from infra.providers.runpod import RunPod
 from infra.providers.shadeform import Shadeform
-from infra.reconcile import Done
 from infra.records import Offer, Pod, Request
 from infra.rehearsal.clock import parse_iso
-from infra.states import BOOTING, LOST, READY
-from tests.rehearsal.worlds import Running, world
+from tests.infra.rehearsal.worlds import Running, world
 
 VENDORS = ("shadeform", "runpod", "lium")
 # They are rented and deleted, and nothing is run on them: a machine that never boots has no processes to pay for.

@@ -21,14 +21,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import infra.journal
-from infra import launch
+import infra.ledger.journal
 from infra.agent.limits import Clocks, read_clocks
-from infra.journal import Journal
-from infra.reconcile import reconcile
+from infra.ledger.journal import Journal
+from infra.ledger.life_cycle import READY
+from infra.ledger.reconcile import reconcile
+from infra.runs import launch
 from infra.settings import VENDORS as KEYS
-from infra.states import READY
-from scripts import program
+from scripts.cli import invoke_patch
 from tests.faults.lives import Tell, fork
 from tests.faults.points import Points, WatchedJournal, watch_requests
 from tests.faults.rented import VENDORS, Judge, Machine, Stage, Wrong, environ, hold_still, stage
@@ -48,7 +48,7 @@ GONE_S = 40  # simulated; a vendor deletes for half a minute
 class Manners:
     """What is on trial: parts of the program, as it has them."""
 
-    heed: Callable[..., contextlib.AbstractContextManager[None]] = program.heed
+    heed: Callable[..., contextlib.AbstractContextManager[None]] = invoke_patch.heed
     finishing: Callable[..., contextlib.AbstractContextManager[None]] = launch.finishing
     tells: bool = True
 
@@ -147,14 +147,14 @@ class Rig:
         opened = os.open(folder / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for number in (1, 2):
             os.dup2(opened, number)
-        launch.finishing, program.heed = self.manners.finishing, self.manners.heed
+        launch.finishing, invoke_patch.heed = self.manners.finishing, self.manners.heed
         if not self.manners.tells:
-            importlib.import_module("scripts.ledger").tell_what_is_left = lambda: None
+            importlib.import_module("scripts.runs.settle").tell_what_is_left = lambda: None
 
         def watched(path: Path, environ: object = os.environ) -> WatchedJournal:
             return WatchedJournal.at(Path(path).absolute(), dict(os.environ), points)
 
-        infra.journal.Journal.open = staticmethod(watched)  # type: ignore[method-assign,assignment]
+        infra.ledger.journal.Journal.open = staticmethod(watched)  # type: ignore[method-assign,assignment]
         watch_requests(points)
         running = importlib.import_module("invoke.main").program
         os.chdir(ROOT)
@@ -287,7 +287,7 @@ def main(words: list[str]) -> int:
     print(f"seed {flags.seed}", flush=True)
     module, _, name = flags.manners.partition(":")
     manners = getattr(importlib.import_module(module), name)()
-    for heavy in ("tasks", "scripts.stages", "httpx", "rich.console", "paramiko", "fabric"):
+    for heavy in ("tasks", "scripts.pods.stages", "httpx", "rich.console", "paramiko", "fabric"):
         importlib.import_module(heavy)
     with tempfile.TemporaryDirectory(prefix="signals-") as text:
         folder = Path(text)

@@ -28,13 +28,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from infra import keep, pods
 from infra.errors import SlipwayError
-from infra.journal import Held, Journal, Lease, Op
-from infra.keep import Keeper, lease_name
-from infra.launch import Terms
+from infra.ledger.journal import Held, Journal, Lease, Op
+from infra.ledger.reconcile import reconcile
 from infra.providers import Market
-from infra.reconcile import reconcile
+from infra.runs import keeper as keep
+from infra.runs import pods
+from infra.runs.keeper import Keeper, lease_name
+from infra.runs.launch import Terms
 from tests.faults.crash import Renting
 from tests.faults.lives import Tell, fork
 from tests.faults.points import Points, WatchedJournal, watch_requests

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from infra.agent.job import Limits, Step
-from scripts import debian
-from tests.agent.world import World
+from scripts.project import debian
 from tests.faults.rented import VENDORS, Stage, Wrong, stage
 from tests.faults.trial import rounds
+from tests.infra.agent.world import World
 from tests.world import ROOT, until
 from tests.world import World as Installation
 

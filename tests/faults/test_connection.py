@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from infra import pods
 from infra.agent.job import PodFolder, Step
 from infra.agent.process import find
 from infra.agent.state import hold, lock
 from infra.errors import SlipwayError
-from infra.follow import follow
-from infra.journal import Journal, Op
+from infra.ledger.journal import Journal, Op
 from infra.providers.ssh import SshPools
-from infra.ssh import Ssh
+from infra.runs import pods
+from infra.runs.follow import follow
+from infra.transport.ssh import Ssh
 from tests.faults.trial import COUNT, SMALL, Counted, checkout, counted, environ, plan, provider_of, rounds
 from tests.hosts import Host, descendants, hosts, until  # noqa: F401 (a fixture)
 from tests.street import launch_on

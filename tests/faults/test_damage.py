@@ -5,16 +5,16 @@ import subprocess
 
 import pytest
 
-from infra import pods
 from infra.agent.process import end_all
 from infra.errors import SlipwayError
-from infra.journal import Journal
+from infra.ledger.journal import Journal
 from infra.providers.local import Local
+from infra.runs import pods
 from infra.settings import Settings
-from infra.transport import ThisMachine
+from infra.transport.protocol import ThisMachine
 from tests.faults.trial import COUNT, Counted, checkout, plan
 from tests.hosts import until
-from tests.infra.test_sync import TOKEN, make_pod
+from tests.infra.transport.test_push import TOKEN, make_pod
 from tests.street import launch_on
 from tests.world import ROOT, World
 

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra import pods
 from infra.agent import process
 from infra.agent.job import PodFolder
-from infra.journal import Journal
-from infra.keep import Keeper
-from infra.offers import open_market
+from infra.ledger.journal import Journal
+from infra.providers.offers import open_market
+from infra.runs import pods
+from infra.runs.keeper import Keeper
 from infra.settings import VENDORS, Settings
-from store.run_folder import ENDING, RunFolder
+from store.run_sync.run_folder import ENDING, RunFolder
 from tests.faults.test_secrets import files, forms
 from tests.faults.trial import checkout, rounds
 from tests.hosts import until
-from tests.rehearsal.worlds import Running, world
+from tests.infra.rehearsal.worlds import Running, world
 from tests.world import ROOT
 
 SPEED = 600.0
@@ -36,10 +36,10 @@ LAUNCH = """
 import json, sys
 from dataclasses import replace
 from pathlib import Path
-from infra import pods
+from infra.runs import pods
 from infra.agent.job import Limits
-from infra.journal import Journal
-from infra.offers import open_market
+from infra.ledger.journal import Journal
+from infra.providers.offers import open_market
 from infra.records import Request
 from infra.settings import Settings
 from tests.faults.trial import COUNT, plan

@@ -7,11 +7,11 @@ from collections import Counter
 
 import pytest
 
-from infra import pods
 from infra.errors import SlipwayError
-from infra.journal import Journal, JournalError, Lease
-from infra.reconcile import reconcile
-from infra.states import LOST
+from infra.ledger.journal import Journal, JournalError, Lease
+from infra.ledger.life_cycle import LOST
+from infra.ledger.reconcile import reconcile
+from infra.runs import pods
 from tests.faults import known_bad, rented
 from tests.faults.crash import Desk, Renting
 from tests.faults.rented import VENDORS, Judge, Wrong, environ, hold_still, order

@@ -19,9 +19,9 @@ from infra.agent import limits as ends
 from infra.agent.job import Limits
 from infra.agent.process import send
 from infra.agent.state import living, read_json, report
-from tests.agent.test_steps import WAIT
-from tests.agent.world import World, module, until
 from tests.faults.trial import rounds
+from tests.infra.agent.test_steps import WAIT
+from tests.infra.agent.world import World, module, until
 
 LIMIT_S, ERROR_S = 5.0, 60.0
 AT_ONCE = 8

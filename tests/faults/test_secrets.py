@@ -32,13 +32,13 @@ PLANTED = {  # files of the checkout, and why each is not sent
 LAUNCH = """
 import sys
 from pathlib import Path
-from infra import pods
-from infra.follow import follow
-from infra.journal import Journal
+from infra.runs import pods
+from infra.runs.follow import follow
+from infra.ledger.journal import Journal
 from infra.providers.ssh import SshPools
 from infra.settings import Settings
-from infra.terms import terms_for
-from scripts import ledger, render, words
+from infra.runs.acceptance_policy import terms_for
+from scripts.runs import settle as ledger; from scripts.cli import render, context as words
 from tests.faults.trial import COUNT, plan
 from tests.street import launch_on
 root, store = Path(sys.argv[1]), Path(sys.argv[2])

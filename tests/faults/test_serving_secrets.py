@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.end_to_end.test_street_serve import Place
 from tests.faults.test_secrets import KEYS, command_lines, files, forms
-from tests.test_street_serve import Place
 from tests.world import World, until
 
 NOBODY = 65534

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 import pytest
 from msgspec import Struct
 
-from infra import json_api, pods
 from infra.errors import Ambiguous, SlipwayError
-from infra.json_api import JsonApi, Unsent
-from infra.reconcile import reconcile
+from infra.ledger.reconcile import reconcile
+from infra.providers import json_api
+from infra.providers.json_api import JsonApi, Unsent
+from infra.runs import pods
 from tests.faults.crash import Desk, Renting
 from tests.faults.rented import VENDORS, order
 from tests.faults.trial import rounds

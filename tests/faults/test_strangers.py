@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from infra.agent.process import end_all
-from infra.journal import Journal
+from infra.ledger.journal import Journal
 from infra.providers.ssh import SshPools
 from infra.settings import Settings
 from tests.faults.trial import COUNT, RUN, checkout, plan, rounds

@@ -2,9 +2,9 @@
 
 from infra.agent import process
 from infra.agent.job import Step
-from infra.journal import Journal
-from infra.pods import end
-from infra.ssh import Ssh
+from infra.ledger.journal import Journal
+from infra.runs.pods import end
+from infra.transport.ssh import Ssh
 from tests.faults.trial import checkout, counted, environ, plan, provider_of, rounds
 from tests.hosts import hosts, until  # noqa: F401 (a fixture)
 from tests.street import launch_on

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from infra.errors import UsageError
-from infra.transport import ThisMachine
+from infra.transport.protocol import ThisMachine
 from tests.faults.trial import rounds
-from tests.infra.test_sync import TOKEN, make_pod
+from tests.infra.transport.test_push import TOKEN, make_pod
 
 PARTS = ("a", "b", "data")
 

@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from infra import pods
 from infra.errors import SlipwayError
-from infra.journal import Op
-from infra.reconcile import reconcile
-from infra.states import TERMINATED, TERMINATING
+from infra.ledger.journal import Op
+from infra.ledger.life_cycle import TERMINATED, TERMINATING
+from infra.ledger.reconcile import reconcile
+from infra.runs import pods
 from tests.faults import known_bad
 from tests.faults.crash import Desk, Renting
 from tests.faults.rented import VENDORS, Judge, Wrong, end_all, order

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from infra import pools
 from infra.agent.job import Job, Limits, PodFolder, Step
-from infra.hosts import HostMemory
+from infra.machines import inventory
+from infra.machines.host_memory import HostMemory
 from infra.providers.ssh import SshPools
 from infra.records import Plan, Request
-from infra.ssh import Ssh
-from tests.agent.test_kills import COUNTER
-from tests.agent.world import AGENT
+from infra.transport.ssh import Ssh
 from tests.hosts import Host
+from tests.infra.agent.test_kills import COUNTER
+from tests.infra.agent.world import AGENT
 
 RUN = "brave-otter-1"
 COUNT = Step(name="count", words=("-m", "counter"))
@@ -83,7 +83,7 @@ def counted(host: Host, run: str = RUN) -> Counted:
 
 def provider_of(host: Host, ssh: Ssh, folder: Path) -> SshPools:
     """The inventory of one machine, reached by `ssh`, with its memory in `folder`."""
-    machine = pools.Host(pool="lab", name=host.address.host, address=host.address)
+    machine = inventory.Host(pool="lab", name=host.address.host, address=host.address)
     return SshPools((machine,), lambda _: ssh, HostMemory(folder / "hosts.json"))
 
 

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from infra import installation, journal_file, pods
+from infra import installation, journal_file
 from infra.agent.job import Job, Limits
-from infra.journal import Journal
 from infra.journal_file import JournalError
-from infra.offers import open_market
-from infra.reconcile import reconcile
+from infra.ledger.journal import Journal
+from infra.ledger.reconcile import reconcile
+from infra.providers.offers import open_market
 from infra.records import Request
-from tests.market.test_boot import SPEED, settings_of
-from tests.rehearsal.worlds import world
+from infra.runs import pods
+from tests.infra.market.test_boot import SPEED, settings_of
+from tests.infra.rehearsal.worlds import world
 
 
 class Machines:

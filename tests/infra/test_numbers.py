@@ -4,10 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from infra import desired, gpus, pools, strict_yaml
+from infra import strict_yaml
 from infra.errors import UsageError
+from infra.machines import inventory
+from infra.market import gpus
+from infra.runs import pod_set
 from infra.settings import Settings
-from scripts import flag_file, offers, words
+from scripts.cli import context, flag_file
+from scripts.market import offers
 from tests.world import World
 
 LONG = "9" * 6000
@@ -40,13 +44,13 @@ def refused(what, *words, **more):
 @pytest.mark.parametrize("key", ["port", "num_gpus", "memory", "gpu_memory", "usd_per_hour"])
 def test_a_number_of_thousands_of_digits_in_a_pool_file_is_refused(path, key, number):
     path.write_text(f"a: {{{key}: {number}, hosts: [1.1.1.1]}}")
-    assert str(path) in refused(pools.load, path, path.parent)
+    assert str(path) in refused(inventory.load, path, path.parent)
 
 
 @pytest.mark.parametrize("size", [LONG, f"{LONG}GB", f"1.{LONG}", "٣GB", "1e9999"])
 def test_nor_is_a_size_in_text_any_number(path, size):
     path.write_text(f"a: {{memory: '{size}', hosts: [1.1.1.1]}}", encoding="utf-8")
-    assert "write it in GB" in refused(pools.load, path, path.parent)
+    assert "write it in GB" in refused(inventory.load, path, path.parent)
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda number: f"{number[:4]} {len(number)}")
@@ -54,7 +58,7 @@ def test_nor_in_a_file_of_flags_or_of_pods_or_of_settings(path, number):
     path.write_text(f"num-gpus: {number}")
     refused(flag_file.read, path, ["num-gpus"])
     path.write_text(f"pods: [{{name: a, gpu_count: {number}}}]")
-    refused(lambda: desired.read_set("f", "f", strict_yaml.read(path), "local", ["local"]))
+    refused(lambda: pod_set.read_set("f", "f", strict_yaml.read(path), "local", ["local"]))
     (path.parent / "slipway.yaml").write_text(f"shard_lines: {number}")
     assert "slipway.yaml" in refused(Settings.load, path.parent, environ={})
 
@@ -73,7 +77,7 @@ def test_nor_in_a_variable(tmp_path, variable):
 
 def test_nor_in_the_words_of_a_flag(tmp_path):
     for number in (LONG, f"{LONG}h", "999999999d", "٣h"):
-        refused(words.seconds, number)
+        refused(context.seconds, number)
     refused(gpus.read_set, f"H100:{LONG}")
     refused(offers.at_least, "cpus", LONG)
     for line in (
@@ -90,7 +94,7 @@ def test_nor_in_the_words_of_a_flag(tmp_path):
 
 def test_numbers_that_people_do_mean_are_read(path):
     path.write_text("a: {port: 2222, memory: 1.5, usd_per_hour: 0.35, num_gpus: 0x8, hosts: [1.1.1.1]}")
-    (host,) = pools.load(path, path.parent)
+    (host,) = inventory.load(path, path.parent)
     assert (host.address.port, host.memory_bytes, host.micro_usd_per_hour, host.num_gpus) == (
         2222,
         1_500_000_000,
@@ -103,4 +107,4 @@ def test_numbers_that_people_do_mean_are_read(path):
         float("inf"),
         "0o17",
     ]
-    assert (words.seconds("1.5d"), words.seconds("3650d")) == (129_600.0, 315_360_000.0)
+    assert (context.seconds("1.5d"), context.seconds("3650d")) == (129_600.0, 315_360_000.0)

@@ -5,15 +5,15 @@ import json
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 
-from infra import said
+from infra import pod_reports
 from infra.agent import outside as agents
 from infra.agent.job import Job, Limits, Step
 from infra.agent.progress import Tail
 from infra.errors import SlipwayError
-from infra.journal import Op
+from infra.ledger.journal import Op
 from infra.records import PodView
-from infra.watch import Reading, read_clocks, view
-from scripts import render
+from infra.runs.observe import Reading, read_clocks, view
+from scripts.cli import render
 from tests import hostile
 
 MANY = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -59,7 +59,7 @@ def shown(progress: dict, verdict: dict, guard: dict) -> PodView:
 
 def heard(document: bytes) -> dict:
     try:
-        return said.parse(document, "what it says")
+        return pod_reports.parse(document, "what it says")
     except SlipwayError as error:
         assert "what it says cannot be read" in str(error) and len(str(error)) < 500
         return {}
@@ -80,7 +80,7 @@ def test_a_verdict_and_a_guard_of_any_content_make_a_row_of_the_table(verdict, g
 
 def test_what_is_well_said_is_let_through_as_it_is():
     for whole in (PROGRESS, VERDICT, GUARD):
-        assert said.parse(json.dumps(whole), "x") == whole
+        assert pod_reports.parse(json.dumps(whole), "x") == whole
 
 
 @MANY

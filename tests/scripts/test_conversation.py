@@ -10,7 +10,7 @@ import pytest
 
 from infra.errors import SlipwayError
 from infra.settings import Settings
-from scripts import conversation
+from scripts.services import endpoint_chat
 
 ROOM = 30  # words, as this server counts
 
@@ -59,7 +59,7 @@ def server(monkeypatch):
 def test_a_conversation_that_grows_too_long_goes_on_without_its_oldest_turns(server, tmp_path, monkeypatch, capsys):
     questions = [f"question {n} of twenty" for n in range(20)]
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(questions)))
-    conversation.hold(server, Settings.load(tmp_path), "m", None, 0.0, 8)
+    endpoint_chat.hold(server, Settings.load(tmp_path), "m", None, 0.0, 8)
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 20
     assert err.count("oldest turns are forgotten") == 1
@@ -72,4 +72,4 @@ def test_a_conversation_that_grows_too_long_goes_on_without_its_oldest_turns(ser
 
 def test_one_question_that_is_too_long_is_told(server, tmp_path):
     with pytest.raises(SlipwayError, match="maximum context length is 30"):
-        conversation.hold(server, Settings.load(tmp_path), "m", "why " * 31, 0.0, 8)
+        endpoint_chat.hold(server, Settings.load(tmp_path), "m", "why " * 31, 0.0, 8)

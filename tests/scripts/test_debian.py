@@ -5,8 +5,8 @@ import os
 import pytest
 from invoke import Exit
 
-from scripts import debian
-from scripts.project import bring_programs
+from scripts.project import debian
+from scripts.project.tasks import bring_programs
 
 LACKING = {"git": ("git",), "some-server": ("some-serverd",), "some-library": ("/nowhere/*/some.so.1",)}
 RECORD = """#!/bin/sh

@@ -6,8 +6,9 @@ import os
 import pytest
 
 from infra.errors import SlipwayError, UsageError
-from scripts import evals, lm_eval, render
-from trainer import intervals
+from scripts.cli import render
+from scripts.models import eval, lm_eval
+from trainer.evaluation import intervals
 
 
 def text(nats, sizes, rows_of="words, 256 tokens", material="m"):
@@ -27,10 +28,10 @@ COSTS = [size * (1 + at % 5 / 5) for at, size in enumerate(SIZES)]
 
 def test_the_same_rows_are_compared_row_by_row_and_others_apart():
     better = [cost * 0.99 for cost in COSTS]
-    paired = evals.compare({"text": text(COSTS, SIZES)}, {"text": text(better, SIZES)})["text"]
+    paired = eval.compare({"text": text(COSTS, SIZES)}, {"text": text(better, SIZES)})["text"]
     assert paired["difference"]["value"] == pytest.approx(-0.01 * sum(COSTS) / sum(SIZES) / math.log(2))
     assert paired["difference"]["high"] < 0 and "each row" in paired["method"]
-    other = evals.compare({"text": text(COSTS, SIZES)}, {"text": text(better, SIZES, rows_of="other words")})["text"]
+    other = eval.compare({"text": text(COSTS, SIZES)}, {"text": text(better, SIZES, rows_of="other words")})["text"]
     assert other["difference"]["value"] == pytest.approx(paired["difference"]["value"])
     assert other["difference"]["low"] < 0 < other["difference"]["high"]  # not sure any more
     assert other["is_same_material"]
@@ -38,13 +39,13 @@ def test_the_same_rows_are_compared_row_by_row_and_others_apart():
 
 def test_the_same_questions_are_compared_one_by_one_unless_they_were_put_otherwise():
     ours, theirs = [0] * 10 + [1] * 30, [1] * 40
-    found = evals.compare({"task t": share(ours)}, {"task t": share(theirs)})["task t"]
+    found = eval.compare({"task t": share(ours)}, {"task t": share(theirs)})["task t"]
     assert found["p"] == pytest.approx(2 / 2**10) and found["difference"]["low"] > 0
     for other in (share(theirs, "n"), share(theirs, as_text=True)):
-        apart = evals.compare({"task t": share(ours, as_text=False)}, {"task t": other})["task t"]
+        apart = eval.compare({"task t": share(ours, as_text=False)}, {"task t": other})["task t"]
         assert "Newcombe" in apart["method"] and "p" not in apart
-    assert not evals.compare({"task t": share(ours)}, {"task t": share(theirs, "n")})["task t"]["is_same_material"]
-    assert evals.compare({"a": share(ours)}, {"b": share(ours)}) == {}
+    assert not eval.compare({"task t": share(ours)}, {"task t": share(theirs, "n")})["task t"]["is_same_material"]
+    assert eval.compare({"a": share(ours)}, {"b": share(ours)}) == {}
 
 
 def test_a_comparison_says_what_may_be_chance(capsys):
@@ -54,7 +55,7 @@ def test_a_comparison_says_what_may_be_chance(capsys):
         "text": text([cost * 1.5 for cost in COSTS], SIZES),
         "leaks": share([1], "n"),
     }
-    render.show_comparison(["x/a", "x/b"], evals.compare(found, others))
+    render.show_comparison(["x/a", "x/b"], eval.compare(found, others))
     out, err = capsys.readouterr()
     lines = {line.split()[0]: " ".join(line.split()) for line in out.splitlines()}
     assert "50.0 % 75.0 % +25.0 %" in " ".join(out.split()) and "may be chance; p 1.000" in " ".join(out.split())

@@ -2,19 +2,21 @@
 
 import pytest
 
-from scripts import hints
+from scripts.cli import command_hints
 
 
 @pytest.fixture
 def line(monkeypatch):
-    monkeypatch.setattr(hints, "_carried", {})
-    monkeypatch.setattr(hints, "_known", {})
-    hints.teach({"down": ["--rehearse", "--state-file"], "pod.run": ["--rehearse"], "rehearse": [], "config": []})
+    monkeypatch.setattr(command_hints, "_carried", {})
+    monkeypatch.setattr(command_hints, "_known", {})
+    command_hints.teach(
+        {"down": ["--rehearse", "--state-file"], "pod.run": ["--rehearse"], "rehearse": [], "config": []}
+    )
 
 
 def test_without_such_flags_nothing_is_added(line):
-    assert hints.as_typed("end it: inv down box") == "end it: inv down box"
-    assert hints.flags() == []
+    assert command_hints.as_typed("end it: inv down box") == "end it: inv down box"
+    assert command_hints.flags() == []
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,6 @@ def test_without_such_flags_nothing_is_added(line):
     ],
 )
 def test_each_command_gets_those_that_it_takes_once(line, said, typed):
-    hints.carry("--state-file", "/a b/j")
-    hints.carry("--rehearse")
-    assert hints.as_typed(said) == typed.replace("X", "--state-file '/a b/j' --rehearse")
+    command_hints.carry("--state-file", "/a b/j")
+    command_hints.carry("--rehearse")
+    assert command_hints.as_typed(said) == typed.replace("X", "--state-file '/a b/j' --rehearse")

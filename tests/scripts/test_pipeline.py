@@ -9,11 +9,12 @@ import pytest
 import yaml
 
 from data.manifest import read_manifest
-from data.tokenfile import read_token_manifest
+from data.tokens.token_file import read_token_manifest
 from infra.errors import SlipwayError, UsageError
 from infra.settings import Settings
-from scripts import bring, steps, training_files
-from scripts.workspace import KINDS, Workspace
+from scripts.cli import local_step
+from scripts.data import adopt, training_files
+from scripts.data.workspace import KINDS, Workspace
 from store import Store
 from tests.world import ROOT, World
 from trainer import recipes
@@ -159,9 +160,9 @@ def test_a_recipe_that_no_memory_holds_is_refused_before_anything_is_made(tmp_pa
 
 def test_a_step_runs_with_hugging_faces_folders_of_the_workspace(tmp_path):
     names = "HF_HOME", "HF_DATASETS_CACHE", "SLIPWAY_WORK"
-    code = f"import os; from data.report import emit; emit('result', **{{n: os.environ[n] for n in {names}}})"
+    code = f"import os; from data.events import emit; emit('result', **{{n: os.environ[n] for n in {names}}})"
     space = Workspace(tmp_path, "x")
-    assert steps.run("probe", ("-c", code), {}, Settings.load(ROOT), True, space.environ) == {
+    assert local_step.run("probe", ("-c", code), {}, Settings.load(ROOT), True, space.environ) == {
         "HF_HOME": str(tmp_path / "hf_cache"),
         "HF_DATASETS_CACHE": str(tmp_path / "hf_cache" / "datasets"),
         "SLIPWAY_WORK": str(tmp_path / "runs" / "x"),
@@ -197,14 +198,14 @@ def test_shards_that_are_not_what_was_written_are_not_trained_on(made, tmp_path)
     for here, there in ((space.train, copy.train), (space.val, copy.val)):
         for path in here.iterdir():
             (there / path.name).write_bytes(path.read_bytes())
-    first = bring.text(copy)
-    assert bring.text(copy) == first
+    first = adopt.text(copy)
+    assert adopt.text(copy) == first
     taken = Store(copy.store).path("datasets/x/text", first) / "train" / "shard-00001.txt"
     assert taken.samefile(copy.train / "shard-00001.txt")  # linked, since shards may fill the volume
     with open(copy.train / "shard-00001.txt", "r+b") as file:
         file.write(b"X")
     with pytest.raises(SlipwayError, match=r"shard-00001.txt: not the bytes that were written.*RUN_SHARD=1"):
-        bring.text(copy)
+        adopt.text(copy)
 
 
 @pytest.mark.parametrize("name", recipes.PROFILES)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from infra.records import Plan, PlannedArtifact, PodView, Request
-from scripts import render
+from scripts.cli import render
 
 HOSTILE = "[/red] \x1b[31m\u202eevil [bold]"
 STEP = {"name": "base", "state": "running", "started_at": 1.0, "record": {"kind": "note", "text": HOSTILE}}

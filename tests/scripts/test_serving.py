@@ -6,12 +6,13 @@ import time
 
 import pytest
 
-from scripts import services, versions
-from scripts.serving import advice, figures, percentiles
-from serve import placement, service
-from serve.memory import Member, Seen, Version, Wanted
-from serve.placement import UNREAD
-from serve.states import Facts, Step
+from scripts.services import change, revision
+from scripts.services.inspect import advice, figures, percentiles
+from serve import service
+from serve.policy.replica_states import Facts, Step
+from serve.policy.service_state import Member, Seen, Version, Wanted
+from serve.replicas import placement
+from serve.replicas.placement import UNREAD
 
 WANTED = Wanted(versions=(Version(number=1, document={"service": {"replicas": 2}}, model="/m"),))
 CALM = {"requests": 0, "failed": 0, "queue_s": {"p95": None}}
@@ -92,19 +93,19 @@ def test_every_word_of_resources_is_read_or_named_with_what_holds_instead():
     policy = {"min_replicas": 1, "spot_placer": "dynamic_fallback"}
     ((name, _),) = placement.unread(service.parse("x", {"service": {"replica_policy": policy}}))
     assert name == "service.replica_policy.spot_placer"
-    assert placement.unread(service.load(versions.CONFIG)) == []
+    assert placement.unread(service.load(revision.CONFIG)) == []
     version = dataclasses.replace(WANTED.newest, document={"service": {"replicas": 2}, "resources": SKY})
     told = advice("demo", Wanted(versions=(version,)), Seen(serving=(0, 1)), CALM, True)
     assert [what for what, _ in told] == [f"resources.{name} of its service file changes nothing" for name in UNREAD]
 
 
 def test_what_only_skyserve_does_is_named():
-    shipped = service.load(versions.CONFIG)
+    shipped = service.load(revision.CONFIG)
     said = {"service": {"replicas": 1, "load_balancing_policy": "round_robin"}, "setup": "pip install x", "run": "x",
             "file_mounts": {"/model": "s3://a/b", "/more": "s3://a/c"}}  # fmt: skip
     words = ["setup", "run", "file_mounts", "load_balancing_policy"]
-    assert versions.only_for_skyserve(service.parse("x", said), shipped) == words
-    assert versions.only_for_skyserve(shipped, shipped) == []
+    assert revision.only_for_skyserve(service.parse("x", said), shipped) == words
+    assert revision.only_for_skyserve(shipped, shipped) == []
 
 
 UP = Facts(launch=Step.SUCCEEDED)
@@ -122,11 +123,11 @@ UP = Facts(launch=Step.SUCCEEDED)
     ],
 )
 def test_patience_with_a_service_counts_from_its_engines_starts(facts, phases, waits):
-    assert services.awaits_engine(Member(number=0, version=1, run="demo-0", facts=facts, phases=phases)) is waits
+    assert change.awaits_engine(Member(number=0, version=1, run="demo-0", facts=facts, phases=phases)) is waits
 
 
 @pytest.mark.parametrize(("bounds", "is_same"), [({"max_tools": 5}, True), ({"max_tokens": 9}, False)])
 def test_a_bound_that_an_engine_is_told_of_makes_another_version_and_others_do_not(bounds, is_same):
     before = WANTED.newest
     after = dataclasses.replace(before, document={**before.document, "slipway": {"limits": bounds}})
-    assert versions.replaces_nothing(before, after) == is_same
+    assert revision.replaces_nothing(before, after) == is_same

@@ -16,8 +16,8 @@ from typing import Any
 import aiohttp
 
 from serve.gateway.access import AccessLog
+from serve.gateway.http.limits import Limits
 from serve.gateway.keys import Keys
-from serve.gateway.limits import Limits
 from serve.gateway.routing import Replica
 from serve.gateway.server import Gateway
 

@@ -17,15 +17,15 @@ from typing import Any
 
 import torch
 
-from data import chat
-from data.tokenizer import Tokenizer
+from data.chat import conversations
+from data.tokens.tokenizer import Tokenizer
 from infra.agent import environment
+from serve.engine.options import Tuning
 from serve.engines import Replica, config_of
-from serve.tuning import Tuning
 from tests.serve.engine import ROOT
-from trainer import export
 from trainer.config import ModelConfig
-from trainer.model import Decoder, initialise
+from trainer.model import export
+from trainer.model.decoder import Decoder, initialise
 
 START_S = 570  # three processes import everything, and others compute too
 GAIN = {"llama": 0.7, "qwen3": 1.5}  # of every block: tied embeddings would say the same word again and again
@@ -85,8 +85,8 @@ def taught_model(kind: str, question: str, answer: str, words: Tokenizer) -> Dec
     model = Decoder(shape(kind))
     initialise(model, seed=0)
     talk = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    ids, mask = chat.render(talk, words)
-    inputs, targets = (torch.from_numpy(one)[None] for one in chat.targets(ids, mask))
+    ids, mask = conversations.render(talk, words)
+    inputs, targets = (torch.from_numpy(one)[None] for one in conversations.targets(ids, mask))
     steps = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(1000):
         logits = model(inputs)
@@ -166,7 +166,7 @@ class Running:
 @contextlib.contextmanager
 def engines(python: Path, folder: Path, *models: tuple[Path, Tuning]) -> Iterator[list[Running]]:
     """All started at once, all ready; ended whole."""
-    from serve.landing import free_port
+    from serve.replicas.replica_pod import free_port
 
     started: list[Running] = []
     try:

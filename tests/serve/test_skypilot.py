@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from infra.agent import environment
-from serve import autoscaler, service, states
-from serve.autoscaler import Member, Memory, Seen
-from serve.states import Facts, State, Step
+from serve import service
+from serve.policy import autoscaler, replica_states
+from serve.policy.autoscaler import Member, Memory, Seen
+from serve.policy.replica_states import Facts, State, Step
 from tests.serve.engine import ROOT
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
@@ -105,7 +106,7 @@ def test_replicas_are_what_skyserve_sees_in_them(sky):
             is_late=first == -1,
             first_ready_at=first if first != -1 else None,
         )
-        assert states.state_of(facts) is State(state), facts
+        assert replica_states.state_of(facts) is State(state), facts
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -136,7 +137,7 @@ def test_the_autoscaler_wants_what_skyserves_wants(sky, seed):
 def test_those_go_first_that_skyserve_lets_go_first(sky):
     chance = random.Random(7)
     for _ in range(3):
-        members = [(number, chance.choice([one.value for one in states.LIVE])) for number in range(1, 15)]
+        members = [(number, chance.choice([one.value for one in replica_states.LIVE])) for number in range(1, 15)]
         rule = autoscaler.Rule(least=5, most=5)
         alive = [Member(number=number, state=State(state)) for number, state in members]
         ours = autoscaler.decide(rule, Memory(5), Seen(qps=None, members=alive)).stop

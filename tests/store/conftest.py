@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from store import credentials
+from store.backends.backend import Place
 from store.patience import Patience
-from store.seam import Place
 from tests.store import hub as hubs
 
 QUICK = Patience(answer_s=5.0, total_s=15.0, first_wait_s=0.01)
@@ -85,7 +85,7 @@ def away_uri(request: pytest.FixtureRequest) -> str:
 
 
 def away(kind: str, request: pytest.FixtureRequest) -> str:
-    from store.seam import open_place
+    from store.backends.backend import open_place
 
     if kind == "s3":
         found: str = request.getfixturevalue("s3").bucket()
@@ -98,8 +98,8 @@ def away(kind: str, request: pytest.FixtureRequest) -> str:
 
 def quick(uri: str, **words: Any) -> Place:
     """The place, with little patience."""
-    from store.hub import Repository
-    from store.s3 import Bucket
+    from store.backends.hub import Repository
+    from store.backends.s3 import Bucket
 
     return Bucket(uri, QUICK, **words) if uri.startswith("s3://") else Repository(uri, QUICK)
 

@@ -20,12 +20,12 @@ from fsspec.implementations.memory import MemoryFileSystem
 from infra.agent.state import is_held
 from store import Store
 from store.courier import Config, Courier
-from store.fetching import Fetch
 from store.manifest import StoreError
 from store.masking import Mask
-from store.run_folder import MANIFEST, RunFolder, by_folder
-from tests.agent.world import until
+from store.run_sync.restore import Fetch
+from store.run_sync.run_folder import MANIFEST, RunFolder, by_folder
 from tests.faults.trial import rounds
+from tests.infra.agent.world import until
 from tests.needs import PRIVILEGE, needs
 
 ROOT = Path(__file__).parents[2]

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 
 from store import catalogue, outside
-from store.artifacts import Store
-from store.fetching import acknowledged_here
+from store.artifacts.artifacts import Store
 from store.manifest import Manifest, StoreError
-from store.run_folder import ACKNOWLEDGED, Checkpoint, Damaged, RunFolder
+from store.run_sync.restore import acknowledged_here
+from store.run_sync.run_folder import ACKNOWLEDGED, Checkpoint, Damaged, RunFolder
 from tests import hostile
 
 ROOT = Path(__file__).parents[2]

@@ -7,12 +7,12 @@ import time
 import pytest
 
 from store import Artifact, Store
-from store.hub import Repository
+from store.backends.backend import PART_BYTES, open_place
+from store.backends.hub import Repository
+from store.backends.s3 import Bucket
 from store.manifest import NoStore, StoreError
 from store.patience import Conflict, Patience, StoreAway
-from store.run_folder import MANIFEST, RunFolder
-from store.s3 import Bucket
-from store.seam import PART_BYTES, open_place
+from store.run_sync.run_folder import MANIFEST, RunFolder
 from tests.faults.trial import rounds
 from tests.store.conftest import QUICK, TOKEN, digest, quick
 from tests.store.hub import Fault
@@ -380,7 +380,9 @@ def test_whatever_befalls_an_upload_what_is_acknowledged_is_there_and_the_next_l
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     chance, uri, hit = random.Random(seed), "hf://us/things", 0
-    monkeypatch.setattr("store.hub.Patience", lambda: Patience(answer_s=5.0, total_s=5.0, tries=3, first_wait_s=0.01))
+    monkeypatch.setattr(
+        "store.backends.hub.Patience", lambda: Patience(answer_s=5.0, total_s=5.0, tries=3, first_wait_s=0.01)
+    )
     open_place(uri).create()
     pod = pods("one", uri)
     for step in range(1, rounds + 1):

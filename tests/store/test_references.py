@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from store import Artifact, Store, StoreError, references
+from store import Artifact, Store, StoreError
+from store.artifacts import references
 from store.manifest import kept_name
 from tests.store.test_store import folder_of
 
@@ -65,7 +66,7 @@ def test_where_a_path_leads_is_told(root, tmp_path):
 def test_a_model_and_a_tokenizer_that_do_not_belong_together_are_told(tmp_path):
     from hashlib import sha256
 
-    from store import vocabulary
+    from store.artifacts import vocabulary
 
     def words(count, eos=1):
         model = {"vocab": {f"t{n}": n for n in range(count)}}

@@ -388,8 +388,8 @@ def test_a_name_that_stands_for_it_already_is_left_alone(store, made, root):
 
 
 def test_a_note_that_is_written_anew_is_read_anew_from_a_copy_too(tmp_path):
+    from store.artifacts.local_copies import Mirror
     from store.manifest import Manifest
-    from store.mirror import Mirror
 
     mirror = Mirror("s3://a/b")
     for content in (b"1", b"2"):

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from data import bpe, tokens
 from data.config import Input, Making, TokenizerSpec
-from data.shards import Writer
+from data.shards.shards import Writer
+from data.tokens import bpe, tokenize
 from store import Store
 from store.manifest import kept_name
 from trainer.config import Keeping, ModelConfig, OptimizerConfig, PhaseConfig, ScheduleConfig
@@ -132,7 +132,7 @@ def make_inputs(root: Path) -> tuple[Path, dict[str, Input]]:
             writer.add(text)
         writer.finish("test", {})
     bpe.make(TokenizerSpec(vocab_size=VOCAB), root / "text", root / "tokenizer")
-    tokens.make(root / "text", root / "tokenizer", root / "tokens")
+    tokenize.make(root / "text", root / "tokenizer", root / "tokens")
     write_talk(root / "identity" / "identity_conversations.jsonl", "Who are you?", "I am Bosun.")
     write_talk(root / "identity" / "identity_conversations.heldout.jsonl", "Who are you?", "I am Bosun.")
     for kind, question, answer in (

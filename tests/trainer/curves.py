@@ -23,7 +23,7 @@ from data.config import Input, Making
 from tests.trainer.conftest import make_inputs, tiny
 from trainer.__main__ import main
 from trainer.config import Keeping, PhaseConfig
-from trainer.steplines import read
+from trainer.reporting.jsonl_log import read
 
 FOLDER = Path(__file__).parents[1] / "curves"
 TOLERANCE = 1e-4  # relative, of each loss

@@ -10,7 +10,7 @@ import torch
 from tests.trainer.conftest import TINY
 from trainer.config import OptimizerConfig, ScheduleConfig
 from trainer.loop import accumulate
-from trainer.model import Decoder, initialise
+from trainer.model.decoder import Decoder, initialise
 from trainer.optim import Optimizer, learning_rate_scale, orthogonalise
 
 

@@ -15,13 +15,14 @@ from hypothesis import HealthCheck, assume, example, given, settings
 
 from infra.errors import UsageError
 from infra.settings import Settings
-from scripts import initial
+from scripts.runs import init_model
 from tests import hostile
-from tests.trainer.test_model import LLAMA, QWEN3
-from trainer import export, huggingface, steplines
-from trainer.checkpoint import problem_of
+from tests.trainer.model.test_model import LLAMA, QWEN3
+from trainer.checkpoints.checkpoint import problem_of
 from trainer.errors import Refused
-from trainer.model import Decoder
+from trainer.model import export, huggingface
+from trainer.model.decoder import Decoder
+from trainer.reporting import jsonl_log
 
 ROOT = Path(__file__).parents[2]
 TINY = replace(LLAMA, vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, head_dim=4)
@@ -55,7 +56,7 @@ def try_all(folder: Path) -> bool:
         assert len(str(error)) < 2000
         is_model = False
     try:
-        initial.look(str(folder), Settings.load(ROOT))
+        init_model.look(str(folder), Settings.load(ROOT))
     except UsageError as error:
         assert not is_model and len(str(error)) < 2000
     return is_model
@@ -113,7 +114,7 @@ def test_a_config_that_promises_more_than_the_files_hold_is_refused_before_anyth
 import json, resource, sys
 from pathlib import Path
 from infra.errors import UsageError
-from scripts import initial
+from scripts.runs import init_model as initial
 folder, changes = Path(sys.argv[1]), json.loads(sys.argv[2])
 config = json.loads((folder / "config.json").read_text())
 initial.look(str(folder), None)
@@ -150,7 +151,7 @@ def test_an_index_that_names_a_file_elsewhere_is_refused(folder, name):
     with pytest.raises(Refused, match="no index of weights"):
         export.read(folder)
     with pytest.raises(UsageError, match="no index of weights"):
-        initial.look(str(folder), Settings.load(ROOT))
+        init_model.look(str(folder), Settings.load(ROOT))
 
 
 @pytest.mark.parametrize("which", ["config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors"])
@@ -185,7 +186,7 @@ def test_the_files_of_a_tokenizer_that_are_links_out_are_not_published(folder, i
 def test_lines_of_figures_that_are_none_are_left_out(document):
     good = b'{"step": 4, "tokens": 96, "loss": 2.5}\n'
     assume(b"\n" not in document)
-    found = steplines.parse((document + b"\n" + good).decode("utf-8", "replace"))
+    found = jsonl_log.parse((document + b"\n" + good).decode("utf-8", "replace"))
     assert found[-1] == json.loads(good) and len(found) <= 2
     for one in found:
         assert type(one["step"]) is int and abs(one["loss"]) < 1e30 and type(one.get("mfu_of", "")) is str

@@ -19,7 +19,7 @@ from store import Store
 from tests.trainer.conftest import TINY, WAIT_S, finish, make_again, tiny, write_talk
 from trainer import loop
 from trainer.__main__ import main
-from trainer.checkpoint import Checkpoints, open_final
+from trainer.checkpoints.checkpoint import Checkpoints, open_final
 from trainer.config import Keeping
 from trainer.recipes import PROFILES
 

@@ -164,10 +164,10 @@ def test_a_changed_source_file_makes_its_dependents_stale(tmp_path):
 @pytest.mark.parametrize(
     ("module", "differing"),
     [
-        ("trainer/model.py", ["base", "mid", "chatsft"]),
+        ("trainer/model/decoder.py", ["base", "mid", "chatsft"]),
         ("trainer/phases/sft.py", ["chatsft"]),
-        ("data/persona.py", ["identity_conversations"]),
-        ("data/tokens.py", ["datasets/pydocs/tokens"]),
+        ("data/chat/persona.py", ["identity_conversations"]),
+        ("data/tokens/tokenize.py", ["datasets/pydocs/tokens"]),
     ],
 )
 def test_what_other_code_made_is_kept_and_the_file_is_named(checkout, module, differing):
@@ -191,12 +191,12 @@ def test_moved_and_renamed_code_comments_and_docstrings_are_no_change(checkout):
     optim = texts.pop("trainer/optim.py")
     moved = {path: text.replace("trainer.optim ", "trainer.descent ") for path, text in texts.items()}
     moved["trainer/descent.py"] = "# a comment\n" + optim
-    told = moved.pop("trainer/peak.py")  # it does not count under its old name
-    moved = {path: text.replace("trainer.peak ", "trainer.summit ") for path, text in moved.items()}
+    told = moved.pop("trainer/reporting/peak_flops.py")  # it does not count under its old name
+    moved = {path: text.replace("trainer.reporting.peak_flops ", "trainer.summit ") for path, text in moved.items()}
     moved["trainer/summit.py"] = told
     moved["trainer/phases/sft.py"] = '"""Another docstring."""\n\n' + texts["trainer/phases/sft.py"].split('"""', 2)[2]
     root = checkout(moved)
-    for gone in ("optim.py", "peak.py"):
+    for gone in ("optim.py", "reporting/peak_flops.py"):
         (root / "trainer" / gone).unlink()
     plan = planned(WANTED, before, root)
     assert plan.job is None and plan.doubtful == () and plan.notes == ()
@@ -204,24 +204,26 @@ def test_moved_and_renamed_code_comments_and_docstrings_are_no_change(checkout):
 
 def test_a_function_that_moved_to_another_module_is_no_change(checkout):
     first = {
-        "data/talk.py": "from data.one import f\n\n\nWAY = f(1)\n",
+        "data/chat/imported.py": "from data.one import f\n\n\nWAY = f(1)\n",
         "data/one.py": "import math\n\n\ndef f(x):\n    return math.sqrt(x)\n",
     }
     then = {
-        "data/talk.py": "from data import two as other\n\n\nWAY = other.f(1)\n",
+        "data/chat/imported.py": "from data import two as other\n\n\nWAY = other.f(1)\n",
         "data/one.py": "",
         "data/two.py": 'import math\n\n\ndef f(x):\n    """The root."""\n    return math.sqrt(x)\n',
     }
-    codes = [code_of(checkout(texts), "data/talk.py") for texts in (first, then)]
+    codes = [code_of(checkout(texts), "data/chat/imported.py") for texts in (first, then)]
     assert differing(*codes) == () and short(codes[0]) == short(codes[1])
     then["data/two.py"] = then["data/two.py"].replace("sqrt", "exp")
-    changed = code_of(checkout(then), "data/talk.py")
+    changed = code_of(checkout(then), "data/chat/imported.py")
     assert differing(codes[0], changed) == ("data/two.py",) and short(codes[0]) != short(changed)
 
 
 def test_what_was_asked_for_is_made_again_when_the_user_says_so_and_is_found_afterwards(checkout):
     before = everything_made(root=checkout())
-    changed = checkout({"trainer/model.py": (ROOT / "trainer/model.py").read_text() + "\nCHANGED = True\n"})
+    changed = checkout(
+        {"trainer/model/decoder.py": (ROOT / "trainer/model/decoder.py").read_text() + "\nCHANGED = True\n"}
+    )
     kept = planned(replace(WANTED, made="keep"), before, changed)
     assert kept.job is None and kept.doubtful == ()
     again = planned(replace(WANTED, phases=("mid",), made="remake"), before, changed)

@@ -47,7 +47,7 @@ def test_a_chat_phase_of_smoke_is_over_before_compiling_would_pay(phase):
     """It took 33 CPU seconds where all conversations were counted as sequences."""
     import torch
 
-    from trainer.machine import Machine
+    from trainer.device import Machine
     from trainer.speed import is_compiled
 
     two_cores = Machine(torch.device("cpu"), torch.bfloat16, threads=2)
@@ -58,7 +58,7 @@ def test_a_chat_phase_of_smoke_is_over_before_compiling_would_pay(phase):
 def test_the_decoder_has_the_parameters_that_its_shape_says(name):
     import torch
 
-    from trainer.model import Decoder
+    from trainer.model.decoder import Decoder
 
     shape = PROFILES[name]().phases["base"].model
     with torch.device("meta"):
@@ -207,12 +207,12 @@ import numpy as np
 from data.config import load
 import torch
 from trainer.config import PhaseConfig
-from trainer.cut import WHOLE, cut, parts_of
+from trainer.parallel.fsdp import WHOLE, cut, parts_of
 from trainer.loop import accumulate
-from trainer.machine import prepare
+from trainer.device import prepare
 from trainer.model import Decoder, initialise
 from trainer.optim import Optimizer
-from trainer.ranks import joined
+from trainer.parallel.process_group import joined
 from trainer.speed import equipped
 config, machine = load(PhaseConfig, json.loads(sys.argv[1])), prepare()
 ranks = joined().__enter__()

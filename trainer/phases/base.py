@@ -4,13 +4,13 @@ from typing import Any
 
 import numpy as np
 
-from data.anchors import anchors
 from data.config import Making
-from data.loader import LOADERS, heldout
-from data.tokenizer import BOS
+from data.report.compressors import anchors
+from data.tokens.loader import LOADERS, heldout
+from data.tokens.tokenizer import BOS
 from trainer.config import Keeping, PhaseConfig
-from trainer.evaluate import bits_per_byte
-from trainer.ranks import Ranks
+from trainer.evaluation.evaluate import bits_per_byte
+from trainer.parallel.process_group import Ranks
 from trainer.run import phase_run
 
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from data.chat import Conversations
+from data.chat.conversations import Conversations
 from data.config import Making
 from trainer.config import Keeping, PhaseConfig
 from trainer.errors import Refused
-from trainer.ranks import Ranks
+from trainer.parallel.process_group import Ranks
 from trainer.run import PhaseRun, phase_run
 
 QUESTIONS = ("pydocs", "other")  # kinds that come from one artifact

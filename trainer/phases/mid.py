@@ -4,8 +4,8 @@ from typing import Any
 
 from data.config import Making
 from trainer.config import Keeping, PhaseConfig
+from trainer.parallel.process_group import Ranks
 from trainer.phases import chat
-from trainer.ranks import Ranks
 
 
 def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:

@@ -1,0 +1,234 @@
+"""Conversations as ids: how they are written, which ids are learnt, and batches of them.
+
+Source: nanochat's conversation format and mask.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.errors import InputError
+from data.tokens.tokenizer import BOS, END, Tokenizer
+from store import outside
+
+Message = Mapping[str, Any]
+Drawn = tuple[int, int]  # a kind, and the number of a conversation of that kind
+PAD_TO = 16
+CHUNK_STEPS = 8  # so many steps are drawn together and sorted by length
+
+
+def read_conversations(path: Path) -> Iterator[list[dict[str, Any]]]:
+    """The conversations of a .jsonl file: `{"messages": [...]}` or a bare list on each line. Raises InputError."""
+    return (row["messages"] for row in read_rows(path))
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The same with what else stands beside `messages`. Raises InputError."""
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                row = outside.row(line)
+            except outside.Unreadable as error:
+                raise InputError(f"{path}:{number}: not JSON: {error}") from None
+            row = row if isinstance(row, dict) else {"messages": row}
+            messages = row.get("messages")
+            if not isinstance(messages, list) or not all(
+                isinstance(one, dict) and one.keys() >= {"role", "content"} for one in messages
+            ):
+                raise InputError(f"{path}:{number}: no list of messages with role and content")
+            yield row
+
+
+def render(
+    messages: Sequence[Message], tokenizer: Tokenizer, max_len: int | None = None
+) -> tuple[list[int], list[int]]:
+    """(ids, mask) of a conversation, cut to `max_len`; mask is 1 where the assistant's own words stand.
+
+    A leading system message goes in front of the first user message. An assistant's content may be a list of
+    parts of type text, python (learnt) or python_output (not learnt). Raises InputError unless user and
+    assistant alternate.
+    """
+    special = tokenizer.special
+    ids, mask = [special(BOS)], [0]
+
+    def add(new: Sequence[int], learnt: int) -> None:
+        ids.extend(new)
+        mask.extend([learnt] * len(new))
+
+    for turn, message in enumerate(_merged(messages)):
+        role = ("user", "assistant")[turn % 2]
+        if message.get("role") != role:
+            raise InputError(f"message {turn} is by {message.get('role')!r} where {role!r} must speak")
+        content = message["content"]
+        if role == "user":
+            add([special("<|user_start|>"), *tokenizer.encode(_text(content)), special("<|user_end|>")], 0)
+            continue
+        add([special("<|assistant_start|>")], 0)
+        for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+            words = tokenizer.encode(part["text"])
+            if part["type"] == "text":
+                add(words, 1)
+            elif part["type"] == "python":
+                add([special("<|python_start|>"), *words, special("<|python_end|>")], 1)
+            elif part["type"] == "python_output":
+                add([special("<|output_start|>"), *words, special("<|output_end|>")], 0)
+            else:
+                raise InputError(f"message {turn} has a part of type {part['type']!r}")
+        add([special(END)], 1)
+    return ids[:max_len], mask[:max_len]
+
+
+def prompt(messages: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
+    """The ids that ask for the next answer; an assistant's answer at the end is left out."""
+    if messages and messages[-1].get("role") == "assistant":
+        messages = messages[:-1]
+    return [*render(messages, tokenizer)[0], tokenizer.special("<|assistant_start|>")]
+
+
+def recent(messages: Sequence[Message], tokenizer: Tokenizer, room: int) -> tuple[list[Message], list[int]]:
+    """The end of a conversation whose prompt has at most `room` ids, and that prompt.
+
+    The oldest turns are forgotten, question and answer together; a system message stays, and so does the last question,
+    whatever its length.
+    """
+    head = [one for one in messages[:1] if one.get("role") == "system"]
+    turns = list(messages[len(head) :])
+    while len(ids := prompt([*head, *turns], tokenizer)) > room and len(turns) > 2:
+        del turns[:2]
+    return [*head, *turns], ids
+
+
+def targets(ids: Sequence[int] | np.ndarray, mask: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(inputs, targets), both int64 (len(ids) - 1,): the next id, or -1 where it is not learnt."""
+    after = np.array(ids[1:], np.int64)
+    return np.array(ids[:-1], np.int64), np.where(np.array(mask[1:], bool), after, -1)
+
+
+def _merged(messages: Sequence[Message]) -> list[Message]:
+    if not messages or messages[0].get("role") != "system":
+        return list(messages)
+    if len(messages) < 2 or messages[1].get("role") != "user":
+        raise InputError("a system message must be followed by a user's")
+    first = {**messages[1], "content": "\n\n".join(_text(one["content"]) for one in messages[:2])}
+    return [first, *messages[2:]]
+
+
+def _text(content: str | Sequence[Mapping[str, str]]) -> str:
+    """Engines hand over parts where the template can take them, also of what was one string."""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+class Conversations:
+    """Batches of several kinds of conversation, drawn by weight; a pure function of what it is made of and the step.
+
+    Each kind is gone through once, in a seeded order, before any of it comes again. Those of the kinds in `together`
+    share rows: up to `turns` of them follow one another, whatever their kind, as far as they fit whole. So a model
+    learns to answer the last question, whatever was asked before.
+    """
+
+    def __init__(
+        self,
+        files: Mapping[str, Sequence[Path]],
+        mixture: Mapping[str, float],
+        tokenizer: Tokenizer,
+        max_len: int,
+        seed: int,
+        turns: int = 1,
+        together: Collection[str] = (),
+    ):
+        """Raises InputError for a kind without files or conversations, and for files without a weight above 0."""
+        if set(files) != set(mixture) or not mixture or min(mixture.values()) <= 0:
+            raise InputError(
+                f"the mixture names {sorted(mixture)}, there are files for {sorted(files)}; weights are > 0"
+            )
+        self.kinds = sorted(mixture, key=lambda kind: (mixture[kind], kind))
+        self.pad, self.seed, self.max_len = tokenizer.special(END), seed, max_len
+        self.weights = [mixture[kind] / sum(mixture.values()) for kind in self.kinds]
+        self.turns = turns
+        self.together = {number for number, kind in enumerate(self.kinds) if kind in together and turns > 1}
+        self.rows: list[list[tuple[np.ndarray, np.ndarray]]] = []  # ids and mask
+        for kind in self.kinds:
+            found = (one for path in files[kind] for one in read_conversations(Path(path)))
+            rows = [
+                (np.array(ids), np.array(mask)) for ids, mask in (render(one, tokenizer, max_len + 1) for one in found)
+            ]
+            if not rows:
+                raise InputError(f"no conversations of kind {kind!r}")
+            self.rows.append(rows)
+        self._chunk = lru_cache(maxsize=2)(self._draw)
+        self._epoch = lru_cache(maxsize=4 * len(self.kinds))(self._order)
+
+    def batch(self, step: int, count: int, rank: int = 0, world: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        """(ids, targets) of one step for one rank, int64 (rows, longest of all ranks rounded up to 16).
+
+        The `count` conversations of a rank are so many rows, or fewer where some share one. Rows are filled up with
+        <|assistant_end|> and the target -1.
+        """
+        chunk, place = divmod(step, CHUNK_STEPS)
+        chosen = self._chunk(chunk, count * world)[place]
+        longest = max(map(self._length, chosen))
+        width = longest + -longest % PAD_TO
+        mine = chosen[rank::world]
+        ids = np.full((len(mine), width), self.pad, np.int64)
+        wanted = np.full((len(mine), width), -1, np.int64)
+        for row, drawn in enumerate(mine):
+            inputs, after = targets(*self._joined(drawn))
+            ids[row, : len(inputs)], wanted[row, : len(after)] = inputs, after
+        return ids, wanted
+
+    def _joined(self, drawn: Sequence[Drawn]) -> tuple[np.ndarray, np.ndarray]:
+        """(ids, mask) of conversations one after the other, with one beginning."""
+        parts = [self.rows[kind][number] for kind, number in drawn]
+        first, rest = parts[0], [(ids[1:], mask[1:]) for ids, mask in parts[1:]]
+        ids, mask = zip(first, *rest, strict=True)
+        return np.concatenate(ids), np.concatenate(mask)
+
+    def _length(self, drawn: Sequence[Drawn]) -> int:
+        """Of the row of inputs that these make."""
+        return sum(len(self.rows[kind][number][0]) - 1 for kind, number in drawn)
+
+    def _draw(self, chunk: int, count: int) -> list[list[tuple[Drawn, ...]]]:
+        """What is in the rows of the steps of one chunk; steps hold rows of similar length, and as many of them."""
+        size = CHUNK_STEPS * count
+        if size < len(self.kinds) ** 2:
+            raise InputError(f"{count} rows are too few for {len(self.kinds)} kinds of conversation")
+        before, after = self._drawn(chunk * size), self._drawn((chunk + 1) * size)
+        drawn = [
+            (kind, self._pick(kind, draw))
+            for kind in range(len(self.kinds))
+            for draw in range(before[kind], after[kind])
+        ]
+        alone = [(one,) for one in drawn if one[0] not in self.together]
+        shared = [one for one in drawn if one[0] in self.together]
+        rows = [*alone, *self._shared(shared, min(self.turns, count), chunk)]
+        rows.sort(key=self._length)
+        bounds = [len(rows) * place // CHUNK_STEPS for place in range(CHUNK_STEPS + 1)]
+        steps = [rows[start:end] for start, end in pairwise(bounds)]
+        order = np.random.default_rng([self.seed, chunk]).permutation(CHUNK_STEPS)
+        return [steps[place] for place in order]
+
+    def _drawn(self, total: int) -> list[int]:
+        """How many of each kind the first `total` hold; the heaviest, which is last, takes what rounding leaves."""
+        counts = [int(total * weight) for weight in self.weights[:-1]]
+        return [*counts, total - sum(counts)]
+
+    def _shared(self, drawn: Sequence[Drawn], turns: int, chunk: int) -> Iterator[tuple[Drawn, ...]]:
+        """Rows of `turns` conversations in any order. What does not fit whole behind the others is left out."""
+        order = np.random.default_rng([self.seed, chunk, turns]).permutation(len(drawn))
+        for start in range(0, len(drawn), turns):
+            row: tuple[Drawn, ...] = ()
+            for one in (drawn[place] for place in order[start : start + turns]):
+                if not row or self._length((*row, one)) <= self.max_len:
+                    row += (one,)
+            yield row
+
+    def _pick(self, kind: int, draw: int) -> int:
+        epoch, place = divmod(draw, len(self.rows[kind]))
+        return int(self._epoch(kind, epoch)[place])
+
+    def _order(self, kind: int, epoch: int) -> np.ndarray:
+        return np.random.default_rng([self.seed, kind, epoch]).permutation(len(self.rows[kind]))

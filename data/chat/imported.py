@@ -1,0 +1,146 @@
+"""Conversations from files or from a data set of the hub, as every chat phase reads them.
+
+In: a `TalkSpec`. Out: `conversations.jsonl`, one `{"messages": [...]}` a line, in the order of the source. A row has
+`messages` (role and content), `conversations` (from and value, as ShareGPT has them), or is the list itself. What no
+chat phase could learn from (roles out of turn, nobody answers, words that are no text) is left out and counted.
+Called by `python -m data talk`.
+"""
+
+import gzip
+import io
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from data.config import TalkSpec, form_of, source_files
+from data.errors import InputError
+from data.events import emit
+from data.text import fineweb
+from data.text.remote import open_remote
+from store import outside
+
+FILE = "conversations.jsonl"
+COLUMNS = ("messages", "conversations", "conversation")
+ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+TELL_EVERY = 5000
+
+
+def make(spec: TalkSpec, folder: Path) -> dict[str, Any]:
+    """Raises InputError when there is no conversation in it, DataError when the hub cannot be reached."""
+    kept = skipped = 0
+    uris, about = files(spec)
+    with open(folder / FILE, "w", encoding="utf-8") as out:
+        for row in (row for uri in uris for row in rows(uri)):
+            if spec.take is not None and kept + skipped >= spec.take:
+                break
+            messages = normal(row)
+            if messages is None:
+                skipped += 1
+                continue
+            out.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
+            kept += 1
+            if kept % TELL_EVERY == 0:
+                emit("progress", done=kept, unit="conversations")
+    if not kept:
+        raise InputError(f"{spec.source}: none of its {skipped} rows is a conversation of user and assistant in turn")
+    if skipped:
+        emit("note", text=f"{spec.source}: {skipped:,} of {kept + skipped:,} rows are no conversation and are left out")
+    return {"conversations": kept, "skipped": skipped, "source": spec.source, **about}
+
+
+def files(spec: TalkSpec) -> tuple[list[str], dict[str, Any]]:
+    """Addresses or paths, and what is known of where they are from."""
+    if not spec.source.startswith("hf://"):
+        return [str(path) for path in source_files(spec.source)], {}
+    dataset = spec.source.removeprefix("hf://")
+    try:
+        commit, uris = fineweb.files(dataset, spec.config, spec.split, spec.revision)
+    except InputError as error:
+        raise InputError(str(error).replace("source fineweb: ", f"{spec.source}: ")) from None
+    return uris, {"revision": commit}
+
+
+def rows(uri: str) -> Iterator[Any]:
+    """Raises InputError for a file that holds nothing of the kind."""
+    suffix, packed = form_of(uri)
+    if suffix == ".parquet":
+        yield from _of_parquet(uri)
+        return
+    if suffix != ".jsonl":
+        raise InputError(f"{uri}: conversations are read from .jsonl and .parquet")
+    for number, line in enumerate(_lines(uri, packed), 1):
+        if line.isspace():
+            continue
+        try:
+            yield outside.row(line)
+        except outside.Unreadable as error:
+            raise InputError(f"{uri}:{number}: not JSON: {error}") from None
+
+
+def _of_parquet(uri: str) -> Iterator[Any]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        file = pyarrow.parquet.ParquetFile(open_remote(uri) if "://" in uri else uri, pre_buffer=False)
+        column = next((name for name in COLUMNS if name in file.schema_arrow.names), "")
+        if not column:
+            there = ", ".join(file.schema_arrow.names)
+            raise InputError(f"{uri}: no column {', '.join(COLUMNS)}; there is: {there}")
+        for batch in file.iter_batches(256, columns=[column]):
+            yield from batch.column(0).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InputError(f"{uri}: damaged or no parquet file: {str(error).splitlines()[0]}") from None
+
+
+def _lines(uri: str, packed: str) -> Iterator[bytes]:
+    raw: Any = open_remote(uri) if "://" in uri else open(uri, "rb")  # noqa: SIM115 closed below
+    with raw:
+        try:
+            if packed == "gzip":
+                yield from gzip.GzipFile(fileobj=raw)
+            elif packed:
+                import pyarrow
+
+                yield from io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd"))
+            else:
+                yield from io.BufferedReader(raw) if isinstance(raw, io.RawIOBase) else raw
+        except (EOFError, OSError) as error:
+            raise InputError(f"{uri}: damaged or cut short: {error}") from None
+
+
+def normal(row: Any) -> list[dict[str, Any]] | None:
+    """Messages with role and content; None for what is no conversation. Raises InputError for a row of another kind."""
+    messages = row
+    if isinstance(row, Mapping):
+        column = next((name for name in COLUMNS if name in row), "")
+        if not column:
+            raise InputError(f"a row has no {', '.join(COLUMNS)}; there is: {', '.join(row)}")
+        messages = row[column]
+    if not isinstance(messages, list):
+        return None
+    found = [one for message in messages if (one := _message(message))]
+    talk = found[1:] if found and found[0]["role"] == "system" else found
+    in_turn = all(one["role"] == ("user", "assistant")[turn % 2] for turn, one in enumerate(talk))
+    return found if len(found) == len(messages) and len(talk) > 1 and in_turn else None
+
+
+def _message(message: Any) -> dict[str, Any] | None:
+    if not isinstance(message, Mapping):
+        return None
+    role = ROLES.get(str(message.get("role") or message.get("from")))
+    content = message.get("content", message.get("value"))
+    parts = isinstance(content, list) and all(
+        isinstance(part, Mapping) and isinstance(part.get("text"), str) and isinstance(part.get("type"), str)
+        for part in content
+    )
+    is_known = role and (isinstance(content, str) or parts)
+    return {"role": role, "content": _whole(content)} if is_known else None
+
+
+def _whole(content: Any) -> Any:
+    """Half a surrogate pair has no UTF-8."""
+    if isinstance(content, str):
+        return content.encode("utf-8", "replace").decode()
+    return [{**part, "text": _whole(part["text"]), "type": _whole(part["type"])} for part in content]

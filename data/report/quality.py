@@ -1,0 +1,183 @@
+"""What is in a folder of shards: lengths, scores, duplicates, frequent lines, samples. One pass, flat memory.
+
+Where there is more than memory is for, a count is of a part that is chosen by hash, or a lower bound; which of them,
+and by how much, stands beside it.
+"""
+
+import hashlib
+import heapq
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from data.errors import InputError
+from data.events import emit
+from data.manifest import read_manifest
+from data.text.batches import open_pieces
+from data.text.inputs import InputFile
+from data.verify import parts
+
+MOST_DOCUMENTS = 2_000_000
+MOST_HASHES = 1_000_000
+MOST_LINES = 200_000
+MOST_SITES = 50_000
+NUM_SAMPLES = 12
+TOP = 15
+EXCERPT = 2_000
+LINE = 160
+FINE = math.log(1.02)  # a length is known to 2 %
+SCORES = {"language_score": 1.0, "score": 5.0}
+"""Columns that are plotted where there are any, and their largest value."""
+BINS = 50
+
+
+@dataclass
+class Frequent:
+    """The most frequent of very many things: counts are at most `lost` too low."""
+
+    limit: int
+    counts: Counter[str] = field(default_factory=Counter)
+    lost: int = 0
+
+    def add(self, some: list[str]) -> None:
+        self.counts.update(some)
+        while len(self.counts) > self.limit:
+            least = sorted(self.counts.values())[len(self.counts) // 2]
+            self.lost += least
+            self.counts = Counter({one: count - least for one, count in self.counts.items() if count > least})
+
+    def top(self) -> list[tuple[str, int]]:
+        found = sorted(self.counts.items(), key=lambda pair: (-pair[1], pair[0]))[:TOP]
+        return [(one, count + self.lost) for one, count in found if count > 1 or self.lost]
+
+
+@dataclass
+class Repeated:
+    """Documents that are there more than once: of all, or of each 2**shift-th hash."""
+
+    limit: int
+    shift: int = 0
+    counts: dict[int, int] = field(default_factory=dict)
+    words: dict[int, str] = field(default_factory=dict)
+    """How the most repeated ones begin."""
+    floor: int = 1
+
+    def add(self, digest: int, text: str) -> None:
+        if digest & ((1 << self.shift) - 1):
+            return
+        count = self.counts[digest] = self.counts.get(digest, 0) + 1
+        if count > self.floor:
+            self.words[digest] = text[:LINE]
+            if len(self.words) > 1000:
+                kept = heapq.nlargest(500, self.words, key=lambda one: self.counts[one])
+                self.words = {one: self.words[one] for one in kept}
+                self.floor = self.counts[kept[-1]]
+        while len(self.counts) > self.limit:
+            self.shift += 1
+            mask = (1 << self.shift) - 1
+            self.counts = {one: count for one, count in self.counts.items() if not one & mask}
+            self.words = {one: words for one, words in self.words.items() if not one & mask}
+
+    @property
+    def share(self) -> float:
+        """Of documents that would not be there if each were there once."""
+        return 1 - len(self.counts) / max(1, sum(self.counts.values()))
+
+    def top(self) -> list[tuple[str, int]]:
+        found = sorted(((self.counts[one], words) for one, words in self.words.items()), reverse=True)
+        return [(words, count) for count, words in found[:TOP]]
+
+
+@dataclass
+class Quality:
+    """What a report tells."""
+
+    manifests: dict[str, dict[str, Any]]
+    documents: int = 0
+    characters: int = 0
+    num_bytes: int = 0
+    shards_read: int = 0
+    lengths: Counter[int] = field(default_factory=Counter)
+    """Documents by floor(log(characters) / FINE)."""
+    scores: dict[str, Counter[int]] = field(default_factory=dict)
+    """By column: documents by bin."""
+    languages: Counter[str] = field(default_factory=Counter)
+    repeated: Repeated = field(default_factory=lambda: Repeated(MOST_HASHES))
+    lines: Frequent = field(default_factory=lambda: Frequent(MOST_LINES))
+    sites: Frequent = field(default_factory=lambda: Frequent(MOST_SITES))
+    samples: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """By hash, the lowest ones: a document's beginning, and its characters."""
+
+    def length_at(self, share: float) -> int:
+        """So many characters have the documents of which this share is shorter."""
+        wanted, below = share * self.documents, 0
+        for at in sorted(self.lengths):
+            below += self.lengths[at]
+            if below >= wanted:
+                return round(math.exp((at + 0.5) * FINE))
+        return 0
+
+    def add(self, text: bytes, columns: dict[str, Any]) -> None:
+        words = text.decode()
+        digest = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+        self.documents += 1
+        self.characters += len(words)
+        self.num_bytes += len(text)
+        self.lengths[int(math.log(max(1, len(words))) / FINE)] += 1
+        self.repeated.add(digest, words)
+        self.lines.add([line[:LINE] for line in words.split("\n") if line and not line.isspace()])
+        if len(self.samples) < NUM_SAMPLES or digest < max(self.samples):
+            self.samples[digest] = words[:EXCERPT], len(words)
+            if len(self.samples) > NUM_SAMPLES:
+                del self.samples[max(self.samples)]
+        for name, most in SCORES.items():
+            if isinstance(value := columns.get(name), (int, float)) and math.isfinite(value):
+                at = min(BINS - 1, max(0, int(value / most * BINS)))
+                self.scores.setdefault(name, Counter())[at] += 1
+        if language := columns.get("language"):
+            self.languages[str(language)[:LINE]] += 1
+        if url := columns.get("url"):
+            self.sites.add([_site(str(url))])
+
+
+def measure(folder: Path) -> Quality:
+    """Reads the shards of `folder` and of its parts. Raises DataError for a folder without any, InputError for none."""
+    manifests = {str(part.relative_to(folder)): read_manifest(part, finished=False) for part in parts(folder)}
+    manifests = {"" if name == "." else name: one for name, one in manifests.items()}
+    found, wanted = Quality(manifests), sum(one["total_lines"] for one in manifests.values())
+    if not wanted:
+        raise InputError(f"{folder}: its manifest lists no shard; there is nothing to report")
+    for path in _spread(folder, manifests, wanted):
+        for text, columns in _documents(path):
+            found.add(text, columns)
+        found.shards_read += 1
+        emit("progress", done=found.documents, total=min(wanted, MOST_DOCUMENTS), unit="documents")
+    return found
+
+
+def _spread(folder: Path, manifests: dict[str, dict[str, Any]], documents: int) -> list[Path]:
+    """All shards, or so many of them, evenly, as make up MOST_DOCUMENTS."""
+    paths = [folder / name / shard["name"] for name, one in manifests.items() for shard in one["shards"]]
+    wanted = max(1, min(len(paths), len(paths) * MOST_DOCUMENTS // documents))
+    return [paths[at * len(paths) // wanted] for at in range(wanted)]
+
+
+def _documents(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    pieces = open_pieces(InputFile(str(path)), (*SCORES, "language", "url"))
+    for piece in range(pieces.count):
+        for batch in pieces.read(piece):
+            names = list(batch.columns)
+            rows = zip(*batch.columns.values(), strict=True) if names else iter(lambda: (), None)
+            for text, row in zip(batch.texts, rows, strict=False):
+                yield text, dict(zip(names, row, strict=True))
+
+
+def _site(url: str) -> str:
+    try:
+        return (urlsplit(url).hostname or url)[:LINE]
+    except ValueError:  # what is no address is counted as it stands
+        return url[:LINE]

@@ -1,0 +1,397 @@
+"""Documents -> text shards: the whole of `inv shard`, and the first step on a pod.
+
+The bytes of the shards and of their manifest depend on the source and the options only: not on how many processes
+read, and not on how often the run was killed and gone on with.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from data.config import ConfigError, TextSpec
+from data.errors import DataError, InputError
+from data.events import emit
+from data.manifest import MANIFEST, MANIFEST_BYTES, SCHEMA, TOOL, read_manifest, write_json
+from data.shards.seen_documents import Seen
+from data.shards.shards import DRAFT, Cut, Form, Writer, remove_shards
+from data.shards.workers import Position, Task, in_turn
+from data.single_writer import alone_in
+from data.text.inputs import ALONE, STDIN, Inputs, Share, list_inputs
+from data.text.lines import Prepared, keep
+from store import outside
+
+STATE, SEEN = "state.json", "seen.sqlite"
+MOST_WORKERS = 16
+KEEP_BYTES = 64 << 20
+SILENCE_S = 3.0  # what does not move for so long is not waited for once we are to stop
+MOST_WAITING = 4
+
+
+class Stopped(DataError):
+    """Asked to stop by a signal, after everything up to here was kept."""
+
+    def __init__(self, signal_number: int, words: str):
+        super().__init__(words)
+        self.exit_code = 130 if signal_number == signal.SIGINT else 75
+        self.goes_on = True
+        """Whether the same command does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """What does not change the result."""
+
+    workers: int = 0
+    """Processes; 0: as many as there are processors."""
+    reuse_shards: bool = False
+    """Leave finished shards as they are, whatever they were made from."""
+    keep_every_s: float = 30.0
+    """Between two marks to go on from, at most; KEEP_BYTES of text also make one due."""
+    stdin: str = ""
+    """A path to read where the source is `stdin`."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 0:
+            raise ConfigError(f"workers is {self.workers}; 0 takes as many as there are processors")
+
+
+def shard(spec: TextSpec, folder: Path, split: bool = True, how: How = How(), share: Share = ALONE) -> dict[str, Any]:
+    """Write the shards of `spec` into `folder`; the summary of all parts.
+
+    `split`: into `train/` and `val/` (no `val/` when nothing is held out); else straight into `folder`. The share of
+    one of several machines goes into folders of its own therein, for `merge`.
+    Goes on where an earlier run with the same source and options stopped. Memory does not grow with the source.
+    Raises InputError when the source yields nothing, Stopped after SIGINT or SIGTERM.
+    """
+    held_out = bool(spec.val_ratio or spec.validation)
+    if not split and held_out:
+        raise InputError("shards that are held out need a folder of their own")
+    parts = {"train": folder / "train" if split else folder} | ({"val": folder / "val"} if held_out else {})
+    folders = {name: part / share.folder for name, part in parts.items()}
+    if how.reuse_shards and (kept := _finished(folders)):
+        emit("note", text=f"reusing {sum(len(one['shards']) for one in kept.values())} shards")
+        return _summary(spec, kept)
+    if how.stdin:
+        os.dup2(os.open(how.stdin, os.O_RDONLY), sys.stdin.fileno())
+    check_place(spec, folder, split)
+    inputs = share.of(spec, list_inputs(spec))
+    with alone_in(folders["train"]):
+        run = Run(spec, folder / DRAFT / share.folder, folders, inputs, how, share)
+        try:
+            with _stoppable() as stop:
+                run.read_all(stop)
+                made = run.finish()  # soon done, so that it is not stopped for a signal
+        except Stopped as stopped:
+            stopped.goes_on = spec.source not in STDIN  # what was read from there cannot be read again
+            raise
+        finally:
+            run.close()
+        if split and not held_out:
+            remove_shards(folder / "val")  # an old part must not stand beside a new one
+    return _summary(spec, made)
+
+
+def check_place(spec: TextSpec, folder: Path, split: bool) -> None:
+    """Raises InputError where shards in `folder` would be taken for what they are not by who reads it later."""
+    others = [folder / MANIFEST] if split else [folder / "train", folder / "val"]
+    if found := [path.name for path in others if path.exists()]:
+        which = "in train and val" if split else "of its own"
+        raise InputError(
+            f"{folder} holds {' and '.join(found)}: shards {which} beside it would be mistaken for one set; "
+            "remove that, or choose another folder"
+        )
+    for source in {spec.source, spec.validation} - {"", "pydocs", "fineweb", *STDIN}:
+        place = Path(source).expanduser()
+        if place.is_dir() and folder.resolve().is_relative_to(place.resolve()):
+            raise InputError(f"{folder} lies in the source {source}, which would grow by its shards; choose another")
+
+
+class Run:
+    """One run over a source: where it stands, and the two writers that it feeds."""
+
+    def __init__(self, spec: TextSpec, draft: Path, folders: dict[str, Path], inputs: Inputs, how: How, share: Share):
+        self.spec, self.inputs, self.keep_every_s = spec, inputs, how.keep_every_s
+        self.workers = _workers(spec, inputs, how.workers)
+        self.draft, self.share = draft, share
+        self.position, self.documents, self.kept = Position(), 0, 0
+        self.counts: Counter[str] = Counter()
+        self.raw_bytes = 0
+        self.seen: Seen | None = None
+        options = asdict(spec)
+        identity = [SCHEMA, TOOL, options, inputs.about, stamps(inputs), share.folder]
+        self.key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        self.options = options
+        self.about = {"source": spec.source, "options": options, "input": inputs.about} | self._whose()
+        state = self._earlier()
+        self.writers = self._writers(folders, state)
+        if state is None:
+            (self.draft / STATE).unlink(missing_ok=True)
+            (self.draft / SEEN).unlink(missing_ok=True)
+        else:
+            self.position = Position(**state["position"])
+            self.documents, self.kept, self.raw_bytes = state["documents"], state["kept"], state["raw_bytes"]
+            self.counts.update(state["counts"])
+        if spec.dedup:
+            self.seen = Seen(self.draft / SEEN)
+        self.disk = ThreadPoolExecutor(1, "disk")
+        self.keeping: Future[None] | None = None
+        self.kept_at = self.told_at = self.began = time.monotonic()
+        self.kept_bytes = self.raw_bytes
+        self.weights = weights(inputs)
+        self.began_with = (self.kept, self.raw_bytes, self._read_share(0.0))
+        if state is None:
+            self._keep(*self._now())  # from here on the folder is ours
+
+    def read_all(self, stop: Callable[[], int]) -> None:
+        """Raises Stopped when `stop` says so."""
+        if self.spec.take is not None and self.kept >= self.spec.take and not self.spec.validation:
+            return
+        batches = in_turn(Task(self.spec, self.inputs.files, "train", self.position, self.workers))
+        try:
+            for position, made in batches:
+                self._take(made, is_val=bool(self.inputs.files[position.file].part))
+                self.position = position
+                read_share = self._read_share(made.file_done)
+                now = time.monotonic()
+                if stop():
+                    self.keep()
+                    self.settle()
+                    raise Stopped(stop(), self._so_far())
+                if self._is_due(now):
+                    self.keep()
+                if now - self.told_at > 1:
+                    self._tell(now, read_share)
+                if self.kept == self.spec.take and not self.spec.validation:
+                    break
+        finally:
+            batches.close()
+
+    def keep(self) -> None:
+        """Begin to let whole shards appear and to write down where this run stands, while it goes on."""
+        self.settle()
+        if self.seen:
+            self.seen.commit()
+        self.keeping = self.disk.submit(self._keep, *self._now())
+        self.kept_at, self.kept_bytes = time.monotonic(), self.raw_bytes
+
+    def settle(self) -> None:
+        """Wait for the disk: a kill from here on costs nothing of what was there at the last `keep`."""
+        if self.keeping:
+            self.keeping.result()
+            self.keeping = None
+
+    def _is_due(self, now: float) -> bool:
+        if self.keeping and not self.keeping.done():  # then only so many drafts may pile up
+            return any(writer.num_waiting >= MOST_WAITING for writer in self.writers.values())
+        return now - self.kept_at > self.keep_every_s or self.raw_bytes - self.kept_bytes > KEEP_BYTES
+
+    def _now(self) -> tuple[dict[str, Cut], dict[str, Any]]:
+        """What there is to keep."""
+        state = {
+            "key": self.key,
+            "position": asdict(self.position),
+            "documents": self.documents,
+            "kept": self.kept,
+            "raw_bytes": self.raw_bytes,
+            "counts": dict(self.counts),
+        }
+        return {name: writer.cut() for name, writer in self.writers.items()}, state
+
+    def _keep(self, cuts: dict[str, Cut], state: dict[str, Any]) -> None:
+        """In a thread of its own: it waits for the disk."""
+        about = {**self.about, "counts": state["counts"]}
+        parts = {name: writer.publish(cuts[name], about) for name, writer in self.writers.items()}
+        if self.spec.source not in STDIN:  # what was read from there cannot be read again
+            write_json(self.draft / STATE, {**state, "parts": parts})
+        for writer in self.writers.values():
+            writer.forget()
+
+    def finish(self) -> dict[str, dict[str, Any]]:
+        """The manifests, when everything is read. Raises InputError when that was nothing."""
+        some = self.share.world > 1  # of many files, in which there may be nothing
+        if not (some or self.counts["read"] - self.counts["empty"]):
+            raise InputError(f"source {self.spec.source}: no document in it")
+        if not (some or self.kept):
+            raise InputError(f"source {self.spec.source}: none of {self.counts['read']:,} documents was chosen")
+        for writer in self.writers.values():
+            writer.close()
+        if self.spec.validation and not (some or self.writers["val"].num_whole):
+            raise InputError(f"validation {self.spec.validation}: none of its documents can be held out")
+        self.keep()
+        self.settle()
+        more = {"input": self.inputs.about, "counts": dict(self.counts)} | self._whose()
+        parts = {name: writer.finish(self.spec.source, self.options, more) for name, writer in self.writers.items()}
+        self.close()
+        shutil.rmtree(self.draft)
+        if some:
+            with suppress(OSError):  # another rank is at work
+                self.draft.parent.rmdir()
+        return parts
+
+    def close(self) -> None:
+        self.disk.shutdown()
+        if self.seen:
+            self.seen.close()
+            self.seen = None
+
+    def _whose(self) -> dict[str, int]:
+        return asdict(self.share) if self.share.world > 1 else {}
+
+    def _take(self, made: Prepared, is_val: bool) -> None:
+        lines = sum(part.lines for part in made.parts)
+        self.counts.update(made.counts)
+        wanted = self.seen.are_new(made.digests, self.documents) if self.seen else [True] * lines
+        self.documents += lines
+        self.counts["duplicate"] += wanted.count(False)
+        if not is_val and self.spec.take is not None:
+            room = self.spec.take - self.kept
+            wanted = [want and number <= room for want, number in zip(wanted, accumulate(wanted), strict=True)]
+        if not all(wanted):
+            made = keep(made, wanted)
+        for part in made.parts:
+            self.raw_bytes += self.writers[part.name].write(part.blocks, part.lines)
+        self.kept += 0 if is_val else wanted.count(True)
+
+    def _tell(self, now: float, read_share: float) -> None:
+        """read_share: of the source. Where its end is nearer than `take`, that is what counts."""
+        self.told_at = now
+        took = now - self.began
+        kept, raw_bytes, began_at = self.began_with
+        rate, speed = (self.kept - kept) / took, (self.raw_bytes - raw_bytes) / 1e6 / took
+        left_s = [(1 - read_share) * took / (read_share - began_at)] if read_share > began_at else []
+        if self.spec.take and rate:
+            left_s.append((self.spec.take - self.kept) / rate)
+            read_share = max(read_share, self.kept / self.spec.take)
+        emit(
+            "progress",
+            done=self.kept,
+            total=self.spec.take,
+            unit="documents",
+            share=round(read_share, 4) or None,
+            shards=self._shards(),
+            documents_per_s=round(rate),
+            mb_per_s=round(speed, 1),
+            eta_s=min(left_s, default=None),
+        )
+
+    def _read_share(self, file_done: float) -> float:
+        """How much of the source lies before the piece at `position`."""
+        at = self.position.file
+        here = self.weights[at] * file_done if at < len(self.weights) else 0.0
+        return (sum(self.weights[:at]) + here) / (sum(self.weights) or 1.0)
+
+    def _writers(self, folders: dict[str, Path], state: dict[str, Any] | None) -> dict[str, Writer]:
+        form = Form(self.spec.format, self.spec.compression, len(os.sched_getaffinity(0)))
+        marks = state["parts"] if state else {}
+        return {
+            name: Writer(path, self.spec.lines_per_shard, form, self.draft / name, marks.get(name))
+            for name, path in folders.items()
+        }
+
+    def _shards(self) -> int:
+        return sum(writer.num_whole for writer in self.writers.values())
+
+    def _so_far(self) -> str:
+        documents, shards = self.kept, self._shards()
+        return f"{documents:,} document{'s' * (documents != 1)}, {shards} whole shard{'s' * (shards != 1)}"
+
+    def _earlier(self) -> dict[str, Any] | None:
+        """Where a run with the same source and options stopped; None when there is nothing to go on from."""
+        try:
+            state = outside.load(self.draft / STATE, MANIFEST_BYTES, MANIFEST_BYTES // 16)
+            return state if state["key"] == self.key else None
+        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+            return None
+
+
+def weights(inputs: Inputs) -> list[float]:
+    """Of each file, for an estimate of what is left: its bytes, or 1 where that would have to be asked for."""
+    paths = [Path(one.uri) for one in inputs.files]
+    are_here = all(path.is_file() for path in paths)
+    return [float(path.stat().st_size) if are_here else 1.0 for path in paths]
+
+
+def stamps(inputs: Inputs) -> list[Any]:
+    """What changes when somebody writes into a local file."""
+    paths = [Path(one.uri) for one in inputs.files if "://" not in one.uri]
+    return [[str(path), path.stat().st_mtime_ns] for path in paths if path.exists()]
+
+
+def _workers(spec: TextSpec, inputs: Inputs, asked: int) -> int:
+    first = inputs.files[0].uri
+    if first in STDIN or first == "pydocs":
+        return 1
+    if asked:
+        return asked
+    local = "://" not in first
+    if local and sum(os.path.getsize(one.uri) for one in inputs.files if "://" not in one.uri) < 4 << 20:
+        return 1  # a second process would take longer to start
+    return min(MOST_WORKERS, len(os.sched_getaffinity(0)))
+
+
+def _finished(folders: dict[str, Path]) -> dict[str, dict[str, Any]]:
+    """The manifests of these parts if all are finished."""
+    if not all((folder / MANIFEST).exists() for folder in folders.values()):
+        return {}
+    found = {name: read_manifest(folder, finished=False) for name, folder in folders.items()}
+    return found if all(one["finished"] for one in found.values()) else {}
+
+
+def _summary(spec: TextSpec, parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "source": spec.source,
+        "documents": sum(part["total_lines"] for part in parts.values()),
+        "bytes": sum(part["total_bytes"] for part in parts.values()),
+        "shards": sum(len(part["shards"]) for part in parts.values()),
+        "held_out": parts["val"]["total_lines"] if "val" in parts else 0,
+        "counts": parts["train"].get("counts", {}),
+    }
+
+
+@contextmanager
+def _stoppable() -> Iterator[Callable[[], int]]:
+    """A function that says which signal asked to stop, or 0. A second Ctrl-C does not wait.
+
+    Where nobody asks that function in time, a read or the disk hangs: Stopped is raised there, and what was kept before
+    is all.
+    """
+    asked = [0]
+
+    def hear(number: int, frame: Any) -> None:
+        if asked[0]:
+            raise KeyboardInterrupt
+        asked[0] = number
+        signal.setitimer(signal.ITIMER_REAL, SILENCE_S)
+
+    def late(number: int, frame: Any) -> None:
+        raise Stopped(asked[0], f"nothing moved for {SILENCE_S:.0f} s; what was kept before stays")
+
+    def stop() -> int:
+        if asked[0]:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        return asked[0]
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: 0
+        return
+    handlers = {signal.SIGINT: hear, signal.SIGTERM: hear, signal.SIGALRM: late}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield stop
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,317 @@
+"""Text shards: one document per line in `shard-00000.txt`, ..., and a `manifest.json` that is written last.
+
+How a document is one line: `data/text/escapes.py`. What the manifest says: `manifest.py`. A folder is finished when its
+manifest says so. Until then the shards that it lists are whole, and what is not whole yet lies in `.draft`. Where a
+finished run is repeated, its shards stay until the new ones are all there.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data.errors import DataError, InputError
+from data.manifest import DRAFT, MANIFEST, listed, read_manifest, sync_path, write_manifest
+from data.text.document_batch import Listed
+from data.text.escapes import escape_all
+from data.text.inputs import STDIN
+from data.text.long_documents import Text
+from store import outside
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a shard is kept: `txt`, `jsonl` or `parquet`; `gzip`, `zstd` or as it is; packed by so many threads."""
+
+    format: str = "txt"
+    compression: str = ""
+    threads: int = 1
+
+    @property
+    def suffix(self) -> str:
+        return f".{self.format}" + {"gzip": ".gz", "zstd": ".zst", "": ""}[self.compression]
+
+    @property
+    def is_packed(self) -> bool:
+        return bool(self.compression) or self.format == "parquet"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where a Writer stood: the shards that became whole since the cut before, and so much of the open one."""
+
+    whole: list[dict[str, Any]]
+    index: int
+    """Of the open shard."""
+    lines: int
+    bytes: int
+
+
+class Writer:
+    """Rolls lines into the shards of one folder.
+
+    `cut` and `write` are quick; `publish`, which may run beside them in another thread, lets the shards of a cut appear
+    and waits for the disk. Its mark is what a later Writer needs to stand behind exactly the lines before that cut.
+    `finish` writes the manifest that says that this is all.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        lines_per_shard: int,
+        form: Form = Form(),
+        draft: Path | None = None,
+        mark: Mapping[str, Any] | None = None,
+    ):
+        """Stands at the beginning, or where `mark` was made. Raises InputError when `folder` holds shards that no
+        manifest of ours claims, DataError when what the mark relies on is gone.
+        """
+        self.folder, self.lines_per_shard, self.form = folder, lines_per_shard, form
+        self.draft = draft or folder / DRAFT
+        self.shards: list[dict[str, Any]] = []
+        self._whole: list[dict[str, Any]] = []
+        self._spent: list[Path] = []
+        self.num_bytes = 0
+        """Written by this very object."""
+        self._index = self._lines = self._bytes = 0
+        self._file: Any = None
+        if mark is None:
+            self._begin()
+        else:
+            self._resume(mark)
+
+    def _begin(self) -> None:
+        claimed = listed(self.folder) if (self.folder / MANIFEST).exists() else set()
+        unclaimed = sorted(path for path in self.folder.glob("shard-*") if path.name not in claimed)
+        if unclaimed and not self.draft.exists():
+            raise InputError(
+                f"{self.folder} holds {unclaimed[0].name}, which no manifest lists; choose an empty folder"
+            )
+        self.aside = bool(claimed) and read_manifest(self.folder, finished=False)["finished"] is True
+        if claimed and not self.aside:
+            what = f"{self.folder} holds {len(claimed)} shards of a run that was not finished"
+            if read_manifest(self.folder, finished=False)["source"] in STDIN:
+                raise InputError(f"{what}, and what it read from stdin is gone; remove the folder, or choose another")
+            what += ", with other options or another source than now"
+            raise InputError(f"{what}; type its command again to go on, remove the folder, or choose another")
+        for path in unclaimed:  # a killed run of ours had no time to list them
+            path.unlink()
+        shutil.rmtree(self.draft, ignore_errors=True)
+        self.draft.mkdir(parents=True)
+        self.home.mkdir(parents=True, exist_ok=True)
+
+    def _resume(self, mark: Mapping[str, Any]) -> None:
+        """Whatever was written after the mark is taken back."""
+        self.aside, self.shards = mark["aside"], list(mark["shards"])
+        self._index = len(self.shards)
+        self._lines, self._bytes = mark["lines"], mark["bytes"]
+        for shard in self.shards:
+            places = [self.home / shard["name"], self.folder / shard["name"]]
+            if not any(path.is_file() and path.stat().st_size == shard["bytes"] for path in places):
+                raise DataError(f"{places[0]}: not as it was left; remove the folder to start over")
+        draft = self._draft(self._index)
+        late = self.home / f"shard-{self._index:05d}{self.form.suffix}"
+        if self._lines and not self.form.is_packed and late.exists() and not draft.exists():
+            os.replace(late, draft)
+        if self._lines and not (draft.exists() and draft.stat().st_size >= self._bytes):
+            raise DataError(f"{draft}: not as it was left; remove the folder to start over")
+        known = {shard["name"] for shard in self.shards}
+        if (self.home / MANIFEST).exists() and listed(self.home) != known:
+            (self.home / MANIFEST).unlink()
+        for path in self.home.glob("shard-*"):
+            if path.name not in known:
+                path.unlink()
+        if self._lines:
+            os.truncate(draft, self._bytes)
+            self._file = open(draft, "ab", buffering=0)  # noqa: SIM115 closed by _roll
+            self._hash = hashlib.sha256()
+            with open(draft, "rb") as file:
+                while block := file.read(1 << 20):
+                    self._hash.update(block)
+
+    @property
+    def home(self) -> Path:
+        """Where shards appear."""
+        return self.draft / "next" if self.aside else self.folder
+
+    def add(self, text: str) -> None:
+        self.write(escape_all(Listed([text.encode("utf-8", "replace")])), 1)  # half a surrogate pair has no UTF-8
+
+    def write(self, blocks: Iterable[Text], lines: int) -> int:
+        """So many whole lines, in blocks that end anywhere; their bytes."""
+        before = self.num_bytes
+        if lines < self.lines_per_shard - self._lines:
+            if lines:
+                self._append(blocks, lines)
+            return self.num_bytes - before
+        for block in map(bytes, blocks):  # a shard ends in one of them
+            self._append_and_roll(block)
+        return self.num_bytes - before
+
+    @property
+    def num_whole(self) -> int:
+        """Shards that are whole, whether they have appeared or not."""
+        return self._index
+
+    @property
+    def num_waiting(self) -> int:
+        """Shards that were whole after the last cut."""
+        return len(self._whole)
+
+    def cut(self) -> Cut:
+        """What there is to publish, and up to where."""
+        whole, self._whole = self._whole, []
+        return Cut(whole, self._index, self._lines, self._bytes)
+
+    def publish(self, cut: Cut, about: Mapping[str, Any]) -> dict[str, Any]:
+        """Let the shards of `cut` appear and the manifest list them. The mark, after all of it is on the disk."""
+        for one in cut.whole:
+            index = len(self.shards)
+            name, draft = f"shard-{index:05d}{self.form.suffix}", self._draft(index)
+            if self.form.is_packed:
+                from data.shards.encode import pack
+
+                packed = self.draft / name
+                one = {**one, **pack(draft, packed, self.form.format, self.form.compression, self.form.threads)}
+                os.replace(packed, self.home / name)
+                self._spent.append(draft)
+            else:
+                sync_path(draft)
+                os.replace(draft, self.home / name)
+            self.shards.append({"name": name, **one})
+        if cut.whole:
+            sync_path(self.home)
+            write_manifest(self.home, self.shards, False, about)
+        if cut.lines:
+            sync_path(self._draft(cut.index))
+        return {"shards": self.shards, "lines": cut.lines, "bytes": cut.bytes, "aside": self.aside}
+
+    def forget(self) -> None:
+        """Remove what is of no more use once a mark was kept."""
+        for path in self._spent:
+            path.unlink(missing_ok=True)
+        self._spent = []
+
+    def close(self) -> None:
+        """The shard that is open becomes whole, however short it is."""
+        if self._file is not None:
+            self._roll()
+
+    def finish(self, source: str, options: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The manifest, after it and all shards are on the disk. What an earlier run left is replaced."""
+        about = {"source": source, "options": dict(options), **(more or {})}
+        self.close()
+        self.publish(self.cut(), about)
+        manifest = write_manifest(self.home, self.shards, True, about)
+        if self.aside:
+            replace_shards(self.home, self.folder)
+        if self.draft.parent == self.folder:
+            shutil.rmtree(self.draft)
+        return manifest
+
+    def _draft(self, index: int) -> Path:
+        return self.draft / f"{index:05d}"
+
+    def _append(self, blocks: Iterable[Text], lines: int) -> None:
+        if self._file is None:
+            self._file = open(self._draft(self._index), "wb", buffering=0)  # noqa: SIM115 closed by _roll
+            self._hash = hashlib.sha256()
+        for block in blocks:
+            self._hash.update(block)
+            self._bytes += len(block)
+            self.num_bytes += len(block)
+            written = self._file.write(block)
+            while written < len(block):
+                written += self._file.write(memoryview(block)[written:])
+        self._lines += lines
+
+    def _append_and_roll(self, block: bytes) -> None:
+        lines, start = block.count(b"\n"), 0
+        while lines >= (room := self.lines_per_shard - self._lines):
+            end = _end_of_line(block, start, room)
+            self._append([block[start:end]], room)
+            self._roll()
+            start, lines = end, lines - room
+        if start < len(block):
+            self._append([block[start:]], lines)
+
+    def _roll(self) -> None:
+        self._file.close()
+        sha256 = self._hash.hexdigest()
+        one = {"lines": self._lines, "bytes": self._bytes, "raw_bytes": self._bytes, "sha256": sha256}
+        self._whole.append(one)
+        self._file, self._index, self._lines, self._bytes = None, self._index + 1, 0, 0
+
+
+def replace_shards(new: Path, folder: Path) -> None:
+    """Put the finished shards of `new` into `folder` in place of those that its manifest lists, the manifest last.
+
+    Can be asked for again after it was broken off.
+    """
+    moved = {name for name in listed(new) if not (new / name).exists()}
+    remove_shards(folder, moved)
+    for path in sorted(new.glob("shard-*")):
+        os.replace(path, folder / path.name)
+    os.replace(new / MANIFEST, folder / MANIFEST)
+    sync_path(folder)
+
+
+def remove_shards(folder: Path, but: Set[str] = frozenset()) -> None:
+    """Remove what the manifest of `folder` lists, the manifest first."""
+    with suppress(DataError):  # there is none, or none of ours: nothing of ours to remove
+        names = listed(folder)
+        (folder / MANIFEST).unlink()
+        for path in sorted({(folder / name).parent for name in names} - {folder}):  # shares of ranks
+            (path / MANIFEST).unlink(missing_ok=True)
+        for name in names - but:
+            (folder / name).unlink(missing_ok=True)
+        for path in {(folder / name).parent for name in names} - {folder}:
+            with suppress(OSError):  # there is something else in it
+                path.rmdir()
+
+
+def _end_of_line(data: bytes, at: int, lines: int) -> int:
+    """Where so many lines from `at` on end."""
+    for _ in range(lines):
+        at = data.index(b"\n", at) + 1
+    return at
+
+
+def shard_paths(text: Path, part: str = "train", partial: bool = False) -> list[Path]:
+    """The shards of one part of a text folder; a folder without parts is all `train`. Raises DataError.
+
+    partial: those that are whole also of a run that was interrupted.
+    """
+    return [path for path, _ in whole_shards(text, part, partial)]
+
+
+def whole_shards(text: Path, part: str, partial: bool = False) -> list[tuple[Path, dict[str, Any]]]:
+    """As `shard_paths`, each with what the manifest says of it."""
+    folder = text / part
+    if not folder.is_dir():
+        if part != "train" or (text / "val").is_dir():
+            return []
+        folder = text
+    shards = read_manifest(folder, finished=not partial)["shards"]
+    try:
+        for shard in shards:
+            outside.within(folder, shard["name"])
+    except outside.Unreadable as error:
+        raise DataError(str(error)) from None
+    return [(folder / shard["name"], shard) for shard in shards]
+
+
+def read(paths: list[Path]) -> Iterator[str]:
+    """The documents of these shards, one after another."""
+    from data.text.batches import open_pieces
+    from data.text.inputs import InputFile
+
+    for path in paths:
+        pieces = open_pieces(InputFile(str(path)))
+        for piece in range(pieces.count):
+            for batch in pieces.read(piece):
+                yield from (text.decode() for text in batch.texts)

@@ -1,0 +1,86 @@
+"""One writer for a folder at a time, and none that its starter has forgotten.
+
+In: a folder, or the process that started this one. Called by `data/shards/pipeline.py`, `__main__.py`,
+`engines/task.py`.
+"""
+
+import ctypes
+import errno
+import fcntl
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from data.errors import DataError
+
+PARENT = "SLIPWAY_PARENT"
+PR_SET_PDEATHSIG, PR_GET_PDEATHSIG = 1, 2
+RESUMABLE = 75
+WAIT_S, LOOK_S = 10.0, 0.1
+
+
+@contextmanager
+def alone_in(folder: Path, wait_s: float = WAIT_S) -> Iterator[None]:
+    """Nobody else writes into `folder`, which is made, meanwhile: not even what a killed `inv` has left behind.
+
+    Raises DataError when somebody still does after `wait_s`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        until = time.monotonic() + wait_s
+        while not _lock(descriptor):
+            if time.monotonic() > until:
+                who = f"process {pid}" if (pid := _holder(descriptor)) else "another process"
+                raise DataError(f"{folder}: {who} is writing there; wait for it, end it, or choose another folder")
+            time.sleep(LOOK_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.EBADF, errno.ENOLCK, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+            raise
+        # a file system that locks no folders: then it is the user's to run one at a time
+    return True
+
+
+def _holder(descriptor: int) -> int:
+    """Process that holds it, 0 when that is not told."""
+    inode = str(os.fstat(descriptor).st_ino)
+    try:
+        for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+            words = line.split()
+            if words[1] == "FLOCK" and words[5].rpartition(":")[2] == inode:
+                return int(words[4])
+    except (OSError, ValueError, IndexError):  # only to be of help
+        pass
+    return 0
+
+
+def die_with(parent: str) -> None:
+    """SIGTERM to this process when the one that started it, by its id, is gone."""
+    if parent:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != int(parent):  # it was gone before
+            sys.exit(RESUMABLE)
+
+
+def leave_behind() -> None:
+    """From now on SIGKILL, where `die_with` asked for SIGTERM: what this process began elsewhere goes on, and the next
+    command follows it.
+    """
+    libc, number = ctypes.CDLL(None), ctypes.c_int()
+    libc.prctl(PR_GET_PDEATHSIG, ctypes.byref(number))
+    if number.value:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

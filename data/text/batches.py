@@ -1,0 +1,272 @@
+"""Files as batches of documents: about a megabyte of text at a time, in a fixed order, from any place in the middle.
+
+A file falls into pieces that can be read apart from each other: the row groups of a parquet file, byte ranges of a
+plain local text file; anything else is one piece. Every piece falls into batches.
+"""
+
+import gzip
+import io
+import os
+import sys
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from data.config import form_of
+from data.errors import InputError
+from data.manifest import MANIFEST, is_shard
+from data.text.document_batch import Listed, Texts, is_blank, mend, of_arrow
+from data.text.documents import COLUMNS, Document
+from data.text.escapes import unescape, unescape_giant
+from data.text.inputs import STDIN, InputFile
+from data.text.long_documents import GIANT, take_text
+from data.text.remote import BLOCK, open_remote
+from store import outside
+
+BATCH_BYTES = 1 << 20
+RANGE_BYTES = 16 << 20
+MOST_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some documents in their order: texts in UTF-8, and the columns that were asked for where a file has them."""
+
+    rows: int
+    """Rows of the file that this is made of."""
+    texts: Texts
+    columns: dict[str, list[Any]]
+    invalid_utf8: int = 0
+    """Texts that were not UTF-8; what was wrong in them is replaced by U+FFFD."""
+
+
+class Pieces(Protocol):
+    """A file that was opened."""
+
+    count: int
+
+    def read(self, piece: int) -> Iterator[Batch]: ...
+
+
+def open_pieces(file: InputFile, columns: Sequence[str] = (), required: Sequence[str] = ()) -> Pieces:
+    """`file`, ready to be read. `columns` are taken along where there are any, `required` must be there.
+
+    Raises InputError for what is no such file, DataError when it cannot be reached.
+    """
+    if file.uri == "pydocs":
+        from data.text import pydocs
+
+        return Told(pydocs.documents(file.packages), columns)
+    suffix, packed = (STDIN[file.uri], "") if file.uri in STDIN else form_of(file.uri)
+    if suffix == ".parquet":
+        return Parquet(file.uri, columns, required)
+    if suffix == ".txt" and required:
+        raise InputError(f"{file.uri}: no column {', '.join(required)}; there is: text")
+    return Lines(file.uri, suffix, packed, columns, required)
+
+
+class Told:
+    """Documents that a program tells, as one piece."""
+
+    count = 1
+
+    def __init__(self, documents: Iterable[Document], columns: Sequence[str]):
+        self.documents, self.columns = documents, columns
+
+    def read(self, piece: int) -> Iterator[Batch]:
+        documents = iter(self.documents)
+        while some := list(islice(documents, 512)):
+            columns = {name: [getattr(one, name) for one in some] for name in self.columns}
+            yield Batch(len(some), Listed(one.text.encode("utf-8", "replace") for one in some), columns)
+
+
+class Parquet:
+    """A parquet file; row groups are pieces. Only the columns that are wanted are read."""
+
+    def __init__(self, uri: str, columns: Sequence[str], required: Sequence[str]):
+        import pyarrow
+        import pyarrow.parquet
+
+        self.uri = uri
+        try:
+            remote = "://" in uri
+            self.file = pyarrow.parquet.ParquetFile(
+                open_remote(uri) if remote else uri, buffer_size=BLOCK if remote else 1 << 20, pre_buffer=False
+            )
+        except (pyarrow.ArrowException, OSError) as error:
+            raise InputError(f"{uri}: not a whole parquet file: {str(error).splitlines()[0]}") from None
+        schema = self.file.schema_arrow
+        there = ", ".join(schema.names)
+        kinds = ("string", "large_string", "string_view", "binary", "large_binary")
+        found = [schema.field(at).type for at in schema.get_all_field_indices("text")]
+        if len(found) > 1:
+            raise InputError(f"{uri}: {len(found)} columns are named 'text'; there is: {there}")
+        if found and str(getattr(found[0], "value_type", found[0])) not in kinds:
+            raise InputError(f"{uri}: column 'text' is {found[0]}, no text; there is: {there}")
+        if not found:
+            raise InputError(f"{uri}: no text column 'text'; there is: {there}")
+        if missing := [name for name in required if name not in schema.names]:
+            raise InputError(f"{uri}: no column {', '.join(missing)}; there is: {there}")
+        self.columns = [name for name in dict.fromkeys([*required, *columns]) if name in schema.names]
+        self.count = self.file.num_row_groups
+
+    def read(self, piece: int) -> Iterator[Batch]:
+        import pyarrow
+
+        group = self.file.metadata.row_group(piece)
+        paths = [group.column(n).path_in_schema for n in range(group.num_columns)]
+        at = paths.index("text")
+        mean = group.column(at).total_uncompressed_size / max(1, group.num_rows)
+        rows = max(1, min(MOST_ROWS, int(BATCH_BYTES / max(1.0, mean))))
+        try:
+            for one in self.file.iter_batches(
+                rows, row_groups=[piece], columns=["text", *self.columns], use_threads=False
+            ):
+                texts, invalid = of_arrow(one.column(0))
+                yield Batch(
+                    len(one), texts, {name: one.column(name).to_pylist() for name in self.columns}, invalid_utf8=invalid
+                )
+        except (pyarrow.ArrowException, OSError) as error:
+            raise InputError(f"{self.uri}: row group {piece}: damaged: {str(error).splitlines()[0]}") from None
+
+
+class Lines:
+    """A text file of lines or of JSON objects; ranges of a plain local file are pieces."""
+
+    def __init__(self, uri: str, suffix: str, packed: str, columns: Sequence[str], required: Sequence[str]):
+        self.uri, self.packed, self.required = uri, packed, required
+        self.is_json = suffix == ".jsonl"
+        self.columns = dict.fromkeys([*required, *columns])
+        self.local = uri not in STDIN and "://" not in uri
+        self.ours = self.local and not self.is_json and is_shard(Path(uri))
+        self.ranges = self.local and not packed and Path(uri).is_file()
+        self.size = os.path.getsize(uri) if self.ranges else sys.maxsize
+        self.count = max(1, -(-self.size // RANGE_BYTES)) if self.ranges else 1
+
+    def read(self, piece: int) -> Iterator[Batch]:
+        start, stop = (piece * RANGE_BYTES, (piece + 1) * RANGE_BYTES) if self.ranges else (0, sys.maxsize)
+        import pyarrow
+
+        number = 0
+        with self._open() as file:
+            if start:  # a line belongs to the range that it begins in
+                file.seek(start - 1)
+                while (rest := file.readline(BATCH_BYTES)) and not rest.endswith(b"\n"):
+                    pass
+            at = file.tell() if self.ranges else 0
+            try:
+                for lines in lines_between(file, at, stop):
+                    yield self._batch(lines, start, number)
+                    number += len(lines)
+                    del lines
+            except (EOFError, gzip.BadGzipFile, zlib.error, pyarrow.ArrowException, OSError) as error:
+                raise InputError(f"{self.uri}: damaged or cut short: {error}") from None
+
+    def _open(self) -> BinaryIO:
+        if self.uri in STDIN:
+            return sys.stdin.buffer
+        raw: Any = open(self.uri, "rb", buffering=0) if self.local else open_remote(self.uri)  # noqa: SIM115 closed by who asked
+        if self.packed == "gzip":
+            return io.BufferedReader(gzip.GzipFile(fileobj=io.BufferedReader(raw, 1 << 18)), BATCH_BYTES)  # type: ignore[arg-type,return-value]
+        if self.packed:
+            import pyarrow
+
+            return io.BufferedReader(pyarrow.CompressedInputStream(io.BufferedReader(raw, 1 << 18), "zstd"))
+        return io.BufferedReader(raw, BATCH_BYTES if self.local else BLOCK)
+
+    def _batch(self, lines: Listed, start: int, number: int) -> Batch:
+        if self.is_json:
+            return self._objects(lines, start, number)
+        for at, line in enumerate(() if self.ours else lines):
+            if line.endswith(b"\r"):
+                if isinstance(line, bytearray):
+                    del line[-1:]
+                else:
+                    lines[at] = line[:-1]
+        invalid = mend(lines)
+        for at, line in enumerate(lines if self.ours else ()):
+            if b"\\" in line:
+                try:
+                    if isinstance(line, bytearray):
+                        unescape_giant(line)
+                    else:
+                        lines[at] = unescape(line.decode()).encode()
+                except ValueError as error:
+                    where = self._where(start, number + at)
+                    raise InputError(f"{where}: {error}; {MANIFEST} beside it says it is a shard") from None
+        return Batch(len(lines), lines, {}, invalid)
+
+    def _objects(self, lines: Listed, start: int, number: int) -> Batch:
+        rows, invalid, texts = len(lines), mend(lines), Listed()
+        columns: dict[str, list[Any]] = {name: [] for name in self.columns}
+        there: set[str] = set()
+        for at, line in enumerate(lines):
+            if not line or line.isspace():
+                continue
+            try:
+                row = take_text(line) if isinstance(line, bytearray) else outside.row(line)
+            except ValueError as error:
+                raise InputError(f"{self._where(start, number + at)}: not JSON: {error}") from None
+            text = row.get("text") if isinstance(row, dict) else None
+            if text is None and isinstance(row, dict) and "text" in row:  # as in parquet: an empty document
+                text = ""
+            if not isinstance(text, (str, bytearray)):
+                keys = ", ".join(row) if isinstance(row, dict) else type(row).__name__
+                raise InputError(f"{self._where(start, number + at)}: no string under 'text'; there is: {keys}")
+            if missing := [name for name in self.required if name not in row]:
+                keys = ", ".join(row)
+                raise InputError(f"{self._where(start, number + at)}: no {', '.join(missing)}; there is: {keys}")
+            # half a surrogate pair has no UTF-8
+            texts.append(text.encode("utf-8", "replace") if isinstance(text, str) else text)
+            if columns:
+                there.update(row)
+            for name, values in columns.items():
+                values.append(row.get(name))
+        return Batch(rows, texts, {name: values for name, values in columns.items() if name in there}, invalid)
+
+    def _where(self, start: int, number: int) -> str:
+        """`FILE:LINE`, counted only now."""
+        if start:
+            with open(self.uri, "rb") as file:
+                left = start - 1
+                while left > 0 and (block := file.read(min(1 << 20, left))):
+                    number += block.count(b"\n")
+                    left -= len(block)
+            number += 1
+        return f"{self.uri}:{number + 1}"
+
+
+def lines_between(file: BinaryIO, at: int, stop: int) -> Iterator[Listed]:
+    """The lines that begin between `at` and `stop`, without their newlines, about BATCH_BYTES of them at a time.
+
+    A giant is a bytearray, so that it is there but once.
+    """
+    tail = bytearray()
+    while block := file.read(min(BATCH_BYTES, stop - at)) if at < stop else file.readline(BATCH_BYTES if tail else 0):
+        at += len(block)
+        end = block.rfind(b"\n")
+        if end < 0:
+            tail += block
+            continue
+        lines = Listed(block[:end].split(b"\n"))
+        if tail:
+            tail += lines[0]
+            lines[0] = tail if len(tail) > GIANT else bytes(tail)
+        tail = bytearray(block[end + 1 :])
+        yield lines
+        del lines  # a giant is let go of before there is the next
+    if tail:
+        yield Listed([tail if len(tail) > GIANT else bytes(tail)])
+
+
+def documents_of(batch: Batch, where: str, first_row: int) -> Iterator[Document]:
+    """The documents of a batch that was read with all COLUMNS; the empty ones are left out."""
+    for at, text in enumerate(batch.texts):
+        if not is_blank(text):
+            values = {name: column[at] for name, column in batch.columns.items() if name in COLUMNS}
+            values["id"] = values.get("id") or f"{where}:{first_row + at}"
+            values["file_path"] = values.get("file_path") or where
+            yield Document(text.decode(), **values)

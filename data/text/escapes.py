@@ -1,0 +1,61 @@
+"""A document as one line, and which documents are held out.
+
+So that a document is one line and nothing of it is lost, backslash, newline and carriage return are written as
+`\\\\`, `\\n` and `\\r`.
+"""
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator
+
+from data.text.document_batch import BETWEEN, Texts
+from data.text.long_documents import Text, rewrite
+
+ESCAPE = {"\\": "\\\\", "\n": "\\n", "\r": "\\r"}
+PLAIN = {written: character for character, written in ESCAPE.items()}
+WHOLE = re.compile(rb"(?:[^\\]++|\\.)*+", re.DOTALL)
+
+
+def escape(text: str) -> str:
+    """`text` as one line."""
+    return re.sub(r"[\\\n\r]", lambda found: ESCAPE[found[0]], text)
+
+
+def escape_all(texts: Texts) -> Iterator[bytes]:
+    """Each text as one line with its newline: `escape` for many at once, at the speed of `bytes.replace`, in blocks."""
+    for lines in texts.joined():
+        for character, written in ESCAPE.items():
+            lines = lines.replace(character.encode(), written.encode())
+        yield lines.replace(BETWEEN, b"\n")
+
+
+def unescape(line: str) -> str:
+    """The text that `escape` made `line` of. Raises ValueError for a line that it cannot have made."""
+    if "\\" not in line:
+        return line
+
+    def plain(found: re.Match[str]) -> str:
+        if found[0] not in PLAIN:
+            raise ValueError(f"{found[0]!r} is no escape of ours")
+        return PLAIN[found[0]]
+
+    return re.sub(r"\\.?", plain, line, flags=re.DOTALL)
+
+
+def unescape_giant(line: bytearray) -> None:
+    """As `unescape`, in place."""
+    rewrite(line, 0, len(line), WHOLE, lambda piece: unescape(piece.decode()).encode())
+
+
+def held_out(texts: Texts | list[bytes], ratio: float, seed: int) -> bytes:
+    """For each document 1 if it is held out, else 0: a matter of its words and the seed, not of its place."""
+    keyed = hashlib.blake2b(digest_size=8, key=str(seed).encode())
+    limit = math.ceil(ratio * 2**64).to_bytes(8, "big")
+
+    def is_held_out(text: Text) -> bool:
+        one = keyed.copy()
+        one.update(text)
+        return one.digest() < limit
+
+    return bytes(map(is_held_out, texts[:]))

@@ -1,0 +1,119 @@
+"""A source as a list of files, in a fixed order, each of which can be read by itself.
+
+Nothing is read here but names and sizes; `batches.py` reads them.
+"""
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from data.config import ConfigError, TextSpec, form_of, source_files
+from data.errors import InputError
+from data.text.remote import list_remote
+
+STDIN = {"stdin": ".txt", "stdin.jsonl": ".jsonl"}
+HUB_ONLY = ("dataset", "config", "split", "revision")
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """One file of a source. `uri` is a path, an address, or `pydocs`, `stdin`, `stdin.jsonl`."""
+
+    uri: str
+    part: str = ""
+    """`val` for a file that is held out as a whole."""
+    packages: tuple[str, ...] = ()
+    """pydocs only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """Whose files these are, where several machines read one source: rank r of w reads the r-th of w runs of files.
+
+    So the shards of all ranks, in their order, hold the very text that one machine's hold.
+    """
+
+    rank: int = 0
+    world: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world:
+            raise ConfigError(f"rank {self.rank} of world {self.world}; a rank is at least 0 and below world")
+
+    @property
+    def folder(self) -> str:
+        """Where a rank's shards lie in the folder of all."""
+        return f"rank-{self.rank:05d}-of-{self.world:05d}" if self.world > 1 else ""
+
+    def of(self, spec: TextSpec, inputs: "Inputs") -> "Inputs":
+        """Raises InputError where the ranks together would make something else than one machine."""
+        if self.world == 1:
+            return inputs
+        for name, value in (("take", spec.take), ("dedup", spec.dedup)):
+            if value:
+                why = f"{name} looks at all documents, of which a rank reads its share"
+                raise InputError(f"{why}; go without it (--mode prod takes all)")
+        if len(inputs.files) < self.world:
+            files = f"{len(inputs.files)} file" + "s" * (len(inputs.files) > 1)
+            raise InputError(f"source {spec.source}: {files} for a world of {self.world}; a rank reads whole files")
+        first, end = (rank * len(inputs.files) // self.world for rank in (self.rank, self.rank + 1))
+        return replace(inputs, files=inputs.files[first:end])
+
+
+ALONE = Share()
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What there is to read, and what a manifest says of it."""
+
+    files: tuple[InputFile, ...]
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+def list_inputs(spec: TextSpec) -> Inputs:
+    """The files of `spec`, those that are held out as a whole at the end.
+
+    Raises ConfigError for a path with nothing to read, InputError for a data set, configuration, split or package
+    that is not there, DataError when the hub cannot be reached.
+    """
+    if spec.packages and spec.source != "pydocs":
+        raise InputError(f"packages are read with the source pydocs, not with {spec.source!r}")
+    others = [one for one in fields(spec) if one.name in HUB_ONLY and getattr(spec, one.name) != one.default]
+    if others and "fineweb" not in (spec.source, spec.validation):
+        named = ", ".join(f"{one.name} {getattr(spec, one.name)}" for one in others)
+        raise InputError(f"{named}: read with the source fineweb, not with {spec.source!r}")
+    main = _list(spec.source, spec)
+    held_out = _list(spec.validation, spec) if spec.validation else Inputs(())
+    files = (*main.files, *(InputFile(one.uri, "val", one.packages) for one in held_out.files))
+    about = main.about | ({"validation": held_out.about} if spec.validation else {})
+    return Inputs(files, about)
+
+
+def _list(source: str, spec: TextSpec) -> Inputs:
+    if source == "pydocs":
+        return Inputs((InputFile("pydocs", packages=spec.packages),))
+    if source in STDIN:
+        return Inputs((InputFile(source),))
+    if source == "fineweb":
+        from data.text import fineweb
+
+        revision, uris = fineweb.files(spec.dataset, spec.config, spec.split, spec.revision)
+        about = {"dataset": spec.dataset, "config": spec.config, "split": spec.split, "revision": revision}
+        return Inputs(tuple(InputFile(uri) for uri in uris), {**about, "files": len(uris)})
+    if "://" in source:
+        uris = _remote(source)
+        return Inputs(tuple(InputFile(uri) for uri in uris), {"files": len(uris)})
+    paths = source_files(source)
+    files = [{"name": path.name, "bytes": path.stat().st_size} for path in paths]
+    return Inputs(tuple(InputFile(str(path)) for path in paths), {"files": files})
+
+
+def _remote(source: str) -> list[str]:
+    uris = list_remote(source)
+    uris = [uri for uri in uris if form_of(uri)[0]] if len(uris) > 1 else uris
+    if not uris:
+        raise InputError(f"source {source}: no file to read there")
+    for uri in uris:
+        if not form_of(uri)[0]:
+            raise InputError(f"source {uri}: its name does not end in .txt, .jsonl (.gz, .zst) or .parquet")
+    return uris

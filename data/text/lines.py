@@ -1,0 +1,162 @@
+"""A batch of documents as lines of shards: chosen, held out, escaped. A pure function, and where the time goes."""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from data.config import TextSpec
+from data.errors import InputError
+from data.text.batches import Batch
+from data.text.document_batch import BLOCK, Texts
+from data.text.documents import COLUMNS
+from data.text.escapes import escape_all, held_out
+from data.text.long_documents import GIANT, Text, json_line
+
+SCORES = ("score", "language_score")
+NEWLINE = ord("\n")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Whole lines for one part."""
+
+    name: str
+    blocks: Iterable[Text]
+    """To be gone through once; they are made on the way, or good only until the next batch is asked for."""
+    lines: int
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What became of one batch."""
+
+    rows: int
+    parts: tuple[Part, ...]
+    order: bytes = b""
+    """Index into `parts` of each line, as the documents came; empty when there is but one part."""
+    digests: tuple[bytes, ...] = ()
+    """Of each line as the documents came, where duplicates are looked for."""
+    counts: dict[str, int] = field(default_factory=dict)
+    file_done: float = 0.0
+    """Share of its file that lies before the piece of this batch."""
+
+
+def wanted_columns(spec: TextSpec) -> tuple[str, ...]:
+    """Columns to take along where a file has them."""
+    if spec.format != "txt":
+        return COLUMNS
+    return (*(SCORES if spec.min_score is not None else ()), *(("language",) if spec.language else ()))
+
+
+def required_columns(spec: TextSpec) -> tuple[str, ...]:
+    """Columns without which a file cannot be read as asked."""
+    return ("language",) if spec.language else ()
+
+
+def prepare(batch: Batch, spec: TextSpec, part: str, main: str) -> Prepared:
+    """The lines of `batch`: all for `part` where it is named, else for `main` or for `val` by hash and seed."""
+    chosen, filtered = _choose(batch, spec)
+    blank = set(batch.texts.blank())
+    kept = [at for at in chosen if at not in blank] if blank else chosen
+    texts = batch.texts if len(kept) == len(batch.texts) else batch.texts.pick(kept)
+    empty = len(chosen) - len(kept)
+    counts = {"read": len(batch.texts), "empty": empty, "filtered": filtered, "invalid_utf8": batch.invalid_utf8}
+    digests = tuple(map(_digest, texts[:])) if spec.dedup else ()
+    if part or not spec.val_ratio:
+        parts = (Part(part or main, _lines(batch, spec, kept, texts), len(kept)),) if kept else ()
+        return Prepared(batch.rows, parts, b"", digests, counts)
+    order = held_out(texts, spec.val_ratio, spec.seed)
+    both = []
+    for which, name in enumerate((main, "val")):
+        mine = [at for at, one in enumerate(order) if one == which]
+        both.append(Part(name, _lines(batch, spec, [kept[at] for at in mine], texts.pick(mine)), len(mine)))
+    return Prepared(batch.rows, tuple(both), order, digests, counts)
+
+
+def keep(prepared: Prepared, wanted: list[bool]) -> Prepared:
+    """Only those lines, in document order, for which `wanted` says so."""
+    order = prepared.order or bytes(len(wanted))
+    parts = []
+    for which, part in enumerate(prepared.parts):
+        mine = [want for want, one in zip(wanted, order, strict=True) if one == which]
+        parts.append(Part(part.name, _chosen(part.blocks, mine), mine.count(True)))
+    left = bytes(one for want, one in zip(wanted, order, strict=True) if want)
+    return Prepared(prepared.rows, tuple(parts), left if prepared.order else b"", (), prepared.counts)
+
+
+def _chosen(blocks: Iterable[Text], wanted: Sequence[bool]) -> Iterator[bytes]:
+    """Of the lines in these blocks those that are wanted."""
+    line = 0
+    for block in map(bytes, blocks):
+        some, start = [], 0
+        while start < len(block):
+            end = block.find(b"\n", start) + 1 or len(block)
+            if wanted[line]:
+                some.append(block[start:end])
+            line += block[end - 1] == NEWLINE
+            start = end
+        yield b"".join(some)
+
+
+def _choose(batch: Batch, spec: TextSpec) -> tuple[Sequence[int], int]:
+    chosen: Sequence[int] = range(len(batch.texts))
+    if not chosen or (spec.min_score is None and not spec.language):
+        return chosen, 0
+    if spec.language:
+        (languages,) = _columns(batch, ("language",))
+        chosen = [at for at in chosen if languages[at] == spec.language]
+    if spec.min_score is not None:
+        scores, *others = _columns(batch, SCORES)
+        for other in others:
+            scores = [two if one is None else one for one, two in zip(scores, other, strict=True)]
+        least = spec.min_score
+        chosen = [at for at in chosen if (one if isinstance(one := scores[at], float) else _number(one)) >= least]
+    return chosen, len(batch.texts) - len(chosen)
+
+
+def _columns(batch: Batch, names: tuple[str, ...]) -> list[list[Any]]:
+    """Those of these columns that are there."""
+    if found := [batch.columns[name] for name in names if name in batch.columns]:
+        return found
+    there = ", ".join(["text", *batch.columns])
+    raise InputError(f"to choose by {' or '.join(names)} that column must be there; there is: {there}")
+
+
+def _number(value: Any) -> float:
+    """A score, also where it is written as text; NaN, which is never enough, for what is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def _digest(text: Text) -> bytes:
+    return hashlib.blake2b(text, digest_size=16).digest()
+
+
+def _lines(batch: Batch, spec: TextSpec, rows: Sequence[int], texts: Texts) -> Iterable[bytes]:
+    if spec.format == "txt":
+        return escape_all(texts)
+    return _objects(batch, rows, texts)
+
+
+def _objects(batch: Batch, rows: Sequence[int], texts: Texts) -> Iterator[bytes]:
+    lines: list[bytes] = []
+    size = 0
+    for at, text in zip(rows, texts[:], strict=True):
+        row = {name: values[at] for name, values in batch.columns.items() if values[at] is not None}
+        if len(text) > GIANT:
+            yield b"".join(lines)
+            yield from json_line(text, row)
+            lines, size = [], 0
+            continue
+        line = json.dumps({"text": str(text, "utf-8"), **row}, ensure_ascii=False, default=str)
+        lines.append(line.encode("utf-8", "replace") + b"\n")  # half a surrogate pair has no UTF-8
+        size += len(lines[-1])
+        if size > BLOCK:
+            yield b"".join(lines)
+            lines, size = [], 0
+    yield b"".join(lines)

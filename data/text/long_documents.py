@@ -1,0 +1,124 @@
+"""Documents too long to be there twice: what others get at once is done to them piece by piece and in place.
+
+In: a line of a file, or a text, of more than GIANT bytes; a bytearray where it is changed. Out: the same bytearray, or
+pieces, one after another. Called by `batches.py`, `escapes.py`, `lines.py`, `document_batch.py`.
+"""
+
+import codecs
+import json
+import mmap
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from store import outside
+
+GIANT = 4 << 20
+PIECE = 64 << 10
+LET_GO_S = 0.01
+STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+PAIR = rb"\\u[dD][89abAB]..(?=.{6})(?:\\u[dD][c-fC-F]..)?"  # or half of one
+ESCAPES = re.compile(rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89abAB])....|" + PAIR + rb")*+", re.DOTALL)
+"""Whole characters and escapes as JSON writes them; the two halves of a character outside the first plane are one."""
+
+Text = bytes | bytearray | memoryview
+
+
+def characters(text: Text, errors: str = "strict") -> Iterator[str]:
+    """`text` decoded. Raises UnicodeDecodeError."""
+    decoder, view = codecs.getincrementaldecoder("utf-8")(errors), memoryview(text)
+    for start in range(0, len(view), PIECE):
+        yield decoder.decode(bytes(view[start : start + PIECE]), start + PIECE >= len(view))
+
+
+def rewrite(data: bytearray, start: int, end: int, whole: re.Pattern[bytes], plain: Callable[[bytes], bytes]) -> None:
+    """Make `data` what `plain` makes of data[start:end], which must not be longer.
+
+    `plain` sees it in pieces that `whole` matches; what it does not match comes as it is.
+    """
+    at = 0
+    while start < end:
+        stop = min(start + PIECE, end)
+        while stop < end and data[stop] & 0xC0 == 0x80:  # in the middle of a character
+            stop += 1
+        found = whole.match(data, start, stop) if stop < end else None
+        stop = found.end() if found and found.end() > start else stop
+        piece = plain(bytes(data[start:stop]))
+        data[at : at + len(piece)] = piece
+        at, start = at + len(piece), stop
+    del data[at:]
+
+
+def take_text(line: bytearray) -> Any:
+    """What `json.loads` makes of `line`; but a giant "text" of an object is `line` itself, which then holds only that.
+
+    Raises ValueError.
+    """
+    name, last = f"giant {os.urandom(16).hex()} ", 0
+    rest = bytearray()  # the line with names in place of its giants
+    giants: dict[str, tuple[int, int]] = {}
+    for found in STRING.finditer(line):
+        if found.end() - found.start() > GIANT:
+            key = f"{name}{len(giants)}"
+            rest += line[last : found.start()] + json.dumps(key).encode()
+            giants[key] = found.span()
+            last = found.end()
+    rest += line[last:]
+    row = outside.row(rest)
+    items = row.items() if giants and isinstance(row, dict) else ()
+    keys = [key for key, value in items if isinstance(value, str) and value in giants]
+    if len(keys) != len(giants):  # one is a key, or deeper inside
+        return outside.row(line)
+    for key in keys:
+        start, end = giants[row[key]]
+        if key != "text":
+            row[key] = json.loads(line[start:end])
+    if "text" in keys:
+        start, end = giants[row["text"]]
+        rewrite(line, start + 1, end - 1, ESCAPES, lambda piece: _plain(json.loads(b'"%b"' % piece)))
+        row["text"] = line
+    return row
+
+
+@contextmanager
+def mapped(text: bytearray, folder: Path) -> Iterator[mmap.mmap]:
+    """The bytes of `text`, which is emptied, from a file in `folder` that has no name.
+
+    For who copies all of it and then needs much memory, with nobody to tell when the one becomes the other: what was
+    read does not stay in memory, though it can be read again.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(text)
+        file.flush()
+        text.clear()
+        pages, ended = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), threading.Event()
+
+        def let_go() -> None:
+            while not ended.wait(LET_GO_S):
+                pages.madvise(mmap.MADV_DONTNEED)
+
+        letting_go = threading.Thread(target=let_go)
+        letting_go.start()
+        try:
+            yield pages
+        finally:
+            ended.set()
+            letting_go.join()
+
+
+def json_line(text: Text, columns: dict[str, Any]) -> Iterator[bytes]:
+    """The object of this text and these columns, as one line."""
+    yield b'{"text": "'
+    for some in characters(text):
+        yield json.dumps(some, ensure_ascii=False)[1:-1].encode()
+    rest = json.dumps(columns, ensure_ascii=False, default=str)[1:]
+    yield f'"{", " if columns else ""}{rest}\n'.encode("utf-8", "replace")
+
+
+def _plain(text: str) -> bytes:
+    return text.encode("utf-8", "replace")  # half a surrogate pair has no UTF-8

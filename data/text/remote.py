@@ -1,0 +1,296 @@
+"""Files that lie elsewhere, read by byte ranges: HTTP by the Hugging Face client, buckets of S3 as the artifact store
+reads them, what else there is by fsspec.
+
+A range that breaks off goes on at the byte that it reached. An answer of 429 or 5xx is asked again after what
+Retry-After says, else with growing pauses, and given up after PATIENCE_S without a byte. An address where nobody has
+ever answered this process is given up after STRANGER_S: there may be no network at all, or no such machine.
+"""
+
+import io
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+from urllib.parse import urlsplit
+
+from data.config import form_of
+from data.errors import DataError, InputError
+
+PATIENCE_S = 90.0
+STRANGER_S = 6.0
+ANSWER_S, STRANGER_ANSWER_S = 30.0, 8.0
+LONGEST_PAUSE_S = 60.0
+STRANGER = (STRANGER_ANSWER_S, 2 * STRANGER_ANSWER_S, 4)  # patience of a store that has not answered yet
+BLOCK = 8 << 20
+AGAIN = {408, 429, 500, 502, 503, 504}
+_answered: set[str] = set()
+"""Machines, by their part of an address."""
+
+
+def hub() -> str:
+    return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+
+
+def token_headers() -> dict[str, str]:
+    """How the hub knows us: HUGGINGFACEHUB_API_TOKEN, else HF_TOKEN, else nothing."""
+    token = os.environ.get("HUGGINGFACEHUB_API_TOKEN") or os.environ.get("HF_TOKEN")
+    return {"authorization": f"Bearer {token}"} if token else {}
+
+
+def open_remote(uri: str) -> BinaryIO:
+    """A seekable file. Raises InputError when it is not there, DataError when it cannot be reached."""
+    if uri.startswith(("http://", "https://")):
+        return RemoteFile(uri, token_headers() if uri.startswith(hub() + "/") else {})  # type: ignore[return-value]
+    if uri.startswith("s3://"):
+        return BucketFile(uri)  # type: ignore[return-value]
+    import fsspec
+
+    try:
+        return fsspec.open(uri, "rb").open()
+    except (ImportError, ValueError) as error:  # the package for this store is not installed; no such protocol
+        raise InputError(f"source {uri}: {error}") from None
+    except FileNotFoundError:
+        raise InputError(f"source {uri}: no such file") from None
+
+
+def list_remote(uri: str) -> list[str]:
+    """The addresses behind one: of a file, or of all files in a folder or of a pattern of s3:// or another store.
+
+    Raises InputError when there are none, DataError when it cannot be reached.
+    """
+    if uri.startswith(("http://", "https://")):
+        return [uri]
+    if uri.startswith("s3://"):
+        return _list_bucket(uri)
+    if uri.startswith(("gs://", "gcs://")):
+        raise InputError(f"source {uri}: {google(uri)}")
+    import fsspec
+
+    try:
+        system, path = fsspec.core.url_to_fs(uri)
+        found = system.glob(path) if is_pattern(path) else system.find(path)
+        return [system.unstrip_protocol(one) for one in sorted(found)]
+    except (ImportError, ValueError) as error:
+        raise InputError(f"source {uri}: {error}") from None
+    except OSError as error:
+        raise DataError(f"source {uri}: {error}") from None
+
+
+def is_pattern(path: str) -> bool:
+    return any(one in path for one in "*?[")
+
+
+def google(uri: str) -> str:
+    """What works without a client of Google's, which is in no environment of ours."""
+    kind, _, path = uri.partition("://")
+    keys = "with AWS_ENDPOINT_URL=https://storage.googleapis.com and HMAC keys of the bucket"
+    return f"{kind}:// is not spoken here; type s3://{path}, {keys}"
+
+
+def _list_bucket(uri: str) -> list[str]:
+    from fsspec.utils import glob_translate
+
+    bucket, _, path = uri.removeprefix("s3://").partition("/")
+    if form_of(path)[0] and not is_pattern(path):
+        return [uri]
+    folder = re.split(r"[*?[]", path)[0].rpartition("/")[0] if is_pattern(path) else path.rstrip("/")
+    with in_words(uri):
+        names = sorted(_bucket(bucket, STRANGER).listing(folder))
+    wanted = glob_translate(path) if is_pattern(path) else ".*"
+    return [f"s3://{bucket}/{name}" for name in names if re.fullmatch(wanted, name)]
+
+
+def _bucket(name: str, patience: Any) -> Any:
+    from store.backends.s3 import Bucket
+    from store.patience import Patience as Waiting
+
+    return Bucket(f"s3://{name}", Waiting(*patience))
+
+
+@contextmanager
+def in_words(uri: str) -> Iterator[None]:
+    """What the store raises, as ours."""
+    from store.manifest import NoStore, StoreError
+
+    try:
+        yield
+    except FileNotFoundError:
+        raise InputError(f"source {uri}: no such file") from None
+    except NoStore as error:
+        raise InputError(f"source {error}") from None
+    except StoreError as error:
+        raise DataError(f"source {error}") from None
+
+
+class Ranges(io.RawIOBase):
+    """A file of which every read is one range. Who inherits from it says its size and what is in a range."""
+
+    size: int
+
+    def __init__(self) -> None:
+        self._at = 0
+
+    def _fetch(self, start: int, stop: int, into: bytearray) -> int:
+        raise NotImplementedError
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.size}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = min(len(buffer), max(0, self.size - self._at))
+        if not wanted:
+            return 0
+        got = bytearray()
+        self._fetch(self._at, self._at + wanted, got)
+        memoryview(buffer).cast("B")[:wanted] = got
+        self._at += wanted
+        return wanted
+
+
+class BucketFile(Ranges):
+    """One object of a bucket, at the version that it had when it was opened."""
+
+    def __init__(self, uri: str):
+        super().__init__()
+        self.uri = uri
+        bucket, _, self.name = uri.removeprefix("s3://").partition("/")
+        with in_words(uri):
+            entry = _bucket(bucket, STRANGER).entry(self.name)
+        self.size, self.version = entry.size, entry.version
+        self.place = _bucket(bucket, (ANSWER_S, PATIENCE_S, 9))
+
+    def _fetch(self, start: int, stop: int, into: bytearray) -> int:
+        with in_words(self.uri):
+            while start < stop:
+                piece = self.place.get(self.name, start, min(stop, start + BLOCK), version=self.version)
+                if not piece:
+                    raise DataError(f"source {self.uri}: shorter than it was")
+                into += piece
+                start += len(piece)
+        return self.size
+
+
+class RemoteFile(Ranges):
+    """One file behind HTTP. `headers` go to its own address, not to where that leads."""
+
+    def __init__(self, url: str, headers: Mapping[str, str]):
+        super().__init__()
+        self.url, self.headers = url, dict(headers)
+        self._place = url  # where the last answer came from: most hubs lead to a store beside them
+        self.size = self._fetch(0, 1, bytearray())
+
+    def _fetch(self, start: int, stop: int, into: bytearray) -> int:
+        """Put bytes [start, stop) of the file into `into`; the size of the file."""
+
+        def ask() -> int:
+            before = len(into)
+            try:
+                return self._ask(start + before, stop, into)
+            finally:
+                if len(into) > before:
+                    patience.renew()
+
+        patience = Patience(self.url)
+        return patience.ask(ask)
+
+    def _ask(self, start: int, stop: int, into: bytearray) -> int:
+        from huggingface_hub import get_session
+
+        place, self._place = self._place, self.url  # an address that leads nowhere is not tried twice
+        headers = {"range": f"bytes={start}-{stop - 1}", "accept-encoding": "identity"}
+        headers |= self.headers if place == self.url else {}
+        timeout_s = ANSWER_S if host(place) in _answered else STRANGER_ANSWER_S
+        with get_session().stream("GET", place, headers=headers, timeout=timeout_s, follow_redirects=True) as answer:
+            _answered.update((host(place), host(str(answer.url))))
+            if answer.status_code == 416:  # an empty file has no first byte
+                return 0
+            if place != self.url and answer.status_code in (401, 403, 404, 410):
+                raise Again(f"{answer.status_code} from where it led to")
+            check(answer, self.url)
+            skip = 0 if answer.status_code == 206 else start
+            for block in answer.iter_raw():
+                rest = block[skip:]
+                skip = max(0, skip - len(block))
+                into += rest[: stop - start]
+                start += len(rest[: stop - start])
+                if start >= stop and answer.status_code != 206:
+                    break  # a server without ranges sends all of it
+            if start < stop and answer.status_code == 206:
+                raise Again("it broke off")
+            self._place = str(answer.url)
+            total = answer.headers.get("content-range", "").rpartition("/")[2]
+            return int(total or answer.headers.get("content-length", "0"))
+
+
+def host(url: str) -> str:
+    return urlsplit(url).netloc
+
+
+class Again(Exception):
+    """What may go better the next time; after `wait_s` where the other side said so."""
+
+    def __init__(self, seen: str, wait_s: float | None = None):
+        super().__init__(seen)
+        self.wait_s = wait_s
+
+
+def check(answer: Any, url: str) -> None:
+    """Raises Again, InputError or DataError for an answer that is none."""
+    code = answer.status_code
+    if code in AGAIN:
+        said = answer.headers.get("retry-after", "")
+        raise Again(f"it answers {code}", float(said) if said.isdigit() else None)
+    if code in (401, 403):
+        raise DataError(
+            f"{url}: it answers {code}; set HUGGINGFACEHUB_API_TOKEN or HF_TOKEN to a token that may read it"
+        )
+    if code in (404, 410):
+        raise InputError(f"{url}: it answers {code}; there is no such thing")
+    if code >= 400:
+        raise DataError(f"{url}: it answers {code}")
+
+
+class Patience:
+    """How long one thing is asked for again and again."""
+
+    def __init__(self, url: str, patience_s: float = PATIENCE_S):
+        self.url, self.patience_s, self.began = url, patience_s, time.monotonic()
+        self.renew()
+
+    def renew(self) -> None:
+        self.deadline, self.pause_s = time.monotonic() + self.patience_s, 0.5
+
+    def ask(self, what: Callable[[], int]) -> int:
+        """The answer of `what`, asked until it comes. Raises DataError when patience ends."""
+        import httpx2
+
+        while True:
+            patience_s, until = self.patience_s, self.deadline
+            try:
+                return what()
+            except Again as error:
+                seen, wait_s = str(error), error.wait_s
+            except httpx2.TransportError as error:
+                seen, wait_s = str(error) or type(error).__name__, None
+                if host(self.url) not in _answered:
+                    patience_s = min(patience_s, STRANGER_S)
+                    until = min(until, self.began + patience_s)
+            if wait_s is None:
+                wait_s, self.pause_s = self.pause_s * random.uniform(0.5, 1.0), min(2 * self.pause_s, 16.0)
+            wait_s = min(wait_s, LONGEST_PAUSE_S)
+            if time.monotonic() + wait_s > until:
+                raise DataError(f"{self.url}: {seen}; given up after {patience_s:.0f} s")
+            time.sleep(wait_s)

@@ -1,0 +1,161 @@
+"""How few tokens a tokenizer makes of text, beside GPT-2's and GPT-4's.
+
+In: a tokenizer, text shards with a held-out part, and a folder in which the files of others may lie. Out: for each kind
+of text its bytes and words, and for each tokenizer the tokens, bytes per token, tokens per word, and the share of the
+vocabulary that came up. Called by `python -m data compression`. Where no file of another lies, bytes as tokens are the
+measure. No network is used unless `download` asks for it.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.errors import DataError
+from data.events import emit
+from data.shards.shards import read, shard_paths
+from data.tokens.sample_texts import KINDS
+from data.tokens.tokenizer import encode_flat, load
+
+BATCH = 256  # documents
+HELD_OUT_BYTES = 32 << 20  # so much held-out text is enough
+ADDRESS = "https://openaipublic.blob.core.windows.net/encodings"
+Encode = Callable[[list[str]], np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressionSpec:
+    """Text and a tokenizer -> figures."""
+
+    peers: str = ""
+    """Folder of the others' .tiktoken files; empty: tiktoken's own cache."""
+    download: bool = False
+    """Fetch a file that is not there."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Somebody else's tokenizer, as published."""
+
+    file: str
+    sha256: str
+    vocab_size: int
+    pattern: str
+
+
+PEERS = {
+    "gpt-2": Peer(
+        "r50k_base.tiktoken",
+        "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
+        50_257,
+        r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s",
+    ),
+    "gpt-4": Peer(
+        "cl100k_base.tiktoken",
+        "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+        100_277,
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]"
+        r"|\s+(?!\S)|\s",
+    ),
+}
+"""Source: tiktoken, openai_public.py."""
+
+
+def measure(spec: CompressionSpec, tokenizer_folder: Path, text: Path, partial: bool = False) -> dict[str, Any]:
+    """The figures of every kind of text. partial: of what is whole in one that was not finished. Raises DataError."""
+    ours = load(tokenizer_folder)
+    encoders: dict[str, tuple[int, Encode]] = {"ours": (ours.vocab_size, ours.encode_joined)}
+    absent = {}
+    for name, peer in PEERS.items():
+        try:
+            encoders[name] = (peer.vocab_size, _open(peer, Path(spec.peers or cache_folder()), spec.download))
+        except DataError as error:
+            absent[name] = str(error)
+    if len(absent) == len(PEERS):
+        encoders["bytes"] = (256, lambda texts: np.frombuffer("".join(texts).encode(), np.uint8))
+    kinds = {name: make() for name, make in KINDS.items()}
+    if held_out := shard_paths(text, "val", partial):
+        kinds["held out"] = _first(read(held_out), HELD_OUT_BYTES)
+    found = {}
+    for done, (name, texts) in enumerate(kinds.items(), 1):
+        found[name] = _of_kind(texts, encoders)
+        emit("progress", done=done, total=len(kinds), unit="kinds")
+    return {
+        "tokenizer_sha256": ours.sha256,
+        "vocabularies": {name: size for name, (size, _) in encoders.items()},
+        "kinds": found,
+        "absent": absent,
+    }
+
+
+def _of_kind(texts: Iterable[str], encoders: dict[str, tuple[int, Encode]]) -> dict[str, Any]:
+    num_bytes = num_words = 0
+    counts = {name: np.zeros(size, np.int64) for name, (size, _) in encoders.items()}
+    rows = iter(texts)
+    while batch := list(islice(rows, BATCH)):
+        num_bytes += sum(len(text.encode()) for text in batch)
+        num_words += sum(len(text.split()) for text in batch)
+        for name, (size, encode) in encoders.items():
+            counts[name] += np.bincount(encode(batch), minlength=size)
+    by = {name: _figures(count, num_bytes, num_words) for name, count in counts.items()}
+    return {"bytes": num_bytes, "words": num_words, "by": by}
+
+
+def _figures(count: np.ndarray, num_bytes: int, num_words: int) -> dict[str, Any]:
+    """What a tokenizer made of text of this size; `count` int64 (vocab_size,)."""
+    tokens = int(count.sum())
+    return {
+        "tokens": tokens,
+        "bytes_per_token": round(num_bytes / max(1, tokens), 3),
+        "tokens_per_word": round(tokens / max(1, num_words), 3),
+        "vocabulary_used": round(int(np.count_nonzero(count)) / len(count), 4),
+    }
+
+
+def cache_folder() -> str:
+    """Where tiktoken keeps its files."""
+    named = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
+    return named or os.path.join(tempfile.gettempdir(), "data-gym-cache")
+
+
+def _open(peer: Peer, folder: Path, download: bool) -> Encode:
+    """Raises DataError when its file is not there, or is another than the published one."""
+    import fastokens
+
+    address = f"{ADDRESS}/{peer.file}"
+    cached = folder / hashlib.sha1(address.encode()).hexdigest()  # tiktoken's name for it
+    path = next((path for path in (folder / peer.file, cached) if path.is_file()), None)
+    if path is None and download:
+        path = _fetch(address, cached)
+    if path is None:
+        raise DataError(f"no {peer.file} in {folder}")
+    seen = hashlib.sha256(path.read_bytes()).hexdigest()
+    if seen != peer.sha256:
+        raise DataError(f"{path}: sha256 {seen[:12]}, not {peer.sha256[:12]} as published")
+    encoder = fastokens.Tokenizer.from_tiktoken(str(path), pattern=peer.pattern, special_tokens={})
+    return lambda texts: encode_flat(encoder, texts)[0]
+
+
+def _fetch(address: str, target: Path) -> Path:
+    from data.text.remote import open_remote
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open_remote(address) as file:
+        draft = target.with_name(f".{target.name}.draft")
+        draft.write_bytes(file.read())
+    os.replace(draft, target)
+    return target
+
+
+def _first(texts: Iterator[str], num_bytes: int) -> Iterator[str]:
+    for text in texts:
+        yield text
+        num_bytes -= len(text.encode())
+        if num_bytes <= 0:
+            return

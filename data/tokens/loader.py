@@ -1,0 +1,224 @@
+"""Batches for base training, and the held-out text for its measure.
+
+A batch is a pure function of what the loader was made of and of the step. What a checkpoint keeps of it is `cursor`: a
+few numbers that say of which data it is a place, and where a loader finds it without going there from the beginning.
+Every process of a run makes the same batch and takes its share of the rows, so that a batch does not depend on how many
+processes there are.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from data.errors import DataError, InputError
+from data.tokens.best_fit import fill_rows
+from data.tokens.shuffle import Shuffle
+from data.tokens.stream import Stream
+from data.tokens.tokenizer import load
+
+GROUP = 4096  # documents that are packed together: few rows of theirs are cut, and a group is packed in milliseconds
+PLACES = 64  # places of the last steps that are remembered
+
+
+class Loader(ABC):
+    """What both ways to cut tokens into rows share."""
+
+    def __init__(
+        self, paths: Sequence[Path], sequence_len: int, rows: int, seed: int, tokenizer_sha256: str | None = None
+    ):
+        """Raises DataError for damaged or foreign shards, InputError when there are too few tokens for one row."""
+        self.stream = Stream(paths, tokenizer_sha256)
+        self.row_len, self.rows, self.seed = sequence_len + 1, rows, seed
+        if self.stream.num_tokens < self.row_len:
+            raise InputError(
+                f"{self.stream.num_tokens} tokens are too few for one row of {self.row_len}; give more text"
+            )
+
+    @abstractmethod
+    def batch(self, step: int) -> np.ndarray:
+        """The ids of one step, int64 (rows, sequence_len + 1): inputs and targets overlap by all but one."""
+
+    def cursor(self, step: int) -> dict[str, Any]:
+        """Where `step` begins, and in which data."""
+        return {"data": self.stream.sha256[:12]}
+
+    def resume(self, cursor: Mapping[str, Any]) -> None:
+        """Be ready to go on from there. Raises DataError when it is a place in other data."""
+        if cursor.get("data") != self.stream.sha256[:12]:
+            theirs, ours = cursor.get("data"), self.stream.sha256[:12]
+            words = f"the checkpoint was trained on tokens {theirs}, these are {ours}"
+            raise DataError(f"{words}; remove this run's checkpoints to begin again")
+
+    def documents(self, rows: np.ndarray) -> np.ndarray:
+        """Which document of its row each id belongs to, from 0, as int64: for attention that ends at documents."""
+        begins = rows == self.stream.bos
+        begins[:, 0] = False
+        return np.cumsum(begins, axis=1)
+
+
+class Windows(Loader):
+    """Rows are windows, wherever documents end. Each epoch takes them in another order and cut at another offset."""
+
+    def __init__(
+        self, paths: Sequence[Path], sequence_len: int, rows: int, seed: int, tokenizer_sha256: str | None = None
+    ):
+        super().__init__(paths, sequence_len, rows, seed, tokenizer_sha256)
+        # one window fewer than would fit leaves room to shift them all
+        self.num_windows = max(1, (self.stream.num_tokens - sequence_len) // sequence_len)
+        self._epoch = lru_cache(maxsize=2)(self._order)  # a batch may span two epochs
+
+    def batch(self, step: int) -> np.ndarray:
+        numbers = np.arange(step * self.rows, (step + 1) * self.rows)
+        epochs, places = np.divmod(numbers, self.num_windows)
+        starts = np.empty(self.rows, np.int64)
+        for epoch in np.unique(epochs).tolist():
+            order, offset = self._epoch(epoch)
+            ours = epochs == epoch
+            starts[ours] = offset + order[places[ours]] * (self.row_len - 1)
+        return self.stream.windows(starts, self.row_len)
+
+    def cursor(self, step: int) -> dict[str, Any]:
+        epoch, place = divmod(step * self.rows, self.num_windows)
+        return {**super().cursor(step), "epoch": epoch, "window": place}
+
+    def _order(self, epoch: int) -> tuple[Shuffle, int]:
+        chance = np.random.default_rng([self.seed, epoch])
+        order = Shuffle(self.num_windows, chance)
+        room = self.stream.num_tokens - 1 - self.num_windows * (self.row_len - 1)
+        return order, int(chance.integers(min(self.row_len - 1, room + 1)))
+
+
+@dataclass(frozen=True)
+class Place:
+    """The next row: row `row` of group `group` in epoch `epoch`."""
+
+    epoch: int = 0
+    group: int = 0
+    row: int = 0
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The rows of one group, in the order in which they come."""
+
+    starts: np.ndarray
+    """int64 (pieces,), in the stream"""
+    lengths: np.ndarray
+    """int64 (pieces,)"""
+    rows: np.ndarray
+    """int64 (rows + 1,): the first piece of each row, and the number of pieces"""
+
+    def __len__(self) -> int:
+        return len(self.rows) - 1
+
+
+class BestFit(Loader):
+    """Rows are whole documents as far as possible. Each epoch takes documents in another order.
+
+    Documents of an epoch fall into groups, each packed by itself: a place is a few numbers, and nothing is held over.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], sequence_len: int, rows: int, seed: int, tokenizer_sha256: str | None = None
+    ):
+        super().__init__(paths, sequence_len, rows, seed, tokenizer_sha256)
+        self.num_groups = max(1, round(self.stream.num_documents / GROUP))
+        self._epoch = lru_cache(maxsize=2)(self._order)
+        self._group = lru_cache(maxsize=4)(self._packed)
+        self._places = {0: Place()}
+        self._lock = Lock()  # of `_places`: the cursor is asked for by another thread than the one that makes batches
+
+    def batch(self, step: int) -> np.ndarray:
+        starts, lengths = [], []
+        place, missing = self._place(step), self.rows
+        while missing:
+            packed = self._group(place.epoch, place.group)
+            rows = min(missing, len(packed) - place.row)
+            pieces = slice(packed.rows[place.row], packed.rows[place.row + rows])
+            starts.append(packed.starts[pieces])
+            lengths.append(packed.lengths[pieces])
+            missing -= rows
+            place = self._after(place, rows)
+        ids = self.stream.pieces(np.concatenate(starts), np.concatenate(lengths))
+        return ids.reshape(self.rows, self.row_len)
+
+    def cursor(self, step: int) -> dict[str, Any]:
+        return {**super().cursor(step), "step": step, **asdict(self._place(step))}
+
+    def resume(self, cursor: Mapping[str, Any]) -> None:
+        super().resume(cursor)
+        names = ("step", "epoch", "group", "row")
+        numbers = [one for name in names if type(one := cursor.get(name)) is int and one >= 0]
+        if len(numbers) < len(names):
+            raise DataError(f"the checkpoint's place in its data is {cursor}; remove this run's checkpoints")
+        with self._lock:
+            self._places[numbers[0]] = Place(*numbers[1:])
+
+    def _place(self, step: int) -> Place:
+        """Where a step begins: from the nearest step before it whose place is known."""
+        with self._lock:
+            known = max(one for one in self._places if one <= step)
+            place = self._places[known]
+            for at in range(known, step):
+                place = self._after(place, self.rows)
+                self._places[at + 1] = place
+                for old in sorted(self._places)[1:-PLACES]:
+                    del self._places[old]
+            return place
+
+    def _after(self, place: Place, rows: int) -> Place:
+        epoch, group, row = place.epoch, place.group, place.row + rows
+        empty = 0
+        while row >= (size := len(self._group(epoch, group))):
+            row -= size
+            epoch, group = (epoch, group + 1) if group + 1 < self.num_groups else (epoch + 1, 0)
+            empty = 0 if size else empty + 1
+            if empty > self.num_groups:
+                raise InputError(f"no {GROUP} documents together fill a row of {self.row_len} ids; use packing windows")
+        return Place(epoch, group, row)
+
+    def _packed(self, epoch: int, group: int) -> Packed:
+        first, last = (self.stream.num_documents * at // self.num_groups for at in (group, group + 1))
+        starts, lengths = self.stream.places(self._epoch(epoch)[np.arange(first, last)])
+        rows = fill_rows(lengths, self.row_len)
+        begins, counts = rows.begins, np.diff(rows.begins)
+        # they come longest documents first, which is no order to learn in
+        order = np.random.default_rng([self.seed, epoch, group]).permutation(len(counts))
+        ends = np.cumsum(counts[order])
+        moved = begins[:-1][order] - (ends - counts[order])  # by how much the pieces of each row are
+        pieces = np.arange(len(rows.sizes)) + np.repeat(moved, counts[order])
+        return Packed(starts[rows.documents[pieces]], rows.sizes[pieces], np.concatenate([[0], ends]))
+
+    def _order(self, epoch: int) -> Shuffle:
+        return Shuffle(self.stream.num_documents, np.random.default_rng([self.seed, epoch]))
+
+
+LOADERS: dict[str, type[Loader]] = {"windows": Windows, "best-fit": BestFit}
+
+
+def heldout(
+    paths: Sequence[Path], tokenizer_folder: Path, sequence_len: int, rows: int = 32
+) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+    """Batches that predict every held-out token exactly once.
+
+    Yields (ids, targets, bytes): both int64 (<= rows, sequence_len); a target of -1 is not counted (specials,
+    which are no text, and what fills the last row up); `bytes` is the UTF-8 length of the text in the targets.
+    Bits per byte = summed nats / ln 2 / summed bytes.
+    """
+    tokenizer = load(tokenizer_folder)
+    stream, widths = Stream(paths, tokenizer.sha256), tokenizer.token_bytes()
+    span = rows * sequence_len
+    for start in range(0, stream.num_tokens - 1, span):
+        piece = stream.read(start, span + 1)
+        targets = np.where(widths[piece[1:]] > 0, piece[1:], -1)
+        num_bytes = int(widths[piece[1:]].sum())
+        short = -len(targets) % sequence_len
+        ids = np.pad(piece[:-1], (0, short))
+        targets = np.pad(targets, (0, short), constant_values=-1)
+        yield ids.reshape(-1, sequence_len), targets.reshape(-1, sequence_len), num_bytes

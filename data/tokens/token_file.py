@@ -1,0 +1,139 @@
+"""Files of token ids, memory-mapped: a header, the ids of all documents in a row, and where each document begins.
+
+    header   magic 8s | version u32 | bytes per id u32 | vocab u32 | id of <|bos|> u32 | tokens u64 | documents u64
+             | sha256 of the tokenizer 32s | of the text shard 32s | of this file 32s
+    ids      little-endian uint16, or uint32 for a vocabulary over 65536; each document begins with <|bos|>, which
+             stands nowhere else; zeros up to a multiple of eight bytes
+    starts   u64 (documents + 1,): where each document begins, and the number of tokens
+
+The last sha256 is of all that stands behind the header, then of the header before it. A folder of them has a
+`manifest.json`, written last. In: a path. Out: what its header or its manifest says, or what is wrong with it. Called
+by `tokenize.py` (writes), `stream.py` (maps), `verify.py`, which runs where there is no numpy.
+"""
+
+import hashlib
+import os
+import re
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data.errors import DataError
+from data.manifest import MANIFEST, MANIFEST_BYTES, SHA256
+from store import outside
+
+MAGIC, VERSION = b"SLIPWAYT", 2
+FIELDS = struct.Struct("<8sIIIIQQ32s32s")
+DIGEST_BYTES = 32
+BODY = FIELDS.size + DIGEST_BYTES
+PLACE_BYTES = 8
+WIDTHS = (2, 4)
+KIND, SCHEMA = "token shards", 1
+_NAME = re.compile(r"(train|val)-[0-9]+\.bin")
+
+
+@dataclass(frozen=True)
+class Header:
+    """What stands at the beginning of a file."""
+
+    width: int
+    """Bytes per id."""
+    vocab_size: int
+    bos: int
+    num_tokens: int
+    num_documents: int
+    tokenizer_sha256: str
+    source_sha256: str
+    sha256: str = ""
+
+    @property
+    def fields(self) -> bytes:
+        """All of it but the last."""
+        shape = (self.width, self.vocab_size, self.bos, self.num_tokens, self.num_documents)
+        origin = bytes.fromhex(self.tokenizer_sha256), bytes.fromhex(self.source_sha256)
+        return FIELDS.pack(MAGIC, VERSION, *shape, *origin)
+
+    @property
+    def index(self) -> int:
+        """Where `starts` stands."""
+        return BODY + self.num_tokens * self.width + self.padding
+
+    @property
+    def padding(self) -> int:
+        return -self.num_tokens * self.width % PLACE_BYTES
+
+    @property
+    def num_bytes(self) -> int:
+        return self.index + (self.num_documents + 1) * PLACE_BYTES
+
+
+def read_header(path: Path, tokenizer_sha256: str | None = None) -> Header:
+    """Raises DataError, one line, when the file is not whole, of another version or of another tokenizer."""
+    try:
+        with outside.opened(path) as file:
+            raw = file.read(BODY)
+            num_bytes = os.fstat(file.fileno()).st_size
+        magic, version, *shape, tokenizer, source = FIELDS.unpack(raw[: FIELDS.size])
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such token shard") from None
+    except (OSError, struct.error, outside.Unreadable) as error:
+        raise DataError(f"{path}: no token shard: {error}") from None
+    if magic != MAGIC:
+        raise DataError(f"{path}: no token shard")
+    width, vocab_size, bos, num_tokens, num_documents = shape
+    origin = tokenizer.hex(), source.hex(), raw[FIELDS.size :].hex()
+    header = Header(width, vocab_size, bos, num_tokens, num_documents, *origin)
+    if version != VERSION or header.width not in WIDTHS:
+        raise DataError(f"{path}: a token shard of version {version}, this reads {VERSION}; make it again")
+    if not bos < vocab_size <= 1 << 8 * width:
+        raise DataError(f"{path}: <|bos|> is {bos} of {vocab_size} ids in {width} bytes; make it again")
+    if num_bytes != header.num_bytes:
+        raise DataError(f"{path}: torn: {num_bytes} bytes, its header promises {header.num_bytes}; make it again")
+    if tokenizer_sha256 and header.tokenizer_sha256 != tokenizer_sha256:
+        made = header.tokenizer_sha256[:12]
+        raise DataError(f"{path}: made by tokenizer {made}, not by {tokenizer_sha256[:12]}; make it again")
+    return header
+
+
+def is_intact(path: Path, header: Header) -> bool:
+    """Whether every byte is as it was written. Reads all of it."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        file.seek(BODY)
+        while block := file.read(1 << 20):
+            digest.update(block)
+    digest.update(header.fields)
+    return digest.hexdigest() == header.sha256
+
+
+def token_files(folder: Path) -> list[Path]:
+    return sorted(path for part in ("train", "val") for path in folder.glob(f"{part}-[0-9]*.bin"))
+
+
+def is_token_folder(folder: Path) -> bool:
+    """Whether `folder` holds token shards, finished or not."""
+    with suppress(OSError, ValueError):
+        return outside.load(folder / MANIFEST, MANIFEST_BYTES, MANIFEST_BYTES // 16).get("kind") == KIND
+    return not (folder / MANIFEST).exists() and any(token_files(folder))
+
+
+def read_token_manifest(folder: Path) -> dict[str, Any]:
+    """Raises DataError when there is none, or none that this reads."""
+    path = folder / MANIFEST
+    try:
+        manifest = outside.load(path, MANIFEST_BYTES, MANIFEST_BYTES // 16)
+        known = (manifest.get("kind"), manifest.get("schema")) == (KIND, SCHEMA)
+        shards = outside.typed(manifest, "shards", list)
+        whole = bool(SHA256.fullmatch(outside.typed(manifest, "tokenizer_sha256", str)))
+        for one in shards:
+            whole &= type(one) is dict and bool(_NAME.fullmatch(outside.typed(one, "name", str)))
+            whole &= type(one) is dict and bool(SHA256.fullmatch(outside.typed(one, "sha256", str)))
+    except FileNotFoundError:
+        raise DataError(f"{folder}: no {MANIFEST}; the token shards were not finished") from None
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path}: not a manifest of {KIND}: {error}") from None
+    if not known or not whole:
+        raise DataError(f"{path}: not a manifest of {KIND}, schema {SCHEMA}")
+    return manifest

@@ -1,0 +1,214 @@
+"""Text shards -> token shards: one `.bin` for each text shard, `train-00000.bin` and so on, and `manifest.json` last.
+
+In: a folder of text shards, a tokenizer. Out: files as `token_file.py` describes them. Several processes tokenize one
+text shard each; what a file holds depends on its text shard and the tokenizer alone. A run that was stopped goes on: a
+file that is there is whole, and says of which text and by which tokenizer it was made. Called by `python -m data
+tokens` and, for a few texts, by `trainer/evaluation/scores.py`.
+"""
+
+import hashlib
+import os
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.config import ConfigError
+from data.errors import DataError
+from data.events import emit
+from data.manifest import MANIFEST, TOOL, sync, sync_path, write_json
+from data.process_pool import share_out
+from data.shards.shards import read, whole_shards
+from data.tokens.stream import DTYPES, STARTS
+from data.tokens.token_file import BODY, KIND, SCHEMA, Header, read_header, token_files
+from data.tokens.tokenizer import BOS, Tokenizer, load
+
+BATCH = 512
+WORTH_A_PROCESS = 16 << 20  # bytes of text: to start one takes as long as to tokenize a few megabytes
+TELL_EVERY_S = 0.3
+
+
+NO_SOURCE = bytes(32).hex()
+
+
+class Writer:
+    """One file, written beside its place, where a process that outlives its parent for a moment is in nobody's way.
+
+    Memory: eight bytes per document.
+    """
+
+    def __init__(self, target: Path, tokenizer: Tokenizer, source_sha256: str = NO_SOURCE):
+        size = tokenizer.vocab_size
+        width = 2 if size <= 1 << 16 else 4
+        self.header = Header(width, size, tokenizer.special(BOS), 0, 0, tokenizer.sha256, source_sha256)
+        self.target, self.draft = target, target.with_name(f".{target.name}.{os.getpid()}.draft")
+        self.file = open(self.draft, "wb")  # noqa: SIM115 closed by finish
+        self.file.write(bytes(BODY))
+        self.digest = hashlib.sha256()
+        self.starts = array("Q", [0])
+
+    @property
+    def num_tokens(self) -> int:
+        return self.starts[-1]
+
+    @property
+    def num_documents(self) -> int:
+        return len(self.starts) - 1
+
+    def add(self, documents: Sequence[Sequence[int] | np.ndarray]) -> None:
+        """The ids of some documents, without their <|bos|>."""
+        ends = np.cumsum([1 + len(one) for one in documents])
+        ids = np.empty(ends[-1] if len(ends) else 0, DTYPES[self.header.width])
+        start = 0
+        for document, end in zip(documents, ends.tolist(), strict=True):
+            ids[start] = self.header.bos
+            ids[start + 1 : end] = document
+            start = end
+        self._write(ids.data)
+        self.starts.extend((ends + self.num_tokens).tolist())
+
+    def finish(self) -> None:
+        """Let the file appear, after it is on the disk."""
+        header = replace(self.header, num_tokens=self.num_tokens, num_documents=self.num_documents)
+        self._write(bytes(header.padding))
+        self._write(np.array(self.starts, STARTS).data)
+        self.digest.update(header.fields)
+        self.file.seek(0)
+        self.file.write(header.fields + self.digest.digest())
+        sync(self.file)
+        self.file.close()
+        os.replace(self.draft, self.target)
+        sync_path(self.target.parent)
+
+    def _write(self, data: Any) -> None:
+        self.digest.update(data)
+        self.file.write(data)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One text shard and the file that is made of it."""
+
+    text: Path
+    source_sha256: str
+    num_bytes: int
+    target: Path
+
+    def __str__(self) -> str:
+        return str(self.text)
+
+
+def make(text: Path, tokenizer_folder: Path, folder: Path, workers: int = 0, partial: bool = False) -> dict[str, Any]:
+    """Write the token shards of `text` into `folder`; what they hold.
+
+    workers: processes; 0 as many as there are processors. partial: of what is whole in a text that was not finished.
+    Raises DataError, ConfigError.
+    """
+    if workers < 0:
+        raise ConfigError(f"workers is {workers}; it must be 0 (as many as processors) or more")
+    tokenizer = load(tokenizer_folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tasks = [task for part in ("train", "val") for task in _tasks(text, part, folder, partial)]
+    due = [task for task in tasks if not _is_made(task, tokenizer.sha256)]
+    if due:
+        (folder / MANIFEST).unlink(missing_ok=True)
+        processes = len(os.sched_getaffinity(0))
+        worth = 1 + sum(task.num_bytes for task in due) // WORTH_A_PROCESS
+        _make_all(due, tokenizer_folder, min(workers or processes, len(due), worth), processes)
+    names = {task.target.name for task in tasks}
+    for path in (*token_files(folder), *folder.glob(".*.bin.*.draft")):
+        if path.name not in names:  # of an earlier run, over more text or killed
+            path.unlink()
+    shards = [_about(task.target, tokenizer.sha256) for task in tasks]
+    about: dict[str, Any] = {"vocab_size": tokenizer.vocab_size, "tokenizer_sha256": tokenizer.sha256}
+    for part in ("train", "val"):
+        ours = [one for one in shards if one["name"].startswith(part)]
+        about[f"{part}_tokens"] = sum(one["tokens"] for one in ours)
+        about[f"{part}_documents"] = sum(one["documents"] for one in ours)
+    write_json(folder / MANIFEST, {"kind": KIND, "schema": SCHEMA, "tool": TOOL, **about, "shards": shards})
+    return about
+
+
+def write(paths: Sequence[Path], tokenizer: Tokenizer, target: Path) -> tuple[int, int]:
+    """Tokenize text shards into one file; (tokens, documents)."""
+    made = Writer(target, tokenizer)
+    for _ in _fill(made, paths, tokenizer):
+        pass
+    made.finish()
+    return made.num_tokens, made.num_documents
+
+
+def _tasks(text: Path, part: str, folder: Path, partial: bool) -> Iterator[Task]:
+    for number, (path, about) in enumerate(whole_shards(text, part, partial)):
+        yield Task(path, about["sha256"], about["raw_bytes"], folder / f"{part}-{number:05d}.bin")
+
+
+def _is_made(task: Task, tokenizer_sha256: str) -> bool:
+    with suppress(DataError):
+        return read_header(task.target, tokenizer_sha256).source_sha256 == task.source_sha256
+    return False
+
+
+def _about(path: Path, tokenizer_sha256: str) -> dict[str, Any]:
+    one = read_header(path, tokenizer_sha256)
+    about = {"name": path.name, "tokens": one.num_tokens, "documents": one.num_documents, "bytes": one.num_bytes}
+    return {**about, "sha256": one.sha256, "source_sha256": one.source_sha256}
+
+
+def _fill(made: Writer, paths: Sequence[Path], tokenizer: Tokenizer) -> Iterator[tuple[int, int]]:
+    """Add the documents of these shards; after each batch, (documents, tokens) so far."""
+    texts = read(list(paths))
+    while batch := list(islice(texts, BATCH)):
+        made.add(tokenizer.encode_batch(batch))
+        yield made.num_documents, made.num_tokens
+
+
+def _made(task: Task, tokenizer: Tokenizer) -> Iterator[tuple[int, int]]:
+    made = Writer(task.target, tokenizer, task.source_sha256)
+    yield from _fill(made, [task.text], tokenizer)
+    made.finish()
+
+
+def _work(tokenizer_folder: Path, threads: int) -> Callable[[Task], Iterator[tuple[int, int]]]:
+    """What a process of the crew does with a task."""
+    os.environ["RAYON_NUM_THREADS"] = str(threads)
+    tokenizer = load(tokenizer_folder)
+    return lambda task: _made(task, tokenizer)
+
+
+class Told:
+    """How far all text shards are, told every now and then."""
+
+    def __init__(self) -> None:
+        self.of: dict[Task, tuple[int, int]] = {}
+        self.at = 0.0
+
+    def hear(self, task: Task, so_far: tuple[int, int]) -> None:
+        self.of[task] = so_far
+        if time.monotonic() - self.at >= TELL_EVERY_S:
+            self.tell()
+
+    def tell(self) -> None:
+        self.at = time.monotonic()
+        documents, tokens = (sum(one[at] for one in self.of.values()) for at in (0, 1))
+        emit("progress", done=documents, unit="documents", tokens=tokens)
+
+
+def _make_all(tasks: Sequence[Task], tokenizer_folder: Path, workers: int, processors: int) -> None:
+    told = Told()
+    if workers == 1:
+        tokenizer = load(tokenizer_folder)
+        for task in tasks:
+            for so_far in _made(task, tokenizer):
+                told.hear(task, so_far)
+    else:
+        largest_first = sorted(tasks, key=lambda task: -task.num_bytes)  # so that all end at about the same time
+        share_out(largest_first, partial(_work, tokenizer_folder, max(1, processors // workers)), workers, told.hear)
+    told.tell()

@@ -1,0 +1,120 @@
+"""Whose the machines of an account are: what the vendor lists, held against what the journal knows.
+
+    reconcile.look -> findings -> is it clean?
+
+In: records. Out: records; nothing is asked for and nothing is changed here.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from infra.ledger.journal import Op
+from infra.ledger.life_cycle import CREATING, ENDED, PLANNED, TERMINATING, UNKNOWN
+from infra.ledger.reconcile import Look
+from infra.providers.pod_keys import is_token
+from infra.records import Pod
+
+CLAIMED = "claimed"  # ours, and a live row has it
+ORPHANED = "orphaned"  # ours, and no live row has it
+ENDING = "ending"  # ours, its end was asked for, and the vendor still has it
+FOREIGN = "foreign"
+GHOST = "ghost"  # a live row, and the vendor knows nothing of its machine
+UNCLEAR = "unclear"  # a row whose request got no clear answer: its machine may turn up
+UNKNOWN_MARK = "unknown"  # what the vendor says of it does not tell whose it is
+
+ENDED_BY_VENDOR = "ending"  # as `Pod.state` says it: it is on its way out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One machine, or one row without its machine."""
+
+    provider: str
+    kind: str
+    pod_id: str = ""
+    token: str = ""
+    run: str = ""
+    name: str = ""  # as the vendor shows it
+    state: str = ""  # as the vendor says
+    micro_usd_per_hour: int = 0
+    age_s: float | None = None  # by the vendor's clock; None = the vendor does not say
+    note: str = ""
+
+    @property
+    def is_due(self) -> bool:
+        """It is ours, it should be gone, and it is not."""
+        return self.kind in (ORPHANED, ENDING)
+
+    @property
+    def is_wrong(self) -> bool:
+        """It costs money that nobody wants to spend, or may."""
+        return (self.is_due and self.state != ENDED_BY_VENDOR) or self.kind in (UNCLEAR, UNKNOWN_MARK)
+
+
+def findings(seen: Look, *, provider: str, prefix: str, now: float) -> list[Finding]:
+    """Every machine of the account, then the rows without one. `now`: by the vendor's clock."""
+    found = []
+    taken: set[str] = set()  # tokens whose row has its machine
+    for pod in sorted(seen.listing.pods, key=lambda pod: (pod.created_at, pod.pod_id)):
+        row = seen.rows.get(pod.token)
+        kind, note = _whose(pod, row, prefix, seen, taken)
+        if kind in (CLAIMED, ENDING):
+            taken.add(pod.token)
+        found.append(
+            Finding(
+                provider=provider,
+                kind=kind,
+                pod_id=pod.pod_id or (row and row.remote_id) or "",
+                token=pod.token,
+                run=row.run if row else pod.run,
+                name=pod.name,
+                state=pod.state,
+                micro_usd_per_hour=pod.micro_usd_per_hour or (row.rate if row and pod.odd else 0),
+                age_s=max(0.0, now - pod.created_at) if pod.created_at else None,
+                note="; ".join(filter(None, (note, pod.odd))),
+            )
+        )
+    missing = [row for row in seen.rows.values() if row.token not in taken and row.state not in (*ENDED, PLANNED)]
+    return [*found, *_without(missing, seen, provider)]
+
+
+def _whose(pod: Pod, row: Op | None, prefix: str, seen: Look, taken: set[str]) -> tuple[str, str]:
+    """What kind of machine that is, and why."""
+    if not pod.is_legible:
+        return UNKNOWN_MARK, "it may be ours"
+    if not pod.token.startswith(prefix):
+        return FOREIGN, "another installation's" if is_token(pod.token) else ""
+    if row is None:
+        return ORPHANED, "it has our mark, and no row"
+    if row.state in ENDED:
+        return ORPHANED, f"its row has ended ({row.reason})" if row.reason else "its row has ended"
+    known = row.remote_id in {one.pod_id for one in seen.listing.pods}
+    if pod.token in taken or (known and pod.pod_id != row.remote_id):
+        return ORPHANED, f"a second one of {row.run}"
+    if row.state == TERMINATING:
+        return ENDING, row.reason
+    return CLAIMED, "not adopted yet" if row.state in (CREATING, UNKNOWN) else ""
+
+
+def _without(rows: Sequence[Op], seen: Look, provider: str) -> Iterator[Finding]:
+    """Rows that are live and whose machines are not listed; of an incomplete listing nothing follows."""
+    for row in rows if seen.listing.is_complete else ():
+        if row.remote_id and row.remote_id not in seen.listing.denied:
+            kind, note = CLAIMED, "not in the listing, and there when it is asked for"
+        elif row.remote_id:
+            kind, note = GHOST, f"{provider} knows nothing of it; inv reap clears its row away"
+        elif row.token in seen.busy:
+            kind, note = CLAIMED, "being rented at this moment"
+        elif row.sent_at is None:
+            kind, note = GHOST, "nothing was asked for; inv reap clears its row away"
+        else:
+            kind, note = UNCLEAR, "whether it exists is not known yet; inv reap looks again"
+        yield Finding(
+            provider=provider,
+            kind=kind,
+            pod_id=row.remote_id or "",
+            token=row.token,
+            run=row.run,
+            micro_usd_per_hour=row.rate if kind != GHOST else 0,
+            note=note,
+        )

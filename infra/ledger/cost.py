@@ -1,0 +1,201 @@
+"""What pods have cost, by the journal and by the vendors' word; and what work would cost, by offers.
+
+In: rows, offers. Out: records; nothing is asked for here. The ledger counts as `infra.ledger.spend` does, from the
+request until the pod is proven gone, so that it is never below what is owed; whoever tells what something has cost asks
+it. Money is micro-dollars, times UTC epoch seconds.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from infra.agent.limits import Clocks
+from infra.errors import UsageError
+from infra.ledger import spend
+from infra.ledger.journal import Op
+from infra.ledger.life_cycle import FAILED, PLANNED
+from infra.market import gpus
+from infra.records import Offer
+
+# How much faster one GPU is than another by data sheets, and what is seen of that:
+LEAST, USUAL = 0.35, 0.7  # exponents; the one pair that was measured gives the first
+VAGUE = 1.25  # one measurement may be off by that factor, either way
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodCost:
+    """What one pod has cost."""
+
+    token: str
+    run: str
+    provider: str
+    pod_id: str
+    micro_usd_per_hour: int
+    began_at: int
+    ended_at: int | None  # None = it is not proven gone
+    elapsed_s: float  # by its own clock
+    quoted_micro_usd: int  # rate x time, what its vendor bills whole once it is begun counted whole
+    billed_micro_usd: int | None  # as the vendor said; None = it did not, or cannot say it of that month alone
+    billed_at: int | None  # when it said so
+
+    @property
+    def micro_usd(self) -> int:
+        """The vendor's word once the pod is gone; before that it is late, and only raises ours."""
+        if self.billed_micro_usd is None:
+            return self.quoted_micro_usd
+        return self.billed_micro_usd if self.ended_at else max(self.quoted_micro_usd, self.billed_micro_usd)
+
+
+def ledger(
+    rows: Iterable[Op],
+    told: Mapping[str, tuple[int, int]],
+    now: spend.Now,
+    *,
+    clock_scale: float = 1.0,
+    month: str = "",
+) -> list[PodCost]:
+    """One line for each row that something was asked for, oldest first.
+
+    `month`: `2026-11`, UTC; only what fell into it. `told`: as the journal has it. Vendors' clocks run
+    `clock_scale` times as fast as ours.
+    """
+    lines = []
+    wall_s = int(now.wall_s) if isinstance(now, Clocks) else int(now)
+    since, until = span(month) if month else (0, math.inf)
+    for row in rows:
+        if row.state in (PLANNED, FAILED):
+            continue  # nothing was sent, it was refused, or it is proven that nothing came of it
+        began_at = int(spend.billed_from(row))
+        ended_at = spend.ended_at(row, clock_scale)
+        if ended_at is None and not row.is_live:  # an older Slipway wrote down no more than this
+            ended_at = row.del_requested_at or row.last_seen_at or began_at
+        last = 1 + (wall_s if ended_at is None else ended_at)
+        inside_s = min(last, until) - max(began_at, since)
+        if month and (inside_s < 0 or began_at >= until):
+            continue
+        is_whole = began_at >= since and last <= until
+        elapsed_s = spend.age_s(row, now, clock_scale) if is_whole else max(0.0, inside_s) * clock_scale
+        quoted = spend.spent(row, now, clock_scale) if is_whole else math.ceil(elapsed_s * row.rate / 3600)
+        at, billed = told.get(row.token, (None, None))
+        lines.append(
+            PodCost(
+                token=row.token,
+                run=row.run,
+                provider=row.vendor,
+                pod_id=row.remote_id or "",
+                micro_usd_per_hour=row.rate,
+                began_at=began_at,
+                ended_at=ended_at,
+                elapsed_s=elapsed_s,
+                quoted_micro_usd=quoted,
+                billed_micro_usd=billed if is_whole else None,
+                billed_at=at if is_whole else None,
+            )
+        )
+    return lines
+
+
+def total(
+    rows: Iterable[Op], told: Mapping[str, tuple[int, int]], now: spend.Now, *, clock_scale: float = 1.0
+) -> int:  # fmt: skip
+    """What these have cost together: of a run, the rows of all its pods."""
+    return sum(line.micro_usd for line in ledger(rows, told, now, clock_scale=clock_scale))
+
+
+def span(month: str) -> tuple[int, int]:
+    """When that month begins, and when the next one does. Raises UsageError."""
+    try:
+        first = datetime.strptime(month, "%Y-%m").replace(tzinfo=timezone.utc)
+    except ValueError:
+        raise UsageError(f"--month {month}: write it as 2026-11") from None
+    following = first.replace(year=first.year + first.month // 12, month=first.month % 12 + 1)
+    return int(first.timestamp()), int(following.timestamp())
+
+
+def month_of(at: float) -> str:
+    return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m")
+
+
+def months(first_at: int, last_at: int) -> list[str]:
+    """All from that of the first time to that of the last."""
+    found = [month_of(first_at)]
+    while (following := span(found[-1])[1]) <= last_at:
+        found.append(month_of(following))
+    return found
+
+
+# What work would cost.
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Work that somebody has done: on which GPUs, in which time."""
+
+    gpu: str
+    num_gpus: int
+    hours: float
+    tokens: float = 0.0  # 0 = it has a size of its own
+
+    @property
+    def gpu_hours(self) -> float:
+        return self.hours * self.num_gpus
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Of one kind of GPU; low, expected, high. Prices are for one GPU-hour; None = nobody offers it now."""
+
+    gpu: str
+    num_gpus: int
+    hours: tuple[float, float, float]
+    prices: tuple[int, int, int] | None
+    offers: int  # that the prices come from; 0 = the price was given
+
+    @property
+    def micro_usd(self) -> tuple[int, int, int] | None:
+        if self.prices is None:
+            return None
+        low, expected, high = (
+            math.ceil(price * hours * self.num_gpus) for price, hours in zip(self.prices, self.hours, strict=True)
+        )
+        return low, expected, high
+
+
+def hours_of(work: Sequence[Measured], gpu: str, num_gpus: int, tokens: float = 0.0) -> tuple[float, float, float]:
+    """How long that work takes there: as measured, or between what data sheets say and what was seen of that.
+
+    Raises UsageError for a kind of GPU of which nothing is known.
+    """
+    same = [one for one in work if gpus.is_asked(one.gpu, gpu) or gpus.is_asked(gpu, one.gpu)]
+    if same:
+        found = [_of_tokens(one, tokens) for one in same]
+        low, high = min(found), max(found)
+        low, high = (low / VAGUE, high * VAGUE) if len(found) == 1 else (low, high)
+        return low / num_gpus, math.sqrt(low * high) / num_gpus, high / num_gpus
+    rough = []
+    for one in work:
+        ratio = speed(gpu) / speed(one.gpu)
+        rough += [_of_tokens(one, tokens) / ratio**power for power in (LEAST, USUAL, 1.0)]
+    rough.sort()
+    return rough[0] / VAGUE / num_gpus, rough[len(rough) // 2] / num_gpus, rough[-1] * VAGUE / num_gpus
+
+
+def speed(gpu: str) -> float:
+    """Of the kind of GPU that is meant, at its best. Raises UsageError."""
+    found = gpus.tflops(gpus.meant(gpu))
+    if found is None:
+        raise UsageError(f"how fast a {gpu} is is not known here; say --hours; known: {', '.join(gpus.TFLOPS)}")
+    return found
+
+
+def prices_of(offers: Sequence[Offer]) -> tuple[int, int, int] | None:
+    """Of one GPU-hour: the cheapest, which is taken first, twice, and the median. None without offers."""
+    each = sorted(math.ceil(one.micro_usd_per_hour / one.num_gpus) for one in offers if one.num_gpus)
+    return (each[0], each[0], math.ceil(statistics.median(each))) if each else None
+
+
+def _of_tokens(one: Measured, tokens: float) -> float:
+    """GPU-hours for so many tokens."""
+    return one.gpu_hours * tokens / one.tokens if tokens and one.tokens else one.gpu_hours

@@ -1,0 +1,459 @@
+"""What we rented and owe: intents, written before their effects, and what became of them.
+
+In: events about pods. Out: rows. One journal per installation, in the user's state directory. The protocol: `plan`
+commits the intent, `advance` moves a row along the table of `infra.ledger.life_cycle`. A write names the row as its
+writer last saw it (its epoch); when somebody else moved it meanwhile, nothing is written and Fenced is raised: look
+again. A pod whose row is live, or UNKNOWN, may be billing.
+"""
+
+import contextlib
+import json
+import os
+import sqlite3
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from infra import journal_file
+from infra.agent.job import Job
+from infra.agent.limits import Clocks, gap_s, read_clocks
+from infra.agent.process import Identity, boot_id, is_alive, myself
+from infra.errors import NoOffer, UsageError
+from infra.journal_file import JournalError
+from infra.ledger.life_cycle import ENDED, PLANNED, TERMINATING, after
+from infra.records import Pod
+
+POD, SERVE = "pod", "serve"
+_STAMPS = {"sending": "sent_at", "found": "last_seen_at", "armed": "last_seen_at", "reachable": "last_seen_at",
+           "end": "del_requested_at", "aside": "del_requested_at", "gone": "ended_at", "absent": "ended_at",
+           "refused": "ended_at", "unsent": "ended_at"}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Op:
+    """One billable thing, as last read. Money is micro-USD, rates per hour; times are UTC epoch seconds."""
+
+    token: str
+    run: str
+    slot: int = 0  # the rank of its node; below 0, it stands beside the run: whatever it is, it is to be ended
+    role: str = "train"  # "pod": outlives its work; "pod:NAME": of that set of pods; "serve:NAME": a service's replica
+    vendor: str
+    account_fp: str = ""
+    spec_hash: str = ""
+    target: str = ""  # what it makes, and where: one live op for each pair
+    store: str = ""
+    job: str = ""  # JSON, as it is handed over
+    request: str = ""  # JSON: what kind of machine was asked for, so that another one can be found
+    recoveries: int = 0  # how often a keeper has brought the run back, on this pod and those before it
+    state: str = PLANNED
+    epoch: int = 1
+    place: str = ""  # the one machine that it wants; leased to this row while it is live
+    remote_id: str | None = None
+    address: str | None = None
+    rate: int = 0
+    storage_rate: int = 0
+    ttl_s: float | None = None
+    hard_deadline: int | None = None
+    cap: int | None = None
+    budget: int | None = None  # all pods under the names of its run may cost so much; each has a share of that as `cap`
+    asked: str = ""  # JSON: the words of its launch besides those on what it makes; "" = not on record
+    intent_at: int = 0
+    sent_at: int | None = None
+    last_seen_at: int | None = None  # when its vendor showed it, or its guard was met; its creation's answer is neither
+    first_absent_at: int | None = None
+    absent_n: int = 0
+    del_requested_at: int | None = None
+    ended_at: int | None = None  # when it was proven gone
+    billed_at: float | None = None  # when its vendor began to bill it, where that is later than the request and told
+    boot_id: str = ""  # the boot, and its own clock, when it was sent, or before that intended
+    boot_s: float | None = None
+    lived_s: float | None = None  # from then until it was proven gone, by the clock that counted more
+    reason: str = ""  # of its end, or of what is unclear, for people
+    outcome: str = ""  # how its run ended with it: ASKED, or the state of a verdict; "" = another pod may go on with it
+
+    def since_sent_s(self, now: Clocks) -> float:
+        """How long ago it was sent, or else intended, by the clock that says more; never negative."""
+        at = float(self.intent_at if self.sent_at is None else self.sent_at)
+        if self.boot_s is None:  # a row of an older Slipway
+            return max(0.0, now.wall_s - at)
+        return gap_s(Clocks(self.boot_id, self.boot_s, at), now)
+
+    def settling_s(self, now: Clocks) -> float:
+        """How long ago it was sent, or else intended, at least: by the boot's own clock, which nobody sets."""
+        at = float(self.intent_at if self.sent_at is None else self.sent_at)
+        if self.boot_s is None:  # a row of an older Slipway
+            return max(0.0, now.wall_s - at)
+        return max(0.0, now.boot_s - self.boot_s if now.boot_id == self.boot_id else now.boot_s)
+
+    @property
+    def is_live(self) -> bool:
+        return self.state not in ENDED
+
+    @property
+    def stays(self) -> bool:
+        """Whether it is there for its own sake, and not for one piece of work."""
+        return self.role.partition(":")[0] == POD
+
+    @property
+    def pod_set(self) -> str:
+        """The set of pods that it belongs to, "" for none."""
+        kind, _, name = self.role.partition(":")
+        return name if kind == POD else ""
+
+    @property
+    def service(self) -> str:
+        """The service that it is a replica of, "" for none. Its controller looks after it; it is nobody's run."""
+        kind, _, name = self.role.partition(":")
+        return name if kind == SERVE else ""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to change one thing, held by one process until it dies, releases it or hands it on."""
+
+    name: str
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Service:
+    """Several pods kept under one name. Both texts are for whoever keeps them; "" = nothing was written yet."""
+
+    name: str
+    epoch: int  # counts the changes of `wanted`
+    wanted: str
+    seen: str
+
+
+Admit = Callable[[list[Op], Op], None]
+
+_COLUMNS = tuple(one.name for one in fields(Op))
+_SELECT = f"SELECT {', '.join(_COLUMNS)} FROM ops"
+_LIVE = "state NOT IN ('TERMINATED', 'FAILED')"
+
+
+class Taken(UsageError):
+    """The same thing is live already; `op` is its row."""
+
+    def __init__(self, op: Op) -> None:
+        self.op = op
+        super().__init__(
+            f"{op.run} is at it already ({op.state} on {op.vendor}); run: inv status, or inv down {op.run}"
+        )
+
+
+class Leased(NoOffer):
+    """The machine holds another pod; `op` is its row. It is free when that row has ended, which takes proof."""
+
+    def __init__(self, op: Op) -> None:
+        self.op = op
+        super().__init__(f"{op.vendor}: {op.place} is leased by {op.run} ({op.state}); run: inv status {op.run}")
+
+
+class Held(UsageError):
+    """A living process holds that lease."""
+
+
+class Fenced(JournalError):
+    """Somebody else changed the row since it was read."""
+
+
+class Journal:
+    """Open with `Journal.open`; use as a context manager, or close it."""
+
+    def __init__(self, path: Path, opened: journal_file.Opened) -> None:
+        self.path, self._db = path, opened.db
+        self.installation, self.problem, self.others = opened.installation, opened.problem, opened.others
+        self.is_replacement, self.replaced = opened.is_replacement, opened.replaced
+        self._file, self._last_event = _identity(path), 0  # the file; the event that this transaction has written
+        self.close = weakref.finalize(self, _close, opened.db, path, bool(opened.problem))
+
+    @staticmethod
+    def open(path: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> "Journal":
+        """The journal at `path`, else this user's. A damaged one is read-only, and its `problem` says so.
+
+        Raises JournalError when it cannot or must not be used at all.
+        """
+        place = Path(path).absolute() if path else journal_file.default_path(environ)
+        return Journal(place, journal_file.open_file(place, environ))
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Pods.
+
+    def plan(self, *, token: str, run: str, vendor: str, admit: Admit | None = None, **facts: Any) -> Op:
+        """Commit the intent to rent.
+
+        Raises Taken when its (run, slot), or its target in its store, is live; Leased when its place is; what `admit`
+        raises for all rows, as they are in that very transaction, and the new one.
+        """
+        clocks = read_clocks()
+        op = Op(token=token, run=run, vendor=vendor, intent_at=int(clocks.wall_s), boot_id=clocks.boot_id,
+                boot_s=clocks.boot_s, **facts)  # fmt: skip
+        with self._writing():
+            same_target = "target = ? AND store = ? AND target != '' AND slot >= 0"
+            rivals = f"{_LIVE} AND ((run = ? AND slot = ?) OR ({same_target}))"
+            live = self._ops(f"WHERE {rivals}", op.run, op.slot, op.target, op.store)
+            if live:
+                raise Taken(live[0])
+            leased = self._ops(f"WHERE {_LIVE} AND vendor = ? AND place = ? AND place != ''", op.vendor, op.place)
+            if leased:
+                raise Leased(leased[0])
+            if admit:
+                admit(self._ops("ORDER BY rowid"), op)
+            self._insert(op, "plan")
+        return op
+
+    def claim(self, pod: Pod, reason: str, state: str = TERMINATING) -> Op:
+        """A row for a pod that bears our mark and has none: it is to be ended, or (LOST) may be at work."""
+        clocks = read_clocks()
+        now = int(clocks.wall_s)
+        sent_at = min(pod.created_at, now) or None
+        if state == TERMINATING:
+            run, job = f"orphan-{pod.token[-8:]}", ""
+        else:
+            run = pod.run if pod.run and not self.ops(run=pod.run) else f"found-{pod.token[-8:]}"
+            job = Job(run=run, token=pod.token, steps=()).to_json()  # what it does is known on the pod only
+        op = Op(token=pod.token, run=run, vendor=pod.provider, state=state, job=job, reason=reason,
+                remote_id=pod.pod_id or None, address=pod.address, rate=pod.micro_usd_per_hour, intent_at=now,
+                sent_at=sent_at, boot_id=clocks.boot_id, boot_s=clocks.boot_s - (now - (sent_at or now)),
+                last_seen_at=now, cap=pod.spend_limit_micro_usd,
+                ttl_s=pod.ends_at - pod.created_at if pod.ends_at and pod.created_at else None,
+                del_requested_at=now if state == TERMINATING else None)  # fmt: skip
+        with self._writing():  # at once: a row that is only PLANNED would say that nothing was sent
+            self._insert(op, "claim")
+        return op
+
+    def advance(self, op: Op, event: str, **facts: Any) -> Op:
+        """Move a row along the table, writing down `facts` (columns). Raises Fenced; SlipwayError: no such move."""
+        state = after(op.state, event)
+        if event in ("resurfaced", "aside"):  # beside whatever is live under the run's name, by now or soon
+            facts |= {"slot": min(0, *(one.slot for one in self.ops(run=op.run))) - 1}
+        if event == "resurfaced":  # one that was only silent keeps its machine leased
+            facts |= {"target": "", "place": "", "ended_at": None}
+        if event in _STAMPS:
+            facts.setdefault(_STAMPS[event], int(time.time()))
+        if event == "sending":
+            clocks = read_clocks()
+            facts = {"boot_id": clocks.boot_id, "boot_s": clocks.boot_s, **facts}
+        if event == "resurfaced":
+            facts |= {"lived_s": None}
+        elif state in ENDED:
+            facts |= {"lived_s": op.since_sent_s(read_clocks())}
+        return self._change(op, event, {"state": state, **facts})
+
+    def note(self, op: Op, **facts: Any) -> Op:
+        """Write down `facts` (columns) about a row that stays in its state. Raises Fenced."""
+        return self._change(op, "note", facts)
+
+    def op(self, token: str) -> Op:
+        """Raises JournalError when no row has this token."""
+        found = self._ops("WHERE token = ?", token)
+        if not found:
+            raise JournalError(f"journal {self.path}: nothing has the token {token}")
+        return found[0]
+
+    def ops(self, live: bool | None = None, run: str | None = None) -> list[Op]:
+        """Rows, oldest first; all, or only the live or the ended ones, or only those of a run."""
+        found = self._ops("WHERE run = ? ORDER BY rowid", run) if run else self._ops("ORDER BY rowid")
+        return [op for op in found if live is None or op.is_live is live]
+
+    def replaced_ago_s(self, now: Clocks) -> float | None:
+        """For how long, at least, it has stood in for one that was lost; None when it does not."""
+        if self.replaced is None:
+            return None
+        if not self.replaced.boot_id:  # by an older Slipway, which knew the wall's clock only
+            return max(0.0, now.wall_s - self.replaced.wall_s)
+        return now.boot_s - self.replaced.boot_s if now.boot_id == self.replaced.boot_id else now.boot_s
+
+    def runs(self) -> list[str]:
+        """Names of runs, the one that was rented for last at the end."""
+        return list(dict.fromkeys(op.run for op in reversed(self.ops())))[::-1]
+
+    # Money.
+
+    def tell(self, token: str, source: str, micro_usd: int) -> None:
+        """Write down what `source` says that a pod has cost until now."""
+        with self._writing():
+            self._db.execute("INSERT INTO spend VALUES (?, ?, ?, ?)", (token, int(time.time()), source, micro_usd))
+
+    def told(self, source: str) -> dict[str, tuple[int, int]]:
+        """By token, when `source` said last what a pod has cost, and how much."""
+        rows = self._db.execute("SELECT token, at, amount FROM spend WHERE source = ? ORDER BY rowid", (source,))
+        return {token: (at, amount) for token, at, amount in rows.fetchall()}
+
+    # Services.
+
+    def services(self) -> list[Service]:
+        """By name."""
+        rows = self._db.execute("SELECT name, epoch, wanted, seen FROM services ORDER BY name")
+        return [Service(*row) for row in rows.fetchall()]
+
+    def service(self, name: str) -> Service | None:
+        row = self._db.execute("SELECT name, epoch, wanted, seen FROM services WHERE name = ?", (name,)).fetchone()
+        return Service(*row) if row else None
+
+    def want(self, name: str, wanted: str, before: Service | None) -> Service:
+        """Write down what is wanted, where it is still as in `before`. Raises Fenced."""
+        with self._writing():
+            now = self.service(name)
+            if (now and now.epoch) != (before and before.epoch):
+                raise Fenced(f"{name}: another command changed it meanwhile; run: inv serve.status {name}")
+            if now is None:
+                self._db.execute("INSERT INTO services VALUES (?, 1, ?, '')", (name, wanted))
+            else:
+                sql = "UPDATE services SET epoch = epoch + 1, wanted = ? WHERE name = ?"
+                self._db.execute(sql, (wanted, name))
+        found = self.service(name)
+        assert found is not None
+        return found
+
+    def saw(self, name: str, seen: str, lease: Lease) -> None:
+        """Write down what there is. Raises Fenced when `lease` was taken over."""
+        with self._writing():
+            self._check_lease(lease)
+            self._db.execute("UPDATE services SET seen = ? WHERE name = ?", (seen, name))
+
+    def forget(self, name: str, lease: Lease) -> None:
+        """Remove a service of which nothing is left. Raises Fenced when `lease` was taken over."""
+        with self._writing():
+            self._check_lease(lease)
+            self._db.execute("DELETE FROM services WHERE name = ?", (name,))
+
+    # Leases.
+
+    def take(self, name: str) -> Lease:
+        """Raises Held while the process that has it lives."""
+        with self._writing():
+            epoch, holder = self._lease(name)
+            if holder:
+                raise Held(f"{name} is held by process {holder.pid}")
+            me = myself()
+            values = (name, epoch + 1, me.boot_id, me.pid, me.started)
+            self._db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?)", values)
+        return Lease(name, epoch + 1)
+
+    def held(self) -> set[str]:
+        """Names of the leases whose holders live."""
+        rows = self._db.execute("SELECT name, boot_id, pid, pid_starttime FROM leases WHERE pid IS NOT NULL")
+        return {name for name, *holder in rows.fetchall() if is_alive(Identity(*holder))}
+
+    def holder(self, name: str) -> Identity | None:
+        """The living process that has this lease."""
+        return self._lease(name)[1]
+
+    def is_ours(self, lease: Lease) -> bool:
+        """Whether nobody has taken it over since."""
+        return self._lease(lease.name)[0] == lease.epoch
+
+    def renew(self, lease: Lease) -> Lease:
+        """The same lease, held by this process from now on; what `lease` named before is void. Raises Fenced."""
+        me = myself()
+        return self._hold(lease, me.boot_id, me.pid, me.started)
+
+    def release(self, lease: Lease) -> None:
+        """Raises Fenced when it was no longer ours."""
+        self._hold(lease, None, None, None)
+
+    # Within.
+
+    def _lease(self, name: str) -> tuple[int, Identity | None]:
+        """Its epoch, and who has it: a dead process has nothing."""
+        row = self._db.execute("SELECT epoch, boot_id, pid, pid_starttime FROM leases WHERE name = ?", (name,))
+        epoch, *holder = row.fetchone() or (0, None, None, None)
+        found = Identity(*holder) if holder[1] is not None else None
+        return epoch, found if found and is_alive(found) else None
+
+    def _check_lease(self, lease: Lease) -> None:
+        if self._lease(lease.name)[0] != lease.epoch:
+            raise Fenced(f"{lease.name}: another process has taken over")
+
+    def _hold(self, lease: Lease, *holder: str | int | None) -> Lease:
+        with self._writing():
+            sql = "UPDATE leases SET epoch = ?, boot_id = ?, pid = ?, pid_starttime = ? WHERE name = ? AND epoch = ?"
+            done = self._db.execute(sql, (lease.epoch + 1, *holder, lease.name, lease.epoch))
+            if done.rowcount != 1:
+                raise Fenced(f"{lease.name}: another process has taken over")
+        return Lease(lease.name, lease.epoch + 1)
+
+    def _change(self, op: Op, event: str, facts: dict[str, Any]) -> Op:
+        assert facts.keys() <= set(_COLUMNS), facts
+        with self._writing():
+            sets = ", ".join(f"{column} = ?" for column in facts)
+            sql = f"UPDATE ops SET epoch = epoch + 1, {sets} WHERE token = ? AND epoch = ? AND state = ?"
+            done = self._db.execute(sql, (*facts.values(), op.token, op.epoch, op.state))
+            if done.rowcount != 1:
+                raise Fenced(f"{op.run}: another process changed {op.token} meanwhile; run: inv status")
+            changed = self.op(op.token)
+            self._event(changed, event, facts)
+        return changed
+
+    def _insert(self, op: Op, event: str) -> None:
+        marks, values = ", ".join("?" * len(_COLUMNS)), [getattr(op, column) for column in _COLUMNS]
+        self._db.execute(f"INSERT INTO ops ({', '.join(_COLUMNS)}) VALUES ({marks})", values)
+        self._event(op, event, {})
+
+    def _event(self, op: Op, event: str, facts: Mapping[str, Any]) -> None:
+        clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+        sql = (
+            "INSERT INTO events (token, event, state, epoch, facts, at, boot_id, boottime_ms) VALUES (?,?,?,?,?,?,?,?)"
+        )
+        now = (int(time.time()), boot_id(), time.clock_gettime_ns(clock) // 1_000_000)
+        done = self._db.execute(sql, (op.token, event, op.state, op.epoch, json.dumps(facts), *now))
+        self._last_event = done.lastrowid or 0
+
+    def _ops(self, where: str, *values: Any) -> list[Op]:
+        try:
+            rows = self._db.execute(f"{_SELECT} {where}", values).fetchall()
+        except sqlite3.DatabaseError as error:
+            raise JournalError(self.problem or f"journal {self.path}: {error}") from error
+        return [Op(**dict(zip(_COLUMNS, row, strict=True))) for row in rows]
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One transaction, under the lock."""
+        if self.problem:
+            raise JournalError(self.problem)
+        with journal_file.locked(self.path) as lock:
+            if _identity(self.path) != self._file:  # what is written to a file without a name is lost with this process
+                raise JournalError(f"journal {self.path} was moved away or replaced while it was open; run that again")
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                try:
+                    self._last_event = 0
+                    yield
+                    self._db.execute("COMMIT")
+                    if self._last_event:
+                        journal_file.remember_changes(lock, self._last_event)
+                except BaseException:
+                    if self._db.in_transaction:
+                        self._db.execute("ROLLBACK")
+                    raise
+                journal_file.checkpoint_if_long(self._db, self.path)
+            except sqlite3.Error as error:
+                raise JournalError(f"journal {self.path}: {error}") from error
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file that is; None when there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _close(db: sqlite3.Connection, path: Path, is_read_only: bool) -> None:
+    """The last one to close makes a checkpoint, so that this too wants the lock."""
+    if is_read_only:
+        db.close()
+    else:
+        with journal_file.locked(path):
+            db.close()

@@ -1,0 +1,105 @@
+"""Ending what is due in an account: what reconciling says, what has outlived its limits, what was never handed over.
+
+A limit is kept by the pod's guard and by the vendor's timer; this is the third line, for whenever somebody types.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from infra.agent.limits import read_clocks
+from infra.errors import in_words
+from infra.ledger import audit, reconcile, spend
+from infra.ledger.journal import Fenced, Held, Journal, Op
+from infra.ledger.life_cycle import BOOTING, TERMINATING
+from infra.ledger.reconcile import Action, Clock, Look
+from infra.providers import Market
+
+PATIENCE_S = 180.0  # of the vendor's clock, for it to let go of a machine
+LEAST_PATIENCE_S = 30.0
+POLL_S = 5.0  # likewise, between two looks
+LEAST_POLL_S = 0.2
+CUT_OFF = "its launch was cut off"
+
+
+@dataclass(frozen=True)
+class Reaped:
+    """What was done in one account, and what there is now."""
+
+    actions: tuple[Action, ...]
+    due: tuple[tuple[Op, str], ...]  # rows whose end was asked for, and why
+    findings: tuple[audit.Finding, ...]
+    problems: tuple[str, ...]  # of the last look
+
+
+def due(row: Op, busy: frozenset[str], now: spend.Now, clock_scale: float = 1.0) -> tuple[str, str]:
+    """Why this pod is to end now, and how its run ends with it; ("", "") while it may live.
+
+    Its clock runs `clock_scale` times as fast as `now`.
+    """
+    if not row.is_live or row.state == TERMINATING or row.remote_id is None:
+        return "", ""
+    if row.state == BOOTING and row.token not in busy:
+        return CUT_OFF, ""
+    why = spend.due(row, now, clock_scale)
+    return why, "limit" if why else ""
+
+
+def inspect(market: Market, journal: Journal) -> tuple[list[audit.Finding], Look]:
+    """Whose the machines of an account are. Changes nothing."""
+    seen = reconcile.look(market, journal)
+    prefix = reconcile.prefix(journal)
+    return audit.findings(seen, provider=market.name, prefix=prefix, now=market.now()), seen
+
+
+def reap(
+    market: Market, journal: Journal, *, orphans_only: bool = False,
+    clock: Clock = read_clocks, sleep: Callable[[float], None] = time.sleep,
+) -> Reaped:  # fmt: skip
+    """Reconcile, end what is due, and wait until the vendor has let go of it; what it keeps is in `findings`.
+
+    `orphans_only`: pods that a row claims live on, whatever their limits say.
+    """
+
+    def is_due(row: Op) -> bool:
+        """Its end was asked for, and can be proven at once."""
+        return row.state == TERMINATING and row.remote_id is not None
+
+    deadline = clock().boot_s + max(LEAST_PATIENCE_S, PATIENCE_S / market.clock_scale)
+    done: list[Action] = []
+    asked: list[tuple[Op, str]] = []
+    while True:
+        problems: list[str] = []
+        try:
+            swept = reconcile.reconcile(market, journal, clock)
+            done += [one for one in swept.actions if one not in done]
+            problems += swept.problems
+        except Held as error:
+            problems.append(f"{market.name}: {error}")
+        found, seen = inspect(market, journal)
+        now = clock()
+        new = [] if orphans_only else _end_due(seen, journal, now, market.clock_scale, problems)
+        asked += new
+        # What has no id cannot be ended from here, however long one waits.
+        is_left = any(one.is_due and one.pod_id for one in found)
+        is_over = not new and not any(map(is_due, seen.rows.values())) and not is_left
+        if is_over or now.boot_s >= deadline:
+            problems += [one for one in seen.problems if one not in problems]
+            return Reaped(tuple(done), tuple(asked), tuple(found), tuple(problems))
+        sleep(max(LEAST_POLL_S, POLL_S / market.clock_scale))
+
+
+def _end_due(
+    seen: Look, journal: Journal, now: spend.Now, clock_scale: float, problems: list[str]
+) -> list[tuple[Op, str]]:  # fmt: skip
+    ended = []
+    for row in seen.rows.values():
+        try:
+            reason, outcome = due(row, seen.busy, now, clock_scale)
+            if reason:
+                ended.append((journal.advance(row, "end", reason=reason, outcome=outcome), reason))
+        except Fenced:
+            continue  # somebody else has moved it meanwhile: the next look shows where it is
+        except Exception as error:  # the others are ended all the same
+            problems.append(f"{row.run}: {in_words(error)}")
+    return ended

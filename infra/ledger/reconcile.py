@@ -1,0 +1,290 @@
+"""What a vendor's listing means for the journal: first a pure decision, then its effects.
+
+    listing, then rows -> decide -> actions -> journal and vendor
+
+Called at the start of whatever rents or ends, for every vendor with keys. The listing is fetched before the rows are
+read: an intent precedes its request, so a pod in the listing has a row by the time the rows are read, unless it is an
+orphan. Nothing is ended on silence: absence takes the vendor's word, more than once where no id is known.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from infra.agent.limits import Clocks, read_clocks
+from infra.errors import in_words
+from infra.ledger import spend
+from infra.ledger.journal import Fenced, Journal, Op
+from infra.ledger.life_cycle import BOOTING, CREATING, ENDED, LOST, PLANNED, READY, TERMINATING, UNKNOWN
+from infra.providers import LAG_S, Provider, clock_scale, market
+from infra.records import Pod
+
+EARLY_S = 60.0  # of the vendor's clock: it looks by the minute, bills what is begun, and knows its clock better
+APART_S = 60  # between listings that are to prove an absence
+RENTING = (PLANNED, CREATING, UNKNOWN, BOOTING)  # a row at work is its renter's no longer, though that may live on
+FOUND = "its row was lost with its journal; it was found in a listing"
+OVERPRICED = 1.05  # times the rate that was agreed to
+Clock = Callable[[], Clocks]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """What a vendor said there is. `began`: before the first page was asked for."""
+
+    began: Clocks
+    pods: tuple[Pod, ...] = ()
+    is_complete: bool = True
+    denied: frozenset[str] = frozenset()  # ids of which the vendor, asked one by one, knows nothing
+
+
+@dataclass(frozen=True)
+class Move:
+    """An event of a row; "note" writes facts down and leaves the state."""
+
+    token: str
+    event: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A pod with our mark that no row knows gets one, so that its end is on record."""
+
+    pod: Pod
+    is_kept: bool = False  # its row may have been lost with its journal: it is not to be ended
+
+
+@dataclass(frozen=True)
+class Delete:
+    token: str
+    pod_id: str
+
+
+Action = Move | Claim | Delete
+
+
+def decide(
+    rows: Iterable[Op], listing: Listing, *, prefix: str, settle_s: float, busy: Collection[str] = (),
+    replaced_ago_s: float | None = None, at_limit: Mapping[str, str] = MappingProxyType({}),
+) -> list[Action]:  # fmt: skip
+    """What is to be done, in this order; a token's actions follow each other.
+
+    `rows`: all of the vendor's, ended ones too. `prefix`: of our tokens; other pods are nobody's business. `busy`:
+    tokens that a living process is renting. `replaced_ago_s`: how long, at least, the journal has stood in for one
+    that was lost, with the rows of all pods from before; whoever had opened that one may have rented for a while after
+    it. `at_limit`: why a pod was to end by now, by token: a vendor that has it no more has kept that limit.
+    """
+    found: dict[str, list[Pod]] = {}
+    for pod in sorted(listing.pods, key=lambda pod: (pod.created_at, pod.pod_id)):
+        if pod.token.startswith(prefix):
+            found.setdefault(pod.token, []).append(pod)
+    rows = tuple(rows)
+    # An account that had pods and shows none at all may be a listing gone wrong.
+    needed = 3 if not listing.pods and any(row.is_live and row.last_seen_at for row in rows) else 2
+    actions: list[Action] = []
+    for row in rows:
+        here = found.pop(row.token, [])
+        if row.token not in busy or row.state not in RENTING:
+            actions += _of_row(row, here, listing, settle_s, needed, at_limit.get(row.token, ""))
+    if listing.is_complete:
+        for pods in found.values():
+            age_s = listing.began.wall_s - pods[0].created_at
+            if replaced_ago_s is not None and age_s >= replaced_ago_s - settle_s:
+                actions.append(Claim(pods[0], is_kept=True))
+            else:
+                actions += [Claim(pods[0]), *(Delete(pod.token, pod.pod_id) for pod in pods)]
+    return actions
+
+
+def _of_row(row: Op, here: list[Pod], listing: Listing, settle_s: float, needed: int, limit: str) -> list[Action]:
+    ours = next((pod for pod in here if pod.pod_id == row.remote_id), here[0] if here else None)
+    surplus = [pod for pod in here if pod is not ours and listing.is_complete]
+    extras: list[Action] = [Delete(row.token, pod.pod_id) for pod in surplus]
+    if row.state in ENDED:
+        if ours is None or not listing.is_complete:
+            return []
+        pod_id = ours.pod_id or row.remote_id
+        again = Move(row.token, "resurfaced", {"remote_id": pod_id, "reason": "it turned up after its end"})
+        return [again, Delete(row.token, pod_id or ""), *extras]
+    if row.state == PLANNED:
+        return [Move(row.token, "unsent", {"reason": "its launch was cut off before anything was sent"})]
+    if row.state in (CREATING, UNKNOWN):
+        doubt = [Move(row.token, "unclear", {"reason": "its launch was cut off"})] if row.state == CREATING else []
+        if ours is None:
+            return [*doubt, *_absence(row, listing, settle_s, needed, "absent")]
+        facts = {"remote_id": ours.pod_id or None, "address": ours.address, "absent_n": 0, "first_absent_at": None}
+        rate = max(row.rate, ours.micro_usd_per_hour)
+        adopted = [*doubt, Move(row.token, "found", {**facts, "rate": rate})]
+        if ours.micro_usd_per_hour > row.rate * OVERPRICED:
+            reason = f"it costs {ours.micro_usd_per_hour} micro-USD/h, agreed to were {row.rate}"
+            return [*adopted, Move(row.token, "end", {"reason": reason}), Delete(row.token, ours.pod_id), *extras]
+        return [*adopted, *extras]
+    is_old = row.last_seen_at is not None or row.settling_s(listing.began) > min(LAG_S, settle_s)
+    is_denied = listing.is_complete and row.remote_id in listing.denied and is_old
+    if ours is not None:  # under an id that its vendor does not know it cannot be ended: a row may have been damaged
+        known = (ours.pod_id if is_denied else row.remote_id or ours.pod_id) or row.remote_id
+        facts = {"last_seen_at": int(listing.began.wall_s), "remote_id": known}
+        is_news = row.last_seen_at is None or row.remote_id != known
+        shown = [Move(row.token, "note", facts)] if is_news else []
+        ending = [Delete(row.token, ours.pod_id or known or "")] if row.state == TERMINATING else []
+        return [*shown, *ending, *extras]
+    if row.remote_id is None and row.sent_at is None:
+        return [Move(row.token, "gone")]  # asked to end before anything was sent
+    if row.remote_id is None:
+        return _absence(row, listing, settle_s, needed, "gone")
+    assert row.state in (BOOTING, READY, LOST, TERMINATING), row.state
+    if is_denied:
+        ended = f"{limit}; {row.vendor} ended it" if limit else f"{row.vendor} ended it"
+        why = {} if row.state == TERMINATING else {"reason": ended, "outcome": "limit" if limit else ""}
+        return [Move(row.token, "gone", why)]
+    return [Delete(row.token, row.remote_id)] if row.state == TERMINATING else []
+
+
+def _absence(row: Op, listing: Listing, settle_s: float, needed: int, event: str) -> list[Action]:
+    """One more listing without it, or the last one that was needed. Only those count that could have shown it.
+
+    When it was missed first is counted from its request by the boot's own clock; after another boot that begins anew.
+    """
+    since_s = row.settling_s(listing.began)
+    may_be_there = not all(pod.is_legible for pod in listing.pods)
+    if not listing.is_complete or may_be_there or since_s <= settle_s:
+        return []
+    at = int(since_s) + (row.intent_at if row.sent_at is None else row.sent_at)
+    if row.first_absent_at is None or at < row.first_absent_at:
+        return [Move(row.token, "note", {"absent_n": 1, "first_absent_at": at})]
+    if at < row.first_absent_at + APART_S * row.absent_n:
+        return []
+    if row.absent_n + 1 >= needed:
+        return [Move(row.token, event)]
+    return [Move(row.token, "note", {"absent_n": row.absent_n + 1})]
+
+
+@dataclass(frozen=True)
+class Look:
+    """An account as it was seen: what the vendor says first, what the journal says then."""
+
+    listing: Listing
+    rows: Mapping[str, Op]  # all of that vendor, by token
+    busy: frozenset[str]  # tokens that a living process is renting
+    problems: tuple[str, ...]
+
+
+def look(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Look:
+    """Changes nothing. A vendor that does not answer is a listing that is not complete, and a problem in words."""
+    began, problems = clock(), []
+    try:
+        listing = Listing(began=began, pods=tuple(provider.list()))
+    except Exception as error:
+        problems.append(f"{provider.name}: {in_words(error)}")
+        listing = Listing(began=began, is_complete=False)
+    rows = {op.token: op for op in journal.ops() if op.vendor == provider.name}
+    listing = replace(listing, pods=tuple(_known_by_id(listing.pods, rows.values())))
+    # After the rows: a renter takes its lease before its row, so that of a row that was seen it is seen as well.
+    busy = frozenset(name.removeprefix("rent:") for name in journal.held())
+    denied = _denied(provider, rows.values(), listing, problems) if listing.is_complete else frozenset()
+    return Look(replace(listing, denied=denied), rows, busy, tuple(problems))
+
+
+def _known_by_id(pods: Iterable[Pod], rows: Iterable[Op]) -> Iterator[Pod]:
+    """The same; whose mark cannot be read, and whose id a row has, is that row's."""
+    tokens = {row.remote_id: row.token for row in rows if row.remote_id}
+    for pod in pods:
+        token = "" if pod.is_legible else tokens.get(pod.pod_id, "")
+        yield replace(pod, token=token, is_legible=True) if token else pod
+
+
+def prefix(journal: Journal) -> str:
+    """With what the tokens of this installation begin."""
+    return f"sw1-{journal.installation}-"
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of a sweep, for whoever tells the user."""
+
+    actions: tuple[Action, ...]
+    problems: tuple[str, ...]  # an incomplete listing, a pod that could not be ended
+
+
+def reconcile(provider: Provider, journal: Journal, clock: Clock = read_clocks) -> Done:
+    """One sweep over a vendor. Raises Held while another process is at one; JournalError."""
+    lease = journal.take(f"reconcile:{provider.name}")
+    try:
+        seen = look(provider, journal, clock)
+        rows, problems = dict(seen.rows), [*seen.problems]
+        settle_s, ours = provider.settle_s, prefix(journal)
+        now = clock()
+        listing, at_limit = _by_our_clock(seen.listing, provider, now), _at_limit(rows.values(), provider, now)
+        actions = decide(rows.values(), listing, prefix=ours, settle_s=settle_s, busy=seen.busy,
+                         replaced_ago_s=journal.replaced_ago_s(now), at_limit=at_limit)  # fmt: skip
+        lost: set[str] = set()  # tokens that somebody else moved meanwhile: theirs to look after now
+        done = [action for action in actions if _carry_out(action, provider, journal, rows, lost, problems)]
+        return Done(tuple(done), tuple(problems))
+    finally:
+        journal.release(lease)
+
+
+def _by_our_clock(listing: Listing, provider: Provider, now: Clocks) -> Listing:
+    """The same, with times as our clock would tell them: the vendor's may be another one, and ours may be wrong."""
+    rented = market(provider)
+    if rented is None:
+        return listing
+
+    def ours(pod: Pod) -> Pod:
+        if not pod.created_at:
+            return pod
+        created_at = int(now.wall_s - max(0.0, rented.now() - pod.created_at) / rented.clock_scale)
+        ends_at = pod.ends_at and created_at + pod.ends_at - pod.created_at
+        return replace(pod, created_at=created_at, ends_at=ends_at)
+
+    return replace(listing, pods=tuple(map(ours, listing.pods)))
+
+
+def _at_limit(rows: Iterable[Op], provider: Provider, now: Clocks) -> dict[str, str]:
+    """Why each of these was to end by now, or within the vendor's own last look at it, by our arithmetic."""
+    scale = clock_scale(provider)
+    soon = replace(now, boot_s=now.boot_s + EARLY_S / scale, wall_s=now.wall_s + EARLY_S / scale)
+    return {row.token: why for row in rows if row.is_live and (why := spend.due(row, soon, scale))}
+
+
+def _denied(provider: Provider, rows: Iterable[Op], listing: Listing, problems: list[str]) -> frozenset[str]:
+    shown, denied = {pod.pod_id for pod in listing.pods}, set[str]()
+    for row in rows:
+        if row.is_live and row.remote_id and row.remote_id not in shown:
+            try:
+                if provider.find(row.remote_id) is None:
+                    denied.add(row.remote_id)
+            except Exception as error:  # of one pod: nothing is known of it, and the others go on
+                problems.append(f"{row.run}: {in_words(error)}")
+    return frozenset(denied)
+
+
+def _carry_out(
+    action: Action, provider: Provider, journal: Journal, rows: dict[str, Op], lost: set[str], problems: list[str]
+) -> bool:
+    token = action.pod.token if isinstance(action, Claim) else action.token
+    if token in lost:
+        return False
+    try:
+        if isinstance(action, Delete):
+            provider.delete(action.pod_id)
+        elif isinstance(action, Claim):
+            reason, state = (FOUND, LOST) if action.is_kept else ("it has our mark, and no row", TERMINATING)
+            rows[token] = journal.claim(action.pod, reason, state)
+        elif action.event == "note":
+            rows[token] = journal.note(rows[token], **action.facts)
+        else:
+            rows[token] = journal.advance(rows[token], action.event, **action.facts)
+            if not rows[token].is_live and (rented := market(provider)):
+                rented.forget(token)
+        return True
+    except Fenced:
+        lost.add(token)
+    except Exception as error:  # the other pods are looked after all the same
+        if not isinstance(action, Delete):  # what is not on record is not done
+            lost.add(token)
+        rate = rows[token].rate if token in rows else action.pod.micro_usd_per_hour if isinstance(action, Claim) else 0
+        cost = f"; it may still cost {rate / 1_000_000:.2f} USD/h" if rate else ""
+        problems.append(f"{rows[token].run if token in rows else token}: {in_words(error)}{cost}")
+    return False

@@ -1,0 +1,197 @@
+"""Is this the machine that was promised, and does it work? Asked in the first minute, before any work.
+
+    examine(transport, request, thresholds) -> Report
+
+What could not be measured is `unknown` and what cannot be measured yet is `later`; neither refuses a machine. What was
+promised and is not there, or measured and too little, does.
+"""
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from infra.errors import UsageError
+from infra.machines.host_memory import AGENT, ask, run_script
+from infra.machines.survey import TOLERANCE, same_gpu
+from infra.records import Request
+from infra.settings import Settings
+from infra.transport.protocol import Transport
+
+SLACK_S = 15.0
+FOLDER = "~/.slipway"
+LEAST_DOWNLOAD_BYTES = 1 << 20  # less than that measures the way, not its width
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thresholds:
+    """What a machine must reach, and how long each check may take."""
+
+    cuda: str = "13.0"
+    """What the pinned torch is built for; a driver serves every CUDA of its major version."""
+    disk_write_bytes_per_s: float = 50e6
+    free_bytes: float = 10e9
+    clock_offset_s: float = 30.0
+    """At most; certificates and signed requests fail beyond some minutes."""
+    url: str = ""
+    """What is downloaded for a few seconds; "" = no download."""
+    download_bytes_per_s: float = 2e6
+    disk_s: float = 6.0
+    download_s: float = 10.0
+    matmul_s: float = 60.0
+    """With the import of torch from a cold disk."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"\d+(\.\d+)?", self.cuda):
+            raise UsageError(f"SLIPWAY_ACCEPT_CUDA is {self.cuda!r}; write a version such as 13.0")
+
+    @staticmethod
+    def of(settings: Settings) -> "Thresholds":
+        return Thresholds(
+            cuda=settings.accept_cuda,
+            disk_write_bytes_per_s=settings.accept_disk_mb_s * 1e6,
+            free_bytes=settings.accept_free_gb * 1e9,
+            clock_offset_s=settings.accept_clock_s,
+            url=settings.accept_url,
+            download_bytes_per_s=settings.accept_download_mb_s * 1e6,
+        )
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    state: str  # "ok", "bad", "unknown", "later"
+    detail: str
+
+
+@dataclass(frozen=True)
+class Report:
+    checks: tuple[Check, ...]
+
+    @property
+    def is_accepted(self) -> bool:
+        return not self.failure
+
+    @property
+    def failure(self) -> str:
+        """Everything that is bad, in words; "" = nothing is."""
+        return "; ".join(f"{one.name}: {one.detail}" for one in self.checks if one.state == "bad")
+
+
+def examine(
+    transport: Transport, request: Request, thresholds: Thresholds, *, python: str = "python3", folder: str = FOLDER,
+    pythons: tuple[str, ...] = (),
+) -> Report:  # fmt: skip
+    """What the machine at the other end is worth. `pythons`: interpreters there that may have torch.
+
+    Raises SlipwayError when the machine does not answer at all.
+    """
+    facts = ask(transport, python, "facts")
+    limits_s = {"disk_s": thresholds.disk_s, "download_s": thresholds.download_s, "matmul_s": thresholds.matmul_s}
+    config = {"folder": folder, "gpus": _wants_gpus(request), "pythons": pythons, "url": thresholds.url, **limits_s}
+    script = (AGENT / "examine.py").read_bytes()
+    asked_at = time.time()
+    seen = run_script(transport, python, script, json.dumps(config), timeout_s=max(limits_s.values()) + SLACK_S)
+    return judge(facts, seen, (asked_at, time.time()), request, thresholds)
+
+
+def judge(
+    facts: Mapping[str, Any], seen: Mapping[str, Any], asked: tuple[float, float], request: Request, least: Thresholds
+) -> Report:
+    """The report from what `host.py` and `examine.py` said; `asked` is when that began and ended by our clock."""
+    checks = [
+        *(_gpus(facts, request), _driver(facts, seen["cuda"], request, least), _matmul(seen["matmul"], request)),
+        _least("disk write", seen["disk_write"], least.disk_write_bytes_per_s, 1e6, "MB/s"),
+        _least("free disk", seen["free"], least.free_bytes, 1e9, "GB"),
+        _clock(seen, asked, least),
+        _download(seen["download"], least),
+    ]
+    return Report(tuple(checks))
+
+
+def _wants_gpus(request: Request) -> bool:
+    return bool(request.num_gpus or request.gpu)
+
+
+def _gpus(facts: Mapping[str, Any], request: Request) -> Check:
+    """As many as promised, of that kind and size."""
+    gpus = facts["gpus"]
+    there = f"{len(gpus)} x {gpus[0]['name']}" if gpus else "none"
+    if not _wants_gpus(request):
+        return Check("GPUs", "ok", f"none was asked for; {there}")
+    if facts["gpu_problem"]:
+        return Check("GPUs", "bad", facts["gpu_problem"])
+    if len(gpus) < max(1, request.num_gpus):
+        return Check("GPUs", "bad", f"{max(1, request.num_gpus)} promised, {len(gpus)} there")
+    odd = [gpu["name"] for gpu in gpus if not same_gpu(request.gpu, gpu["name"])]
+    if request.gpu and odd:
+        return Check("GPUs", "bad", f"{request.gpu} promised, {odd[0]} there")
+    sizes = [gpu["memory_bytes"] for gpu in gpus]
+    if not request.gpu_memory_bytes:
+        return Check("GPUs", "ok", there)
+    if None in sizes:
+        return Check("GPUs", "unknown", f"{there}, which do not tell their memory")
+    size = f"{min(sizes) / 1e9:.0f} GB each"
+    if min(sizes) < TOLERANCE * request.gpu_memory_bytes:
+        return Check("GPUs", "bad", f"{request.gpu_memory_bytes / 1e9:.0f} GB promised, {size} there")
+    return Check("GPUs", "ok", f"{there}, {size}")
+
+
+def _driver(facts: Mapping[str, Any], cuda: Mapping[str, Any], request: Request, least: Thresholds) -> Check:
+    if not _wants_gpus(request):
+        return Check("driver", "ok", "none is needed")
+    if "value" not in cuda:
+        return _silent("driver", cuda)
+    drivers = ", ".join(sorted({gpu["driver"] for gpu in facts["gpus"]}))
+    said = f"{drivers} serves CUDA {cuda['value']}, torch wants {least.cuda}"
+    is_enough = int(cuda["value"].split(".")[0]) >= int(least.cuda.split(".")[0])
+    return Check("driver", "ok" if is_enough else "bad", said)
+
+
+def _matmul(matmul: Mapping[str, Any], request: Request) -> Check:
+    """A GPU that multiplies wrongly, or not at all, is no GPU."""
+    if not _wants_gpus(request):
+        return Check("matmul", "ok", "no GPU was asked for")
+    if "error" in matmul:
+        return Check("matmul", "bad", matmul["error"])
+    if "value" not in matmul:
+        return _silent("matmul", matmul)
+    rows = matmul["value"]
+    speeds = ", ".join(f"{row['tflops']:g}" for row in rows) or "nothing"
+    if len(rows) < max(1, request.num_gpus):
+        return Check("matmul", "bad", f"torch sees {len(rows)} GPUs")
+    wrong = [str(index) for index, row in enumerate(rows) if not row["exact"]]
+    if wrong:
+        return Check("matmul", "bad", f"GPU {', '.join(wrong)} gave a wrong product")
+    return Check("matmul", "ok", f"{speeds} TFLOP/s in bfloat16")
+
+
+def _clock(seen: Mapping[str, Any], asked: tuple[float, float], least: Thresholds) -> Check:
+    """The offset lies between what it is if the words took no time to get there, and if the answer took none back."""
+    earliest, latest = seen["ended_at"] - asked[1], seen["began_at"] - asked[0]
+    offset_s, unsure_s = (earliest + latest) / 2, abs(latest - earliest) / 2
+    detail = f"{offset_s:+.1f} s off, give or take {unsure_s:.1f} s"
+    if abs(offset_s) - unsure_s > least.clock_offset_s:
+        return Check("clock", "bad", f"{detail}; at most {least.clock_offset_s:g} s is right")
+    return Check("clock", "ok" if abs(offset_s) + unsure_s <= least.clock_offset_s else "unknown", detail)
+
+
+def _download(download: Mapping[str, Any], least: Thresholds) -> Check:
+    if download.get("bytes", LEAST_DOWNLOAD_BYTES) < LEAST_DOWNLOAD_BYTES:
+        return Check("download", "unknown", f"{least.url} has only {download['bytes']} bytes; set a larger one")
+    return _least("download", download, least.download_bytes_per_s, 1e6, "MB/s")
+
+
+def _least(name: str, answer: Mapping[str, Any], wanted: float, unit: float, words: str) -> Check:
+    if "value" not in answer:
+        return _silent(name, answer)
+    detail = f"{answer['value'] / unit:.1f} {words}"
+    if answer["value"] < wanted:
+        return Check(name, "bad", f"{detail}; {wanted / unit:g} {words} are wanted")
+    return Check(name, "ok", detail)
+
+
+def _silent(name: str, answer: Mapping[str, Any]) -> Check:
+    return Check(name, "later", answer["later"]) if "later" in answer else Check(name, "unknown", answer["error"])

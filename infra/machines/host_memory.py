@@ -1,0 +1,131 @@
+"""Machines: what one says of itself, what was seen of it last, and which ones have failed.
+
+The memory is one JSON file beside the journal, by machine (`ssh:pool/host`). Losing it costs a look, nothing more.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from infra import journal_file
+from infra.agent.job import write_durably
+from infra.errors import SlipwayError
+from infra.transport.protocol import Lost, Transport
+from store import outside
+
+AGENT = Path(__file__).parents[1] / "agent"
+ASK_S = 30.0
+OLDEST_PYTHON = (3, 9)
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is remembered of one machine; times are UTC epoch seconds."""
+
+    facts: Mapping[str, Any] = field(default_factory=dict)  # as `infra/agent/host.py facts` said
+    seen_at: float | None = None
+    failure: str = ""  # why it was given back; "" = it was not
+    failed_at: float | None = None
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """The memory of an installation, in `path`."""
+
+    path: Path
+
+    @staticmethod
+    def beside(journal: Path) -> "HostMemory":
+        return HostMemory(journal.with_name(f"{journal.stem}-hosts.json"))
+
+    def all(self) -> dict[str, Known]:
+        """By machine. Raises SlipwayError when the file is damaged."""
+        try:
+            read = outside.load(self.path)
+            return {machine: Known(**known) for machine, known in read.items()}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise SlipwayError(f"{self.path} is damaged ({error}); remove it, then run: inv pool.up") from None
+
+    def of(self, machine: str) -> Known:
+        return self.all().get(machine, Known())
+
+    def see(self, machine: str, facts: Mapping[str, Any]) -> None:
+        """Remember what a machine has."""
+        self._change(machine, facts=dict(facts), seen_at=time.time())
+
+    def blame(self, machine: str, failure: str) -> None:
+        """Remember that a machine failed, and was given back; it is not offered until that is forgotten."""
+        self._change(machine, failure=failure, failed_at=time.time())
+
+    def blamed(self, within_s: float) -> dict[str, Known]:
+        """Those that failed so lately, by name."""
+        since = time.time() - within_s
+        return {machine: known for machine, known in self.all().items() if (known.failed_at or 0.0) > since}
+
+    def forgive(self, machine: str) -> None:
+        self._change(machine, failure="", failed_at=None)
+
+    def _change(self, machine: str, **what: Any) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with journal_file.locked(self.path):
+            known = {name: asdict(one) for name, one in self.all().items()}
+            known[machine] = {**known.get(machine, asdict(Known())), **what}
+            write_durably(self.path, json.dumps(known, indent=1, sort_keys=True) + "\n", 0o600)
+
+
+def ask(transport: Transport, python: str, verb: str, *words: str) -> dict[str, Any]:
+    """What the machine says to one verb of `infra/agent/host.py`. Raises SlipwayError."""
+    return run_script(transport, python, (AGENT / "host.py").read_bytes(), verb, *words)
+
+
+def run_script(
+    transport: Transport, python: str, script: bytes, *words: str, timeout_s: float = ASK_S
+) -> dict[str, Any]:
+    """The one JSON object that a Python script prints on the machine.
+
+    TimedOut, Lost: it may have done its work. Any other SlipwayError: it has failed, or was never begun.
+    """
+    done = transport.run([python, "-", *words], stdin=script, timeout_s=timeout_s)
+    if done.exited == 127:
+        raise SlipwayError(f"there is no {python}; install Python 3.9 or newer there, or set `python:` of this host")
+    said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
+    if done.exited != 0:
+        raise SlipwayError(f"{python} ended with exit code {done.exited} and said: {said}")
+    try:  # a start-up file may have said something before
+        return outside.mapping(done.stdout.strip().splitlines()[-1])
+    except (IndexError, ValueError, TypeError):
+        raise Lost(f"{python} did not answer as expected; it said: {said}") from None
+
+
+def at_once(function: Callable[[T], R], items: Sequence[T], deadline_s: float) -> "list[R | SlipwayError]":
+    """The results in order, all made in parallel; where one failed or is late, the error stands in its place.
+
+    So does a mistake of ours, by its name and with its trace as the cause: one bad answer must not cost the others.
+    """
+    results: list[R | SlipwayError] = [SlipwayError(f"no answer in {deadline_s:g} s") for _ in items]
+
+    def work(index: int) -> None:
+        try:
+            results[index] = function(items[index])
+        except SlipwayError as error:
+            results[index] = error
+        except Exception as error:  # else it would look like one that is late
+            told = results[index] = SlipwayError(f"{type(error).__name__}: {error}")
+            told.__cause__ = error
+
+    threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(len(items))]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + deadline_s
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return list(results)

@@ -1,0 +1,216 @@
+"""The inventory of own machines: SkyPilot's `ssh_node_pools.yaml` as it is, and a few keys more.
+
+    hetzner:
+      user: root                        # for every host of the pool, unless the host says otherwise
+      identity_file: ~/.ssh/id_ed25519
+      usd_per_hour: 0.35                # ours, as are port, gpu, num_gpus, memory, gpu_memory, labels, python
+      hosts:
+        - 5.6.7.8                       # an address, or an alias of ~/.ssh/config
+        - ip: 5.6.7.9
+          gpu: RTX 6000 Ada
+
+An alias of the user's ssh config brings its own user and key, whatever the pool says, as in SkyPilot.
+In: the file. Out: one Host per machine. Everything unknown or unclear is refused, with file, pool and host.
+"""
+
+import difflib
+import getpass
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from infra.errors import UsageError
+from infra.names import check_name
+from infra.records import Address
+from infra.transport import ssh_config
+
+OURS = ("port", "gpu", "num_gpus", "memory", "gpu_memory", "usd_per_hour", "labels", "python")
+POOL_KEYS = ("hosts", "user", "identity_file", "password", *OURS)
+HOST_KEYS = ("ip", "user", "identity_file", "password", *OURS)
+KEY_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
+_HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,254}")
+_USER = re.compile(r"[A-Za-z_][A-Za-z0-9._-]{0,63}")
+_SIZE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(GB|GiB)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """One machine. None: the file does not say; then what was seen there counts."""
+
+    pool: str
+    name: str  # as the file has it, with the port where that is another than 22
+    address: Address
+    gpu: str = ""
+    num_gpus: int | None = None
+    memory_bytes: int | None = None
+    gpu_memory_bytes: int | None = None  # of each GPU
+    micro_usd_per_hour: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    python: str = "python3"
+
+    @property
+    def place(self) -> str:
+        """`pool/host`: what leases, offers and the memory of hosts call it."""
+        return f"{self.pool}/{self.name}"
+
+
+def load(path: Path, home: Path | None = None) -> tuple[Host, ...]:
+    """The machines of the file, in its order. `home` is where `.ssh` lies. Raises UsageError."""
+    from infra import strict_yaml
+
+    try:
+        document = strict_yaml.read(path)
+    except FileNotFoundError:
+        raise UsageError(
+            f"there is no inventory {path}; copy ssh_node_pools.yaml.example there, or run: inv pool.import"
+        ) from None
+    if not isinstance(document, dict) or not document:
+        raise UsageError(f"{path}: expected `POOL:` and below it `hosts:`")
+    ssh = (home or Path.home()) / ".ssh"
+    known = set(ssh_config.aliases(ssh / "config"))
+    hosts = [host for pool, body in document.items() for host in _pool(path, pool, body, ssh, known)]
+    return tuple(hosts)
+
+
+def find(hosts: Sequence[Host], word: str) -> Host:
+    """The machine called `pool/host`, or `host` where only one is. Raises UsageError."""
+    found = [host for host in hosts if word in (host.place, host.name)]
+    if len(found) == 1:
+        return found[0]
+    places = [host.place for host in (found or hosts)]
+    if found:
+        raise UsageError(f"{word!r} is several machines: {', '.join(places)}")
+    near = difflib.get_close_matches(word, [*places, *(host.name for host in hosts)], 3) or places[:10]
+    raise UsageError(f"no machine is called {word!r}; there is: {', '.join(near)}")
+
+
+def select(hosts: Sequence[Host], word: str) -> tuple[Host, ...]:
+    """The machines of a pool, or one machine; all for "". Raises UsageError."""
+    pools = sorted({host.pool for host in hosts})
+    if not word or word in pools:
+        return tuple(host for host in hosts if word in ("", host.pool))
+    try:
+        return (find(hosts, word),)
+    except UsageError as error:
+        raise UsageError(f"{error}; pools: {', '.join(pools)}") from None
+
+
+def _pool(path: Path, pool: Any, body: Any, ssh: Path, known: Collection[str]) -> list[Host]:
+    where = f"{path}: pool {pool}"
+    if not isinstance(pool, str):
+        raise UsageError(f"{where}: its name must be text; put it in quotes")
+    try:
+        check_name(pool)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+    _check_keys(where, body, POOL_KEYS)
+    entries = body.get("hosts")
+    if not isinstance(entries, list) or not entries:
+        raise UsageError(f"{where}: `hosts` must be a list with one machine at least")
+    hosts = [_host(where, pool, body, entry, ssh, known) for entry in entries]
+    names = [host.name for host in hosts]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise UsageError(f"{where}: host {twice} stands there twice")
+    return hosts
+
+
+def _host(where: str, pool: str, defaults: Mapping[str, Any], entry: Any, ssh: Path, known: Collection[str]) -> Host:
+    own = {"ip": entry} if isinstance(entry, str) else entry
+    where = f"{where}, host {own.get('ip', '?') if isinstance(own, dict) else own}"
+    _check_keys(where, own, HOST_KEYS)
+    if not isinstance(own.get("ip"), str) or not _HOST.fullmatch(own["ip"]):
+        raise UsageError(f"{where}: `ip` must be an address, or an alias of the ssh config, as text")
+    said = {**{key: defaults[key] for key in defaults if key != "hosts"}, **own}
+    if said.get("password") is not None:
+        raise UsageError(f"{where}: passwords are not used here, only keys: set identity_file, remove password")
+    try:
+        address = _address(said, ssh, known)
+        num_gpus = _whole(said, "num_gpus", 0, 1024)
+        gpu = _text(said, "gpu")
+        return Host(
+            pool=pool,
+            name=said["ip"] if address.port == 22 or said["ip"] in known else f"{said['ip']}:{address.port}",
+            address=address,
+            gpu=gpu,
+            num_gpus=1 if gpu and num_gpus is None else num_gpus,
+            memory_bytes=_size(said, "memory"),
+            gpu_memory_bytes=_size(said, "gpu_memory"),
+            micro_usd_per_hour=_price(said.get("usd_per_hour")),
+            labels=_labels(said.get("labels")),
+            python=_text(said, "python") or "python3",
+        )
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+
+
+def _address(said: Mapping[str, Any], ssh: Path, known: Collection[str]) -> Address:
+    """From the ssh config for an alias, else from the file; a port in the file outweighs both."""
+    port = _whole(said, "port", 1, 65535)
+    if said["ip"] in known:
+        found = ssh_config.resolve(said["ip"], ssh / "config")
+        host, user, port, keys = found.host, found.user, port or found.port, found.keys
+    else:
+        host, user, port = said["ip"], _text(said, "user") or getpass.getuser(), port or 22
+        named = _text(said, "identity_file")
+        keys = (Path(named).expanduser(),) if named else tuple(ssh / name for name in KEY_NAMES)
+    key = next((one for one in keys if one.is_file()), None)
+    if key is None:
+        raise UsageError(f"there is no key {' or '.join(map(str, keys))}; set identity_file to the private key")
+    if not _USER.fullmatch(user) or not _HOST.fullmatch(host):
+        raise UsageError(f"{user!r} at {host!r} is no user at an address")
+    return Address(user=user, host=host, port=port, key=str(key.absolute()), folder="/")
+
+
+def _check_keys(where: str, body: Any, known: Sequence[str]) -> None:
+    if not isinstance(body, dict):
+        raise UsageError(f"{where}: expected lines of the form `key: value`")
+    for key in body:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+            raise UsageError(f"{where}: unknown key {key!r}; {hint}")
+
+
+def _text(said: Mapping[str, Any], key: str) -> str:
+    value = said.get(key)
+    if value is not None and (not isinstance(value, str) or not value.isprintable()):
+        raise UsageError(f"{key} is {value!r}; it must be text")
+    return value or ""
+
+
+def _whole(said: Mapping[str, Any], key: str, least: int, most: int) -> int | None:
+    value = said.get(key)
+    if value is not None and (type(value) is not int or not least <= value <= most):
+        raise UsageError(f"{key} is {value!r}; it must be a whole number from {least} to {most}")
+    return value
+
+
+def _size(said: Mapping[str, Any], key: str) -> int | None:
+    """`64`, `64GB` or `60GiB`, in bytes."""
+    value = said.get(key)
+    if value is None:
+        return None
+    found = _SIZE.fullmatch(str(value)) if type(value) in (int, float, str) else None
+    if not found or not Decimal(found[1]):
+        raise UsageError(f"{key} is {value!r}; write it in GB: 64, 64GB, 60GiB")
+    return int(Decimal(found[1]) * (1 << 30 if found[2] == "GiB" else 10**9))
+
+
+def _price(value: Any) -> int:
+    """In micro-dollars."""
+    amount = Decimal(str(value or 0)) if value is None or type(value) in (int, float) else Decimal("nan")
+    if not amount.is_finite() or not 0 <= amount <= 10_000:
+        raise UsageError(f"usd_per_hour is {value!r}; it must be a number from 0 to 10000")
+    return int(amount * 1_000_000)
+
+
+def _labels(value: Any) -> Mapping[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or any(isinstance(one, (dict, list)) for one in value.values()):
+        raise UsageError("labels must be lines of the form `name: word`")
+    return {str(name): str(word) for name, word in value.items()}

@@ -1,0 +1,149 @@
+"""Looking at the machines of the inventory: can each be reached, what does it have, is that what the file promises."""
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infra.errors import SlipwayError
+from infra.machines.host_memory import OLDEST_PYTHON, HostMemory, ask, at_once
+from infra.machines.inventory import Host
+from infra.market import gpus
+from infra.records import Request
+from infra.transport.protocol import Transport
+from infra.transport.ssh_connection import StrangeHost, Unreachable
+
+LOOK_S = 45.0
+CONNECT_S = 20.0
+TOLERANCE = 0.95  # firmware and ECC keep a part of what the label says
+
+Connect = Callable[[Host], Transport]
+
+
+@dataclass(frozen=True)
+class Look:
+    """One line of `inv pool.up`."""
+
+    host: Host
+    facts: Mapping[str, Any] = field(default_factory=dict)  # {} when there was no answer
+    problem: str = ""  # why it cannot be used, and what to do
+
+
+@dataclass(frozen=True)
+class Has:
+    """What a machine has: as the file says, else as it was seen. None: not known."""
+
+    gpu: str = ""
+    num_gpus: int | None = None
+    gpu_memory_bytes: int | None = None
+    cpus: int | None = None
+    memory_bytes: int | None = None
+
+
+def look(hosts: Sequence[Host], connect: Connect, memory: HostMemory, deadline_s: float = LOOK_S) -> list[Look]:
+    """All machines at the same time; what each has is remembered."""
+    looks = []
+    for host, facts in zip(hosts, at_once(lambda host: _facts(host, connect), hosts, deadline_s), strict=True):
+        if isinstance(facts, SlipwayError):
+            looks.append(Look(host, problem=str(facts)))
+            continue
+        memory.see(f"ssh:{host.place}", facts)
+        looks.append(Look(host, facts, shortfall(host, facts)))
+    return looks
+
+
+def reachable(hosts: Sequence[Host], connect: Connect, deadline_s: float = LOOK_S) -> list[Look]:
+    """Only whether each can be reached, and its key is kept well."""
+    answers = at_once(lambda host: contact(host, connect), hosts, deadline_s)
+    return [
+        Look(host, problem=str(answer) if isinstance(answer, SlipwayError) else _careless(host))
+        for host, answer in zip(hosts, answers, strict=True)
+    ]
+
+
+def contact(host: Host, connect: Connect) -> Transport:
+    """A connection that works. Unreachable, StrangeHost: it does not, and nothing was done."""
+    try:
+        transport = connect(host)
+        done = transport.run(["true"], timeout_s=CONNECT_S)
+    except StrangeHost:
+        raise
+    except SlipwayError as error:  # none of them matters: nothing was asked for yet
+        raise Unreachable(_unreachable(host, str(error))) from None
+    if done.exited != 0:
+        raise Unreachable(_unreachable(host, f"`true` ended with exit code {done.exited}: {done.stderr.strip()}"))
+    return transport
+
+
+def has(host: Host, facts: Mapping[str, Any]) -> Has:
+    gpus = facts.get("gpus") or ()
+    sizes = [gpu["memory_bytes"] for gpu in gpus]
+    seen = min(sizes) if sizes and None not in sizes else None
+    return Has(
+        gpu=host.gpu or (gpus[0]["name"] if gpus else ""),
+        num_gpus=host.num_gpus if host.num_gpus is not None else len(gpus) if "gpus" in facts else None,
+        gpu_memory_bytes=host.gpu_memory_bytes or seen,
+        cpus=facts.get("cpus"),
+        memory_bytes=host.memory_bytes or facts.get("memory_bytes"),
+    )
+
+
+def shortfall(host: Host, facts: Mapping[str, Any]) -> str:
+    """Why a machine is of no use, or not what the file promises; "" = all is well."""
+    version = tuple(int(part) for part in re.findall(r"\d+", facts["python"])[:2])
+    if version < OLDEST_PYTHON:
+        return f"{facts['python_path']} is Python {facts['python']}; install 3.9 or newer, or set `python:`"
+    if facts["gpu_problem"]:
+        return f"its GPUs do not answer: {facts['gpu_problem']}"
+    promised, seen = has(host, {}), has(Host(pool="", name="", address=host.address), facts)
+    if (promised.num_gpus or 0) > (seen.num_gpus or 0):
+        return f"the inventory promises {promised.num_gpus} GPUs, {seen.num_gpus} are there"
+    if promised.gpu and promised.num_gpus and not same_gpu(promised.gpu, seen.gpu):
+        return f"the inventory promises {promised.gpu}, {seen.gpu} is there"
+    for what, key in (("memory", "memory_bytes"), ("GPU memory", "gpu_memory_bytes")):
+        wanted, there = getattr(promised, key), getattr(seen, key)
+        if wanted and there is not None and there < TOLERANCE * wanted:
+            return f"the inventory promises {wanted / 1e9:.0f} GB {what}, {there / 1e9:.1f} GB are there"
+    return ""
+
+
+def misfit(request: Request, what: Has) -> str:
+    """Why a machine is not what is asked for; "" = it is."""
+    if request.num_gpus > (what.num_gpus or 0):
+        return f"it has {what.num_gpus or 'no'} GPUs"
+    if request.gpu and not same_gpu(request.gpu, what.gpu):
+        return f"its GPU is {what.gpu or 'none'}"
+    if request.gpu_memory_bytes > (what.gpu_memory_bytes or 0):
+        size = f"{what.gpu_memory_bytes / 1e9:.0f} GB" if what.gpu_memory_bytes else "of unknown size"
+        return f"its GPU memory is {size}"
+    return ""
+
+
+def same_gpu(asked: str, name: str) -> bool:
+    """`RTX6000Ada` is `NVIDIA RTX 6000 Ada Generation`, and `A100-80GB` is `NVIDIA A100-SXM4-80GB`."""
+    plain, theirs = (re.sub("[^a-z0-9]", "", word.lower()) for word in (asked, name))
+    return bool(theirs) and (plain in theirs or gpus.is_asked(asked, gpus.name(name)))
+
+
+def _facts(host: Host, connect: Connect) -> dict[str, Any]:
+    return ask(contact(host, connect), host.python, "facts")
+
+
+def _unreachable(host: Host, error: str) -> str:
+    to = host.address
+    advice = _careless(host) or "a machine that was rented just now takes 2 to 5 minutes to boot: try again"
+    return f"cannot be reached as {to.user}@{to.host} port {to.port} with key {to.key}: {error}; {advice}"
+
+
+def _careless(host: Host) -> str:
+    """What is wrong with the key's file; "" = nothing."""
+    key = Path(host.address.key)
+    try:
+        mode = key.stat().st_mode & 0o777
+    except OSError as error:
+        return f"key {key}: {error.strerror}"
+    if not os.access(key, os.R_OK):
+        return f"key {key} cannot be read"
+    return f"key {key} has mode {mode:o}, others can read it; run: chmod 600 {key}" if mode & 0o077 else ""

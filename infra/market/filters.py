@@ -1,0 +1,161 @@
+"""Which offers satisfy a request; and when none does, why not, which come closest, and what to ask instead.
+
+Pure: requests and offers in, offers and words out. A filter is named as the flag that sets it.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from infra.market import gpus
+from infra.money import dollars
+from infra.records import Offer, Request
+
+FABRICS = ("infiniband", "efa", "tcpx", "roce")
+CLOSEST = 3
+
+
+@dataclass(frozen=True)
+class Filter:
+    """One wish of a request."""
+
+    flag: str  # as typed: `--max-price 20.00`
+    accepts: Callable[[Offer], bool]
+    relax: Callable[[Sequence[Offer]], str]  # the flag that lets one of these through
+
+
+def satisfying(request: Request, offers: Sequence[Offer]) -> list[Offer]:
+    """Those that pass every filter, cheapest first."""
+    wishes = filters(request)
+    return sorted((one for one in offers if all(wish.accepts(one) for wish in wishes)), key=rank)
+
+
+def rank(offer: Offer) -> tuple[int, str, str]:
+    """By price; then by name, so that equal prices stand in the same order every time."""
+    return offer.micro_usd_per_hour, offer.provider, offer.offer_id
+
+
+def filters(request: Request) -> list[Filter]:
+    """What a request asks for, in the order of its flags."""
+    wished = gpus.read_set(request.gpu, request.num_gpus)
+    found = []
+    if request.gpu:
+        found.append(_kind(request.gpu, tuple(gpu for gpu, _ in wished)))
+    if request.num_gpus or any(count for _, count in wished):
+        found.append(_count(wished, request.num_gpus))
+    size = 10**9
+    found += [
+        *_floor("--gpu-memory", request.gpu_memory_bytes / size, lambda offer: offer.gpu_memory_bytes / size),
+        *_floor("--cpus", request.cpus, lambda offer: offer.cpus),
+        *_floor("--memory", request.memory_bytes / size, lambda offer: offer.memory_bytes / size),
+        *_floor("--disk-size", request.disk_bytes / size, lambda offer: offer.disk_bytes / size),
+        *_word("--country", request.country, lambda offer: offer.country),
+        *_word("--city", request.city, lambda offer: offer.city),
+        *_word("--cloud", request.cloud, lambda offer: offer.cloud),
+        *_word("--region", request.region, lambda offer: offer.region),
+        *_word("--instance-type", request.instance_type, lambda offer: offer.instance_type),
+        *_floor("--min-upload-mbps", request.upload_mbps, lambda offer: offer.upload_mbps or 0),
+        *_floor("--min-download-mbps", request.download_mbps, lambda offer: offer.download_mbps or 0),
+    ]
+    if request.volume:
+        found.append(
+            Filter(
+                f"--volume {request.volume}",
+                lambda offer: offer.volume == request.volume,
+                lambda _: "leave out --volume",
+            )
+        )
+    if request.network:
+        found.append(
+            Filter(
+                "--network best",
+                lambda offer: offer.interconnect.lower() in FABRICS,
+                lambda _: "leave out --network (of no offer do vendors tell what joins machines)",
+            )
+        )
+    flag, other = ("--use-spot", "leave out --use-spot") if request.spot else ("without --use-spot", "--use-spot")
+    found.append(Filter(flag, lambda offer: offer.spot == request.spot, lambda _: other))
+    if request.max_micro_usd_per_hour:
+        found.append(
+            Filter(
+                f"--max-price {dollars(request.max_micro_usd_per_hour)}",
+                lambda offer: offer.micro_usd_per_hour <= request.max_micro_usd_per_hour,
+                lambda offers: f"--max-price {dollars(min(one.micro_usd_per_hour for one in offers))}",
+            )
+        )
+    return found
+
+
+def explain(request: Request, offers: Sequence[Offer]) -> str:
+    """Why none of `offers` satisfies the request: counts per filter, the closest, and what to relax to what."""
+    if not offers:
+        return "nothing is on offer at all"
+    wishes = filters(request)
+    failed = {one: [wish for wish in wishes if not wish.accepts(one)] for one in offers}
+    lines = [f"none of {len(offers)} offers matches"]
+    for wish in wishes:
+        count = sum(wish in bad for bad in failed.values())
+        if count:
+            lines.append(f"  {count} of {len(offers)} fail {wish.flag}")
+    # What is of another kind is further away than what costs more.
+    near = sorted(offers, key=lambda one: (len(failed[one]), failed[one][0].flag.startswith("--gpu "), rank(one)))
+    lines.append("closest")
+    lines += [f"  {in_words(one)}: fails {_flags(failed[one])}" for one in near[:CLOSEST]]
+    fewest = [one for one in near if len(failed[one]) == len(failed[near[0]])]
+    ways = dict.fromkeys(_flags(failed[one]) for one in fewest)
+    alike = ([one for one in fewest if _flags(failed[one]) == way] for way in list(ways)[:CLOSEST])
+    lines.append("try: " + "; or ".join(" and ".join(wish.relax(same) for wish in failed[same[0]]) for same in alike))
+    return "\n".join(lines)
+
+
+def _flags(wishes: Sequence[Filter]) -> str:
+    return ", ".join(wish.flag for wish in wishes)
+
+
+def in_words(offer: Offer) -> str:
+    """One offer in one line."""
+    what = f"{offer.num_gpus} x {offer.gpu}" if offer.num_gpus else "no GPU"
+    names = [offer.provider, offer.cloud, offer.region, offer.instance_type]
+    where = " ".join(dict.fromkeys(name for name in names if name))
+    return f"{where}, {what}, {dollars(offer.micro_usd_per_hour)} USD/h{' spot' if offer.spot else ''}"
+
+
+def _kind(text: str, kinds: Sequence[str]) -> Filter:
+    def relax(offers: Sequence[Offer]) -> str:
+        names = dict.fromkeys(one.gpu for one in sorted(offers, key=rank) if one.gpu)
+        return f"--gpu {','.join(list(names)[:CLOSEST]) or '(none)'}"
+
+    return Filter(f"--gpu {text}", lambda offer: any(gpus.is_asked(kind, offer.gpu) for kind in kinds), relax)
+
+
+def _count(wished: Sequence[tuple[str, int]], num_gpus: int) -> Filter:
+    def accepts(offer: Offer) -> bool:
+        counts = [count for kind, count in wished if gpus.is_asked(kind, offer.gpu)]
+        counts = counts or [count for _, count in wished] or [num_gpus]
+        # Of an own machine a part may be used; of a rented one all is paid for.
+        return any(offer.num_gpus >= count if offer.place else offer.num_gpus == count or not count for count in counts)
+
+    def relax(offers: Sequence[Offer]) -> str:
+        counts = sorted({one.num_gpus for one in offers})
+        return " or ".join(f"--num-gpus {count}" for count in counts[:CLOSEST])
+
+    flags = " or ".join(dict.fromkeys(str(count) for _, count in wished if count)) or str(num_gpus)
+    return Filter(f"--num-gpus {flags}", accepts, relax)
+
+
+def _floor(flag: str, least: float, of: Callable[[Offer], float]) -> list[Filter]:
+    """What is not told (0) is not enough."""
+
+    def relax(offers: Sequence[Offer]) -> str:
+        most = max(of(one) for one in offers)
+        return f"{flag} {math.floor(most)}" if most >= 1 else f"leave out {flag} (they do not tell)"
+
+    return [Filter(f"{flag} {least:g}", lambda offer: of(offer) >= least, relax)] if least else []
+
+
+def _word(flag: str, wanted: str, of: Callable[[Offer], str]) -> list[Filter]:
+    def relax(offers: Sequence[Offer]) -> str:
+        words = dict.fromkeys(of(one) for one in sorted(offers, key=rank) if of(one))
+        return " or ".join(f"{flag} {word}" for word in list(words)[:CLOSEST]) or f"leave out {flag} (they do not tell)"
+
+    return [Filter(f"{flag} {wanted}", lambda offer: of(offer).lower() == wanted.lower(), relax)] if wanted else []

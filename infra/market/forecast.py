@@ -1,0 +1,39 @@
+"""What a run will take on an offer, and cost: low, expected, high. Pure; estimates, and shown as such."""
+
+import math
+from dataclasses import dataclass, replace
+
+from infra.agent.job import Limits
+from infra.agent.limits import hard_limit_s
+from infra.market import gpus
+from infra.records import Offer
+
+USEFUL = 0.4  # of the peak that a well-tuned training of this size reaches
+LOW, HIGH = 0.75, 1.8  # times the expected duration: our own models between small and large batches
+SETUP_S = (120.0, 300.0, 1200.0)  # boot, environment, inputs: low, expected, high
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Seconds and micro-dollars, of all nodes: low, expected, high. `is_cut`: a limit ends it before the high end."""
+
+    seconds: tuple[float, float, float]
+    micro_usd: tuple[int, int, int]
+    is_cut: bool
+
+
+def flops_per_s(offer: Offer) -> float | None:
+    """Useful work of the whole machine; None for a GPU that nobody has written down."""
+    per_gpu = gpus.tflops(offer.gpu)
+    return None if per_gpu is None else USEFUL * per_gpu * 1e12 * offer.num_gpus
+
+
+def forecast(
+    work_s: float, offer: Offer, limits: Limits, nodes: int = 1, setup_s: tuple[float, float, float] = SETUP_S
+) -> Forecast:
+    """For `work_s` of work on this offer; cut where `limits`, of each pod, end it. On the vendor's clock."""
+    cut_s = hard_limit_s(replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour))
+    whole = [setup + factor * work_s for setup, factor in zip(setup_s, (LOW, 1.0, HIGH), strict=True)]
+    seconds = [one if cut_s is None else min(one, cut_s) for one in whole]
+    costs = [math.ceil(one * nodes * offer.micro_usd_per_hour / 3600) for one in seconds]
+    return Forecast((seconds[0], seconds[1], seconds[2]), (costs[0], costs[1], costs[2]), seconds[2] < whole[2])

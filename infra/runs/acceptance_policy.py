@@ -1,0 +1,59 @@
+"""On what terms machines are taken: examined before any work, refused where money would not do, remembered when bad.
+
+In: settings, a provider. Out: `launch.Terms`. Called by: the commands, the controller of a service.
+"""
+
+from dataclasses import replace
+
+from infra.agent.limits import read_clocks
+from infra.ledger import spend
+from infra.ledger.journal import Op
+from infra.machines.host_memory import HostMemory
+from infra.market import gpus
+from infra.money import micro_usd
+from infra.providers import Provider
+from infra.records import Offer, Request
+from infra.runs.launch import Accept, Terms
+from infra.settings import Settings
+from infra.transport.protocol import Transport
+
+
+def terms_for(settings: Settings, vendor: Provider, unchecked: bool = False) -> Terms:
+    """On what terms its machines are taken; `unchecked`: without looking whether they work."""
+    if vendor.is_here:
+        return Terms()
+    examine = None if unchecked else _accept(settings)
+    if not vendor.is_rented:
+        return Terms(accept=examine)
+    of_all = micro_usd(str(settings.spend_cap_usd)) or None
+
+    def admit(rows: list[Op], new: Op) -> None:
+        spend.admit(rows, new, of_all=of_all, now=read_clocks(), scale=settings.clock_scale)
+
+    def blame(offer: Offer, failure: str) -> None:
+        HostMemory.beside(settings.state_file).blame(known_as(offer), failure)
+
+    return Terms(accept=examine, admit=admit, blame=blame, boot_s=settings.boot_s)
+
+
+def known_as(offer: Offer) -> str:
+    """The name under which a machine, or an offer of a vendor's, is remembered when it fails."""
+    return f"{offer.provider}:{offer.place or offer.offer_id}"
+
+
+def _accept(settings: Settings) -> Accept:
+    """What `start` asks of a machine before any work; an own one that fails is remembered and not offered again."""
+    from infra.machines.acceptance import Thresholds, examine
+
+    def judge(transport: Transport, request: Request, offer: Offer) -> str:
+        promised = request
+        if offer.num_gpus and not offer.place:  # of rented machines: the kind that the vendor named, and its size
+            kind = request.gpu if len(gpus.read_set(request.gpu)) == 1 else offer.gpu
+            promised = replace(request, num_gpus=offer.num_gpus, gpu=kind.partition(":")[0],
+                               gpu_memory_bytes=offer.gpu_memory_bytes)  # fmt: skip
+        report = examine(transport, promised, Thresholds.of(settings), python=transport.python)
+        if offer.place and not report.is_accepted:
+            HostMemory.beside(settings.state_file).blame(known_as(offer), report.failure)
+        return report.failure
+
+    return judge

@@ -1,0 +1,153 @@
+"""From a rented pod to one that can be used: it has an address, sshd answers, a folder there is marked as ours.
+
+In: a BOOTING row. Out: the same row with that address. Vendors say "running" long before a pod can be reached, and some
+never can: whoever waits has a limit, on the vendor's clock.
+"""
+
+import json
+import math
+import time
+from dataclasses import replace
+from typing import Any
+
+from infra.agent.limits import read_clocks
+from infra.errors import NoOffer, SlipwayError
+from infra.ledger import spend
+from infra.ledger.journal import Journal, Op
+from infra.names import check_name
+from infra.providers import Market
+from infra.records import Address, Pod
+from infra.runs import pods
+from infra.transport.protocol import Lost, TimedOut, Unreachable
+
+POLL_S, LEAST_POLL_S = 5.0, 0.2
+COMMAND_S = 30.0
+NOT_LISTED_S = 120.0  # a fresh id may be unknown for a while
+OVERPRICED = 1.05
+ROUNDED = 10_000  # micro-USD: a vendor may know amounts in cents only
+LATE_S = 5.0  # for which a vendor's answer may be under way, by our clock
+NO_VOLUME = 44
+# What steps write lies on the volume, where there is one; a rehearsal's machine can mount it below its home only.
+MARK = f"""folder="$HOME/.slipway/pods/$1" && umask 077 && mkdir -p -- "$folder" || exit
+if [ -n "$3" ] && ! [ -L "$folder/work" ]; then
+    for place in "$HOME"/mnt/* $3; do
+        [ -d "$place" ] || continue
+        [ -L "$place" ] || [ "$(stat -c %d -- "$place")" != "$(stat -c %d /)" ] || continue
+        work="$place/slipway/$1/work" && mkdir -p -- "$work" && ln -s -- "$work" "$folder/work" && break
+    done
+    [ -L "$folder/work" ] || exit {NO_VOLUME}
+fi
+printf '%s\\n' "$2" > "$folder/POD.json" && printf %s "$folder" """
+
+
+class Unbooted(NoOffer):
+    """This machine will not do; the next one may."""
+
+
+def boot(op: Op, provider: Market, journal: Journal, limit_s: float) -> Op:
+    """The row with its address, within `limit_s` of the vendor's clock. Raises Unbooted; the pod is there still."""
+    scale = provider.clock_scale
+    deadline = time.monotonic() + limit_s / scale
+    pod = _address(op, provider, deadline, scale)
+    problem = _broken_promise(op, pod, provider)
+    if problem:
+        raise Unbooted(problem)
+    folder = _mark(replace(pod, run=op.run), provider, op, deadline, scale)
+    address = replace(Address.parse(pod.address), folder=folder)
+    shown = {"last_seen_at": int(time.time())}  # by its vendor: from now on its absence proves something
+    return journal.note(op, address=str(address), **shown, **price(op, pod, provider))
+
+
+def price(op: Op, pod: Pod, provider: Market) -> dict[str, Any]:
+    """What the vendor tells of a running pod's price, as facts of its row: how much, and since when.
+
+    The time is of the wall's clock as it was when the request was sent; rather too early than too late.
+    """
+    rate = max(op.rate, pod.micro_usd_per_hour)
+    if not pod.billed_at:
+        return {"rate": rate}
+    ago_s = max(0.0, provider.now() - pod.billed_at) / provider.clock_scale
+    sent_at = float(op.intent_at if op.sent_at is None else op.sent_at)
+    now = read_clocks()
+    since_s = now.wall_s - sent_at
+    if op.boot_s is not None and op.boot_id == now.boot_id:
+        since_s = min(since_s, now.boot_s - op.boot_s)
+    return {"rate": rate, "billed_at": max(sent_at, sent_at + since_s - ago_s)}
+
+
+def _address(op: Op, provider: Market, deadline: float, scale: float) -> Pod:
+    began, said, odd_since = time.monotonic(), "nothing", 0.0
+    while time.monotonic() < deadline:
+        try:
+            pod = provider.find(op.remote_id or op.token)
+        except SlipwayError as error:  # no word about the pod
+            said = str(error)
+        else:
+            if pod and pod.address:
+                return pod
+            if pod and pod.state in pods.DEAD:
+                raise Unbooted(f"{provider.name} says it is {pod.state}{f': {pod.note}' if pod.note else ''}")
+            is_odd = pod is not None and pod.state == "running" and bool(pod.odd)
+            odd_since = (odd_since or time.monotonic()) if is_odd else 0.0
+            if pod and is_odd and time.monotonic() - odd_since > NOT_LISTED_S / scale:
+                raise Unbooted(f"{provider.name} tells no address that can be used: {pod.odd}")
+            if pod is None and time.monotonic() - began > NOT_LISTED_S / scale and pods.is_absent(provider, op):
+                raise Unbooted(f"{provider.name} does not know it any more")
+            said = "not listed yet" if pod is None else " ".join(filter(None, (pod.state, pod.note, pod.odd)))
+        time.sleep(max(LEAST_POLL_S, POLL_S / scale))
+    raise Unbooted(f"no address in time; {provider.name} said last: {said}")
+
+
+def _mark(pod: Pod, provider: Market, op: Op, deadline: float, scale: float) -> str:
+    """The pod's folder, marked with its token: whoever has this key is let in by nobody but the pod that got it."""
+    said, marker = "nothing", json.dumps({"token": op.token, "run": op.run})
+    volume = json.loads(op.request).get("volume", "") if op.request else ""
+    places = " ".join(provider.can.volumes) if volume else ""
+    while time.monotonic() < deadline:
+        try:
+            words = ["sh", "-c", MARK, "sh", check_name(op.run), marker, places]
+            done = provider.reach(pod).run(words, timeout_s=COMMAND_S)
+            if done.exited == 0 and done.stdout.startswith("/"):
+                return done.stdout
+            if done.exited == NO_VOLUME:
+                said = f"its volume {volume} is not mounted at any of {places}"
+                time.sleep(max(LEAST_POLL_S, POLL_S / scale))
+                continue
+            said = (done.stderr or done.stdout).strip() or f"exit code {done.exited}"
+        except (Unreachable, Lost, TimedOut) as error:  # sshd comes up late, and reads its keys later
+            said = str(error)
+        time.sleep(max(LEAST_POLL_S, POLL_S / scale))
+    raise Unbooted(f"it could not be reached in time; last: {said}")
+
+
+def _broken_promise(op: Op, pod: Pod, provider: Market) -> str:
+    """The price and the ends that were agreed to, as the vendor tells them now."""
+    if provider.skew:
+        return f"{provider.name}: {provider.skew}"
+    if pod.micro_usd_per_hour <= 0:
+        return f"{provider.name} does not tell its price{f': {pod.odd}' if pod.odd else ''}"
+    if pod.micro_usd_per_hour > op.rate * OVERPRICED:
+        return f"it costs {pod.micro_usd_per_hour / 1e6:.2f} USD/h, {op.rate / 1e6:.2f} were agreed to"
+    return _unkept(op, pod, provider) if provider.can.tells_limits else ""
+
+
+def _unkept(op: Op, pod: Pod, provider: Market) -> str:
+    """What is wrong with the ends that the vendor says it has armed."""
+    can, scale = provider.can, provider.clock_scale
+    limit_s = op.ttl_s if can.spend_limit else spend.limit_s(op)  # who has no limit of money gets it as time
+    if can.time_limit and limit_s is not None:
+        if pod.ends_at is None:
+            return f"{provider.name} did not arm its time limit"
+        slack_s = max(spend.VENDOR_LATE_S, LATE_S * scale)
+        left_s = pod.ends_at - provider.now()
+        least_s = limit_s - spend.since_request_s(op, read_clocks(), scale)
+        most_s = math.ceil(limit_s / can.time_grain_s) * can.time_grain_s  # counted from its start, perhaps
+        if not least_s - slack_s <= left_s <= most_s + slack_s:
+            return f"{provider.name} would end it in {left_s / 3600:.1f} h, asked for were {limit_s / 3600:.1f} h"
+    if can.spend_limit and op.cap is not None:
+        if not pod.spend_limit_micro_usd:
+            return f"{provider.name} did not arm its spend limit"
+        if pod.spend_limit_micro_usd > op.cap + ROUNDED:
+            armed, cap = (f"{amount / 1e6:.2f} USD" for amount in (pod.spend_limit_micro_usd, op.cap))
+            return f"{provider.name} has armed a spend limit of {armed}, asked for were {cap}"
+    return ""

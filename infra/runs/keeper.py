@@ -1,0 +1,493 @@
+"""A run's keeper: it follows the run, brings home what it makes, and brings the run back when its pod has died.
+
+In: a journal row. Out: what `follow` yields, over every pod that the run gets. One process keeps a run at a time: it
+holds the lease `keep:<run>`, which is free when that process has died, and never by age. A pod is called dead only by
+its own machine's word, gone only by its provider's, and lost only by the verdict of the other nodes of its run; one
+that merely does not answer is waited for. `infra.runs.recovery` decides:
+
+    dead   guard and agent have ended without a verdict   their start, on the same pods
+    gone   a pod is proven absent, or its vendor says      other pods, from what was brought home (`keepsake`), or
+           that it has stopped                             from the store, where the pod itself puts its checkpoints
+    lost   a node is silent, and all others have ended     the same, or their start when its machine answers again
+"""
+
+import contextlib
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from infra.agent.job import Job, Limits
+from infra.agent.limits import read_clocks
+from infra.agent.process import myself, send
+from infra.agent.state import NODE_LOST
+from infra.errors import LimitHit, NoOffer, SlipwayError
+from infra.ledger import spend
+from infra.ledger.journal import Fenced, Held, Journal, Lease, Op
+from infra.ledger.life_cycle import LOST, READY
+from infra.machines.host_memory import at_once
+from infra.providers import Vendors, clock_scale, market
+from infra.records import Offer, Plan, Request
+from infra.runs import launch, mirror, observe, pods, snapshot
+from infra.runs.follow import Seen, follow
+from infra.runs.launch import Terms
+from infra.runs.recovery import Course, Do, Sight, decide
+from infra.runs.timing import Say
+from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
+from infra.transport.ssh_connection import StrangeHost
+from store import Store, StoreError
+
+MOST_RECOVERIES = 5
+MOST_LOOKS = 3  # for a machine in place of a silent one, which may also come back meanwhile; then the run is given up
+LOOK_S = 300.0  # at all nodes; every question has a shorter limit of its own
+TELL_AFTER_S = 60.0  # that a pod does not answer
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 300.0
+BRING_EVERY_S = 2.0
+RETRY_S = 2.0
+POLL_S = 0.25
+LEAVE_S = 10.0
+SILENT = (Lost, TimedOut, Unreachable, StrangeHost)  # the last: another machine has its address
+
+
+def lease_name(run: str) -> str:
+    return f"keep:{run}"
+
+
+def end_keeper(run: str, journal: Journal, patience_s: float = LEAVE_S) -> None:
+    """Of a run that was ended: it sees that by itself, and is told when it is slow to. Not this process."""
+    deadline = time.monotonic() + patience_s
+    while (holder := journal.holder(lease_name(run))) and holder != myself():
+        if time.monotonic() > deadline:
+            send(holder, signal.SIGTERM)
+            return
+        time.sleep(POLL_S)
+
+
+Find = Callable[[Request], Sequence[Offer]]
+
+
+class NoReplacement(NoOffer):
+    """No machine can take the place of one that is silent; nothing was changed."""
+
+
+@dataclass
+class Keeper:
+    """Keeps a run; `folder` is where what is brought home of it lies."""
+
+    journal: Journal
+    vendors: Vendors
+    find: Find  # offers that satisfy a request, in the order in which they are tried; raises NoOffer
+    folder: Path
+    secrets: Mapping[str, str]
+    say: Say
+    terms: Terms = launch.PLAIN
+    lost: Callable[[Op], None] = lambda _: None  # told of every pod that is gone
+    lease: Lease | None = None  # None: another process has it, and this one only follows
+    tell_after_s: float = TELL_AFTER_S
+    bringing: threading.Lock = field(default_factory=threading.Lock)  # one at a time: drafts have fixed names
+
+    @contextlib.contextmanager
+    def keeping(self, run: str) -> Iterator[None]:
+        """Hold the lease meanwhile, if nobody else does."""
+        self._take(run)
+        try:
+            yield
+        finally:
+            if self.lease is not None:
+                self.journal.release(self.lease)
+                self.lease = None
+
+    def keep(self, op: Op) -> Iterator[Seen]:
+        """Yields at every look until the verdict of the run's last pod.
+
+        That a node was lost is the last verdict only when no machine can take its place. Raises SlipwayError when it
+        cannot be brought back, LimitHit when its time or money is used up.
+        """
+        before = op.recoveries
+        progress: dict[str, Any] = {}
+        verdict: dict[str, Any] = {}
+        while True:
+            heard, waiting = False, _Waiting(op, self.say, self.tell_after_s)
+            try:
+                if not op.is_live or op.slot < 0:
+                    raise SlipwayError(f"{op.run} was ended meanwhile; run: inv status")
+                transport = self.vendors(op.vendor).reach(pods.pod_of(op))
+                with self._bringing(op, transport):
+                    for progress, verdict in follow(op, self.journal, transport, lambda: self._said_elsewhere(op)):  # noqa: B023
+                        heard = True
+                        if verdict.get("state") == NODE_LOST:
+                            break
+                        waiting.look(progress)
+                        yield {**progress, "recoveries": op.recoveries}, verdict
+                    else:
+                        return
+                failure = SlipwayError(f"{op.run}: {verdict['reason']}")
+            except SlipwayError as error:
+                now = self.journal.ops(run=op.run)[-1]
+                if pods.is_over(now):
+                    raise
+                is_ours = now.is_live and now.slot >= 0 and now.token == op.token
+                if is_ours and not heard and self._is_well(now):
+                    raise  # it lives, and only we cannot read it
+                failure = error
+                if last := self._last_words(now):
+                    at_home = mirror.words_at_home(now, self.folder).get("progress", {})
+                    yield {"steps": [], **at_home, **progress, "recoveries": now.recoveries}, last
+                    return
+            try:
+                op = self._bring_back(op, failure, before)
+            except NoOffer as error:
+                if verdict.get("state") != NODE_LOST:
+                    raise
+                yield {**progress, "recoveries": op.recoveries}, {**verdict, "reason": f"{verdict['reason']}; {error}"}
+                return
+
+    def _last_words(self, op: Op) -> dict[str, Any]:
+        """The verdict of a rented pod that was ended after it while nobody looked; its row is ended. {}: it has none.
+
+        Without it a run whose work is done would be brought back, on another pod that costs money.
+        """
+        provider = self.vendors(op.vendor)
+        if not provider.is_rented or op.is_live and not self._is_gone(op):
+            return {}
+        try:
+            verdict = mirror.last_words(op, self.folder)
+        except StoreError as error:
+            raise SlipwayError(
+                f"{op.run}: its pod is gone, and whether its work is done is not known: {error}"
+            ) from error
+        if verdict.get("state") in ("", None, NODE_LOST):
+            return {}
+        if op.is_live:
+            pods.end(provider, op, self.journal, pods.said_by(verdict), verdict["state"])
+        return verdict
+
+    def _bring_back(self, op: Op, failure: SlipwayError, before: int) -> Op:
+        """The row to follow next: the run is at work again, here or elsewhere. Raises `failure` when it is over."""
+        tries, told = 0, ""
+        while True:
+            op = self.journal.ops(run=op.run)[-1]
+            if pods.is_over(op):
+                raise failure
+            self._take(op.run)
+            if self.lease is None:  # its keeper is at it
+                self._rest(op, RETRY_S)
+                return self.journal.ops(run=op.run)[-1]
+            done = self._recoveries(op) - before
+            if done >= MOST_RECOVERIES:
+                raise SlipwayError(f"{failure}; it was brought back {done} times, which is enough")
+            try:
+                provider = self.vendors(op.vendor)
+                if op.is_live and op.slot == 0 and op.state not in (READY, LOST):  # its renter may live, and go on
+                    pods.settle(provider, op, self.journal, provider.reach(pods.pod_of(op)))
+                    self._rest(op, RETRY_S)
+                    continue
+                rows = self._rows(op)
+                sights = self._look(rows)
+                course = decide(sights)
+                if course.do is Do.LEAVE or course.do is Do.WAIT and sights[0].is_there is None:
+                    return op  # to be followed: its progress, its verdict, or its silence
+                if course.do is Do.WAIT:
+                    words = "; ".join(f"{_named(rows[rank])}: {sights[rank].why}" for rank in course.silent)
+                    if words != told:
+                        told = words
+                        self.say(f"{op.run} has stopped; waiting for {words}. To end it: inv down {op.run}")
+                    self._rest(op, RETRY_S)
+                    continue
+                pause_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (done + tries))
+                if provider.is_rented and not op.is_live:  # its vendor has ended it: nothing there needs a rest
+                    pause_s = 0.0
+                if not self._rest(op, pause_s):
+                    tries += 1
+                    self.lease = self.journal.renew(self.lease)
+                    return self._resume(op, course) if course.do is Do.RESUME else self._begin_anew(op, rows, course)
+            except (Lost, TimedOut, Unreachable, NoOffer) as error:
+                self.say(f"{op.run}: {error}")
+                if tries > MOST_RECOVERIES or isinstance(error, NoReplacement) and tries >= MOST_LOOKS:
+                    raise
+                self._rest(op, RETRY_S)
+
+    def _recoveries(self, op: Op) -> int:
+        return max(row.recoveries for row in self.journal.ops(run=op.run))
+
+    def _said_elsewhere(self, op: Op) -> dict[str, Any]:
+        """The verdict of another node of a run whose node 0 does not answer; {} while there is none.
+
+        SlipwayError: the vendor says that the pod is no more.
+        """
+        self._look_after(op)
+        for other in pods.nodes_of(op, self.journal)[1:]:
+            with contextlib.suppress(SlipwayError):  # it does not answer either
+                if verdict := pods.verdict_of(other, self.vendors(other.vendor).reach(pods.pod_of(other))):
+                    return verdict
+        return {}
+
+    def _look_after(self, op: Op) -> None:
+        """Raises SlipwayError when its vendor says that it is no more; nothing while the vendor says nothing."""
+        if rented := market(self.vendors(op.vendor)):
+            said = ""
+            with contextlib.suppress(SlipwayError):  # no word is no proof
+                said = pods.fate(rented, op)
+            if said:
+                raise SlipwayError(f"{op.run}: {said}")
+
+    def _is_well(self, op: Op) -> bool:
+        """Something of it lives, or it has a verdict. Raises SlipwayError when nobody can tell."""
+        seen = self._sight(op)
+        return seen.is_alive or bool(seen.verdict)
+
+    def _rows(self, op: Op) -> list[Op | None]:
+        """The newest row of each node, by rank; None where a node was given up, and no other one is there yet."""
+        found = {row.slot: row for row in pods.nodes_of(op, self.journal)[1:]}
+        return [op, *(found.get(rank) for rank in range(1, max([pods.size_of(op) - 1, *found]) + 1))]
+
+    def _look(self, rows: Sequence[Op | None]) -> list[Sight]:
+        """All nodes at the same time. Raises SlipwayError when node 0 answers, and only we cannot read it."""
+        found = at_once(self._sight, rows, LOOK_S)
+        if isinstance(found[0], SlipwayError) and not isinstance(found[0], SILENT):
+            raise found[0]
+        return [one if isinstance(one, Sight) else Sight(None, why=str(one)) for one in found]
+
+    def _sight(self, op: Op | None) -> Sight:
+        """Raises SlipwayError when nobody can tell."""
+        if op is None or not op.is_live or op.slot < 0 or self._is_gone(op):
+            return Sight(False)
+        transport = self.vendors(op.vendor).reach(pods.pod_of(op))
+        verdict = pods.verdict_of(op, transport)
+        return Sight(True, not verdict and observe.is_alive(op, transport), verdict)
+
+    def _is_gone(self, op: Op) -> bool:
+        provider = self.vendors(op.vendor)
+        rented = market(provider)
+        return bool(pods.fate(rented, op)) if rented else pods.is_absent(provider, op)
+
+    def _resume(self, op: Op, course: Course) -> Op:
+        """Each write names the row as it was last seen: whoever ended or took over the run meanwhile is not undone."""
+        provider = self.vendors(op.vendor)
+        op = self.journal.note(op, recoveries=self._recoveries(op) + 1)
+        why = f"{course.lost}; all answer again" if course.lost else "neither its guard nor its agent lives"
+        self.say(f"{op.run}: {why}; going on there (recovery {op.recoveries})")
+        op = launch.resume(op, provider, self.journal, self.secrets)
+        now = self.journal.op(op.token)
+        if now.epoch != op.epoch:  # ended while it was being started: then it must not have been
+            provider.delete(op.remote_id or op.token)
+            raise Fenced(f"{op.run}: another process changed it meanwhile; run: inv status")
+        return op
+
+    def _begin_anew(self, op: Op, rows: Sequence[Op | None], course: Course) -> Op:
+        """End what there is of the run, and begin it on other pods; the row of its new node 0.
+
+        A silent pod that its provider cannot end either stands aside until its machine answers. Node 0 is ended last,
+        so that whoever finds this cut off still finds the verdict. Raises NoReplacement before anything is changed.
+        """
+        live = [row for row in rows if row is not None and row.is_live and row.slot >= 0]
+        silent = [row for row in live if row.slot in course.silent]
+        what = course.lost or f"{', '.join(_named(rows[rank]) for rank in course.gone)} is gone"
+        provider, recoveries = self.vendors(op.vendor), self._recoveries(op) + 1
+        if op in live and 0 not in (*course.silent, *course.gone):
+            self._bring_last(op)
+        if silent:
+            self._find_replacement(op, silent)
+        self.say(f"{op.run}: {what}; looking for another (recovery {recoveries})")
+        if provider.is_here:  # a run cannot leave this machine: what is gone of it gets another pod in its folder
+            for row in live:
+                if row.slot in course.gone:
+                    pods.end(provider, row, self.journal, pods.GONE)
+            new = launch.resume(self.journal.op(op.token), provider, self.journal, self.secrets)
+            return self.journal.note(new, recoveries=recoveries)
+        for row in sorted(live, key=lambda row: (row.slot not in course.silent, -row.slot)):
+            reason = pods.GONE if row.slot in course.gone else what
+            self._end(row, reason, may_stand_aside=bool(course.lost) or row.slot > 0)
+        self.lost(self.journal.op(op.token))
+        return self.elsewhere(op, recoveries)
+
+    def _find_replacement(self, op: Op, silent: Sequence[Op]) -> None:
+        names = ", ".join(_named(row) for row in silent)
+        try:
+            self.find(replace(_request_of(op), nodes=len(silent)))
+        except NoOffer as error:
+            raise NoReplacement(f"no machine can take the place of {names}: {error}") from error
+
+    def _end(self, op: Op, reason: str, may_stand_aside: bool) -> None:
+        try:
+            pods.end(self.vendors(op.vendor), op, self.journal, reason)
+        except Fenced:
+            raise
+        except SlipwayError as error:
+            if not may_stand_aside:
+                raise
+            self.say(f"{_named(op)} stands aside, and is ended when it answers: {error}")
+            pods.stand_aside(self.journal.op(op.token), self.journal, reason)
+
+    def elsewhere(self, op: Op, recoveries: int = 0, limits: Limits | None = None) -> Op:
+        """The run of a pod that has ended on the next offer, with the code that it began with.
+
+        `limits`: time from now on, and money for the whole run from its beginning; None where what is left counts.
+        Raises LimitHit when nothing is left.
+        """
+        code = self.folder / "code"
+        if not code.is_dir():
+            raise SlipwayError(f"{op.run}: its pod is gone, and its code was not kept; run: inv launch")
+        request = _request_of(op)
+        for other in pods.nodes_of(op, self.journal)[1:]:  # they cannot go on without node 0: all begin anew together
+            if other.is_live:
+                self._end(other, pods.GONE, may_stand_aside=True)
+        op = self.journal.op(op.token)  # ended by now: its cost stands
+        job, budget = self._rest_of(op, limits or Limits())
+        plan = Plan(target=op.target, store=op.store, artifacts=(), job=job, request=request)
+
+        def prepare(new: Op, transport: Transport) -> None:
+            snapshot.restore(new, transport, self.folder, Store(op.store))
+
+        is_kept_here = bool(self.vendors(op.vendor).pod_store)  # a rented pod fetches it from the store
+        terms = replace(self.terms, prepare=prepare if is_kept_here else None, recoveries=recoveries, role=op.role,
+                        spec_hash=op.spec_hash, admit=self._admit, budget=budget,
+                        asked=self.terms.asked or op.asked)  # fmt: skip
+        offers = self.find(request)
+        return launch.start(plan, offers, self.vendors, self.journal, code, self.secrets, self.say, terms)
+
+    def _admit(self, rows: list[Op], new: Op) -> None:
+        """In the transaction that writes down a new pod: another keeper's run is not ours to bring back."""
+        if self.lease is not None and not self.journal.is_ours(self.lease):
+            raise Fenced(f"{new.run}: another process keeps it by now; nothing was rented; run: inv status")
+        if self.terms.admit:
+            self.terms.admit(rows, new)
+
+    def _rest_of(self, op: Op, given: Limits) -> tuple[Job, int | None]:
+        """The job with what is left of its time and money, and what all pods of the run may cost. Raises LimitHit."""
+        job, provider = Job.from_json(op.job), self.vendors(op.vendor)
+        if provider.is_rented:
+            now, scale = read_clocks(), clock_scale(provider)
+            used_s, used_micro_usd = spend.age_s(op, now, scale), spend.spent(op, now, scale)
+        else:  # as its guard last said
+            guard = mirror.words_at_home(op, self.folder).get("guard", {})
+            if guard.get("token") != op.token:  # what an earlier pod used was taken off when this one was rented
+                guard = {}
+            used_s, used_micro_usd = guard.get("elapsed_s", 0.0), guard.get("spent_micro_usd", 0)
+        limits = spend.less(job.limits, used_s, used_micro_usd)
+        if given.time_s is not None:
+            limits = replace(limits, time_s=given.time_s)
+        budget, nodes = op.budget if given.spend_micro_usd is None else given.spend_micro_usd, pods.size_of(op)
+        if budget is not None:  # one amount for all nodes, some of which may have cost more than others
+            rows = pods.rows_of(op.run, nodes, self.journal)
+            used_micro_usd = sum(spend.reserved(row, read_clocks(), clock_scale(provider)) for row in rows)
+            limits = replace(limits, spend_micro_usd=(budget - used_micro_usd) // nodes)
+        if spend.is_used_up(limits):
+            flags = {"--ttl TIME": limits.time_s, "--spend-limit USD": limits.spend_micro_usd}
+            more = " ".join(flag for flag, left in flags.items() if left is not None and left <= 0)
+            more = f"inv resume {op.run} {more}, above what it has used" if provider.is_rented else "inv launch"
+            raise LimitHit(f"{op.run}: its pod is gone, and its limit is reached; to go on: {more}")
+        return replace(job, limits=limits), budget
+
+    def _take(self, run: str) -> None:
+        if self.lease is None:
+            with contextlib.suppress(Held):
+                self.lease = self.journal.take(lease_name(run))
+
+    def _rest(self, op: Op, seconds: float) -> bool:
+        """Wait; True at once when somebody changes the run meanwhile."""
+        deadline = time.monotonic() + seconds
+        while (is_same := self.journal.ops(run=op.run)[-1] == op) and time.monotonic() < deadline:
+            time.sleep(min(POLL_S, seconds))
+        return not is_same
+
+    @contextlib.contextmanager
+    def _bringing(self, op: Op, transport: Transport) -> Iterator[None]:
+        """Meanwhile what grows on another machine is brought home; big files hold up nobody who looks."""
+        if self.vendors(op.vendor).is_here or self.lease is None:
+            yield
+            return
+        over = threading.Event()
+        thread = threading.Thread(target=self._bring, args=(op, transport, over), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(BRING_EVERY_S)  # what it is at now may be big; its end is not waited for
+
+    def _bring(self, op: Op, transport: Transport, over: threading.Event) -> None:
+        told = ""
+        while not over.wait(BRING_EVERY_S):
+            for part in self._parts(op, transport):
+                try:
+                    with self.bringing:
+                        part()
+                except (Lost, TimedOut, Unreachable):  # told by who follows
+                    break
+                except (SlipwayError, StoreError, OSError, ValueError) as error:
+                    if str(error) != told:
+                        told = str(error)
+                        self.say(f"{op.run}: bringing home: {error}")
+
+    def _bring_last(self, op: Op) -> None:
+        """Whatever node 0 has saved is at home before it is ended; what of it is damaged stays there."""
+        if self.vendors(op.vendor).is_here:
+            return
+        self.say(f"{op.run}: bringing home what it has saved")
+        transport = self.vendors(op.vendor).reach(pods.pod_of(op))
+        with self.bringing:
+            for part in self._parts(op, transport):
+                try:
+                    part()
+                except (Lost, TimedOut, Unreachable):
+                    raise
+                except (SlipwayError, StoreError, OSError, ValueError) as error:
+                    self.say(f"{op.run}: bringing home: {error}")
+
+    def _parts(self, op: Op, transport: Transport) -> list[Callable[[], object]]:
+        """What is brought home, in this order."""
+        pod_store = self.vendors(op.vendor).pod_store
+        parts: list[Callable[[], object]] = [
+            lambda: mirror.bring_logs(op, transport, self.folder),
+            lambda: mirror.bring_words(op, transport, self.folder),
+        ]
+        if pod_store:  # else the pod itself brings them to the store
+            parts += [
+                lambda: snapshot.bring(op, transport, self.folder),
+                lambda: mirror.bring_artifacts(op, pod_store, transport, Store(op.store)),
+            ]
+        return parts
+
+
+def _request_of(op: Op) -> Request:
+    return Request(**json.loads(op.request)) if op.request else Request(run=op.run, provider=op.vendor)
+
+
+@dataclass
+class _Waiting:
+    """Tells whoever follows that a pod has not answered for long, and when it answers again."""
+
+    op: Op
+    say: Say
+    after_s: float
+    since: float | None = None
+    is_told: bool = False
+
+    def look(self, progress: Mapping[str, Any]) -> None:
+        silence = progress.get("unreachable")
+        now = time.monotonic()
+        if not silence:
+            if self.is_told:
+                self.say(f"{self.op.run}: {_named(self.op)} answers again")
+            self.since, self.is_told = None, False
+            return
+        self.since = now if self.since is None else self.since
+        if not self.is_told and now - self.since >= self.after_s:
+            self.is_told = True
+            self.say(
+                f"{self.op.run}: waiting for {_named(self.op)}: {silence}; its work may go on there, so it is begun "
+                f"nowhere else. See how it is: inv status {self.op.run}; end it once it answers: inv down {self.op.run}"
+            )
+
+
+def _named(op: Op | None) -> str:
+    """A node of a run as people find it."""
+    if op is None:
+        return "a node that was given up"
+    place = op.place or op.remote_id or "its pod"
+    return f"node {pods.rank_of(op)} ({place})" if pods.size_of(op) > 1 else place

@@ -1,0 +1,463 @@
+"""The street itself: rent, push, hand over; then the laptop's part is done.
+
+    Plan -> Offer -> Op (journal: renting, rented) -> code + job.json -> an armed guard (journal: ready)
+
+In: a plan. Out: the journal's row of a pod at work; a run over N nodes is N pods, and that row is of node 0.
+`resume` walks the same street for a run that stopped. In two halves it is `hold`, a pod without work whose guard holds
+it to its limits, and `give`, work for a pod that is there.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from infra import pod_reports
+from infra.agent.job import Job, Limits, Step
+from infra.agent.limits import read_clocks
+from infra.errors import Ambiguous, LimitHit, NoOffer, SlipwayError, UsageError
+from infra.interrupts import finishing
+from infra.ledger import spend
+from infra.ledger.journal import Admit, Journal, Op, Taken
+from infra.ledger.life_cycle import BOOTING, LOST, READY
+from infra.machines.node_addresses import meet
+from infra.providers import Provider, Vendors, clock_scale, farewell, market
+from infra.records import Offer, Plan, Request
+from infra.runs import mirror, observe, pods
+from infra.runs.boot import Unbooted, boot
+from infra.runs.sync_step import with_courier
+from infra.runs.timing import Say, stage
+from infra.settings import VENDORS
+from infra.transport import bootstrap
+from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable, twice
+from infra.transport.push import Pushed
+from store import Store
+
+ARM_S = 60.0
+MOST_STARTS = 3  # where pods are taken away before they are at work
+AGENT = Path(__file__).parents[1] / "agent"
+APART = os.path.join(os.pardir, "work", "artifacts")  # a store of the pod's own, from its code folder
+
+Accept = Callable[[Transport, Request, Offer], str]  # why a machine is not taken, "" when it is
+Blame = Callable[[Offer, str], None]  # what kept a pod from being had there
+Prepare = Callable[[Op, Transport], None]  # what else node 0 is given before its job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """On what terms machines are taken."""
+
+    accept: Accept | None = None
+    blame: Blame | None = None  # told of every offer that was passed over
+    prepare: Prepare | None = None
+    admit: Admit | None = None  # whether the money suffices
+    boot_s: float = 900.0  # on the vendor's clock
+    recoveries: int = 0  # of the run before this pod
+    role: str = "train"  # as in the journal
+    spec_hash: str = ""  # of what was asked for, where that is to be recognised
+    budget: int | None = None  # as in the journal; None: what the plan's pods may cost, beside those before them
+    asked: str = ""  # likewise
+
+
+PLAIN = Terms()
+
+
+class TakenAway(SlipwayError):
+    """A vendor has ended a pod before it was at work."""
+
+
+def start(
+    plan: Plan, offers: Sequence[Offer], vendors: Vendors, journal: Journal, root: Path, secrets: Mapping[str, str],
+    say: Say, terms: Terms = PLAIN,
+) -> Op:  # fmt: skip
+    """Rent a pod for every node of the plan's job, send them the code of `root`, hand over; the row of node 0.
+
+    The offers are tried in their order; one that somebody else took, that never boots, or that `terms.accept` finds
+    wanting, or whose pod is taken away before it is at work, is passed over; what that has cost is taken off the
+    limits of the next. All pods are rented before anything is sent, and given back when one cannot be had.
+    Raises Taken when the run is at work already, NoOffer when no offer is left, LimitHit when nothing is left of a
+    limit.
+    """
+
+    def work(ops: list[Op]) -> None:
+        with ThreadPoolExecutor(len(ops)) as pool:
+            list(pool.map(lambda op: _send(op, vendors(op.vendor), root, plan.store, say, terms.prepare), ops))
+        if len(ops) > 1:
+            with stage("introduce", say):
+                ops[:] = _introduce(ops, vendors, journal)
+        with stage("hand-over", say):
+            ops[:] = [hand_over(op, vendors(op.vendor), journal, secrets) for op in ops]
+
+    return _had(_Renting(plan, list(offers), vendors, journal, say, terms), work)
+
+
+def hold(
+    request: Request, limits: Limits, offers: Sequence[Offer], vendors: Vendors, journal: Journal, say: Say,
+    terms: Terms = PLAIN, clock_scale: float = 1.0,
+) -> Op:  # fmt: skip
+    """Rent one pod, which gets no work and stays: a guard holds it to its limits. Raises as `start`."""
+    job = Job(run=request.run, token="", steps=(), kind="hold", stays=True, limits=limits, clock_scale=clock_scale)
+    plan = Plan(target="", store="", artifacts=(), job=job, request=request)
+
+    def work(ops: list[Op]) -> None:
+        provider = vendors(ops[0].vendor)
+        with stage("guard", say):
+            _send_agent(ops[0], provider)
+            ops[0] = hand_over(ops[0], provider, journal, {})
+
+    return _had(_Renting(plan, list(offers), vendors, journal, say, terms), work)
+
+
+def give(
+    op: Op, plan: Plan, provider: Provider, journal: Journal, root: Path, secrets: Mapping[str, str], say: Say
+) -> Op:  # fmt: skip
+    """Work for a pod that is held: the code of `root`, what the job reads, the job. Its limits go on counting.
+
+    May be repeated. Raises UsageError when it is at work, Taken when another pod makes the same.
+    """
+    assert plan.job is not None
+    transport = provider.reach(pods.pod_of(op))
+    if not is_idle(op, transport):
+        raise UsageError(f"{op.run} is at work; wait for it (inv logs {op.run} --follow), or end it: inv down {op.run}")
+    rivals = [one for one in journal.ops(live=True) if (one.target, one.store) == (plan.target, plan.store)]
+    if plan.target and rivals and rivals[0].token != op.token:
+        raise Taken(rivals[0])
+    limits = Job.from_json(op.job).limits
+    job = replace(plan.job, run=op.run, token=op.token, limits=limits, stays=True, farewell=farewell(provider))
+    if provider.is_rented and job.steps:
+        job = with_courier(job, plan.store, op.run)
+    _send(replace(op, job=job.to_json()), provider, root, plan.store, say, None)
+    op = journal.note(op, job=job.to_json(), target=plan.target, store=plan.store)
+    with stage("hand-over", say):
+        return hand_over(op, provider, journal, secrets)
+
+
+def is_idle(op: Op, transport: Transport) -> bool:
+    """Whether nothing is at work there: its guard holds it, or is dead. Raises SlipwayError: nobody can tell."""
+    said = observe.ask(op, transport)
+    if said["agent"].get("alive"):
+        return False
+    return not said["guard"].get("alive") or bool(said["guard"].get("holds"))
+
+
+@dataclass
+class _Renting:
+    """One start: what is still to be tried, in its order, and what was rented and given back."""
+
+    plan: Plan
+    offers: list[Offer]
+    vendors: Vendors
+    journal: Journal
+    say: Say
+    terms: Terms
+    back: list[Op] = field(default_factory=list)
+    budget: int | None = field(init=False)  # of the run, micro-USD
+
+    def __post_init__(self) -> None:
+        assert self.plan.job is not None
+        each, self.budget = self.plan.job.limits.spend_micro_usd, self.terms.budget
+        if self.budget is None and each is not None:
+            self.budget = self.reserved() + each * self.plan.request.nodes
+
+    @property
+    def scale(self) -> float:
+        """Of all its pods: a world has one clock."""
+        return clock_scale(self.vendors(self.offers[0].provider)) if self.offers else 1.0
+
+    def reserved(self) -> int:
+        """By all pods that there have been under the run's names."""
+        rows = pods.rows_of(self.plan.request.run, self.plan.request.nodes, self.journal)
+        return sum(spend.reserved(row, read_clocks(), self.scale) for row in rows)
+
+    def pass_over(self, offer: Offer, why: str) -> None:
+        self.say(why)
+        if self.terms.blame:
+            self.terms.blame(offer, why)
+
+    def limits(self, nodes: int) -> Limits:
+        """Of the next pod, when `nodes` are still to be rented, which share the money that is left.
+
+        Raises LimitHit when those that were given back have used up a limit.
+        """
+        assert self.plan.job is not None
+        left = self.plan.job.limits
+        for op in self.back:
+            left = spend.less(left, spend.age_s(self.journal.op(op.token), read_clocks(), self.scale), 0)
+        if self.budget is not None:
+            left = replace(left, spend_micro_usd=(self.budget - self.reserved()) // nodes)
+        if spend.is_used_up(left):
+            raise LimitHit(f"{self.plan.request.run}: pods that were given back have used up its limit; nothing of it "
+                           "runs: inv cost shows them; launch again with more: --spend-limit, --ttl")  # fmt: skip
+        return left
+
+
+def _had(renting: _Renting, work: Callable[[list[Op]], None]) -> Op:
+    """Pods on which `work` was done, all of them; the row of node 0. Raises as `start`."""
+    for starts_left in reversed(range(MOST_STARTS)):
+        ops: list[Op] = []
+        try:
+            with _whole(ops, renting.vendors, renting.journal, renting.say):
+                _rent_all(renting, ops)
+                work(ops)
+            break
+        except TakenAway as error:
+            if not starts_left:
+                raise
+            renting.back += ops
+            used = renting.offers.pop(0)
+            renting.pass_over(used, str(error))
+            renting.offers.append(used)  # its vendor may have another one, when nobody else has
+    return ops[0]
+
+
+@contextlib.contextmanager
+def _whole(ops: list[Op], vendors: Vendors, journal: Journal, say: Say) -> Iterator[None]:
+    """All of it, or nothing: whatever goes wrong within, the pods in `ops` are ended."""
+    try:
+        yield
+    except BaseException as error:  # also Ctrl-C: a pod without its job must not stay
+        taken = _taken_away(ops, vendors, journal) if ops and isinstance(error, SlipwayError) else None
+        if ops:
+            why = str(taken or error) or type(error).__name__
+            with contextlib.suppress(OSError):  # nobody listens any more: it is to end all the same
+                say(f"{ops[0].run} did not start: {why}; ending what there is of it")
+            with finishing(f"{ops[0].run} is being ended" if ops else "", say):
+                _end_all(
+                    ops, vendors, journal, f"hand-over failed: {why}", "limit" if isinstance(taken, LimitHit) else ""
+                )
+        if taken:
+            then = "launch again with more: --spend-limit, --ttl" if isinstance(taken, LimitHit) else "launch again"
+            raise type(taken)(f"{taken}; nothing of it runs, and nothing bills: {then}") from error
+        if ops and isinstance(error, (Lost, TimedOut, Unreachable)):  # what had become of it was not known: now it is
+            words = f"{ops[0].run}: {error}; it was ended, nothing of it runs: launch again"
+            raise SlipwayError(words) from error
+        raise
+
+
+def _taken_away(ops: list[Op], vendors: Vendors, journal: Journal) -> SlipwayError | None:
+    """What became of a pod that its vendor, or its own limit, has ended before it was at work; None: not that."""
+    for op in map(journal.op, [op.token for op in ops]):
+        rented = market(vendors(op.vendor))
+        if rented is None or not op.is_live:
+            continue
+        with contextlib.suppress(SlipwayError):  # no word of its vendor: what was seen is what is told
+            if said := pods.fate(rented, op):
+                if why := spend.due(op, read_clocks(), rented.clock_scale):
+                    return LimitHit(f"{op.run}: {why} before its work began; {said}")
+                return TakenAway(f"{op.run}: its pod was taken away before its work began: {said}")
+    return None
+
+
+def _end_all(ops: list[Op], vendors: Vendors, journal: Journal, reason: str, outcome: str = "") -> None:
+    """Each of them, also when one cannot be ended. Raises what the last such one raised."""
+    with contextlib.ExitStack() as stack:
+        for op in ops:
+            stack.callback(pods.end, vendors(op.vendor), journal.op(op.token), journal, reason, outcome)
+
+
+def _rent_all(renting: _Renting, ops: list[Op]) -> None:
+    """Fill `ops`, by rank. A machine of the inventory is one node, a vendor's offer as many as it takes.
+
+    The offers that were passed over are taken out, those in use stay.
+    """
+    request, vendors, journal, say = renting.plan.request, renting.vendors, renting.journal, renting.say
+    passed = []
+    for offer in list(renting.offers):
+        provider, why = vendors(offer.provider), ""
+        while len(ops) < request.nodes and not why:
+            try:
+                with stage("rent", say), finishing(f"{offer.provider} was asked for a machine", say):
+                    ops.append(_rent(renting, offer, provider, len(ops)))
+            except NoOffer as error:
+                why = str(error)
+            except Ambiguous as error:  # it may be there: it is to be ended when it turns up, and the next one may do
+                unclear = journal.ops(run=pods.name_of(request.run, len(ops)))[-1]
+                pods.stand_aside(unclear, journal, f"its creation was not answered: {error}")
+                renting.back.append(unclear)
+                why = f"{error}; whether it is there is not known, and it is ended when it turns up: inv reap"
+            else:
+                failure = _try(ops, provider, journal, offer, replace(request, run=ops[-1].run), say, renting.terms)
+                if failure:
+                    why = f"{offer.place or offer.offer_id} was given back: {failure}"
+                    with finishing(f"{ops[-1].run} is being given back", say):
+                        renting.back.append(pods.end(provider, journal.op(ops.pop().token), journal, failure))
+                elif offer.place:
+                    break
+        if why:
+            passed.append(why)
+            renting.offers.remove(offer)
+            renting.pass_over(offer, why)
+    if len(ops) < request.nodes:
+        have = f" ({len(ops)} of {request.nodes} could be had)" if ops else ""
+        raise NoOffer(f"{request.provider}: no machine is left{have}: {'; '.join(passed)}")
+
+
+def _rent(renting: _Renting, offer: Offer, provider: Provider, rank: int) -> Op:
+    plan, terms = renting.plan, renting.terms
+    assert plan.job is not None
+    request = replace(plan.request, run=pods.name_of(plan.request.run, rank))
+    job = _job_of(plan.job, rank, plan.request.nodes, provider, offer)
+    job = replace(job, farewell=farewell(provider), limits=renting.limits(plan.request.nodes - rank))
+    if provider.is_rented and rank == 0:
+        job = with_courier(job, plan.store, plan.request.run)
+    return pods.rent(provider, request, offer, job, renting.journal, target="" if rank else plan.target,
+                     store=plan.store, slot=rank, recoveries=terms.recoveries, admit=terms.admit, role=terms.role,
+                     spec_hash=terms.spec_hash, budget=renting.budget, asked=terms.asked)  # fmt: skip
+
+
+def _try(
+    ops: list[Op], provider: Provider, journal: Journal, offer: Offer, request: Request, say: Say, terms: Terms
+) -> str:
+    """Whether the last of `ops` boots and is what was promised; why not, in words."""
+    if rented := market(provider):
+        try:
+            with stage("boot", say):
+                ops[-1] = boot(ops[-1], rented, journal, terms.boot_s)
+        except Unbooted as error:
+            return str(error)
+    if not terms.accept:
+        return ""
+    with stage("accept", say):
+        return terms.accept(provider.reach(pods.pod_of(ops[-1])), request, offer)
+
+
+def _job_of(job: Job, rank: int, nodes: int, provider: Provider, offer: Offer) -> Job:
+    """Nodes on one machine share its cores. Of one store only node 0 writes: the others make their inputs beside it."""
+    if nodes == 1 or provider.pod_store:
+        return job
+    threads = {"OMP_NUM_THREADS": str(max(1, offer.cpus // nodes))} if provider.is_here else {}
+    environ = {**threads, **job.environ}
+    return replace(job, environ=environ, steps=tuple(_apart(step) for step in job.steps) if rank else job.steps)
+
+
+def _apart(step: Step) -> Step:
+    if "making" not in step.config:
+        return step
+    return replace(step, config={**step.config, "making": {**step.config["making"], "store": APART}})
+
+
+def _send(op: Op, provider: Provider, root: Path, store: str, say: Say, prepare: Prepare | None) -> None:
+    """The code, and what the job reads and does not make."""
+    transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
+    send_code(op, provider, root, say)
+    pod_store = provider.pod_store or (APART if op.slot else "")
+    if pod_store:
+        with stage("inputs", say) as told:
+            told += mirror.send_artifacts(Job.from_json(op.job), pod, pod_store, transport, Store(store))
+    if prepare and op.slot == 0:
+        with stage("what was made", say):
+            prepare(op, transport)
+
+
+def send_code(op: Op, provider: Provider, root: Path, say: Say) -> Pushed:
+    """The code, and what set-up on another machine needs."""
+    transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
+    say(f"sending the code to {pods.where(op)}")
+    with stage("push", say) as told:
+        pushed = transport.push(root, pod.code, op.token)
+        told += [f"{pushed.sent} files", *(f"not sent: {refusal}" for refusal in pushed.refused)]
+    if not provider.is_here:
+        with stage("tools", say) as told:
+            told.append(bootstrap.bring(transport, pod))
+    return pushed
+
+
+def _send_agent(op: Op, provider: Provider) -> None:
+    """What a guard needs, and no more: the code follows with the first work."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder).resolve()
+        shutil.copytree(AGENT, root / "infra" / "agent", ignore=shutil.ignore_patterns("__pycache__"))
+        (root / "infra" / "__init__.py").touch()
+        provider.reach(pods.pod_of(op)).push(root, pods.folder_of(op).code, op.token)
+
+
+def _introduce(ops: list[Op], vendors: Vendors, journal: Journal) -> list[Op]:
+    """Tell every node's job who the others are and where they are reached."""
+    transports = [vendors(op.vendor).reach(pods.pod_of(op)) for op in ops]
+    groups = meet(ops[0].run, transports, [op.place or op.run for op in ops])
+    jobs = [replace(Job.from_json(op.job), group=group) for op, group in zip(ops, groups, strict=True)]
+    return [journal.note(op, job=job.to_json()) for op, job in zip(ops, jobs, strict=True)]
+
+
+def resume(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, str]) -> Op:
+    """Go on with a run that has stopped, on all its nodes, on the code that it was started with; the row of node 0.
+
+    Raises UsageError when it is at work, or has nothing left to go on with.
+    """
+    if pods.is_in_pieces(op, journal):
+        raise UsageError(
+            f"{op.run}: not all of its nodes are there, so it cannot go on where it was; run: inv keep {op.run}"
+        )
+    ops: list[Op] = []
+    try:
+        for one in pods.nodes_of(op, journal):
+            ops.append(_come_back(one, provider, journal))
+        return [hand_over(one, provider, journal, secrets) for one in ops][0]
+    except BaseException as error:
+        young = [one for one in ops if journal.op(one.token).state == BOOTING]
+        _end_all(young, lambda _: provider, journal, f"hand-over failed: {error}")
+        raise
+
+
+def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
+    """The row of a pod that can be handed its job again: the same, or a new one in the same folder."""
+    if op.job and Job.from_json(op.job).kind == "hold":
+        raise UsageError(f"{op.run} had no work to go on with; run: inv pod.create, inv pod.run")
+    if op.is_live:
+        if op.state not in (READY, LOST):
+            raise UsageError(f"{op.run} is {op.state}; run: inv status")
+        return op
+    try:
+        if not op.address:
+            raise FileNotFoundError
+        provider.reach(pods.pod_of(op)).get(pods.folder_of(op).code / "infra" / "agent" / "__main__.py")
+    except FileNotFoundError:
+        raise UsageError(f"{op.run} left nothing to go on with; run: inv launch") from None
+    request = Request(run=op.run, provider=op.vendor, host=op.place)
+    offer = choose(provider, request)[0]
+    job = Job.from_json(op.job)
+    return pods.rent(provider, request, offer, job, journal, target=op.target, store=op.store, slot=op.slot,
+                     role=op.role, spec_hash=op.spec_hash, budget=op.budget, asked=op.asked)  # fmt: skip
+
+
+def choose(provider: Provider, request: Request) -> list[Offer]:
+    """The machines that satisfy the request, cheapest first. Raises NoOffer."""
+    offers = provider.offers(request)
+    if not offers:
+        wanted = f"{request.num_gpus or ''} {request.gpu or 'GPU'}".strip()
+        raise NoOffer(
+            f"{provider.name} has no machine with {wanted} on {request.nodes} node(s); ask for less, or run: inv doctor"
+        )
+    return sorted(offers, key=lambda offer: offer.micro_usd_per_hour)
+
+
+def hand_over(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, str]) -> Op:
+    """Put job and secrets in place and arm the guard; the row is READY then. May be repeated."""
+    if op.state == BOOTING and op.rate:  # its guard is to count what was billed before it was there
+        job = Job.from_json(op.job)
+        billed_s = spend.age_s(op, read_clocks(), clock_scale(provider))
+        op = journal.note(op, job=replace(job, limits=replace(job.limits, billed_s=billed_s)).to_json())
+    twice(lambda: _arm(op, provider.reach(pods.pod_of(op)), secrets))
+    if op.state == READY:
+        return op
+    return journal.advance(op, "reachable" if op.state == LOST else "armed")
+
+
+def _arm(op: Op, transport: Transport, secrets: Mapping[str, str]) -> None:
+    """A second time it finds the guard that the first one has started."""
+    pod, job = pods.folder_of(op), Job.from_json(op.job)
+    chosen = {name: secrets[name] for name in job.secrets if name in secrets}
+    transport.put(json.dumps(chosen).encode(), pod.secrets, 0o600)
+    transport.put(op.job.encode(), pod.job, 0o600)  # it has the key by which the nodes of a run know each other
+    keyless = [word for key in VENDORS.values() for word in ("-u", key.upper())]  # steps inherit what the guard has
+    words = ["env", *keyless, transport.python, "-m", "infra.agent", "start", str(pod.root)]
+    done = transport.run(words, timeout_s=ARM_S, cwd=pod.code, env={"PYTHONPATH": str(pod.code)})
+    if done.exited != 0:
+        raise SlipwayError(f"{op.run}: its guard did not start: {(done.stderr or done.stdout).strip()}")
+    if pod_reports.parse(done.stdout, f"what {op.run}'s guard answers").get("token") != op.token:
+        raise SlipwayError(f"{op.run}: another pod's guard answered in {pod.root}; run: inv status")

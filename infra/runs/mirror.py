@@ -1,0 +1,230 @@
+"""What of a run is kept at home, so that it outlives its pod: logs as they grow, last words, artifacts.
+
+In: a journal row and the way to its pod. Out: files under `<homes>/<run>/`, artifacts in the store at home. All of it
+may be repeated: what is here already is not fetched again.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from infra.agent.job import Job, PodFolder, write_durably
+from infra.errors import SlipwayError
+from infra.ledger.journal import Op
+from infra.pod_reports import parse
+from infra.runs.pods import folder_of
+from infra.transport.protocol import READ_BYTES, Transport
+from store import Manifest, Store, StoreError, places
+from store.local_files import write_whole
+from store.manifest import MISSING, kept_name
+from store.run_sync.run_folder import ENDING, LOG, RunFolder
+
+LIST_S = 30.0
+SLOWEST_BYTES_PER_S = 100_000
+LIST_LOGS = (
+    'cd -- "$1" 2>/dev/null || exit 0; for log in *.log *.times; do [ -f "$log" ] && wc -c -- "$log"; done; exit 0'
+)
+
+
+def bring_logs(op: Op, transport: Transport, folder: Path) -> list[Path]:
+    """Append to the copies in `folder` what the pod's logs have grown by; the logs that there are, by name."""
+    pod = folder_of(op)
+    done = transport.run(["sh", "-c", LIST_LOGS, "sh", str(pod.logs)], timeout_s=LIST_S)
+    if done.exited != 0:
+        raise SlipwayError(f"{op.run}: listing its logs: {done.stderr.strip() or f'exit code {done.exited}'}")
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for line in done.stdout.splitlines():
+        size, name = line.split(maxsplit=1)
+        path = folder / PurePosixPath(name).name
+        _append(transport, str(pod.logs / path.name), path, int(size))
+        paths.append(path)
+    return sorted(paths)
+
+
+def _append(transport: Transport, source: str, path: Path, size: int) -> None:
+    """Bring a copy to `size` bytes; one that is longer is of another pod, and begins anew."""
+    here = path.stat().st_size if path.exists() else 0
+    if here > size:
+        path.unlink()
+        here = 0
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
+        file.seek(here)  # by place, so that two who bring the same bytes at once bring them once
+        while here < size:
+            piece = transport.read(source, here)[: size - here]
+            if not piece:
+                raise SlipwayError(f"{source} has shrunk while it was read")
+            file.write(piece)
+            here += len(piece)
+
+
+def bring_logs_from_store(op: Op, folder: Path) -> list[Path]:
+    """Copy to `folder` the logs that the pod's courier has brought to the store and that are longer than those here.
+
+    For a pod that does not answer any more. Raises StoreError when the store cannot be read.
+    """
+    paths = []
+    try:
+        there = RunFolder(op.store or "", op.run)
+        for name, size in sorted(there.names().items()):
+            path = folder / PurePosixPath(name).name
+            if LOG.fullmatch(name) and (not path.exists() or path.stat().st_size < size):
+                write_whole(path, there.pieces(name))
+                paths.append(path)
+    except StoreError:
+        raise
+    except Exception as error:  # whatever a store's client raises
+        raise StoreError(f"the logs of {op.run} in {op.store}: {type(error).__name__}: {error}") from error
+    return paths
+
+
+def last_words(op: Op, folder: Path) -> dict[str, Any]:
+    """The verdict of a pod that is gone: as it was brought home, else as its courier left it in the store.
+
+    What the store has is kept at home. {} when neither has one: the pod was taken away from its work. Raises
+    StoreError when the store cannot be read.
+    """
+    verdict = words_at_home(op, folder).get("verdict", {})
+    if verdict.get("token") == op.token:
+        return dict(verdict)
+    try:
+        verdict = parse(RunFolder(op.store or "", op.run).read(ENDING), f"how {op.run} ended, in {op.store},")
+    except FileNotFoundError:
+        return {}
+    except SlipwayError as error:
+        raise StoreError(str(error)) from None
+    except StoreError:
+        raise
+    except Exception as error:  # whatever a store's client raises
+        raise StoreError(f"how {op.run} ended, in {op.store}: {type(error).__name__}: {error}") from error
+    if verdict.get("token") != op.token:
+        return {}
+    write_durably(folder / "verdict.json", json.dumps(verdict))
+    return dict(verdict)
+
+
+def words_there(op: Op, transport: Transport) -> dict[str, Any]:
+    """What this very pod says of itself, by kind: progress, verdict, guard."""
+    pod, said = folder_of(op), {}
+    for kind, path in {"progress": pod.progress, "verdict": pod.verdict, "guard": pod.state / "guard.json"}.items():
+        with contextlib.suppress(FileNotFoundError):
+            found = parse(transport.get(path), f"the {kind} of {op.run}")
+            if found.get("token") == op.token:
+                said[kind] = found
+    return said
+
+
+def bring_words(op: Op, transport: Transport, folder: Path) -> None:
+    """Keep what the pod says of itself."""
+    for kind, found in words_there(op, transport).items():
+        write_durably(folder / f"{kind}.json", json.dumps(found))
+
+
+def words_at_home(op: Op, folder: Path) -> dict[str, Any]:
+    """What `bring_words` kept, by kind."""
+    said = {}
+    for kind in ("progress", "verdict", "guard"):
+        with contextlib.suppress(FileNotFoundError):
+            said[kind] = parse((folder / f"{kind}.json").read_bytes(), f"the {kind} of {op.run} at home")
+    return said
+
+
+def send_artifacts(job: Job, pod: PodFolder, pod_store: str, transport: Transport, home: Store) -> list[str]:
+    """Copy to the pod's store what the job reads, and what it has made elsewhere; the names of what was sent."""
+    makings = [step.config["making"] for step in job.steps if "making" in step.config]
+    is_old = not any("code" in making for making in makings)
+    made = {making["name"]: making["fingerprint"] for making in makings}
+    wanted = {one["name"]: one["fingerprint"] for making in makings for one in making["inputs"].values()}
+    wanted = {**wanted, **made}
+    sent = []
+    for name, fingerprint in sorted(wanted.items()):
+        is_here = name not in made or is_home(home, name, fingerprint)
+        if is_here and _manifest_there(pod, pod_store, name, fingerprint, transport) is None:
+            folder, manifest = home.path(name, fingerprint), home.manifest_of(name, fingerprint)
+            if is_old:  # its code knows names only
+                manifest = replace(manifest, name=name, flat=name == "identity_conversations")
+            place = places(manifest.name)[manifest.flat]
+            root = pod.code / pod_store
+            transport.run(["rm", "-f", "--", str(root / place)], timeout_s=LIST_S)  # whole only when it is back
+            for entry in manifest.files:
+                put(transport, folder / entry.path, str(root / manifest.place(entry.path)))
+            transport.put(manifest.to_json().encode(), root / place)
+            sent.append(name)
+    return sent
+
+
+def bring_artifacts(op: Op, pod_store: str, transport: Transport, home: Store) -> list[str]:
+    """Publish at home what the job of this row has made on its pod; the names of what was brought.
+
+    Raises StoreError when what arrived is not what the pod's manifest says.
+    """
+    pod, brought = folder_of(op), []
+    for step in Job.from_json(op.job).steps:
+        making = step.config.get("making", {})
+        name, fingerprint = making.get("name", ""), making.get("fingerprint", "")
+        if name and is_home(home, name, fingerprint):
+            if home.check(name).problem == MISSING:  # a kill came between keeping it and naming it
+                home.point(name, fingerprint)
+            continue
+        if not name:
+            continue
+        manifest = _manifest_there(pod, pod_store, name, fingerprint, transport)
+        if manifest is None:
+            continue
+        with tempfile.TemporaryDirectory(prefix="slipway-") as draft:
+            for entry in manifest.files:
+                source = str(pod.code / pod_store / manifest.place(entry.path))
+                if fetch(transport, source, Path(draft, entry.path)) != entry.sha256:
+                    raise StoreError(
+                        f"{name} from {op.run}: {entry.path} arrived damaged; run again: inv pull {op.run}"
+                    )
+            home.publish(draft, name, fingerprint, manifest.about, flat=name == "identity_conversations")
+        brought.append(name)
+    return brought
+
+
+def is_home(home: Store, name: str, fingerprint: str) -> bool:
+    """Whether the store at home holds that very artifact, whole."""
+    return not home.find(name, fingerprint).problem
+
+
+def _manifest_there(pod: PodFolder, store: str, name: str, fingerprint: str, transport: Transport) -> Manifest | None:
+    """None when there is none of that fingerprint that can be used: then it is made, or sent, again."""
+    for place in (*places(kept_name(name, fingerprint)), *places(name)):
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            found = Manifest.from_json(transport.get(pod.code / store / place))
+            if found.fingerprint == fingerprint:
+                return found
+    return None
+
+
+def fetch(transport: Transport, source: str, path: Path) -> str:
+    """Copy a file of the pod; the sha256 of what arrived."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        while piece := transport.read(source, file.tell()):
+            file.write(piece)
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def put(transport: Transport, path: Path, place: str) -> None:
+    """Copy a file to the pod, in pieces."""
+
+    def pieces() -> Iterator[bytes]:
+        with path.open("rb") as file:
+            while piece := file.read(READ_BYTES):
+                yield piece
+
+    script = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
+    timeout_s = LIST_S + path.stat().st_size / SLOWEST_BYTES_PER_S
+    done = transport.run(["sh", "-c", script, "sh", place], stdin=pieces(), timeout_s=timeout_s)
+    if done.exited != 0:
+        raise SlipwayError(f"sending {place}: {done.stderr.strip() or f'exit code {done.exited}'}")

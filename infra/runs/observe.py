@@ -1,0 +1,257 @@
+"""How the pods are: what the journal, the provider and a pod's own files say, and how old that is.
+
+Every pod is asked at the same time and gets the same few seconds: one that does not answer holds up nobody.
+"""
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from infra import pod_reports
+from infra.agent.limits import Clocks, leads_s, read_clocks
+from infra.agent.state import NODE_LOST
+from infra.errors import SlipwayError
+from infra.ledger import cost, spend
+from infra.ledger.journal import Journal, Op
+from infra.ledger.life_cycle import BOOTING, CREATING, FAILED, LOST, PLANNED, READY, TERMINATED, TERMINATING, UNKNOWN
+from infra.machines.host_memory import at_once
+from infra.money import dollars
+from infra.providers import Provider, clock_scale
+from infra.records import Address, Pod, PodView
+from infra.runs.mirror import words_at_home, words_there
+from infra.runs.pods import DEAD, folder_of, pod_of
+from infra.transport.protocol import Transport
+
+VERDICTS = ("succeeded", "failed", "stopped", "limit", NODE_LOST)
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was seen of one pod."""
+
+    exists: bool | None = None  # as its provider says; None = no answer
+    pod: Pod | None = None  # as its provider tells it
+    clock_scale: float = 1.0  # of that provider
+    is_alive: bool | None = None  # its guard or its agent; None = not known
+    guard: Mapping[str, Any] = field(default_factory=dict)
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    verdict: Mapping[str, Any] = field(default_factory=dict)
+    problem: str = ""
+
+
+def snapshot(
+    journal: Journal, providers: Mapping[str, Provider], homes: Path, *, deadline_s: float = 5.0, ended: int = 10,
+    named: str = "",
+) -> list[PodView]:  # fmt: skip
+    """One row per run, by its last pod: all that are live, and the last `ended` runs that are not; newest last.
+
+    What stands beside a run until it is proven gone has a row of its own. Replicas of services come and go: of those
+    that have ended, only one that is `named` has a row, as any run that is. Pods that have ended are not asked:
+    `homes` holds what was brought home of them.
+    """
+    newest = {op.run: op for op in journal.ops()}
+    ops = [newest[run] for run in journal.runs()]
+    over = [op.token for op in ops if not (op.is_live or op.service)]
+    ops = [op for op in ops if op.is_live or op.run == named or op.token in over[max(0, len(over) - ended) :]]
+    ops = [op for op in journal.ops(live=True) if op.slot < 0 and op not in ops] + ops
+    readings = zip(ops, at_once(lambda op: _read(op, providers.get(op.vendor), homes), ops, deadline_s), strict=True)
+    found = {op.token: it if isinstance(it, Reading) else _from_home(op, homes, str(it)) for op, it in readings}
+    rows, told, now = journal.ops(), journal.told("vendor"), read_clocks()
+    of = {op.token: [row for row in rows if row.run == op.run] if op.slot >= 0 else [op] for op in ops}
+    return [view(op, found[op.token], now, of[op.token], told) for op in ops]
+
+
+def view(op: Op, reading: Reading, now: Clocks, rows: Sequence[Op], told: Mapping[str, tuple[int, int]]) -> PodView:
+    """The row that a journal's row and a reading make.
+
+    `rows`: all of the run, whose earlier pods have cost, too. `told`: what vendors said that pods have cost, as the
+    journal has it.
+    """
+    progress, verdict = reading.progress, reading.verdict
+    before = sum(spend.spent(row, now, reading.clock_scale) for row in rows if row.token != op.token)
+    if reading.pod and reading.pod.spent_micro_usd is not None:
+        told = {**told, op.token: (int(now.wall_s), reading.pod.spent_micro_usd)}
+    return PodView(
+        run=op.run,
+        provider=op.vendor,
+        state=_state(op, reading),
+        step=verdict.get("step") or progress.get("step") or "",
+        progress=progress,
+        age_s=max(0.0, now.wall_s - progress["updated_at"]) if "updated_at" in progress else None,
+        micro_usd_per_hour=op.rate,
+        spent_micro_usd=cost.total(rows, told, now, clock_scale=reading.clock_scale),
+        limit_micro_usd=None if op.cap is None else op.cap + before,
+        limit_in_s=spend.left_s(op, now, reading.clock_scale) if op.is_live else None,
+        ends=_ends(op, reading, now.wall_s) if op.is_live else (),
+        ssh=_ssh(op) if op.is_live and reading.pod and reading.pod.state not in ("", *DEAD) else "",
+        started_at=float(op.intent_at),
+        note=_note(op, reading),
+        in_store=progress.get("in_store") or {},
+        recoveries=op.recoveries,
+    )
+
+
+def _state(op: Op, reading: Reading) -> str:
+    if op.slot < 0:
+        return _beside(reading)
+    if op.is_live and op.stays and not reading.verdict and reading.is_alive and reading.guard.get("holds"):
+        return "idle"  # it has had no work yet
+    why = op.outcome if op.outcome in VERDICTS and not op.is_live else ""
+    why = why or ("limit" if _is_gone_at_its_limit(op, reading) else "")
+    return state_of(op.state, reading.verdict.get("state", "") or why, reading.is_alive)
+
+
+def _is_gone_at_its_limit(op: Op, reading: Reading) -> bool:
+    """Whether nobody asked for the end of a rented pod, and it was gone when its limit was due: a guard is early."""
+    limit_s = spend.limit_s(op)
+    if op.is_live or op.del_requested_at is not None or op.outcome:
+        return False
+    if not op.ended_at or not op.rate or limit_s is None:
+        return False
+    left_s = spend.left_s(op, op.ended_at, reading.clock_scale)
+    return left_s is not None and left_s <= leads_s(limit_s)[0]
+
+
+def state_of(state: str, verdict: str, is_alive: bool | None) -> str:
+    """In one word, how a run is: from its row's state, its verdict ("" = none) and whether anything of it lives."""
+    if verdict:
+        return verdict
+    if state in (FAILED, TERMINATED):
+        return {FAILED: "failed", TERMINATED: "stopped"}[state]
+    if is_alive:
+        return "running"
+    if state in (PLANNED, CREATING, UNKNOWN, BOOTING):
+        return "planned"
+    if state == TERMINATING:
+        return "running" if is_alive is None else "stopped"
+    assert state in (READY, LOST), state
+    return "lost" if state == LOST or is_alive is False else "running"
+
+
+def _beside(reading: Reading) -> str:
+    """What stands aside is never the run itself, whatever it says: `lost` until its machine answers."""
+    return "lost" if reading.exists is None else "stopped"
+
+
+def _note(op: Op, reading: Reading) -> str:
+    if op.slot < 0:
+        where = op.place or op.remote_id or op.token
+        said = f"; {reading.problem}" if reading.problem else ""
+        return f"was on {where}, which stays taken until nothing of it is proven to run there: {op.reason}{said}"
+    if reading.problem:
+        return reading.problem
+    if reading.verdict:
+        stays = f"its pod stays; end it: inv pod.down {op.run}" if op.is_live and op.stays else ""
+        return "; ".join(filter(None, (str(reading.verdict.get("reason", "")), stays)))
+    if op.state == TERMINATING:
+        return "being ended, not yet proven gone"
+    if op.state == UNKNOWN:
+        return "the provider's answer was lost: it may exist"
+    if _is_gone_at_its_limit(op, reading):
+        return f"it was gone when its limit was due, and left no word ({op.reason})"
+    if op.state == READY and reading.is_alive is False:
+        return "neither its guard nor its agent lives" if reading.exists else "its provider does not know it any more"
+    return op.reason
+
+
+def _ssh(op: Op) -> str:
+    if not (op.address or "").startswith("ssh://"):
+        return ""
+    to = Address.parse(op.address or "")
+    return shlex.join(["ssh", "-i", to.key, "-o", "IdentitiesOnly=yes", "-p", str(to.port), f"{to.user}@{to.host}"])
+
+
+def _ends(op: Op, reading: Reading, now: float) -> tuple[str, ...]:
+    """Which ends are armed, and when each was last seen alive."""
+    return tuple(filter(None, (_guard_end(reading, now), *_vendor_ends(op, reading.pod))))
+
+
+def _vendor_ends(op: Op, pod: Pod | None) -> Iterator[str]:
+    """What the vendor said just now that it will do by itself."""
+    if pod and pod.state in DEAD:
+        return
+    if pod and pod.ends_at:
+        yield f"{op.vendor}'s timer is armed: {datetime.fromtimestamp(pod.ends_at, timezone.utc):%Y-%m-%d %H:%M} UTC"
+    if pod and pod.spend_limit_micro_usd:
+        yield f"{op.vendor}'s spend limit is armed: {dollars(pod.spend_limit_micro_usd)} USD"
+
+
+def _guard_end(reading: Reading, now: float) -> str:
+    guard = reading.guard
+    if not guard:
+        return ""
+    limit_s, elapsed_s = guard.get("limit_s"), guard.get("elapsed_s", 0.0)
+    limit = "no limit" if limit_s is None else f"ends it in {max(0.0, limit_s - elapsed_s):.0f} s"
+    seen = "alive" if guard.get("alive") else "dead"
+    clocks = guard.get("clocks")
+    if seen == "dead" and clocks:
+        seen = f"dead, last seen {max(0.0, now - clocks['wall_s']):.0f} s ago"
+    return f"guard {seen}, {limit}"
+
+
+def ask(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
+    """What the pod's `infra.agent status` says of guard, agent, progress and verdict, {} for what is not this pod's."""
+    if not op.address:
+        return _of(op, {})
+    pod = folder_of(op)
+    code = f"{pod.code}{os.pathsep}{CHECKOUT}" if op.vendor == "local" else str(pod.code)
+    words = [transport.python, "-m", "infra.agent", "status", str(pod.root)]
+    done = transport.run(words, timeout_s=30, env={"PYTHONPATH": code})
+    if done.exited != 0:
+        raise SlipwayError(f"{op.run}: its agent's status: exit code {done.exited}: {done.stderr.strip()}")
+    return _of(op, pod_reports.parse(done.stdout, f"what {op.run} says of itself"))
+
+
+def words_of(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
+    """What the files of a pod that has ended still say."""
+    return _of(op, words_there(op, transport))
+
+
+def is_alive(op: Op, transport: Transport) -> bool:
+    """Whether guard or agent of this very pod lives."""
+    return _is_alive(ask(op, transport))
+
+
+def _read(op: Op, provider: Provider | None, homes: Path) -> Reading:
+    """Whatever goes wrong becomes words: a table with one bad row is still a table."""
+    if provider is None and op.is_live:
+        return Reading(problem=f"provider {op.vendor} is not set up here")
+    pod, scale = None, clock_scale(provider) if provider else 1.0
+    try:
+        pod = provider.find(op.remote_id or op.token) if op.is_live and provider else None
+        exists = pod is not None
+        if pod and pod.state in DEAD:
+            why = f"{op.vendor} says that its pod is {pod.state}{f': {pod.note}' if pod.note else ''}"
+            return replace(_from_home(op, homes, why), exists=True, pod=pod, clock_scale=scale, is_alive=False)
+        if provider is None or not (provider.is_here or exists):  # another machine need not be there any more
+            told = _of(op, words_at_home(op, homes / op.run))
+        else:
+            told = (ask if exists else words_of)(op, provider.reach(pod_of(op)))
+        return Reading(exists, pod, scale, _is_alive(told), told["guard"], told["progress"], told["verdict"])
+    except (SlipwayError, OSError, ValueError) as error:
+        return replace(_from_home(op, homes, str(error)), pod=pod, clock_scale=scale)
+
+
+def _from_home(op: Op, homes: Path, problem: str) -> Reading:
+    """What was brought home of a pod that does not answer: its figures are as old as they say."""
+    try:
+        told = _of(op, words_at_home(op, homes / op.run))
+    except (SlipwayError, OSError, ValueError) as error:
+        return Reading(problem=f"{problem}; {error}")
+    return Reading(guard=told["guard"], progress=told["progress"], verdict=told["verdict"], problem=problem)
+
+
+def _of(op: Op, told: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The folder may still hold what an earlier pod of the run left."""
+    parts = {key: told.get(key) for key in ("guard", "agent", "progress", "verdict")}
+    known = {key: pod_reports.known(part) if isinstance(part, dict) else {} for key, part in parts.items()}
+    return {key: value if value.get("token") == op.token else {} for key, value in known.items()}
+
+
+def _is_alive(told: Mapping[str, Mapping[str, Any]]) -> bool:
+    return any(told[role].get("alive", False) for role in ("guard", "agent"))

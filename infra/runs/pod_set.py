@@ -1,0 +1,181 @@
+"""Pods as a file wants them: what is missing is made, what is there is kept, what is too many is ended.
+
+    a file -> PodSpecs; journal -> rows; decide -> steps, which whoever asked carries out in their order
+
+Pods of one file are a set, whose name their rows bear. A pod is known by its name there and by the hash of what was
+asked for: one that is wanted otherwise is ended and made anew. Nothing else is remembered, so that whoever comes after
+a crash decides from the rows as they are. Pure.
+"""
+
+import difflib
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from typing import Any, get_type_hints
+
+from infra.errors import UsageError
+from infra.ledger.journal import Op
+from infra.ledger.life_cycle import TERMINATING, UNKNOWN
+from infra.names import check_name
+
+
+def key(default: Any, about: str) -> Any:
+    return field(default=default, metadata={"about": about})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodSpec:
+    """One pod as a file describes it; None = whatever there is."""
+
+    name: str = field(metadata={"about": "of the pod; unique among all that live"})
+    gpu_type: str | None = key("A100", "kind of GPU, or any of a set: A100:1,H100:1; own machines: whatever there is")
+    gpu_count: int = key(8, "GPUs of the pod; own machines: 0, whatever there is")
+    country: str | None = key(None, "two letters: NL")
+    volume_id: str | None = key(None, "id of a vendor's volume, which the pod gets")
+    ttl_hours: float | None = key(None, "the pod ends after so many hours")
+    min_upload_mbps: int | None = key(None, "measured upload, megabits per second")
+    min_download_mbps: int | None = key(None, "measured download, megabits per second")
+    idle_stop_minutes: float | None = key(None, "the pod ends when no GPU has worked for so many minutes")
+    spend_limit: str | None = key(None, "rented: the pod ends at so many US dollars (150 without it and ttl_hours)")
+    provider: str | None = key(None, "where: local, ssh, runpod, lium, shadeform, market; null: as settings say")
+    pool: str | None = key(None, "ssh: only machines of this pool")
+    host: str | None = key(None, "ssh: only this machine")
+    cpus: str | None = key(None, "at least so many: 16")
+    memory: str | None = key(None, "at least so many GB: 128")
+    disk_size: str | None = key(None, "at least so many GB: 100")
+    city: str | None = key(None, "where the machine stands")
+    cloud: str | None = key(None, "whose machine, or which tier: hyperstack, SECURE")
+    region: str | None = key(None, "as the vendor spells it: canada-1")
+    instance_type: str | None = key(None, "as the vendor spells it: B200x8")
+    use_spot: bool = key(False, "machines that may be taken away, which cost less")
+    max_price: str | None = key(None, "US dollars per hour of the whole machine")
+    network: str | None = key(None, "best: made for traffic between machines; no vendor tells that today")
+
+    @property
+    def digest(self) -> str:
+        """Of all but the name: equal for pods that may stand for each other."""
+        said = {name: value for name, value in asdict(self).items() if name != "name"}
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+ALIASES = {"gpu": "gpu_type", "num_gpus": "gpu_count"}  # as launch calls them
+WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def schema() -> list[tuple[str, Any, str]]:
+    """Every key, its default ("" = it must be given) and what it is for."""
+    return [(one.name, "" if one.default is MISSING else one.default, one.metadata["about"]) for one in fields(PodSpec)]
+
+
+def read_set(where: str, stem: str, document: Any, provider: str, own: Iterable[str]) -> tuple[str, list[PodSpec]]:
+    """The name of the set, `stem` when the file gives none, and its pods. Raises UsageError, with the place.
+
+    `provider`: of pods that name none. `own`: providers whose machines have the GPUs that they have.
+    """
+    _check_keys(where, document, ("set", "pods"))
+    name = document.get("set", stem)
+    if not isinstance(name, str):
+        raise UsageError(f"{where}: set is {name!r}; it must be text")
+    entries = document.get("pods")
+    if not isinstance(entries, list):  # also none at all: an empty list is said on purpose
+        raise UsageError(f"{where}: `pods` must be a list; [] ends all pods of the set")
+    specs: dict[str, PodSpec] = {}
+    for number, entry in enumerate(entries, 1):
+        spec = read_spec(f"{where}: pod {number}", entry, provider, own)
+        if spec.name in specs:
+            raise UsageError(f"{where}: two pods are called {spec.name}")
+        specs[spec.name] = spec
+    return check_name(name), list(specs.values())
+
+
+def read_spec(where: str, entry: Any, provider: str, own: Iterable[str]) -> PodSpec:
+    """One pod of a file. Raises UsageError."""
+    known = {one.name: one for one in fields(PodSpec)}
+    _check_keys(where, entry, (*known, *ALIASES))
+    said: dict[str, Any] = {}
+    for word, value in entry.items():
+        name = ALIASES.get(word, word)
+        if name in said:
+            raise UsageError(f"{where}: {word} and {next(one for one in entry if ALIASES.get(one, one) == name)} "
+                             "are the same; give one")  # fmt: skip
+        said[name] = _value(f"{where}: {word}", known[name], value)
+    if not said.get("name"):
+        raise UsageError(f"{where}: it needs a name, as text")
+    said["provider"] = said.get("provider") or provider
+    if said["provider"] in own or said.get("instance_type"):  # which says what GPUs there are
+        said = {"gpu_type": None, "gpu_count": 0, **said}
+    if said.get("ttl_hours") == 0:
+        raise UsageError(f"{where}: ttl_hours is 0; it would end before it begins")
+    if said.get("idle_stop_minutes") == 0:
+        raise UsageError(f"{where}: idle_stop_minutes is 0; it would end before it begins")
+    check_name(said["name"])
+    return PodSpec(**said)
+
+
+def _check_keys(where: str, body: Any, known: Sequence[str]) -> None:
+    if not isinstance(body, dict):
+        raise UsageError(f"{where}: expected lines of the form `key: value`")
+    for word in body:
+        if word not in known:
+            near = difflib.get_close_matches(str(word), known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+            raise UsageError(f"{where}: unknown key {word!r}; {hint}")
+
+
+def _value(where: str, one: Field[Any], value: Any) -> Any:
+    """As the field has it. A number where text is wanted is taken for its text: `cpus: 16`, `spend_limit: 12.50`."""
+    hint = get_type_hints(PodSpec)[one.name]
+    kinds = getattr(hint, "__args__", (hint,))
+    if value is None and type(None) in kinds:
+        return None
+    if type(value) in kinds:
+        if type(value) not in (int, float) or 0 <= value < math.inf:
+            return value
+    elif float in kinds and type(value) is int and value >= 0:
+        return float(value)
+    elif str in kinds and type(value) in (int, float):
+        return str(value)
+    floor = ", from 0" if kinds[0] in (int, float) else ""
+    raise UsageError(f"{where} is {value!r}; it must be {WORDS[kinds[0]]}{floor}")
+
+
+@dataclass(frozen=True)
+class Step:
+    """`action`: keep, end or create; `token`: of the row that is kept or ended."""
+
+    action: str
+    name: str
+    token: str = ""
+    why: str = ""
+
+
+def decide(set_name: str, wanted: Mapping[str, str], rows: Iterable[Op]) -> list[Step]:
+    """What makes the live pods of that set those of `wanted`, in the order in which it is to be done.
+
+    `wanted`: digests by name. `rows`: of the journal, ended ones too. Ends come first: they free names, machines and
+    money. A pod that another process is making is kept. UsageError: a name is that of a pod outside of the set.
+    """
+    live = {op.run: op for op in rows if op.is_live and op.slot == 0}
+    ends, keeps, missing = [], [], []
+    for name, op in live.items():
+        if op.pod_set != set_name:
+            if name in wanted:
+                raise UsageError(
+                    f"{name} is a pod already, and not of the set {set_name}; call yours otherwise, or: inv down {name}"
+                )
+        elif name not in wanted:
+            ends.append(Step("end", name, op.token, "it is wanted no more"))
+        elif op.state in (TERMINATING, UNKNOWN):
+            ends.append(Step("end", name, op.token, f"it is {op.state}"))
+        elif op.spec_hash != wanted[name]:
+            ends.append(Step("end", name, op.token, "it is wanted otherwise"))
+        else:
+            keeps.append(Step("keep", name, op.token))
+    kept = {step.name for step in keeps}
+    ended = {step.name: step.why for step in ends}
+    for name in wanted:
+        if name not in kept:
+            missing.append(Step("create", name, why=ended.get(name, "")))
+    return [*ends, *keeps, *missing]

@@ -1,0 +1,377 @@
+"""Renting and ending pods: the intent is committed, then the effect asked for, then what came of it committed.
+
+rent:  plan, sending | create | created, refused or unclear
+end:   end           | delete, look | gone
+
+What is rented is deleted again and again until its vendor proves that it is gone, or patience ends.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import json
+import random
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from infra import pod_reports
+from infra.agent.job import STAYS, Group, Job, Limits, PodFolder
+from infra.agent.limits import hard_limit_s, read_clocks
+from infra.agent.state import NODE_LOST
+from infra.errors import Ambiguous, LimitHit, NoOffer, SlipwayError, UsageError
+from infra.journal_file import JournalError
+from infra.ledger import spend
+from infra.ledger.journal import Admit, Fenced, Held, Journal, Op
+from infra.ledger.life_cycle import ASKED, BOOTING, CREATING, LOST, PLANNED, READY, TERMINATING, UNKNOWN
+from infra.names import new_token
+from infra.providers import LAG_S, Market, Provider, clock_scale, market
+from infra.records import Address, Offer, Pod, Request
+from infra.transport.protocol import Transport
+
+ASKED_FOR = {"reason": "asked for", "outcome": ASKED}  # what a row says that somebody wanted to end
+GONE = "it was gone"
+DEAD = ("stopped", "failed", "ending")  # states of a vendor's pod in which nothing of it runs, though it may bill
+PATIENCE_S = 120.0  # while a vendor deletes
+LONGEST_S = 10 * 365 * 86400.0  # of a limit
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 10.0
+STOP_S = 300.0  # for a step to save, and for its courier to bring that to the store
+LOOK_S, LOOK_EVERY_S = 60.0, 3.0  # on the vendor's clock; for a pod whose creation was not answered
+
+
+class _Overtaken(SlipwayError):
+    """Somebody else ended the row before anything was asked for."""
+
+
+class StillBills(LimitHit):
+    """It was asked to end, and is not proven gone."""
+
+
+def rent(
+    provider: Provider, request: Request, offer: Offer, job: Job, journal: Journal, *, target: str = "",
+    store: str = "", slot: int = 0, recoveries: int = 0, admit: Admit | None = None, role: str = "train",
+    spec_hash: str = "", budget: int | None = None, asked: str = "",
+) -> Op:  # fmt: skip
+    """One pod from `offer` for `job`; the row's `job` is what to hand over, with token and price filled in.
+
+    Taken: the run, or the target in that store, is live; Leased: the offer's machine holds another pod; nothing was
+    asked for; so for whatever `admit` and `check_end` raise. Ambiguous: the pod may exist, and the row is UNKNOWN. Any
+    other SlipwayError: nothing was rented.
+    """
+    if provider.is_rented:
+        check_end(offer, job.limits)
+    token = new_token(journal.installation)
+    limits = replace(job.limits, micro_usd_per_hour=offer.micro_usd_per_hour)
+    spec_hash = spec_hash or hashlib.sha256(replace(job, token="").to_json().encode()).hexdigest()
+    job = replace(job, run=request.run, token=token, limits=limits)
+    with _looked_after(journal, token):  # while this process lives, nobody else clears the row away
+        op = journal.plan(token=token, run=request.run, slot=slot, vendor=provider.name, target=target, store=store,
+                          spec_hash=spec_hash, job=job.to_json(), request=json.dumps(asdict(request)),
+                          rate=offer.micro_usd_per_hour, ttl_s=limits.time_s, cap=limits.spend_micro_usd,
+                          place=offer.place, recoveries=recoveries, admit=admit, role=role, budget=budget, asked=asked,
+                          remote_id=f"{token}@{offer.place}" if offer.place else None)  # fmt: skip
+        op = journal.advance(op, "sending")
+        try:
+            if journal.op(token).epoch != op.epoch:  # this machine may have slept here for hours
+                raise _Overtaken(f"{op.run}: it was ended before its machine was asked for; nothing was rented")
+            pod = provider.create(request, offer, token, limits)
+        except _Overtaken:
+            raise
+        except BaseException as error:  # also Ctrl-C: the request may have arrived
+            if isinstance(error, SlipwayError) and not isinstance(error, Ambiguous):
+                journal.advance(op, "refused", reason=str(error))
+                if rented := market(provider):
+                    rented.forget(token)
+                raise
+            op = journal.advance(op, "unclear", reason=str(error) or type(error).__name__)
+            found = _look_for(provider, op.remote_id or token) if isinstance(error, Ambiguous) else None
+            if found is None:
+                raise
+            return _came(provider, journal, op, "found", found)
+        return _came(provider, journal, op, "created", pod)
+
+
+def check_end(offer: Offer, limits: Limits) -> None:
+    """Whether a pod from that offer is sure to end. NoOffer: it has no price; UsageError: it has no limit."""
+    if offer.micro_usd_per_hour <= 0:
+        raise NoOffer(f"{offer.provider}: {offer.offer_id}: its price is not told, so no spend limit would hold")
+    limit_s = hard_limit_s(replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour))
+    if limit_s is None or not 0 < limit_s < LONGEST_S:  # nor is one of centuries
+        raise UsageError(f"{offer.provider}: nothing would end this pod, and nothing was rented; give --ttl or "
+                         "--spend-limit")  # fmt: skip
+
+
+def name_of(run: str, rank: int) -> str:
+    """What the pod of a node is called: node 0 as the run itself."""
+    return f"{run}.{rank}" if rank else run
+
+
+def rows_of(run: str, nodes: int, journal: Journal) -> list[Op]:
+    """Every pod that there has been under the names of a run's nodes."""
+    return [op for rank in range(nodes) for op in journal.ops(run=name_of(run, rank))]
+
+
+def nodes_of(op: Op, journal: Journal) -> list[Op]:
+    """The newest rows of all nodes of a run, by rank; `op` is that of node 0. A run on one node has that one."""
+    size = len(_group_of(op).addresses)
+    found = [op]
+    for rank in itertools.count(1):
+        rows = [row for row in journal.ops(run=name_of(op.run, rank)) if row.slot == rank]
+        # A launch that was cut off has not told them of each other yet: what is live then is of that one.
+        if rank >= size and not (rows and rows[-1].is_live):
+            break
+        found += rows[-1:]  # none where that node was given up, and no other one has taken its place yet
+    return found
+
+
+def size_of(op: Op) -> int:
+    """How many nodes the run of this row has."""
+    asked = json.loads(op.request).get("nodes", 1) if op.request else 1
+    return max(asked, len(_group_of(op).addresses))
+
+
+def run_of(op: Op) -> str:
+    """The run that the pod of this row is a node of."""
+    return _group_of(op).run or op.run
+
+
+def rank_of(op: Op) -> int:
+    """Which node the pod of this row is, or was before it stood aside."""
+    return op.slot if op.slot >= 0 else _group_of(op).rank
+
+
+def aside_of(run: str, journal: Journal) -> list[Op]:
+    """What stands beside a run, on any of its nodes, and has not been proven gone."""
+    return [op for op in journal.ops(live=True) if op.slot < 0 and run_of(op) == run]
+
+
+def is_in_pieces(op: Op, journal: Journal) -> bool:
+    """Whether a node of the run was given up and not replaced: it can begin anew, but not go on where it was."""
+    if op.state in (PLANNED, CREATING, UNKNOWN, BOOTING):
+        return False  # its launch is at it
+    are_introduced = size_of(op) == max(1, len(_group_of(op).addresses))
+    return op.slot < 0 or op.slot == 0 and not (are_introduced and len(nodes_of(op, journal)) >= size_of(op))
+
+
+def pod_of(op: Op) -> Pod:
+    """The pod of a row that has one."""
+    return Pod(provider=op.vendor, pod_id=op.remote_id or "", token=op.token, run=op.run, address=op.address or "",
+               micro_usd_per_hour=op.rate)  # fmt: skip
+
+
+def folder_of(op: Op) -> PodFolder:
+    """Where the pod of a row keeps its files, on its machine."""
+    address = op.address or "/nonexistent"
+    return PodFolder(Path(Address.parse(address).folder if address.startswith("ssh://") else address))
+
+
+def where(op: Op) -> str:
+    """For people: a folder of this machine, or of another one, with user, host and port."""
+    if not (op.address or "").startswith("ssh://"):
+        return op.address or "no address yet"
+    to = Address.parse(op.address or "")
+    return f"{to.folder} at {to.user}@{to.host}{'' if to.port == 22 else f':{to.port}'} ({op.vendor})"
+
+
+def end(
+    provider: Provider, op: Op, journal: Journal, reason: str = "", outcome: str = "", patience_s: float = PATIENCE_S
+) -> Op:  # fmt: skip
+    """The row once the pod is proven gone; calling twice is safe.
+
+    `reason`: for people, none: somebody asked for it. `outcome`: with a reason, how its run ended with it, "" while
+    another pod may go on with it.
+    SlipwayError (StillBills for what is rented): it is not proven, the row stays TERMINATING, and the message says
+    what it may cost.
+    """
+    if not op.is_live:
+        return op
+    if op.state != TERMINATING:
+        op = journal.advance(op, "end", **({"reason": reason, "outcome": outcome} if reason else ASKED_FOR))
+    deadline, wait_s, is_asked = time.monotonic() + patience_s, FIRST_WAIT_S, False
+    while True:
+        try:
+            found, is_fresh = None, _unproven_s(provider, op) > 0
+            if is_fresh or not op.remote_id:
+                found = provider.find(op.remote_id or op.token)
+            if found and is_fresh:  # once it was shown, its absence proves something
+                op = journal.note(op, last_seen_at=int(time.time()), remote_id=found.pod_id)
+            pod_id = op.remote_id or (found.pod_id if found else "")
+            if pod_id and not is_asked:
+                provider.delete(pod_id)
+                # It takes the vendor a while; one that does not show it yet may not have heard either.
+                is_asked = provider.is_rented and _unproven_s(provider, op) <= 0
+            _prove_absence(provider, op)
+            break
+        except Fenced:  # somebody else moved it: perhaps to its end
+            return end(provider, journal.op(op.token), journal, reason, outcome, patience_s)
+        except SlipwayError as error:
+            left_s = deadline - time.monotonic() if provider.is_rented and (op.remote_id or not op.sent_at) else 0.0
+            if left_s <= 0:
+                cost = f", and cost {op.rate / 1_000_000:.2f} USD/h" if op.rate else ""
+                kind = StillBills if op.rate else SlipwayError
+                raise kind(f"ending {op.run}: {error}; it may run on{cost}; run again: inv down {op.run}") from error
+            time.sleep(min(left_s, random.uniform(FIRST_WAIT_S, wait_s)))
+            wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
+            op = journal.op(op.token)  # a sweep may have seen it meanwhile, or its end
+            if not op.is_live:
+                return op
+    with contextlib.suppress(Fenced):  # somebody else ended it too, and proved it first
+        op = journal.advance(op, "gone")
+        if rented := market(provider):
+            rented.forget(op.token)
+        return op
+    return end(provider, journal.op(op.token), journal)
+
+
+def stand_aside(op: Op, journal: Journal, reason: str) -> Op:
+    """The row of a pod that cannot be proven gone makes room for another one of its node.
+
+    It stays TERMINATING and its machine leased, until a later `settle` hears the machine and ends what is there. Only
+    for a node whose work cannot go on: see `infra.agent.nodes`.
+    """
+    return journal.advance(op, "aside", reason=reason)
+
+
+def stop_work(provider: Provider, op: Op) -> None:
+    """Let what runs on a pod save and leave, and its courier finish, before the pod is ended. Raises SlipwayError."""
+    pod, transport = folder_of(op), provider.reach(pod_of(op))
+    words = [transport.python, "-m", "infra.agent", "stop", str(pod.root)]
+    done = transport.run(words, timeout_s=STOP_S, env={"PYTHONPATH": str(pod.code)})
+    if done.exited != 0:
+        raise SlipwayError(f"{op.run}: stopping its work: exit code {done.exited}: {done.stderr.strip()}")
+
+
+def settle(provider: Provider, op: Op, journal: Journal, transport: Transport | None) -> Op:
+    """What became of a live row that nobody looked after: ended when its work has, or when its renter died.
+
+    A pod that has its verdict, one that was to be ended, one that never got its job, one that is gone and a rented one
+    that has reached a limit are ended; one at work, or still being rented by a living process (this one too), stays as
+    it is, as does one that outlives its work, whose verdict frees it for other work. Raises as `end`.
+    """
+    if op.state == TERMINATING:
+        return end(provider, op, journal)
+    rented = market(provider)
+    if rented and (why := spend.due(op, read_clocks(), rented.clock_scale)):  # its vendor may have seen that, too
+        return end(provider, op, journal, why, "limit")
+    if op.state in (READY, LOST, BOOTING) and (said := fate(rented, op) if rented else is_absent(provider, op)):
+        return end(provider, op, journal, said if isinstance(said, str) else GONE)
+    if op.state in (PLANNED, CREATING, UNKNOWN, BOOTING):
+        try:
+            journal.take(lease(op.token))
+        except Held:
+            return op
+        return end(provider, op, journal, "its launch was cut off")
+    verdict = verdict_of(op, transport) if transport and op.state in (READY, LOST) else {}
+    if rented and verdict.get("state") == "failed" and Job.from_json(op.job).on_failure == "keep":
+        return op
+    if op.stays and verdict.get("state") in STAYS:
+        with contextlib.suppress(Fenced):  # other work has come meanwhile
+            return journal.note(op, target="") if op.target else op
+        return op
+    return end(provider, op, journal, said_by(verdict), verdict["state"]) if verdict else op
+
+
+def said_by(verdict: Mapping[str, Any]) -> str:
+    """Why a pod is ended whose work has ended so."""
+    return f"its work has ended: {verdict['state']}"
+
+
+def is_over(op: Op) -> bool:
+    """Whether the run of its newest row is to stay ended; another pod may go on with any other."""
+    return (not op.is_live or op.state == TERMINATING) and op.outcome not in ("", NODE_LOST)
+
+
+def verdict_of(op: Op, transport: Transport) -> dict[str, Any]:
+    """How the work of this pod ended, {} while it has not."""
+    try:
+        verdict = (
+            pod_reports.parse(transport.get(folder_of(op).verdict), f"the verdict of {op.run}") if op.address else {}
+        )
+    except FileNotFoundError:
+        return {}
+    return verdict if verdict.get("token") == op.token else {}
+
+
+def _look_for(provider: Provider, pod: str) -> Pod | None:
+    """What a lost answer may have left: a vendor lists it within a minute, as a rule."""
+    deadline = time.monotonic() + (LOOK_S / clock_scale(provider) if provider.is_rented else 0.0)
+    while True:
+        with contextlib.suppress(SlipwayError):  # no word: as if it were not shown yet
+            if (found := provider.find(pod)) is not None:
+                return found
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(min(LOOK_EVERY_S, LOOK_S / clock_scale(provider) / 10))
+
+
+@contextlib.contextmanager
+def _looked_after(journal: Journal, token: str) -> Iterator[None]:
+    """By this process; by sweeps, too, when nothing came of it or nobody knows what."""
+    held = journal.take(lease(token))
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(JournalError):  # it may be what has failed
+            journal.release(held)
+        raise
+
+
+def _group_of(op: Op) -> Group:
+    return Job.from_json(op.job).group if op.job else Group()
+
+
+def _came(provider: Provider, journal: Journal, op: Op, event: str, pod: Pod) -> Op:
+    rate = max(op.rate, pod.micro_usd_per_hour)
+    try:
+        return journal.advance(op, event, remote_id=pod.pod_id, address=pod.address, rate=rate)
+    except Fenced:  # whoever ended the row meanwhile, perhaps hours ago, could not end a pod that was not there yet
+        now = journal.op(op.token)
+        if not now.is_live:
+            now = journal.advance(now, "resurfaced", remote_id=pod.pod_id, reason="it came after its end")
+        if now.state == TERMINATING:
+            end(provider, journal.note(now, remote_id=pod.pod_id, last_seen_at=int(time.time()), rate=rate), journal)
+        raise
+
+
+def _prove_absence(provider: Provider, op: Op) -> None:
+    """Raises SlipwayError unless a look-up and a complete listing, late enough, both say that it is gone."""
+    wait_s = _unproven_s(provider, op)
+    if wait_s > 0:
+        what = "it was rented just now" if op.remote_id else "its id is not known"
+        raise SlipwayError(f"{what}, and it may still turn up for {wait_s:.0f} s")
+    if not is_absent(provider, op):
+        raise SlipwayError(f"{provider.name} still has it")
+
+
+def is_absent(provider: Provider, op: Op) -> bool:
+    """Whether the pod is proven gone. Raises SlipwayError when its provider does not say."""
+    if _unproven_s(provider, op) > 0 or provider.find(op.remote_id or op.token) is not None:
+        return False
+    if op.place:  # the pod can be nowhere else, and other machines may well be switched off
+        return True
+    pods = provider.list()
+    may_be_there = not op.remote_id and not all(pod.is_legible for pod in pods)
+    return not may_be_there and all(pod.token != op.token for pod in pods)
+
+
+def fate(provider: Market, op: Op) -> str:
+    """What the vendor says became of the pod, in words; "" while it is well. Raises SlipwayError: it does not say."""
+    pod = provider.find(op.remote_id or op.token)
+    if pod is None:
+        return f"{provider.name} has it no more" if is_absent(provider, op) else ""
+    return f"{provider.name} says it is {pod.state}{f' ({pod.note})' if pod.note else ''}" if pod.state in DEAD else ""
+
+
+def _unproven_s(provider: Provider, op: Op) -> float:
+    """For how long yet its absence proves nothing: a vendor may not show yet what it has just created."""
+    if op.sent_at is None or (op.remote_id and op.last_seen_at):
+        return 0.0
+    lag_s = min(LAG_S, provider.settle_s) if op.remote_id else provider.settle_s
+    return max(0.0, lag_s - op.settling_s(read_clocks()))
+
+
+def lease(token: str) -> str:
+    """Held by whoever rents that pod, until it dies."""
+    return f"rent:{token}"

@@ -1,0 +1,165 @@
+"""Runs `python -m data|trainer ...` in the environment that has torch, for a control side that has not.
+
+In: the words after the interpreter and, for a step, its configuration. Out: the step's records, live. What the
+step prints goes to our stderr, so that stdout stays free for data.
+"""
+
+import collections
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from infra.agent import environment
+from infra.errors import SlipwayError, UsageError
+from infra.interrupts import Told
+
+POLL_S = 0.05
+LEAVING_S = 2.0
+GRACE_S = 30.0  # what a step gets to save and leave before it is killed
+RESUMABLE = 75
+PARENT = "SLIPWAY_PARENT"  # a step that reads it does not outlive that process
+
+
+def interpreter(root: Path, cache: Path, say: Callable[[str], None], name: str = "train") -> Path:
+    """The Python of environment `name` for the checkout `root`. Raises SlipwayError."""
+    try:
+        return environment.ensure(name, root, cache, environment.torch_build(), say)
+    except environment.EnvironmentFailed as error:
+        raise SlipwayError(str(error)) from error
+
+
+def run(
+    words: Sequence[str],
+    config: Mapping[str, Any] | None,
+    *,
+    root: Path,
+    python: Path,
+    environ: Mapping[str, str] | None = None,
+) -> Generator[dict[str, Any], None, None]:
+    """Run `python *words [--config FILE]` in `root` and yield its records (`data/events.py`) as they come.
+
+    `config` is JSON-like, None for words that take none. `environ` is added to ours. The child is in a session of its
+    own: Ctrl-C of the terminal and a SIGINT to this process alone reach it once, from here; it is waited for, then
+    KeyboardInterrupt goes on. So it is with Told (this process was told to leave). A caller that stops reading ends
+    the child: one that may be interrupted between two records has to close this generator.
+    Raises UsageError when the child leaves with code 2, SlipwayError with its last words for any other failure.
+    """
+    import tempfile  # it brings much along, and every listing of the commands would pay for it
+
+    with tempfile.TemporaryDirectory(prefix="slipway-") as private:
+        records = Path(private, "records.jsonl")
+        records.touch()
+        name = " ".join(word for word in takewhile(lambda word: not word.startswith("--"), words) if word != "-m")
+        words = [str(python), *words]
+        if config is not None:
+            Path(private, "config.json").write_text(json.dumps(config), encoding="utf-8")
+            words += ["--config", str(Path(private, "config.json"))]
+        process = subprocess.Popen(
+            words,
+            cwd=root,
+            env={**_environ(root), **(environ or {}), "SLIPWAY_RECORDS": str(records), PARENT: str(os.getpid())},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        last: collections.deque[str] = collections.deque(maxlen=1)
+        relay = threading.Thread(target=_relay, args=(process.stdout, last), daemon=True)
+        relay.start()
+        try:
+            with records.open(encoding="utf-8") as file:
+                yield from _follow(process, file)
+        except (KeyboardInterrupt, Told, GeneratorExit) as leaving:
+            process.send_signal(signal.SIGINT if isinstance(leaving, KeyboardInterrupt) else signal.SIGTERM)
+            _has_left(process, GRACE_S)
+            relay.join(LEAVING_S)
+            if last:  # what became of its work
+                _write(last.pop().removeprefix(f"{name}: "))
+            raise
+        finally:
+            _end(process)
+            relay.join(GRACE_S)
+    if process.returncode:
+        raise _failure(name, process.returncode, last[0].strip() if last else "it said nothing")
+    if last:
+        _write(last[0])
+
+
+def exec_interactive(words: Sequence[str], *, root: Path, python: Path) -> NoReturn:
+    """Become `python *words` in `root`, on this very terminal. Does not return."""
+    sys.stdout.flush()
+    os.chdir(root)
+    os.execve(python, [str(python), *words], _environ(root))
+
+
+def _environ(root: Path) -> dict[str, str]:
+    """What is said goes out at once: else the last line may not be the last word."""
+    return {**os.environ, "PYTHONPATH": str(root), "PYTHONUNBUFFERED": "1"}
+
+
+def _relay(stream: IO[str], last: "collections.deque[str]") -> None:
+    """Through sys.stderr and not by inheritance: a live display may stand there, which prints above itself.
+
+    The last line is kept back: when the child fails it is the error, which is told once.
+    """
+    for line in stream or ():
+        if last:
+            _write(last.pop())
+        last.append(line)
+
+
+def _write(line: str) -> None:
+    sys.stderr.write(line)
+    sys.stderr.flush()
+
+
+def _follow(process: "subprocess.Popen[str]", file: IO[str]) -> Iterator[dict[str, Any]]:
+    part = ""
+    ended = False
+    while not ended:
+        ended = _has_left(process, POLL_S)  # and then what it wrote before its end is read once more
+        for line in file:
+            part += line
+            if part.endswith("\n"):
+                yield json.loads(part)
+                part = ""
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    """End a child that had its time to leave, or whose records could not be read."""
+    try:
+        if not _has_left(process, LEAVING_S):
+            process.terminate()
+            _has_left(process, GRACE_S)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _has_left(process: "subprocess.Popen[str]", timeout_s: float) -> bool:
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _failure(name: str, code: int, last: str) -> SlipwayError:
+    if code == RESUMABLE:
+        return SlipwayError(f"{name} stopped in good order; the same command resumes it")
+    words = last.removeprefix(f"{name}: ")
+    if code == 2:
+        return UsageError(words)
+    if words != last:  # it knew what was wrong, and said it
+        return SlipwayError(words)
+    how = f"was ended by signal {-code}" if code < 0 else f"failed with exit code {code}"
+    return SlipwayError(f"{name} {how}: {last}")

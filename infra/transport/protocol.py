@@ -1,0 +1,204 @@
+"""Reaching a machine: run words there, put and get files, push code.
+
+One protocol; here the implementation for the machine in front of the user.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from infra.errors import SlipwayError
+from infra.transport import push as sync
+from infra.transport.port_forward import LOOPBACK, relay
+from infra.transport.push import Pushed
+
+READ_BYTES = 8 << 20
+OPEN_S = 10.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Result:
+    exited: int  # negative: ended by that signal
+    stdout: str
+    stderr: str
+
+
+class TimedOut(SlipwayError):
+    """It took too long, and was ended with its process group, if it could be reached."""
+
+
+class Unreachable(SlipwayError):
+    """No connection, so nothing was sent."""
+
+
+class Lost(SlipwayError):
+    """The connection broke after the command was sent: it may have run, or run still."""
+
+
+class Silent(Lost):
+    """The same, because nothing was heard for too long: another attempt would wait as long again."""
+
+
+def tied(words: Sequence[str]) -> list[str]:
+    """A program that is told to end when its stdin does: as words of a shell, which leaves with its exit code."""
+    script = 'exec 3<&0; "$@" </dev/null 3<&- & child=$!; { cat <&3; kill $child; } >/dev/null 2>&1 & exec 3<&-'
+    return ["sh", "-c", f"{script}; wait $child", "sh", *words]
+
+
+def twice(action: Callable[[], T]) -> T:
+    """Once more when the connection was cut in the midst of it: for what looks before it repeats itself."""
+    try:
+        return action()
+    except Silent:
+        raise
+    except Lost:
+        return action()
+
+
+class Transport(Protocol):
+    @property
+    def python(self) -> str:
+        """The interpreter that runs the agent: Python 3.9 or later."""
+
+    def run(
+        self,
+        words: Sequence[str],
+        *,
+        stdin: bytes | Iterable[bytes] | None = None,
+        timeout_s: float,
+        cwd: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Result:
+        """Run one program to its end; `env` comes on top of what the machine has. Raises TimedOut, Lost, SlipwayError.
+
+        What `stdin` raises while it is drawn is raised here.
+        """
+
+    def put(self, content: bytes, path: str | Path, mode: int = 0o644) -> None:
+        """Replace the file at once and durably; folders are made."""
+
+    def get(self, path: str | Path) -> bytes:
+        """Raises FileNotFoundError."""
+
+    def read(self, path: str | Path, offset: int) -> bytes:
+        """What the file holds from that byte on, READ_BYTES at most; empty at its end. Raises FileNotFoundError."""
+
+    def push(self, root: Path, dest: str | Path, token: str) -> Pushed:
+        """Make `dest` hold the code of `root`: what git would keep, minus secrets, which are returned as refused.
+
+        Only into a folder beside the marker of the pod with `token`. What an earlier push brought and is no
+        longer there is removed; what the pod made itself stays; unchanged files are not touched.
+        """
+
+    def forward(self, local_port: int, remote_port: int) -> contextlib.AbstractContextManager[int]:
+        """Within it, that port of the machine answers here, on loopback only (0: any port); gives the port here."""
+
+    def alongside(
+        self, words: Sequence[str], cwd: str | Path | None = None
+    ) -> contextlib.AbstractContextManager[Callable[[], Result | None]]:
+        """Within it, that program runs there; it is ended with it, or when whoever began it is gone.
+
+        Gives a look at how it has ended, None while it runs.
+        """
+
+    def shell(self, words: Sequence[str] | None = None, cwd: str | Path | None = None) -> int:
+        """A shell, or one program, on the user's terminal; its exit code."""
+
+
+class ThisMachine:
+    # The interpreter below the control environment, which may be rebuilt while the agent runs.
+    python: str = getattr(sys, "_base_executable", sys.executable)
+
+    def run(
+        self,
+        words: Sequence[str],
+        *,
+        stdin: bytes | Iterable[bytes] | None = None,
+        timeout_s: float,
+        cwd: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Result:
+        with tempfile.TemporaryFile() as source:  # no pipe: two are read already
+            if stdin is not None:
+                source.writelines((stdin,) if isinstance(stdin, bytes) else stdin)
+                source.seek(0)
+            try:
+                child = subprocess.Popen(
+                    words, stdin=source, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cwd,
+                    env={**os.environ, **(env or {})}, start_new_session=True)  # fmt: skip
+            except OSError as error:
+                raise SlipwayError(f"{words[0]} cannot be run: {error}") from error
+        try:
+            stdout, stderr = child.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise TimedOut(f"{' '.join(words)}: no end after {timeout_s:g} s") from None
+        finally:
+            if child.returncode is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+                for pipe in (child.stdout, child.stderr):
+                    if pipe:
+                        pipe.close()
+        return Result(child.returncode, stdout.decode(errors="replace"), stderr.decode(errors="replace"))
+
+    def put(self, content: bytes, path: str | Path, mode: int = 0o644) -> None:
+        place = Path(path)
+        place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        draft = place.with_name(f".{place.name}.{os.getpid()}.draft")
+        draft.unlink(missing_ok=True)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(draft, place)
+
+    def get(self, path: str | Path) -> bytes:
+        return Path(path).read_bytes()
+
+    def read(self, path: str | Path, offset: int) -> bytes:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            return file.read(READ_BYTES)
+
+    def push(self, root: Path, dest: str | Path, token: str) -> Pushed:
+        return sync.push(self, root, dest, token)
+
+    @contextlib.contextmanager
+    def forward(self, local_port: int, remote_port: int) -> Iterator[int]:
+        if local_port == remote_port:
+            yield local_port
+            return
+        with relay(local_port, lambda: socket.create_connection((LOOPBACK, remote_port), timeout=OPEN_S)) as port:
+            yield port
+
+    @contextlib.contextmanager
+    def alongside(self, words: Sequence[str], cwd: str | Path | None = None) -> Iterator[Callable[[], Result | None]]:
+        with (
+            tempfile.TemporaryFile() as said,
+            subprocess.Popen(
+                tied(words), stdin=subprocess.PIPE, stdout=said, stderr=said, cwd=cwd, start_new_session=True
+            ) as child,
+        ):
+
+            def look() -> Result | None:
+                if child.poll() is None:
+                    return None
+                said.seek(0)
+                return Result(child.returncode, "", said.read().decode(errors="replace"))
+
+            yield look  # then its stdin is closed, and it is waited for
+
+    def shell(self, words: Sequence[str] | None = None, cwd: str | Path | None = None) -> int:
+        return subprocess.run(words or [os.environ.get("SHELL") or "/bin/sh"], cwd=cwd).returncode

@@ -1,0 +1,135 @@
+"""A push: the code of a checkout onto a pod, over whatever transport reaches it.
+
+Two exchanges with `infra/agent/receive.py`, which is sent along: what the pod does not know to hold already is asked
+for by path, then inspected for secrets, hashed, and streamed in one go. A file that neither side has seen change since
+the last push is only listed. When nothing changed the second exchange is left out.
+"""
+
+import itertools
+import json
+import os
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from infra.agent import receive
+from infra.agent.job import PodFolder
+from infra.errors import SlipwayError, UsageError
+from infra.transport import shipment
+from infra.transport.shipment import Refusal
+from store import outside
+
+if TYPE_CHECKING:
+    from infra.transport.protocol import Transport
+
+BASE_S = 60.0
+SLOWEST_BYTES_PER_S = 100_000
+MEMORY_BYTES = 256 << 20  # of a million files
+MEMORY_VALUES = 16_000_000
+_FRESH_NS = 1_000_000_000  # changed so shortly before it was looked at, a file may change again without a sign
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What a push did, in numbers of files."""
+
+    sent: int
+    unchanged: int
+    removed: int
+    refused: tuple[Refusal, ...] = ()
+
+
+def push(machine: "Transport", root: Path, dest: str | Path, token: str) -> Pushed:
+    """As in Transport. Raises UsageError for a refusal on either side; may be repeated after any error."""
+    root = root.resolve()
+    now = time.time_ns()
+    where = {"dest": str(dest), "token": token}
+    found: dict[str, os.stat_result] = {}
+
+    def question() -> Iterator[bytes]:  # drawn while the pod's side is starting
+        found.update(shipment.survey(root))
+        yield _packed({"listing": [[path, _stamp(seen), shipment.mode(seen)] for path, seen in found.items()]})
+
+    answer = _exchange(machine, where, question(), BASE_S)
+    keep, send, refused = [], [], []
+    for path, held in answer["ask"].items():
+        seen = found[path]
+        sha, reason = shipment.inspect(root, path, seen)
+        is_fresh = max(seen.st_mtime_ns, seen.st_ctime_ns) > now - _FRESH_NS
+        entry = [path, None if is_fresh else _stamp(seen), shipment.mode(seen), sha]
+        if reason:
+            refused.append(Refusal(path, reason))
+        elif sha == held:
+            keep.append(entry)
+        else:
+            send.append([*entry, seen.st_size])
+    if len(refused) == len(found):
+        raise UsageError(f"{root}: no file to send")
+    remove = answer["gone"] + [refusal.path for refusal in refused]
+    removed = 0
+    if keep or send or remove:
+        request = _packed({"remove": remove, "keep": keep, "send": send})
+        timeout_s = BASE_S + sum(entry[4] for entry in send) / SLOWEST_BYTES_PER_S
+        contents = _contents(root, [(entry[0], entry[4]) for entry in send])
+        removed = _exchange(machine, where, itertools.chain([request], contents), timeout_s)["removed"]
+    return Pushed(
+        len(send), len(found) - len(send) - len(refused), removed, tuple(sorted(refused, key=lambda one: one.path))
+    )
+
+
+def pushed(machine: "Transport", dest: str | Path) -> dict[str, str]:
+    """sha256 by path of what the last push left in `dest`; empty when there was none."""
+    try:
+        raw = machine.get(PodFolder(Path(dest).parent).state / receive.MEMORY)
+        memory = outside.mapping(raw, MEMORY_BYTES, MEMORY_VALUES, half_pairs="surrogateescape")
+    except FileNotFoundError:
+        return {}
+    except outside.Unreadable as error:
+        raise SlipwayError(f"what the last push to {dest} brought cannot be read: {error}") from None
+    known = {path: entry for path, entry in memory.items() if entry is None or type(entry) is list and len(entry) > 2}
+    return {path: str(entry[2]) if entry else "" for path, entry in known.items()}
+
+
+def _exchange(machine: "Transport", where: dict[str, str], request: Iterable[bytes], timeout_s: float) -> Any:
+    code = Path(receive.__file__).read_bytes()
+    # Isolated and without `site`: half the start-up, and nothing on the pod changes what runs.
+    words = [machine.python, "-ISX", "utf8", "-c", f"import sys; exec(sys.stdin.buffer.read({len(code)}))"]
+    stdin = itertools.chain([code + json.dumps(where).encode() + b"\n"], request)
+    done = machine.run(words, stdin=stdin, timeout_s=timeout_s)
+    if done.exited == receive.REFUSED:
+        raise UsageError(done.stderr.strip())
+    if done.exited != 0:
+        raise SlipwayError(f"push to {where['dest']}: {done.stderr.strip() or f'exit code {done.exited}'}")
+    return json.loads(done.stdout)
+
+
+def _packed(request: dict[str, Any]) -> bytes:
+    text = zlib.compress(json.dumps(request).encode(), 1)
+    return b"%d\n" % len(text) + text
+
+
+def _stamp(seen: os.stat_result) -> list[int]:
+    return [seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino]
+
+
+def _contents(root: Path, files: list[tuple[str, int]]) -> Iterator[bytes]:
+    """One zlib stream of the files, in pieces. Raises UsageError when one no longer has its size."""
+    deflate = zlib.compressobj(1)
+    held: list[bytes] = []
+    num_held = 0
+    for path, size in files:
+        left = size
+        for piece in shipment.pieces(root, path):
+            left -= len(piece)
+            held.append(deflate.compress(piece))
+            num_held += len(held[-1])
+            if num_held >= _CHUNK:
+                yield b"".join(held)
+                held, num_held = [], 0
+        if left:
+            raise UsageError(f"{path} changed while it was sent; push again")
+    yield b"".join(held) + deflate.flush()

@@ -1,0 +1,323 @@
+"""A machine reached by SSH: the verbs of `Transport` over one connection, for all threads.
+
+A command that may have run is never sent again: what is raised then is `Lost`, and the caller looks before it repeats.
+Values of `env` go through the channel's stdin; they are on no command line, here or there.
+"""
+
+import contextlib
+import itertools
+import os
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from infra.errors import SlipwayError, UsageError
+from infra.records import Address
+from infra.transport import push as sync
+from infra.transport.port_forward import relay
+from infra.transport.protocol import READ_BYTES, Lost, Pushed, Result, Silent, TimedOut, Unreachable, tied, twice
+from infra.transport.ssh_connection import ALIAS, OPEN_S, SILENT_S, Link, hush
+
+FILE_S = 120.0  # to put or get one file
+PULSE_S = 1.0
+_KILL_S = 2.0
+_ABSENT = 44  # exit code
+_CHUNK = 1 << 16
+
+
+class Ssh:
+    """Opens its connection at the first call and again when it was lost. `known_hosts` is this pod's alone."""
+
+    python = "python3"
+
+    def __init__(self, address: Address, known_hosts: Path) -> None:
+        self.address = address
+        self.known_hosts = known_hosts
+        self._link: Link | None = None
+        self._opening = threading.Lock()
+
+    def __enter__(self) -> "Ssh":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+    def run(
+        self,
+        words: Sequence[str],
+        *,
+        stdin: bytes | Iterable[bytes] | None = None,
+        timeout_s: float,
+        cwd: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Result:
+        """As in Transport. Raises TimedOut (it was killed there), Lost, Unreachable, StrangeHost, AuthError."""
+        script = shlex.join(words)
+        if cwd is not None:
+            script = f"cd -- {shlex.quote(str(cwd))} && {script}"
+        code, out, err = self._converse(script, words[0], stdin, timeout_s, env or {})
+        return Result(code, out.decode(errors="replace"), err.decode(errors="replace"))
+
+    def put(self, content: bytes, path: str | Path, mode: int = 0o644) -> None:
+        folder, name = os.path.split(str(path))
+        draft = shlex.quote(os.path.join(folder, f".{name}.{secrets.token_hex(4)}.draft"))
+        place = shlex.quote(str(path))
+        # The count, since a connection that breaks looks like the end of the file. Not every `sync` takes a name.
+        steps = [
+            "umask go-w", f"mkdir -p -- {shlex.quote(folder or '.')}", "umask 077", f"cat > {draft}",
+            f'[ "$(wc -c < {draft})" -eq {len(content)} ]', f"chmod {mode:o} {draft}",
+            f"{{ sync {draft} 2>/dev/null || sync; }}", f"mv -f {draft} {place}",
+        ]  # fmt: skip
+        script = f"{' && '.join(steps)} || {{ rm -f {draft}; exit 1; }}"
+        self._checked(script, f"put {path}", content)
+
+    def get(self, path: str | Path) -> bytes:
+        place = shlex.quote(str(path))
+        return self._checked(f"[ -e {place} ] || exit {_ABSENT}; cat < {place}", f"get {path}")
+
+    def read(self, path: str | Path, offset: int) -> bytes:
+        place = shlex.quote(str(path))
+        tail = f"tail -c +{offset + 1} < {place} | head -c {READ_BYTES}"
+        return self._checked(f"[ -e {place} ] || exit {_ABSENT}; {tail}", f"read {path}")
+
+    def push(self, root: Path, dest: str | Path, token: str) -> Pushed:
+        return twice(lambda: sync.push(self, root, dest, token))
+
+    @contextlib.contextmanager
+    def forward(self, local_port: int, remote_port: int) -> Iterator[int]:
+        """Raises UsageError when the port is taken here; nothing is opened there before the first caller."""
+
+        @contextlib.contextmanager
+        def dial() -> Iterator[Any]:
+            with contextlib.ExitStack() as stack:
+                try:
+                    channel = stack.enter_context(self._open(time.monotonic() + OPEN_S).port(remote_port))
+                except _broken() as error:
+                    raise Unreachable(f"{self._where}: port {remote_port} there: {error}") from None
+                yield channel
+
+        with relay(local_port, dial) as port:
+            yield port
+
+    @contextlib.contextmanager
+    def alongside(self, words: Sequence[str], cwd: str | Path | None = None) -> Iterator[Callable[[], Result | None]]:
+        over = threading.Event()
+
+        def pulse() -> Iterator[bytes]:
+            while not over.wait(PULSE_S):  # what is written also tells whether anybody reads
+                yield b"."
+
+        with ThreadPoolExecutor(1) as pool:
+            ending = pool.submit(self.run, tied(words), stdin=pulse(), timeout_s=threading.TIMEOUT_MAX / 2, cwd=cwd)
+            try:
+                yield lambda: ending.result() if ending.done() else None
+            finally:
+                over.set()
+
+    def shell(self, words: Sequence[str] | None = None, cwd: str | Path | None = None) -> int:
+        if not shutil.which("ssh"):
+            raise UsageError("there is no ssh on this machine; install openssh-client")
+        self._open(time.monotonic() + OPEN_S)  # it pins the host key, which the line below insists on
+        return subprocess.run(self.line(words, cwd, is_terminal=sys.stdin.isatty())).returncode
+
+    def line(
+        self, words: Sequence[str] | None = None, cwd: str | Path | None = None, is_terminal: bool = True
+    ) -> list[str]:
+        """The command of OpenSSH's that connects as we do: this key, this host key, nothing forwarded."""
+        pins = str(self.known_hosts.absolute()).replace("%", "%%")
+        options = {
+            "IdentitiesOnly": "yes", "IdentityAgent": "none", "BatchMode": "yes", "PasswordAuthentication": "no",
+            "StrictHostKeyChecking": "yes", "HostKeyAlias": ALIAS, "UserKnownHostsFile": f'"{pins}"',
+            "GlobalKnownHostsFile": "none", "UpdateHostKeys": "no", "ForwardAgent": "no", "ForwardX11": "no",
+            "ConnectTimeout": f"{OPEN_S:.0f}", "ServerAliveInterval": "4", "ServerAliveCountMax": "3",
+        }  # fmt: skip
+        flags = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
+        key = self.address.key.replace("%", "%%")
+        line = ["ssh", "-F", "none", "-i", key, "-p", str(self.address.port), *flags, "-t" if is_terminal else "-T"]
+        line += ["-l", self.address.user, "--", self.address.host]
+        there = f"cd -- {shlex.quote(str(cwd))} && " if cwd is not None else ""
+        if words is not None or there:
+            line.append(there + ("exec " + shlex.join(words) if words is not None else 'exec "$SHELL" -l'))
+        return line
+
+    @property
+    def _where(self) -> str:
+        return f"ssh {self.address.user}@{self.address.host}:{self.address.port}"
+
+    def _checked(self, script: str, what: str, stdin: bytes | None = None) -> bytes:
+        code, out, err = self._converse(script, what, stdin, FILE_S, {})
+        if code == _ABSENT:
+            raise FileNotFoundError(f"{self._where}: {what}: it is not there")
+        if code != 0:
+            raise SlipwayError(f"{self._where}: {what}: {err.decode(errors='replace').strip() or f'exit code {code}'}")
+        return out
+
+    def _open(self, deadline: float) -> Link:
+        """The connection, made when there is none that lives."""
+        if not self._opening.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise TimedOut(f"{self._where}: no connection in time")
+        try:
+            if self._link is None or not self._link.is_alive:
+                self.close()
+                self._link = Link(self.address, self.known_hosts)
+            return self._link
+        finally:
+            self._opening.release()
+
+    @contextlib.contextmanager
+    def _session(self, deadline: float) -> Iterator[tuple[Link, Any]]:
+        """A channel; a connection that was lost while nobody looked is made anew, once."""
+        with contextlib.ExitStack() as stack:
+            for is_last in (False, True):
+                link = self._open(deadline)
+                try:
+                    channel = stack.enter_context(link.session(deadline - time.monotonic()))
+                    break
+                except TimeoutError as error:
+                    raise TimedOut(f"{self._where}: {error}") from None
+                except _broken() as error:
+                    link.close()  # its own thread may not have heard yet that it is gone
+                    if is_last or link.silent:
+                        raise Unreachable(f"{self._where}: {self._silence(link) or error}") from None
+            yield link, channel
+
+    def _silence(self, link: Link) -> str:
+        return f"no sign of life for {SILENT_S:g} s" if link.silent else ""
+
+    def _converse(
+        self, script: str, name: str, stdin: bytes | Iterable[bytes] | None, timeout_s: float, env: Mapping[str, str]
+    ) -> tuple[int, bytes, bytes]:
+        """Exit code (negative: a signal), stdout, stderr of a shell script; `name` is what errors call it."""
+        deadline = time.monotonic() + timeout_s
+        # First its process group, by which it can be ended. The shell stays, so that it tells of a signal: sshd would,
+        # but paramiko does not listen.
+        script = f"echo $$; ({script}); exit $?"
+        pieces: Iterable[bytes] = () if stdin is None else (stdin,) if isinstance(stdin, bytes) else stdin
+        if env:
+            exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in env.items()).encode()
+            # Byte by byte, so that what follows is left to the command.
+            script = f'eval "$(dd bs=1 count={len(exports)} 2>/dev/null)"; {script}'
+            pieces = itertools.chain([exports], pieces)
+        out, err = bytearray(), bytearray()
+        with self._session(deadline) as (link, channel):
+            feeder = _Feeder(channel, pieces)
+            try:
+                link.send(channel, "exec", "exec sh -c " + shlex.quote(script))
+                feeder.start()
+                _listen(channel, out, err, deadline)
+            except TimeoutError:
+                _kill(link, bytes(out).partition(b"\n")[0])
+                raise TimedOut(f"{self._where}: {name}: no end after {timeout_s:g} s") from None
+            except _broken() as error:
+                raise self._lost(link, name, str(error)) from None
+            finally:
+                hush(channel)
+                feeder.stop()
+            if feeder.error is not None:
+                raise feeder.error
+            code = channel.exit_status
+            if code < 0:
+                raise self._lost(link, name, "the connection was closed")
+        return (128 - code if 128 < code <= 128 + 64 else code), bytes(out).partition(b"\n")[2], bytes(err)
+
+    def _lost(self, link: Link, name: str, why: str) -> Lost:
+        return (Silent if link.silent else Lost)(
+            f"{self._where}: {name}: {self._silence(link) or why}; it was sent and may have run, or run still:"
+            " look before it is repeated"
+        )
+
+
+def _broken() -> tuple[type[BaseException], ...]:
+    """What paramiko raises when a connection is gone."""
+    from paramiko import SSHException
+
+    return SSHException, EOFError, OSError
+
+
+class _Feeder:
+    """Writes a channel's stdin while its output is read, then ends it."""
+
+    def __init__(self, channel: Any, pieces: Iterable[bytes]) -> None:
+        self.error: BaseException | None = None
+        self._channel = channel
+        self._pieces = pieces
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        if self._pieces == ():
+            self._channel.shutdown_write()
+            return
+        self._thread = threading.Thread(target=self._feed, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def _feed(self) -> None:
+        pieces = iter(self._pieces)
+        while True:
+            try:
+                piece = next(pieces, None)
+            except Exception as error:  # of whoever makes the pieces: it is raised where the command was run
+                self.error = error
+                hush(self._channel)
+                return
+            try:
+                if piece is None:
+                    self._channel.shutdown_write()
+                    return
+                self._channel.sendall(piece)
+            except _broken():  # the command left without reading all, or the connection is gone: its exit code tells
+                return
+
+
+class _Wake(threading.Event):
+    """Set by paramiko when anything arrives, cleared by us alone.
+
+    The pipe behind `channel.fileno()` loses wake-ups when stdout and stderr arrive at once.
+    """
+
+    def clear(self) -> None:
+        pass
+
+    forget = threading.Event.clear
+
+
+def _listen(channel: Any, out: bytearray, err: bytearray, deadline: float) -> None:
+    """Gather stdout and stderr until the command has ended. Raises TimeoutError."""
+    arrived = _Wake()
+    channel.in_buffer.set_event(arrived)
+    channel.in_stderr_buffer.set_event(arrived)
+    while True:
+        arrived.forget()
+        is_over = channel.eof_received or channel.closed  # asked before reading: what came before it is there
+        while channel.recv_ready():
+            out += channel.recv(_CHUNK)
+        while channel.recv_stderr_ready():
+            err += channel.recv_stderr(_CHUNK)
+        if not (channel.status_event if is_over else arrived).wait(max(0.0, deadline - time.monotonic())):
+            raise TimeoutError
+        if is_over:
+            return
+
+
+def _kill(link: Link, group: bytes) -> None:
+    """End the process group of a command that took too long, if its machine still listens."""
+    if group.isdigit():
+        with contextlib.suppress(TimeoutError, *_broken()), link.session(_KILL_S) as channel:
+            link.send(channel, "exec", f"kill -s KILL -- -{group.decode()}")
+            channel.status_event.wait(_KILL_S)

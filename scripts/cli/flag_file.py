@@ -1,0 +1,67 @@
+"""The flags of a launch, read from a file: `inv launch big.yaml` is `inv launch` with what stands there.
+
+    gpu: H100                 # as --gpu H100
+    num-gpus: 8
+    spend-limit: 100
+    use-spot: true
+
+In: YAML whose keys are flags (or RunPod's words for some of them). Out: words by flag. They are
+read as if they had been typed first, so that a flag on the command line outweighs one of the file.
+"""
+
+import difflib
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from infra import strict_yaml
+from infra.errors import UsageError
+
+RUNPOD = {"gpuType": "gpu", "gpuCount": "num-gpus", "cpu": "cpus", "volumeMounts": "volume"}
+NO_FLAG = {"command": "a launch runs the phases of a training; write for example `phase: base+sft`"}
+
+
+def read(path: Path, known: Collection[str]) -> dict[str, list[str | bool]]:
+    """The values of each flag; `known`: all of them, without dashes. Raises UsageError, with the place."""
+    try:
+        document = strict_yaml.read(path)
+    except FileNotFoundError:
+        raise UsageError(f"there is no {path}; it would hold flags, such as `gpu: H100`") from None
+    except IsADirectoryError:
+        raise UsageError(f"{path} is a folder; a file of flags is wanted, such as `gpu: H100`") from None
+    if not isinstance(document, dict):
+        raise UsageError(f"{path}: expected lines of the form `flag: value`, such as `gpu: H100`")
+    found: dict[str, list[str | bool]] = {}
+    for key, value in document.items():
+        key = "yes" if key is True else key  # as YAML reads that word
+        if key in NO_FLAG:
+            raise UsageError(f"{path}: {key}: {NO_FLAG[key]}")
+        flag = RUNPOD.get(str(key), str(key).replace("_", "-"))
+        if flag not in known:
+            near = difflib.get_close_matches(flag, known, 1)
+            hint = f"did you mean {near[0]}?" if near else "see: inv --help launch"
+            raise UsageError(f"{path}: {key}: no such flag; {hint}")
+        if flag in found:
+            raise UsageError(f"{path}: {key}: --{flag} stands there twice")
+        if key == "volumeMounts":
+            value = _volume(path, value)
+        if value is not None:
+            found[flag] = [_word(path, key, one) for one in (value if isinstance(value, list) else [value])]
+    return found
+
+
+def _word(path: Path, key: Any, value: Any) -> str | bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    raise UsageError(f"{path}: {key}: expected one word or number, not {value!r}")
+
+
+def _volume(path: Path, mounts: Any) -> Any:
+    """RunPod names what is mounted in a list of one."""
+    try:
+        (mount,) = mounts
+        return mount["volumeName"]
+    except (TypeError, KeyError, ValueError):
+        raise UsageError(f"{path}: volumeMounts: expected one entry with volumeName: the volume's id") from None

@@ -1,0 +1,384 @@
+"""Mends invoke 2.2 for whoever types: exit codes, near matches, bare RUN words, no tracebacks.
+
+`tasks.py` calls mend() while the running program loads it, so that plain `inv` has all of it. Our tasks are made by
+@command; from the stages of invoke's Program two are replaced, the parsing of task words and the execution.
+What happens before `tasks.py` is loaded (a wrong core flag, such as `inv --list-depth x`) is still invoke's own.
+"""
+
+import contextlib
+import difflib
+import errno
+import functools
+import importlib
+import inspect
+import json
+import os
+import select
+import sys
+import time
+import traceback
+import typing
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from invoke import Executor, Exit, ParseError, Program, Task
+from invoke.parser.parser import ParseResult
+
+from data.config import ConfigError
+from infra.agent import denied
+from infra.agent.process import leave_no_core
+from infra.errors import SlipwayError
+from infra.interrupts import Told, heed
+from scripts.cli import command_hints
+from store import StoreError
+
+STATE_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
+REHEARSE = "deal with the rehearsal, where nothing costs money; so does the rest of the line"
+STATE_FILE = "the journal of this line: a world of its own, whose pods no other one sees"
+MOST = 1 << 63  # of a number on a command line
+KINDS = {int: "a whole number", float: "a number"}
+
+
+class Command(Task):
+    """A task that may take one bare word, and whose flags have the types of its annotations."""
+
+    def __init__(self, body: Callable[..., Any], word: str = "", flag_file: str = "", **options: Any) -> None:
+        self.word = word
+        self.flag_file = flag_file  # names the parameter that is a file with more flags
+        self.explained = dict(options.get("help", {}))  # invoke takes from its own what it has read
+        super().__init__(body, auto_shortflags=False, positional=[], **options)
+
+    def arg_opts(self, name: str, default: Any, taken_names: Any) -> dict[str, Any]:
+        """invoke takes a flag's type from its default only; `take: int | None = None` says more."""
+        options = super().arg_opts(name, default, taken_names)
+        if default is None and "kind" not in options:
+            hint = inspect.signature(self.body).parameters[name].annotation
+            options["kind"] = next((kind for kind in KINDS if kind in (hint, *typing.get_args(hint))), str)
+        if name == self.word:
+            options["help"] = f"{options.get('help', '')} (also as a bare word)".strip()
+        return options
+
+
+def command(
+    does: str = "", *, world: str = "find", extends: Command | None = None, **options: Any
+) -> Callable[[Callable[..., Any]], Command]:
+    """A task. `word` names the parameter that may be given without its flag: `inv logs brave-otter-3`.
+
+    A parameter named in both `word` and `iterable` takes any number of bare words. With `does`, the function below is
+    only the declaration: its namesake in that module gets the flags, and is loaded when the command is called. Such a
+    command has a flag of its own, `--rehearse`: it, and what follows on the line, deals with the rehearsal's world. One
+    must run (`world="find"`), or is begun ("begin"); `world=""` is for what has nothing to do with pods. It has
+    `--state-file`, too. The flags of `extends` are taken as well.
+    """
+
+    def make(declared: Callable[..., Any]) -> Command:
+        if not does:
+            return Command(declared, **options)
+        signature, explained = inspect.signature(declared), dict(options.get("help", {}))
+        more = {name: value for name, value in options.items() if name != "help"}
+        parameters = dict(signature.parameters)
+        if extends is not None:
+            ours = ("rehearse", "state_file")
+            taken = {name: one for name, one in inspect.signature(extends.body).parameters.items() if name not in ours}
+            parameters = {"c": parameters.pop("c"), **taken, **parameters}
+            words = {name: said for name, said in extends.explained.items() if name.replace("-", "_") not in ours}
+            explained = {**words, **explained}
+            more = {"word": extends.word, "flag_file": extends.flag_file, **more}
+        if world:
+            parameters["rehearse"] = inspect.Parameter("rehearse", inspect.Parameter.KEYWORD_ONLY, default=False)
+            explained["rehearse"] = REHEARSE
+        if world or extends is not None:
+            parameters["state_file"] = inspect.Parameter("state_file", inspect.Parameter.KEYWORD_ONLY, default="")
+            explained["state-file"] = STATE_FILE
+
+        @functools.wraps(declared)
+        def body(c: Any, rehearse: bool = False, state_file: str = "", **flags: Any) -> Any:
+            if "flag_file" in more:
+                flags.pop(more["flag_file"])  # it has been read
+            if state_file:
+                importlib.import_module("scripts.cli.rehearsal_world").keep_apart(state_file)
+            if rehearse:
+                importlib.import_module("scripts.cli.rehearsal_world").enter(begin=world == "begin")
+            return getattr(importlib.import_module(does), declared.__name__)(**flags)
+
+        vars(body)["__signature__"] = signature.replace(parameters=list(parameters.values()))
+        return Command(body, help=explained, **more)
+
+    return make
+
+
+def mend() -> None:
+    """Give the program that is loading tasks.py our manners. Without such a program, nothing happens."""
+    running = sys.modules.get("invoke.main")
+    if running is not None:
+        leave_no_core()
+        os.umask(os.umask(0o022) | 0o022)  # nobody else writes the code and the files that we run and read
+        open_streams()
+        warnings.showwarning = tell_warning
+        running.program.__class__ = Polite
+
+
+def tell_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+) -> None:
+    """Without the line of Python that noticed it."""
+    print(f"inv: {message}", file=sys.stderr)
+
+
+def open_streams() -> None:
+    """A stream that came closed (`inv status >&-`) leads nowhere: else the next file opened would take its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115 it stays
+
+
+def words_after_dashes() -> list[str]:
+    """What follows `--` on the command line, as it was quoted (invoke joins it into one string)."""
+    return sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
+
+
+def print_json(document: Any, indent: int | None = 1) -> None:
+    """One JSON document on stdout, at once. Dataclasses become objects; paths, times and amounts become strings."""
+
+    def plain(value: Any) -> Any:
+        if is_dataclass(value) and not isinstance(value, type):
+            return asdict(value)
+        return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+    print(json.dumps(document, default=plain, indent=indent), flush=True)
+
+
+class Polite(Program):
+    """invoke's program with exit codes as in design: 2 for wrong words, 130 when interrupted, no tracebacks."""
+
+    def parse_tasks(self) -> None:
+        self.parser = self._make_parser()
+        words = Words(self.core.unparsed, self.parser.contexts, self.collection)
+        with manners(self.logs):
+            self.tasks = ParseResult(words.read())
+        if words.help_for:
+            self.core[0].args["help"].value = words.help_for
+
+    def parse_cleanup(self) -> None:
+        with manners(self.logs):
+            try:
+                super().parse_cleanup()
+            except ParseError:
+                name = self.args.help.value
+                raise wrong(f"no task {name!r}", name, self.parser.contexts) from None
+            except Exit as leaving:
+                if leaving.message:  # `--list nowhere`, for which invoke leaves with code 0
+                    raise Exit(f"inv: {leaving.message}", code=2) from None
+                raise
+
+    @property
+    def logs(self) -> Path:
+        return Path(self.collection.loaded_from or ".") / "var" / "logs"
+
+    def execute(self) -> None:
+        """One by one: each task runs as often as it is named, and a failure names the task that failed."""
+        command_hints.teach({name: one.flags for name, one in self.parser.contexts.items()})
+        for one in self.tasks:
+            as_json = "json" in one.args and one.args["json"].value
+            with manners(self.logs, one.name or "", as_json), heed(), last_words():
+                Executor(self.collection, self.config, self.core).execute(one)
+
+
+@contextlib.contextmanager
+def last_words() -> Iterator[None]:
+    """When a command fails, the rest of its line is not done: say which pods of that line are left.
+
+    When it was cut short, also which pods nobody looks after. Raises LimitHit when one should have been gone long ago.
+    """
+    try:
+        yield
+    except BaseException as error:
+        chain = sys.modules.get("scripts.cli.session")  # else no command of this line has dealt with a pod
+        if chain and not (isinstance(error, Exit) and error.code == 0):
+            chain.tell()
+        ledger = sys.modules.get("scripts.runs.settle")
+        if ledger and (isinstance(error, (KeyboardInterrupt, Told, OSError))):
+            ledger.tell_what_is_left()
+        raise
+    ledger = sys.modules.get("scripts.runs.settle")
+    if ledger:
+        ledger.raise_alarm()
+
+
+@contextlib.contextmanager
+def manners(logs: Path, name: str = "", as_json: bool = False) -> Iterator[None]:
+    """Turn whatever happens inside into an Exit with few words and the right code; as JSON on stdout too, if asked."""
+
+    def leave(said: str, code: int) -> Exit:
+        said = command_hints.as_typed(said)
+        if as_json and not is_closed(1):
+            print_json({"error": said, "exit_code": code})
+        return Exit(f"inv {name}: {said}", code=code)
+
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # here, where a closed pipe can still be answered
+    except Exit as leaving:
+        raise Exit(leaving.message and command_hints.as_typed(leaving.message), code=leaving.code) from None
+    except SystemExit:
+        raise
+    except KeyboardInterrupt:
+        raise Exit(code=130) from None
+    except Told as told:
+        raise Exit(code=told.exit_code) from None
+    except (SlipwayError, ConfigError, StoreError) as error:
+        raise leave(str(error), getattr(error, "exit_code", 2)) from None
+    except Exception as error:
+        closed = [number for number in (1, 2) if is_closed(number)]
+        if isinstance(error, BrokenPipeError) and closed:
+            for number in closed:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), number)  # or Python complains once more at its end
+            raise Exit(code=141) from None
+        if isinstance(error, OSError) and error.errno in STATE_OF_THE_DISK:
+            raise leave(denied.told(error, logs.parents[1].absolute()), 1) from None
+        said, where = f"unexpected {type(error).__name__}: {error}", write_down(error, logs)
+        raise leave(f"{said}\n  this is a fault of inv itself; the full traceback: {where}", 1) from None
+
+
+def is_closed(descriptor: int) -> bool:
+    """Whether nobody reads at the other end of this pipe."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def write_down(error: BaseException, logs: Path) -> Path:
+    """The new file under `logs`, or else for temporary files, that holds the traceback."""
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+        usable = os.access(logs, os.W_OK)
+    except OSError:  # a checkout that may only be read
+        usable = False
+    if not usable:
+        import tempfile
+
+        logs = Path(tempfile.gettempdir())
+    path = logs / time.strftime(f"inv-%Y%m%d-%H%M%S-{os.getpid()}.txt")
+    path.write_text(f"{sys.argv}\n" + "".join(traceback.format_exception(error)), encoding="utf-8")
+    return path
+
+
+def wrong(said: str, word: str, known: Iterable[str], task_name: str = "") -> Exit:
+    """An Exit with code 2 that names the nearest word that would have been right."""
+    bare = {one.lstrip("-"): one for one in known}  # the dashes that all flags share make none of them alike
+    near = difflib.get_close_matches(word.lstrip("-"), bare, 1)
+    hint = f"did you mean {bare[near[0]]}?" if near else f"see: inv {'--help ' + task_name if task_name else '--list'}"
+    return Exit(f"inv{' ' + task_name if task_name else ''}: {said}; {hint}", code=2)
+
+
+class Words:
+    """Reads `task --flag value RUN task ...` into invoke's contexts, one per task named."""
+
+    def __init__(self, words: Sequence[str], contexts: Any, collection: Any) -> None:
+        self.words = list(words)
+        self.contexts = contexts
+        self.collection = collection
+        self.help_for = ""
+        self.read_so_far: list[Any] = []
+
+    def read(self) -> list[Any]:
+        """Raises Exit with code 2 for a word that fits nowhere."""
+        while self.words:
+            word = self.words.pop(0)
+            if word.startswith("-") and len(word) > 1:
+                self.read_flag(*word.partition("="))
+            elif word in self.contexts:
+                self.read_so_far.append(deepcopy(self.contexts[word]))
+            else:
+                self.read_bare(word)
+        for one in self.read_so_far:
+            self.read_file(one)
+        return self.read_so_far
+
+    def read_file(self, here: Any) -> None:
+        """The flags of a file that a task was given, but for those that were typed."""
+        named = getattr(self.collection[here.name], "flag_file", "")
+        path = here.args[named].value if named else ""
+        if not path:
+            return
+        from scripts.cli import flag_file
+
+        flags = {name.lstrip("-"): argument for name, argument in here.flags.items() if argument.name != named}
+        try:
+            written = flag_file.read(Path(path), flags)
+        except SlipwayError as error:
+            raise Exit(f"inv {here.name}: {error}", code=2) from None
+        for name, values in written.items():
+            argument = flags[name]
+            if argument.raw_value not in (None, []):
+                continue
+            for value in values:
+                called = f"{path}: {name}"
+                if argument.kind is bool and isinstance(value, bool):
+                    argument.set_value(value, cast=False)
+                elif argument.kind is bool or isinstance(value, bool) or len(values) > 1 and argument.kind is not list:
+                    wanted = "true or false" if argument.kind is bool else "one word or number (quote yes, no, on, off)"
+                    raise Exit(f"inv {here.name}: {called}: expected {wanted}", code=2)
+                else:
+                    self.give(here, argument, called, value)
+
+    def read_bare(self, word: str) -> None:
+        here = self.read_so_far[-1] if self.read_so_far else None
+        taken = getattr(self.collection[here.name], "word", "") if here else ""
+        if not here or not taken:
+            raise wrong(f"no task {word!r}", word, self.contexts)
+        argument = here.args[taken]
+        if argument.raw_value is not None and argument.kind is not list:
+            raise wrong(f"one {taken} is enough, and {word!r} is no task", word, self.contexts, here.name)
+        self.give(here, argument, taken.upper(), word)
+
+    def read_flag(self, flag: str, equals: str, value: str) -> None:
+        if not self.read_so_far:
+            raise wrong(f"no flag {flag}", flag, ["--list", "--help", "--version", "--search-root"])
+        here = self.read_so_far[-1]
+        if flag in here.inverse_flags and not equals:
+            here.flags[here.inverse_flags[flag]].set_value(False, cast=False)
+        elif flag in here.flags:
+            argument = here.flags[flag]
+            if not argument.takes_value:
+                if equals:
+                    raise Exit(f"inv {here.name}: {flag} takes no value", code=2)
+                argument.value = True
+            elif equals or self.has_value(here, argument):
+                self.give(here, argument, flag, value if equals else self.words.pop(0))
+            elif argument.optional:
+                argument.set_value(True, cast=False)
+            else:
+                raise Exit(f"inv {here.name}: {flag} wants a value", code=2)
+        elif flag in ("-h", "--help"):
+            self.help_for = here.name
+        else:
+            raise wrong(f"no flag {flag}", flag, [*here.flags, *here.inverse_flags], here.name)
+
+    def has_value(self, here: Any, argument: Any) -> bool:
+        """Whether the next word is the value of `argument`. Where a value may be left out, only if it fits."""
+        if not self.words or self.words[0].startswith("--") or self.words[0] in here.flags:
+            return False
+        if not argument.optional:
+            return True
+        try:
+            argument.kind(self.words[0])
+        except ValueError:
+            return False
+        return self.words[0] not in self.contexts
+
+    def give(self, here: Any, argument: Any, called: str, value: str) -> None:
+        try:
+            argument.value = value
+            if argument.kind in KINDS and not -MOST < argument.value < MOST:  # nor `nan`
+                raise ValueError
+        except ValueError:
+            kind = KINDS.get(argument.kind, argument.kind.__name__)
+            raise Exit(f"inv {here.name}: {called} {value[:40]!r} is not {kind}", code=2) from None

@@ -1,0 +1,78 @@
+"""Running one step here and now, in the train environment, and telling what it does."""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from infra import train_env
+from infra.errors import UsageError
+from infra.settings import Settings
+from scripts.cli import render
+from scripts.runs.planning import ROOT, secrets, tracking
+from store import Store
+
+
+def python(settings: Settings) -> Path:
+    """The interpreter that has torch; built first when it is not there."""
+    return train_env.interpreter(ROOT, settings.environments, render.say)
+
+
+def run(
+    name: str, step: Sequence[str], config: Mapping[str, Any], settings: Settings, quiet: bool,
+    environ: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:  # fmt: skip
+    """The result of a step, shown as it comes about: bars on a terminal, lines elsewhere, nothing when `quiet`.
+
+    environ: beside what every step gets of our settings, and instead of it.
+    """
+    around = {**words_environ(settings), **environ}
+    records = train_env.run(step, config, root=ROOT, python=python(settings), environ=around)
+    result: dict[str, Any] = {}
+    state: dict[str, Any] = {"name": name, "state": "running", "started_at": time.time()}
+    with _showing(quiet) as show, closing(records):
+        for record in records:
+            state["record"] = record
+            if record["kind"] == "result":
+                result = {key: value for key, value in record.items() if key not in ("kind", "at", "step")}
+            show(state)
+        state.update(state="done", result=result, ended_at=time.time())
+        show(state)
+    return result
+
+
+def words_environ(settings: Settings) -> dict[str, str]:
+    """What a step may need of our settings."""
+    return {**secrets(settings), **tracking(settings), "SLIPWAY_WORK": str(ROOT / "var" / "work")}
+
+
+@contextmanager
+def _showing(quiet: bool) -> Iterator[Any]:
+    if quiet:
+        yield lambda state: None
+    elif sys.stderr.isatty():
+        from rich.live import Live
+
+        with Live(console=render.console(), refresh_per_second=8) as live:
+            yield lambda state: live.update(render.steps_table({"steps": [state]}, time.time()))
+    else:
+        told = [0.0]
+
+        def line(state: Mapping[str, Any]) -> None:
+            if state["state"] == "done" or time.monotonic() - told[0] > 10:
+                told[0] = time.monotonic()
+                render.say(render.step_line(state, time.time()))
+
+        yield line
+
+
+def artifact(settings: Settings, name: str, otherwise: str) -> Path:
+    """The folder of a whole artifact. Raises UsageError that says how to get one."""
+    store = Store(settings.store)
+    found = store.check(name)
+    if found.problem:
+        raise UsageError(f"{name} in {settings.store}: {found.problem}; make it with: {otherwise}")
+    return store.path(name, found.fingerprint)

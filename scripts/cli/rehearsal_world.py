@@ -1,0 +1,62 @@
+"""The rehearsal's world, for the commands: finding it, entering it, beginning one."""
+
+import os
+import shlex
+from pathlib import Path
+
+from infra.errors import UsageError
+from infra.rehearsal import attach
+from scripts.cli import command_hints, context, render
+
+
+def base() -> Path:
+    """Where this user's worlds are."""
+    settings = context.settings()
+    return Path(settings.rehearsal).parent if settings.rehearsal else attach.beside(settings.state_file)
+
+
+def enter(begin: bool = False) -> None:
+    """From here on this process, and those that it starts, deal with the world that runs; or with a new one.
+
+    Raises UsageError when none runs, and `begin` is not set.
+    """
+    command_hints.carry("--rehearse")
+    if context.settings().rehearsal:
+        return  # an earlier command of the line, or whoever started this process, has done so
+    try:
+        found = attach.find(base())
+    except attach.NoWorld:
+        if not begin:
+            raise
+        found = attach.start(base(), speed=attach.SPEED)
+        render.say(f"a rehearsal was begun, with the offers that Slipway brings along; {until_when()}")
+    step_into(found)
+
+
+def keep_apart(state_file: str) -> None:
+    """From here on this process, and those that it starts, have that journal, and what lies beside it.
+
+    Raises UsageError within a rehearsal, which has one of its own.
+    """
+    path = Path(state_file).expanduser().absolute()
+    if context.settings().rehearsal:
+        raise UsageError("--state-file: the rehearsal that this line deals with has a journal of its own; "
+                         "give the flag to the first command of the line")  # fmt: skip
+    if path.is_dir():
+        raise UsageError(f"--state-file {state_file} is a folder; name a file in it, such as {path}/journal.sqlite")
+    os.environ["SLIPWAY_STATE_FILE"] = str(path)
+    command_hints.carry("--state-file", str(path))
+
+
+def step_into(found: attach.Running) -> None:
+    command_hints.carry("--rehearse")
+    os.environ[attach.INSIDE] = str(found.folder)
+    faster = "its clock runs as ours" if found.speed == 1 else f"its clock runs {found.speed:g} times as fast"
+    flags = shlex.join(command_hints.flags())
+    render.say(f"rehearsal: nothing here costs money, {faster}; add {flags} to whatever you type next")
+
+
+def until_when() -> str:
+    """When a world ends."""
+    idle = render.duration(attach.IDLE_S)
+    return f"it ends by itself when for {idle} nothing ran in it and nobody asked; to end it: inv rehearse --stop"

@@ -1,0 +1,205 @@
+"""What `pipeline` does: an experiment from a corpus to a trained model on this machine, stage by stage.
+
+In: a corpus, the name of an experiment, a recipe. Out: the folders of `workspace.py` with shards, a tokenizer,
+training.yaml and training.toml, and the model in `runs/<experiment>/artifacts`. Each stage says one line, takes what is
+there and is still what is asked for, and is a command of its own elsewhere (`inv shard`, `inv tokenizer`, `inv train`).
+The training reads the folder's own shards and tokenizer: decision 24.
+"""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from data.config import TextSpec
+from infra.agent.job import Limits
+from infra.errors import UsageError
+from infra.names import check_name
+from infra.records import Request
+from infra.runs import doctor
+from infra.settings import Settings
+from scripts.cli import context, local_step, render
+from scripts.cli.invoke_patch import print_json
+from scripts.data import adopt, training_files
+from scripts.data import tokenizer as vocabulary
+from scripts.data.workspace import Workspace, manifest
+from scripts.models import memory_check
+from scripts.project.tasks import columns
+from scripts.runs.planning import foreground, move_names, plan_for
+from store import Store
+from trainer import plan as planning
+from trainer.config import Profile
+
+LONG_S = 86_400.0
+
+
+def pipeline(
+    *, input, experiment, workspace, train_shard_lines, validation, reuse_shards, tokenizer_json, vocab_size, profile,
+    config, steps, dry_run, json,
+):  # fmt: skip
+    if profile and config:
+        raise UsageError("--profile and --config are two words for one recipe; choose one")
+    if tokenizer_json and vocab_size is not None:
+        raise UsageError("--tokenizer-json has as many ids as it has; leave --vocab-size out")
+    settings = context.settings(
+        source=input, experiment=experiment, workspace=workspace, run_config=profile or config,
+        shard_lines=train_shard_lines,
+    )  # fmt: skip
+    if settings.run_shard not in (0, 1):
+        raise UsageError(f"RUN_SHARD is {settings.run_shard}; 1 makes shards, 0 takes those that are there")
+    space = Workspace(settings.workspace, check_name(settings.experiment))
+    recipe = recipe_of(settings, space, steps, vocab_size)
+    spec = shard_spec(settings, validation)
+    announce(settings, space, recipe, "--profile" if profile or config else settings.sources["run_config"])
+    if dry_run:
+        foretell(settings, space, recipe, spec, tokenizer_json, json)
+        return
+    memory_check.check([recipe.phases["base"]])
+    render.say(f"directories: {render.count(space.make(), 'new folder')}")
+    shards(settings, space, spec, reuse_shards, json)
+    tokenizer = make_tokenizer(settings, space, recipe.vocab_size, tokenizer_json, json)
+    file = write_config(settings, space, recipe, tokenizer["vocab_size"])
+    made = training(settings, space, file, tokenizer["tokenizer_sha256"], json)
+    if json:
+        print_json({"experiment": space.experiment, "store": space.store, "config": file, **made})
+    else:
+        render.say(f"Next: SLIPWAY_STORE={space.store} ./inv chat base --tag {space.experiment}")
+        print(space.run)
+
+
+def recipe_of(settings: Settings, space: Workspace, steps: int | None, vocab_size: int | None) -> Profile:
+    """The recipe under the experiment's name, with what was asked for otherwise."""
+    found = replace(planning.profile_named(settings.run_config), name=space.experiment)
+    if steps is not None:
+        found = replace(found, phases={**found.phases, "base": found.phases["base"].in_steps(steps)})
+    if vocab_size is not None:
+        vocabulary.check_size(vocab_size)
+        found = with_ids(found, vocab_size)
+    return found
+
+
+def with_ids(recipe: Profile, count: int) -> Profile:
+    """The model and the tokenizer have as many."""
+    phases = {
+        name: replace(phase, model=replace(phase.model, vocab_size=count)) for name, phase in recipe.phases.items()
+    }
+    return replace(recipe, vocab_size=count, phases=phases)
+
+
+def announce(settings: Settings, space: Workspace, recipe: Profile, source: str) -> None:
+    base, seconds = recipe.phases["base"], training_s(recipe)
+    work = f"{base.steps:,} steps of {base.model.num_params:,} parameters"
+    render.say(f"experiment {space.experiment} in {space.root}; recipe {settings.run_config} ({source}): {work}, "
+               f"about {render.duration(seconds)} on this machine (an estimate)")  # fmt: skip
+    if seconds > LONG_S:
+        render.say("That is long; a recipe of minutes: --profile smoke, or RUN_CONFIG=smoke")
+
+
+def training_s(recipe: Profile) -> float:
+    return planning.estimate_s(planning.Node("base", "", (), "", recipe.phases["base"]), doctor.flops_per_s())
+
+
+def shard_spec(settings: Settings, validation: str) -> dict[str, Any]:
+    held_out = {"validation": context.settings(source=validation).source} if validation else {}
+    share = 0.0 if validation else TextSpec().val_ratio
+    return {"source": settings.source, "lines_per_shard": settings.shard_lines, "val_ratio": share, **held_out}
+
+
+def shards(settings: Settings, space: Workspace, spec: dict[str, Any], reuse: bool, quiet: bool) -> None:
+    """Raises UsageError when shards are only to be reused, and there are none."""
+    there = manifest(space.train)
+    if there and (reuse or not settings.run_shard):
+        held_out = len((manifest(space.val) or {"shards": ()})["shards"])
+        render.say(f"reusing {render.count(len(there['shards']) + held_out, 'shard')}")
+        return
+    if not settings.run_shard:
+        raise UsageError(f"RUN_SHARD is 0, and {space.train} holds no finished shards; make them with RUN_SHARD=1")
+    config = {"out": str(space.text), "spec": spec}
+    made = local_step.run("shards", ("-m", "data", "text"), config, settings, quiet, space.environ)
+    render.say(f"shards: {render.count(made['shards'], 'shard')}, {made['documents']:,} lines, "
+               f"{made['held_out']:,} of them held out")  # fmt: skip
+
+
+def make_tokenizer(settings: Settings, space: Workspace, size: int, given: str, quiet: bool) -> dict[str, Any]:
+    if given:
+        step = "adopt"
+        config: dict[str, Any] = {"spec": {"path": str(Path(given).expanduser().absolute())}}
+    else:
+        step = "tokenizer"
+        config = {"inputs": {"text": str(space.text)}, "spec": {"vocab_size": size}}
+    config |= {"out": str(space.tokenizer)}
+    try:
+        found = local_step.run("tokenizer", ("-m", "data", step), config, settings, quiet, space.environ)
+    except UsageError as error:  # most often so little text that it has not that many words
+        raise UsageError(f"{error}" if given else f"{error} (--vocab-size, or another recipe: --profile)") from None
+    render.say(f"tokenizer: {'reused' if found['reused'] else 'taken' if given else 'made'}, "
+               f"{found['vocab_size']:,} ids, sha256 {found['tokenizer_sha256'][:12]}")  # fmt: skip
+    return found
+
+
+def write_config(settings: Settings, space: Workspace, recipe: Profile, ids: int) -> Path:
+    """Before anything is trained."""
+    if ids != recipe.vocab_size:
+        render.say(f"the model gets {ids:,} ids instead of {recipe.vocab_size:,}: as many as the tokenizer has")
+    file = training_files.write(with_ids(recipe, ids), settings.run_config, space.run)
+    render.say(f"config: {file} and training.toml")
+    return file
+
+
+def training(
+    settings: Settings, space: Workspace, file: Path, digest: str, quiet: bool
+) -> dict[str, Any]:  # fmt: skip
+    """What is known of the model, trained now or before. digest: of the tokenizer."""
+    ours = replace(settings, profile=str(file), source=str(space.train), store=str(space.store))
+    given = {"text": adopt.text(space), "tokenizer": adopt.tokenizer(space, digest)}
+    limits = Limits(reserve_bytes=settings.reserve_bytes)
+    here = context.provider(settings, "local")
+    plan = plan_for(
+        ours, Request(run="foreground"), here, limits, phase="base", tag=space.experiment, given=given, made="keep",
+        with_missing=True,
+    )  # fmt: skip
+    due = plan.job.steps if plan.job else ()
+    about = render.duration(sum(one.estimate_s or 0.0 for one in plan.artifacts))
+    render.say(f"training: {', '.join(one.name for one in due)}, about {about} (an estimate)"
+               if due else "training: everything is here")  # fmt: skip
+    with foreground(plan):
+        for step in due:
+            local_step.run(step.name, step.words, step.config, ours, quiet, space.environ)
+    move_names(plan)
+    made = Store(space.store).manifest(f"base_checkpoints/{space.experiment}").about
+    lying = hashlib.sha256((space.tokenizer / "tokenizer.json").read_bytes()).hexdigest()
+    assert made["tokenizer_sha256"] == lying, f"trained with another tokenizer than {space.tokenizer}"
+    return dict(made)
+
+
+def foretell(
+    settings: Settings, space: Workspace, recipe: Profile, spec: dict[str, Any], given: str, as_json: bool
+) -> None:
+    """What would be done, and with which environment; nothing is made."""
+    base = recipe.phases["base"]
+    facts = {
+        "workspace": str(space.root),
+        "experiment": space.experiment,
+        "folders": [str(folder) for folder in space.folders],
+        "environ": space.environ,
+        "shard": bool(settings.run_shard),
+        "shards": spec,
+        "tokenizer": given or recipe.vocab_size,
+        "profile": settings.run_config,
+        "steps": base.steps,
+        "params": base.model.num_params,
+        "training_s": round(training_s(recipe), 1),
+    }
+    if as_json:
+        print_json(facts)
+        return
+    rows = [("folder", str(folder)) for folder in space.folders]
+    rows += [("environment", f"{name}={value}") for name, value in space.environ.items()]
+    rows += [("shards", ", ".join(f"{name} {value}" for name, value in spec.items())
+              if settings.run_shard else "those that are there (RUN_SHARD=0)")]  # fmt: skip
+    rows += [("tokenizer", given or f"{recipe.vocab_size:,} ids, trained on the shards")]
+    rows += [("training", f"{settings.run_config}, {base.steps:,} steps, into {space.store}")]
+    print(columns(rows))
+    if found := memory_check.shortage([base]):
+        render.say(f"without --dry-run it would be refused: {found}")
+    render.say("dry run: nothing was made")

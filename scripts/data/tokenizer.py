@@ -1,0 +1,86 @@
+"""What the commands `tokenizer` and `tokenizer.eval` do: a tokenizer in a folder, and how well it packs text."""
+
+from pathlib import Path
+
+from infra.errors import UsageError
+from infra.settings import Settings
+from scripts.cli import context, local_step, render
+from scripts.cli.invoke_patch import print_json
+from scripts.runs.planning import text_steps
+from store import Store
+
+LEAST_VOCAB, DEFAULT_VOCAB, MOST_VOCAB = 256 + 9, 4096, 1 << 24
+DEFAULT_OUT = "var/tokenizer"
+
+
+def tokenizer(source, text, partial, vocab_size, retrain, tokenizer_json, out, json):
+    settings = context.settings(source=source)
+    folder = Path(out or DEFAULT_OUT).absolute()
+    if tokenizer_json and (text or source or retrain or vocab_size is not None):
+        makers = "--text, --source, --vocab-size, --retrain"
+        raise UsageError(f"--tokenizer-json takes what was made elsewhere; {makers} make; choose one")
+    vocab_size = DEFAULT_VOCAB if vocab_size is None else vocab_size
+    if tokenizer_json:
+        config = {"out": str(folder), "spec": {"path": str(Path(tokenizer_json).expanduser().absolute())}}
+        result = local_step.run("tokenizer", ("-m", "data", "adopt"), config, settings, json)
+    else:
+        check_size(vocab_size)
+        inputs = {"text": str(text_folder(settings, source, text, json))}
+        spec = {"vocab_size": vocab_size, "retrain": retrain, "others": of_the_store(settings), "partial": partial}
+        config = {"out": str(folder), "inputs": inputs, "spec": spec}
+        result = local_step.run("tokenizer", ("-m", "data", "tokenizer"), config, settings, json)
+    if json:
+        print_json(result)
+    else:
+        render.say(f"tokenizer: {'reused' if result['reused'] else 'made'}, {result['vocab_size']} ids")
+        print(result["out"])
+
+
+def check_size(vocab_size: int) -> None:
+    """Raises UsageError."""
+    if not LEAST_VOCAB <= vocab_size <= MOST_VOCAB:
+        seen = "the 256 bytes and the nine chat specials alone are 265"
+        raise UsageError(f"--vocab-size is {vocab_size}; {seen}, and {MOST_VOCAB} is the most")
+
+
+def of_the_store(settings: Settings) -> list[str]:
+    """The folder of the tokenizer that `inv launch` has made here: one of the same text and settings is the same."""
+    store = Store(settings.store)
+    found = None if "://" in str(settings.store) else store.check("tokenizer")
+    return [] if found is None or found.problem else [str(store.path("tokenizer", found.fingerprint))]
+
+
+def tokenizer_eval(tokenizer, source, text, partial, peers, download, json):
+    settings = context.settings(source=source)
+    folder = tokenizer_folder(settings, tokenizer)
+    inputs = {"tokenizer": str(folder), "text": str(text_folder(settings, source, text, json))}
+    given = str(Path(peers).expanduser().absolute()) if peers else ""
+    spec = {"peers": given, "download": download, "partial": partial}
+    config = {"out": inputs["tokenizer"], "inputs": inputs, "spec": spec}
+    found = local_step.run("compression", ("-m", "data", "compression"), config, settings, json)
+    if json:
+        print_json(found)
+    else:
+        render.show_compression(found)
+
+
+def text_folder(settings: Settings, source: str, text: str, quiet: bool) -> Path:
+    """The text shards that are meant: a folder, or the store's of the source, which are made when they are missing."""
+    if text and source:
+        raise UsageError("--text and --source are two texts; choose one")
+    if text:
+        return Path(text).expanduser().absolute()
+    artifact, due = text_steps(settings)
+    for step in due:
+        local_step.run(step.name, step.words, step.config, settings, quiet)
+    return local_step.artifact(settings, artifact, "./inv launch --phase base")
+
+
+def tokenizer_folder(settings: Settings, folder: str) -> Path:
+    """The tokenizer that is meant. Raises UsageError when there is none."""
+    if folder:
+        return Path(folder).expanduser().absolute()
+    made = Path(DEFAULT_OUT).absolute()
+    return (
+        made if (made / "tokenizer.json").is_file() else local_step.artifact(settings, "tokenizer", "./inv tokenizer")
+    )

@@ -1,0 +1,66 @@
+"""What a training is about to do, as `training.yaml` and `training.toml` beside it, equal in content.
+
+In: a recipe as it will be trained, nothing left to a default. Out: two files; the YAML one is itself a recipe that
+`--profile` takes, so that the run can be repeated from it. Called by `pipeline.py`.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from infra.errors import UsageError
+from store import local_files
+from trainer import recipes
+from trainer.config import Profile
+
+
+def write(profile: Profile, of: str, folder: Path) -> Path:
+    """The YAML file. `of`: the recipe that this one comes from, by its name or its file.
+
+    Raises UsageError for what the two files cannot say.
+    """
+    base = yaml.safe_load(Path(of).read_text(encoding="utf-8"))["profile"] if Path(of).is_file() else Path(of).stem
+    values = without_none(asdict(profile))
+    shape = values["phases"]["base"]["model"]
+    phases = {
+        name: {key: value for key, value in phase.items() if key not in ("phase", "model")}
+        for name, phase in values["phases"].items()
+    }
+    document = {"profile": base, "name": profile.name, "model": shape, "phases": phases, "keeping": values["keeping"]}
+    local_files.replace(folder / "training.toml", toml(document).encode())
+    local_files.replace(
+        folder / "training.yaml", yaml.safe_dump(document, sort_keys=False, allow_unicode=True).encode()
+    )
+    if recipes.from_file(folder / "training.yaml") != profile:
+        raise UsageError(f"{of} has a null where {base} has a value, which training.toml cannot say")
+    return folder / "training.yaml"
+
+
+def without_none(value: Any) -> Any:
+    """TOML knows no null: what is not set is left out. Tuples become lists, which both formats have."""
+    if isinstance(value, Mapping):
+        return {key: without_none(one) for key, one in value.items() if one is not None}
+    return [without_none(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+def toml(values: Mapping[str, Any], table: str = "") -> str:
+    """Scalars and lists as JSON writes them, which TOML reads; each mapping is a table of its own."""
+    inner = {key: value for key, value in values.items() if isinstance(value, Mapping)}
+    lines = [f"{word(key)} = {scalar(value)}\n" for key, value in values.items() if key not in inner]
+    for key, value in inner.items():
+        name = f"{table}.{word(key)}" if table else word(key)
+        lines += [f"\n[{name}]\n", toml(value, name)]
+    return "".join(lines)
+
+
+def word(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else scalar(key)
+
+
+def scalar(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

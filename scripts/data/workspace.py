@@ -1,0 +1,145 @@
+"""The folders of an experiment, as a pod's volume has them, and what is in them: `inv tree`.
+
+In: a folder and the name of an experiment. Out: `Workspace`, one property for each place; rows of place and content.
+Called by `inv tree` and `pipeline.py`. Reads manifests, no shard.
+"""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from data.errors import DataError
+from data.manifest import MANIFEST, read_manifest
+from infra.errors import UsageError
+from infra.names import check_name
+from scripts.cli import context, render
+from scripts.cli.invoke_patch import print_json
+from scripts.project.tasks import columns
+
+KINDS = ("datasets/train", "datasets/val", "artifacts/tokenizer", "runs", "cache")
+"""Folders that have one for each experiment."""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """One experiment in one folder."""
+
+    root: Path
+    experiment: str
+
+    def of(self, kind: str) -> Path:
+        return self.root / kind / self.experiment
+
+    @property
+    def train(self) -> Path:
+        return self.of("datasets/train")
+
+    @property
+    def val(self) -> Path:
+        return self.of("datasets/val")
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.of("artifacts/tokenizer")
+
+    @property
+    def run(self) -> Path:
+        return self.of("runs")
+
+    @property
+    def text(self) -> Path:
+        """The two folders of shards as the one with `train` and `val` in it that every step reads and writes."""
+        return self.of("cache") / "text"
+
+    @property
+    def store(self) -> Path:
+        """What the training of this experiment begins from, and what it makes."""
+        return self.run / "artifacts"
+
+    @property
+    def hub(self) -> Path:
+        return self.root / "hf_cache"
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        return (*(self.of(kind) for kind in KINDS), self.hub)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """What every step gets: Hugging Face's files stay on this volume, and drafts and checkpoints with the run."""
+        hub = {"HF_HOME": str(self.hub), "HF_DATASETS_CACHE": str(self.hub / "datasets")}
+        return {**hub, "SLIPWAY_WORK": str(self.run)}
+
+    def make(self) -> int:
+        """Every folder, and how many of them were not there."""
+        new = [folder for folder in self.folders if not folder.is_dir()]
+        for folder in new:
+            folder.mkdir(parents=True)
+        self.text.mkdir(exist_ok=True)
+        for name, folder in (("train", self.train), ("val", self.val)):
+            link = self.text / name
+            if not link.is_symlink() or link.resolve() != folder.resolve():
+                link.unlink(missing_ok=True)
+                link.symlink_to(Path("../../../datasets", name, self.experiment))
+        return len(new)
+
+
+def manifest(folder: Path) -> dict[str, Any] | None:
+    """Of finished shards; None where there are none."""
+    try:
+        return read_manifest(folder)
+    except DataError:
+        return None
+
+
+def tree(*, workspace, experiment, provider, json):
+    if provider not in ("", "local"):
+        raise UsageError(f"--provider {provider}: this prints folders of this machine; of a pod: inv ssh RUN -- ls")
+    settings = context.settings(workspace=workspace)
+    root = settings.workspace
+    names = [check_name(experiment)] if experiment else experiments(root) or [settings.experiment]
+    spaces = [Workspace(root, name) for name in names]
+    places = dict.fromkeys(folder for space in spaces for folder in space.folders)
+    found = [(folder, content(folder, root)) for folder in sorted(places, key=lambda one: order(one, root))]
+    if json:
+        print_json({"workspace": root, "folders": {str(one.relative_to(root)): what for one, what in found}})
+    else:
+        print(render.clean(columns([(str(root), ""), *((f"  {one.relative_to(root)}", what) for one, what in found)])))
+
+
+def experiments(root: Path) -> list[str]:
+    """Whatever has a folder of its own somewhere."""
+    there = (path for kind in KINDS for path in (root / kind).glob("*") if path.is_dir())
+    return sorted({path.name for path in there if not path.name.startswith(".")})
+
+
+def order(folder: Path, root: Path) -> tuple[int, str]:
+    kind = folder.parent.relative_to(root).as_posix()
+    return (KINDS.index(kind) if kind in KINDS else len(KINDS), folder.name)
+
+
+def content(folder: Path, root: Path) -> str:
+    """What is in a folder, in words."""
+    if not folder.is_dir():
+        return "missing"
+    kind = folder.parent.relative_to(root).as_posix()
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    size = f"{render.count(len(files), 'file')}, {render.size(sum(path.stat().st_size for path in files))}"
+    if not files:
+        return "empty"
+    if kind.startswith("datasets/"):
+        done = manifest(folder)
+        unfinished = "not finished" if (folder / MANIFEST).is_file() else f"no {MANIFEST}"
+        shards = f"{render.count(len(done['shards']), 'shard')}, {done['total_lines']:,} lines" if done else unfinished
+        return f"{shards}; {size}"
+    if kind == "artifacts/tokenizer":
+        with suppress(OSError, yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError):
+            asked = yaml.safe_load((folder / "training.yaml").read_text(encoding="utf-8"))
+            return f"{asked['vocab_size']:,} ids; {size}"
+    if kind == "runs":
+        made = sorted(path.parent.parent.name for path in folder.glob("artifacts/*_checkpoints/*/ARTIFACT.json"))
+        return f"{', '.join(made) or 'nothing trained yet'}; {size}"
+    return size

@@ -1,0 +1,268 @@
+"""What `inv cost` does: the ledger of what was spent, and estimates of what work would cost."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from infra.agent.limits import read_clocks
+from infra.errors import NoOffer, SlipwayError, UsageError
+from infra.ledger import cost as costs
+from infra.ledger.cost import Estimate, Measured, PodCost
+from infra.ledger.journal import Journal, Op
+from infra.machines.host_memory import at_once
+from infra.market import gpus
+from infra.market.filters import satisfying
+from infra.money import BadAmount, micro_usd
+from infra.providers import Market, offers
+from infra.records import Request
+from infra.settings import Settings
+from scripts.cli import context, render
+from scripts.cli.invoke_patch import print_json
+from scripts.project.tasks import columns
+from scripts.runs.settle import find_run, open_journal
+
+ASK_S = 60.0
+LATE_S = 48 * 3600  # for so long after its end a vendor may still correct a bill
+COMPARED = ("B200", "H200", "H100", "A100")
+H100_HOUR = (Measured("H100", 8, 1.0),)
+# As people have reported them: nanochat on Shadeform, the 1.58-bit stages and the diffusion model on RunPod.
+PHASES = {"mid": (Measured("H100", 8, 1.0), Measured("B200", 8, 0.75)), "sft": H100_HOUR, "rl": H100_HOUR,
+          "all": (Measured("H100", 8, 3.0), Measured("H100", 8, 4.0))}  # fmt: skip
+STAGES = {"2": (Measured("H100", 4, 24.0, 10e9),), "3": (Measured("H100", 4, 8.0),)}
+JOBS = {"dlm": (Measured("H100", 1, 4.0, 1e9), Measured("H100", 8, 4.0, 4e9))}
+
+
+def cost(run, month, offline, estimate, json, **wanted):
+    if estimate:
+        if run or month:
+            raise UsageError("an estimate is of work that is not done yet; a run, or --month, is of what was spent")
+        show_estimate(wanted, json)
+        return
+    given = [name for name, value in wanted.items() if value]
+    if given:
+        raise UsageError(f"--{given[0].replace('_', '-')} belongs to --estimate")
+    settings = context.settings()
+    with open_journal(settings) as journal:
+        name = find_run(journal, run).run if run else ""
+        rows = [op for op in journal.ops() if op.run == name] if name else journal.ops()
+        problems = [] if offline else ask_bills(rows, journal, settings)
+        now, told = read_clocks(), journal.told("vendor")
+        scale = settings.clock_scale
+        lines = costs.ledger(rows, told, now, clock_scale=scale, month=month)
+        in_months = {}
+        if lines and not month:
+            for one in costs.months(min(line.began_at for line in lines), int(now.wall_s)):
+                of_it = costs.ledger(rows, told, now, clock_scale=scale, month=one)
+                if of_it:
+                    in_months[one] = sum(line.micro_usd for line in of_it)
+    paid = [line for line in lines if line.quoted_micro_usd or line.billed_micro_usd]
+    if json:
+        print_json(ledger_json(lines, in_months, problems))
+        return
+    show_ledger(paid, in_months, month)
+    if len(paid) < len(lines):
+        render.say(f"{render.count(len(lines) - len(paid), 'pod')} cost nothing, and are not shown")
+    for problem in problems:
+        render.say(render.clean(problem))
+
+
+def ask_bills(rows: Sequence[Op], journal: Journal, settings: Settings) -> list[str]:
+    """Write down what the vendors say now of pods whose bill may have changed; who did not answer, and why."""
+    markets, problems = offers.accounts(settings)
+    told = journal.told("vendor")
+    for market in markets:
+        due = [row for row in rows if row.vendor == market.name and row.remote_id and is_open(row, told)]
+        bills = at_once(lambda row, market=market: bill_of(market, row), due, ASK_S)  # type: ignore[misc]
+        for row, bill in zip(due, bills, strict=True):
+            if isinstance(bill, SlipwayError):
+                problems.append(f"{row.run}: {bill}")
+            elif bill is not None and told.get(row.token, (0, None))[1] != bill:
+                journal.tell(row.token, "vendor", bill)
+    return problems
+
+
+def bill_of(market: Market, row: Op) -> int | None:
+    return market.billed(row.remote_id or "")
+
+
+def is_open(row: Op, told: dict[str, tuple[int, int]]) -> bool:
+    """Whether the vendor may have something new to say."""
+    return row.is_live or row.token not in told or told[row.token][0] < (row.ended_at or 0) + LATE_S
+
+
+def show_ledger(lines: Sequence[PodCost], in_months: dict[str, int], month: str) -> None:
+    if not lines:
+        render.say(f"nothing was spent{f' in {month}' if month else ''}")
+        return
+    rows = [("run", "provider", "machine", "began", "time", "USD/h", "quoted", "billed", "")]
+    for one in lines:
+        rows.append(
+            (
+                one.run,
+                one.provider,
+                one.pod_id or "?",
+                time.strftime("%Y-%m-%d %H:%M", time.gmtime(one.began_at)),
+                render.duration(one.elapsed_s),
+                render.usd(one.micro_usd_per_hour),
+                render.usd(one.quoted_micro_usd),
+                "?" if one.billed_micro_usd is None else render.usd(one.billed_micro_usd),
+                "" if one.ended_at else "still billing",
+            )
+        )
+    print(render.clean(columns(rows)))
+    for name, amount in by_run(lines).items():
+        print(f"{name}: {render.usd(amount)} USD")
+    for name, amount in in_months.items():
+        print(f"{name}: {render.usd(amount)} USD")
+    print(f"total{f' in {month}' if month else ''}: {render.usd(sum(one.micro_usd for one in lines))} USD")
+
+
+def by_run(lines: Sequence[PodCost]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for one in lines:
+        sums[one.run] = sums.get(one.run, 0) + one.micro_usd
+    return sums
+
+
+def ledger_json(lines: Sequence[PodCost], in_months: dict[str, int], problems: list[str]) -> dict[str, Any]:
+    pods = [
+        {
+            "run": one.run,
+            "provider": one.provider,
+            "id": one.pod_id or None,
+            "began_at": render.iso(one.began_at),
+            "ended_at": render.iso(one.ended_at),
+            "elapsed_s": round(one.elapsed_s),
+            "usd_per_hour": render.usd(one.micro_usd_per_hour),
+            "quoted_usd": render.usd(one.quoted_micro_usd),
+            "billed_usd": None if one.billed_micro_usd is None else render.usd(one.billed_micro_usd),
+            "billed_at": render.iso(one.billed_at),
+            "usd": render.usd(one.micro_usd),
+        }
+        for one in lines
+    ]
+    return {
+        "pods": pods,
+        "runs": {name: render.usd(amount) for name, amount in by_run(lines).items()},
+        "months": {name: render.usd(amount) for name, amount in in_months.items()},
+        "usd": render.usd(sum(one.micro_usd for one in lines)),
+        "problems": problems,
+    }
+
+
+def show_estimate(wanted: dict[str, Any], as_json: bool) -> None:
+    tokens = tokens_of(wanted["tokens"], wanted["e"])
+    what, work = work_of(wanted["phase"], wanted["stage"], wanted["job"], wanted["hours"])
+    num_gpus = wanted["num_gpus"] or 1
+    if num_gpus < 0 or (wanted["hours"] is not None and wanted["hours"] <= 0):
+        raise UsageError("--num-gpus and --hours are positive")
+    if tokens and work and not any(one.tokens for one in work):
+        raise UsageError(f"how long {what} takes for so many tokens was never measured; say --hours")
+    kinds = [(kind, count or num_gpus) for kind, count in gpus.read_set(wanted["gpu"], num_gpus)]
+    kinds = kinds or [(kind, num_gpus) for kind in COMPARED]
+    given = price_of(wanted["price"])
+    offered, silent = ([], ()) if given else offers_for(kinds, wanted["use_spot"], wanted["provider"])
+    found = []
+    for kind, count in kinds:
+        hours = (wanted["hours"],) * 3 if wanted["hours"] else costs.hours_of(work, kind, count, tokens)
+        request = Request(run="new", gpu=kind, num_gpus=count, spot=wanted["use_spot"])
+        fitting = [] if given else satisfying(request, offered)
+        prices = (given,) * 3 if given else costs.prices_of(fitting)
+        found.append(Estimate(gpu=kind, num_gpus=count, hours=hours, prices=prices, offers=len(fitting)))
+    if as_json:
+        print_json({"work": what, "estimates": [estimate_json(one) for one in found], "silent": list(silent)})
+    else:
+        print(f"=== {what} ===")
+        print(estimate_table(found))
+        for one in silent:
+            render.say(render.clean(one))
+    if all(one.prices is None for one in found):
+        raise NoOffer("nobody offers any of these GPUs now, so there is no price; say --price, or run: inv offers")
+
+
+def price_of(text: str) -> int:
+    """Micro-dollars; 0 when none is given. Raises UsageError."""
+    try:
+        price = micro_usd(text.lstrip("$")) if text else 0
+    except BadAmount as error:
+        raise UsageError(f"--price: {error}") from None
+    if text and not price:
+        raise UsageError("--price is 0; give what a GPU costs for an hour, or leave it out to see what is offered")
+    return price
+
+
+def tokens_of(tokens: float | None, settings: Sequence[str]) -> float:
+    for word in settings:
+        name, equals, value = word.partition("=")
+        if name != "TOKENS" or not equals:
+            raise UsageError(f"-e {word}: an estimate knows TOKENS=N")
+        try:
+            tokens = float(value)
+        except ValueError:
+            raise UsageError(f"-e {word}: {value!r} is not a number") from None
+    if tokens is not None and not 0 < tokens < 1e15:
+        raise UsageError(f"{tokens:g} is no credible number of tokens")
+    return tokens or 0.0
+
+
+def work_of(phase: str, stage: str, job: str, hours: float | None) -> tuple[str, tuple[Measured, ...]]:
+    """What is asked for, in words, and what was measured of it. Raises UsageError."""
+    asked = [(kind, word, known) for kind, word, known in
+             (("phase", phase, PHASES), ("stage", stage, STAGES), ("job", job, JOBS)) if word]  # fmt: skip
+    if len(asked) > 1:
+        raise UsageError("one of --phase, --stage and --job, not several")
+    if not asked:
+        if hours is None:
+            raise UsageError("what work? give --phase, --stage or --job, or --hours for any")
+        return "work", ()
+    kind, word, known = asked[0]
+    if kind == "phase" and word not in known and set(word.split("+")) <= known.keys():
+        parts = [known[one][0] for one in word.split("+")]  # one after the other, on the same GPUs
+        return f"phase {word}", (replace(parts[0], hours=sum(part.hours for part in parts)),)
+    if word not in known and hours is None:
+        raise UsageError(f"--{kind} {word}: nobody has measured that yet; say --hours; measured: {', '.join(known)}")
+    return f"{kind} {word}", known.get(word, ())
+
+
+def offers_for(kinds: Sequence[tuple[str, int]], spot: bool, provider: str) -> tuple[list[Any], tuple[str, ...]]:
+    wanted = ",".join(f"{kind}:{count}" for kind, count in kinds)
+    request = Request(run="new", gpu=wanted, spot=spot)
+    asked = [
+        one for one in offers.sources(context.settings(), provider) if one.name != "ssh"
+    ]  # own ones cost as they do
+    seen = offers.survey(asked, request)
+    return list(seen.considered), tuple(f"{one.provider}: {one.error}" for one in seen.silent)
+
+
+def estimate_table(found: Sequence[Estimate]) -> str:
+    rows: list[tuple[str, ...]] = [("GPUs", "hours", "USD per GPU-hour", "low", "expected", "high")]
+    for one in found:
+        low, expected, high = (f"{hours:.3g}" for hours in one.hours)
+        hours = expected if low == high else f"{expected} ({low} to {high})"
+        name = f"{one.num_gpus}x {one.gpu}"
+        if one.prices is None or one.micro_usd is None:
+            rows.append((name, hours, "nobody offers it now", "?", "?", "?"))
+            continue
+        least, _, most = map(cents, one.prices)
+        source = f"cheapest and median of {one.offers}" if one.offers else "as given"
+        price = f"{least} to {most} ({source})" if least != most else f"{least} ({source})"
+        rows.append((name, hours, price, *map(cents, one.micro_usd)))
+    return columns(rows)
+
+
+def cents(amount: int) -> str:
+    """Rounded up: an estimate has no more digits than that."""
+    return f"{-(-amount // 10_000) / 100:.2f}"
+
+
+def estimate_json(one: Estimate) -> dict[str, Any]:
+    names = ("low", "expected", "high")
+    return {
+        "gpu": one.gpu,
+        "num_gpus": one.num_gpus,
+        "hours": dict(zip(names, (round(hours, 4) for hours in one.hours), strict=True)),
+        "usd_per_gpu_hour": one.prices and dict(zip(names, map(render.usd, one.prices), strict=True)),
+        "usd": one.micro_usd and dict(zip(names, map(render.usd, one.micro_usd), strict=True)),
+        "offers": one.offers,
+    }

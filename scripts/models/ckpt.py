@@ -1,0 +1,230 @@
+"""What `inv ckpt.*` does: look at checkpoints wherever they are, and carry them between stores.
+
+In: the store of the settings or `--from`, and what runs have left on this machine. Out: tables, or JSON.
+"""
+
+import contextlib
+import difflib
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from invoke import Exit
+
+from infra.errors import UsageError
+from infra.settings import Settings
+from scripts.cli import context, render
+from scripts.cli.invoke_patch import print_json
+from scripts.project.tasks import columns
+from scripts.runs.planning import ROOT
+from store import Store, catalogue, credentials
+from store.backends.backend import open_place
+from store.catalogue import Found
+from store.manifest import Manifest
+
+FOUND = 5  # an audit found something
+
+
+def ckpt_list(*, from_, job, json):
+    found = everything(context.settings(), from_, job)
+    if json:
+        print_json([about(one) for one in found])
+    elif found:
+        rows = [("checkpoint", "kind", "phase", "step", "size", "saved (UTC)", "loss")]
+        print(render.clean(columns([*rows, *(row(one) for one in found)])))
+    else:
+        render.say(f"No checkpoints found in {where(from_)}; make one: inv train --phase base")
+
+
+def ckpt_show(*, model, from_, json):
+    one = named(everything(context.settings(), from_), model, from_)
+    if one.trouble:
+        raise UsageError(f"{one.name}: {one.trouble}; see all of it: inv ckpt.verify {one.name}")
+    if json:
+        print_json({**about(one), "manifest": one.manifest})
+        return
+    facts = {**about(one), **{name: one.manifest[name] for name in sorted(one.manifest) if name != "files"}}
+    lines = [(name, _words(value)) for name, value in facts.items()]
+    lines += [(f"file {file['path']}", f"{file['size']} bytes, sha256 {file['sha256']}") for file in _files(one)]
+    print(render.clean(columns(lines)))
+
+
+def ckpt_verify(*, model, from_, json):
+    found = everything(context.settings(), from_)
+    chosen = [named(found, model, from_)] if model else found
+    results = [(one, one.trouble or catalogue.problem(one)) for one in chosen]
+    if json:
+        print_json([{**about(one), "problem": problem} for one, problem in results])
+    elif results:
+        rows = [("checkpoint", "kind", "step", "state")]
+        print(render.clean(columns([*rows, *((a.name, a.kind, str(a.step), b or "whole") for a, b in results)])))
+    else:
+        render.say(f"No checkpoints found in {where(from_)}; there is nothing to verify")
+    damaged = [one.name for one, problem in results if problem]
+    if damaged:
+        raise Exit(f"inv ckpt.verify: damaged: {', '.join(damaged)}; a run passes over them and takes the one before",
+                   code=FOUND)  # fmt: skip
+
+
+def ckpt_pull(*, model, from_, to, latest, json):
+    if not to:
+        raise UsageError("where to? --to DIR")
+    if bool(model) == latest:
+        raise UsageError("which one? give its name (inv ckpt.list shows them), or --latest")
+    away = [one for one in everything(context.settings(), from_) if one.kind != "here"]
+    one = newest(away, from_) if latest else named(away, model, from_)
+    out = Path(to).expanduser().absolute() / (one.name if one.kind == "final" else Path(one.path).name)
+    if out.exists():
+        raise UsageError(f"{out} is there already; give another folder: --to DIR")
+    if one.kind == "final":
+        store = Store(one.uri)
+        shutil.copytree(store.path(one.name, store.manifest(one.name).fingerprint), out)
+    else:
+        catalogue.bring(one, out)
+    if json:
+        print_json({**about(one), "folder": str(out)})
+    else:
+        print(out)
+
+
+def ckpt_push(*, models, to, from_, json):
+    if not to:
+        raise UsageError("where to? --to hf://user/repo, s3://bucket/folder or a folder")
+    settings = context.settings()
+    source, target = Store(from_ or settings.store), Store(to)
+    lend_for(to, settings)
+    there = {one.name: one for one in source.artifacts()}
+    chosen = list(models) or [name for name in sorted(there) if not there[name].problem]
+    for name in chosen:
+        if name not in there:
+            raise UsageError(f"no artifact {name!r} in {source.uri}; {near(name, list(there))}")
+        if there[name].problem:
+            raise UsageError(f"{name} in {source.uri}: {there[name].problem}; make it again: inv train")
+    if not chosen:
+        raise UsageError(f"{source.uri} holds nothing to push; make something: inv train --phase base")
+    have = {one.name: one for one in target.artifacts()}
+    pushed = []
+    for name in chosen:
+        manifest = source.manifest(name)
+        if name in have and not have[name].problem and have[name].fingerprint == manifest.fingerprint:
+            render.say(f"{name} is in {target.uri} already")
+            continue
+        folder = source.path(name, manifest.fingerprint)
+        with _only(folder, manifest) as files:
+            target.publish(files, name, manifest.fingerprint, manifest.about, flat=manifest.flat)
+        pushed.append(name)
+        render.say(f"{name} is in {target.uri}, read back")
+    if json:
+        print_json({"to": target.uri, "pushed": pushed})
+
+
+def ckpt_init(*, to, dry_run, json):
+    if not to:
+        raise UsageError("what is to be made? --to hf://user/repo, s3://bucket/folder or a folder")
+    lend_for(to, context.settings())
+    place = open_place(to)
+    if dry_run:
+        made = None
+        render.say("dry run: nothing was made; by hand it would be:")
+        if not json:
+            print(place.creation())
+    else:
+        made = place.create()
+        render.say(f"{to} {'is made' if made else 'was there already'}; use it: --store {to}, or SLIPWAY_STORE={to}")
+    if json:
+        print_json({"uri": to, "made": made, "command": place.creation()})
+
+
+def everything(settings: Settings, uri: str, job: str = "") -> list[Found]:
+    """Of that store; without one, of the store of the settings and of this machine. job: only of such runs or tags."""
+    lend_for(uri, settings)
+    found = catalogue.in_store(uri or settings.store)
+    if not uri:
+        pods = sorted(settings.pods.glob("/".join(("*", "work", "checkpoints")))) if settings.pods.is_dir() else []
+        folders = {path.parents[1].name: path for path in pods} | {"work": ROOT / "var" / "work" / "checkpoints"}
+        found += catalogue.here(folders)
+    return [one for one in found if job in one.name]
+
+
+def lend_for(uri: str, settings: Settings) -> None:
+    """What the settings know of a store's keys holds for a store that is named on the command line too."""
+    if credentials.kind(uri) == "s3":
+        credentials.lend({name: getattr(settings, name.lower()) for name in credentials.S3})
+
+
+def named(found: Sequence[Found], name: str, uri: str) -> Found:
+    """The one that is meant: by its name, or by the end or the beginning of it. Raises UsageError."""
+    if not name:
+        raise UsageError("which checkpoint? inv ckpt.list shows them")
+    exact = [one for one in found if one.name == name]
+    alike = exact or [one for one in found if one.name.startswith(name) or one.name.endswith(f"/{name}")]
+    if len(alike) == 1:
+        return alike[0]
+    if alike and len({one.name for one in alike}) == 1:
+        return max(alike, key=lambda one: one.step)
+    if alike:
+        raise UsageError(f"{name!r} could be any of: {', '.join(one.name for one in alike[:8])}")
+    raise UsageError(f"no checkpoint {name!r} in {where(uri)}; {near(name, [one.name for one in found])}")
+
+
+def newest(found: Sequence[Found], uri: str) -> Found:
+    whole = [one for one in found if not one.trouble]
+    if not whole:
+        raise UsageError(f"No checkpoints found in {where(uri)}")
+    return max(whole, key=lambda one: (one.saved_at, one.step))
+
+
+def near(name: str, known: Sequence[str]) -> str:
+    if not known:
+        return "there is none yet; make one: inv train --phase base"
+    close = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {close[0]}?" if close else f"there is: {', '.join(known[:8])}"
+
+
+def where(uri: str) -> str:
+    return uri or "the store and on this machine"
+
+
+def about(one: Found) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "kind": one.kind,
+        "phase": one.manifest.get("phase"),
+        "step": one.step,
+        "bytes": one.num_bytes,
+        "saved_at": one.saved_at or None,
+        "where": f"{one.uri}/{one.path}",
+        "trouble": one.trouble or None,
+    }
+
+
+def row(one: Found) -> tuple[str, ...]:
+    loss = (one.manifest.get("metrics") or {}).get("loss")
+    shown = "?" if loss is None else f"{loss:.4f}"
+    size = f"{one.num_bytes / 1e6:.1f} MB"
+    phase = one.trouble or str(one.manifest.get("phase", "?"))
+    return one.name, one.kind, phase, str(one.step), size, one.saved_at.partition("+")[0] or "?", shown
+
+
+def _files(one: Found) -> list[dict[str, Any]]:
+    return list(one.manifest["files"])
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_words(one)}" for name, one in value.items())
+    return "?" if value is None else str(value)
+
+
+@contextlib.contextmanager
+def _only(folder: Path, manifest: Manifest) -> Iterator[Path]:
+    """A folder with the files of that artifact alone: flat ones lie beside others."""
+    if not manifest.flat:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="slipway-") as copies:
+        for entry in manifest.files:
+            shutil.copyfile(folder / entry.path, Path(copies, entry.path))
+        yield Path(copies)

@@ -1,0 +1,237 @@
+"""What `inv eval` does: measure models, keep what was found beside them in the store, compare it.
+
+In: models, held-out material of the store, files of questions. Out: tables or JSON, and for each model an artifact
+`evals/<its name>` with `eval.json`: every measure with its interval, what it was measured on, and every row, so that
+two models are compared question by question where they have answered the same ones.
+"""
+
+import hashlib
+import json as json_format
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.errors import UsageError
+from infra.settings import Settings
+from scripts.cli import context, render
+from scripts.cli.invoke_patch import print_json
+from scripts.cli.local_step import run as run_step
+from scripts.models import lm_eval
+from scripts.models.local_model import find_model
+from store import Artifact, Store, outside
+from trainer.evaluation import intervals
+from trainer.evaluation.intervals import Interval
+from trainer.plan import CHECKPOINTS, load_persona, source_slug
+
+FILE = "eval.json"
+BASE = CHECKPOINTS["base"]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that is measured."""
+
+    name: str
+    fingerprint: str
+    folder: Path
+
+    @property
+    def kept_as(self) -> str:
+        """Under which name in the store its measures are."""
+        return f"evals/{self.name}"
+
+    @property
+    def only_reads(self) -> bool:
+        """A base model, which goes on with texts and does not talk."""
+        return self.name.split("/")[0] == BASE
+
+
+def eval(models, tag, source, persona, task, as_text, compare, json, **more):
+    settings = context.settings(source=source)
+    if compare:
+        show_comparison(models, tag, settings, json)
+        return
+    if any(more.values()):
+        one = subject(settings, models[0] if models else "", tag)
+        measures = lm_eval.measure(one.folder, one.name, **more)
+        tell([one.name], [keep(settings, one, {"measures": measures})], json)
+        return
+    tasks = [str(Path(one).expanduser().absolute()) for one in task]
+    material = held_out(settings, persona, is_needed=not tasks, of=models[0] if models else "", tag=tag)
+    names, found = [], []
+    subjects = chosen(settings, models, tag, material)
+    for one, part in subjects:
+        asked = tasks if models or one is subjects[-1][0] else []
+        spec = {"model": str(one.folder), **part, "tasks": asked, "as_text": as_text or one.only_reads}
+        said = run_step("eval", ("-m", "trainer", "eval"), {"spec": spec}, settings, json)
+        names.append(one.name)
+        found.append(said | keep(settings, one, said))
+    tell(names, found, json)
+
+
+def chosen(
+    settings: Settings, models: Sequence[str], tag: str, material: Mapping[str, str]
+) -> list[tuple[Subject, dict[str, str]]]:
+    """The models, and on what each is measured. Without a name: base on text, the last phase on questions."""
+    if models:
+        return [(subject(settings, model, tag), dict(material)) for model in models]
+    text = {key: value for key, value in material.items() if key == "text"}
+    answers = {key: value for key, value in material.items() if key != "text"}
+    found = [(subject(settings, "base", tag), text)] if text else []
+    return [*found, (subject(settings, "", tag), answers)] if answers or not text else found
+
+
+def subject(settings: Settings, model: str, tag: str) -> Subject:
+    """Raises UsageError that lists the models there are."""
+    artifact, folder = find_model(settings, model, tag)
+    return named(artifact, folder)
+
+
+def named(artifact: Artifact | None, folder: Path) -> Subject:
+    if artifact:
+        return Subject(artifact.name, artifact.fingerprint, folder)
+    name = "".join(one if one.isascii() and one.isalnum() or one in "._-" else "-" for one in folder.name).strip(".-")
+    files = sorted(one for one in folder.rglob("*.safetensors"))
+    stats = repr([(one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in files])
+    return Subject(f"folders/{name or 'model'}", hashlib.sha256(stats.encode()).hexdigest()[:12], folder)
+
+
+def held_out(settings: Settings, persona: str, is_needed: bool, of: str, tag: str) -> dict[str, str]:
+    """What there is to measure on, as fields of `EvalSpec`: what the model `of` comes from, else what lies there.
+
+    Raises UsageError when there is nothing and something is needed.
+    """
+    store, data = Store(settings.store), f"datasets/{source_slug(settings.source)}"
+    names = {"text": f"{data}/text", "identity": "identity_conversations", "questions": f"{data}/questions"}
+    found = {key: one for key, name in names.items() if not (one := store.check(name)).problem}
+    with suppress(UsageError):  # a model of somebody else, or none: whoever measures it says so
+        artifact, _ = find_model(settings, of, tag)
+        came_from = origins(store, artifact) if artifact else {}
+        found |= {key: one for key, one in came_from.items() if key in names}
+    if not found and is_needed:
+        raise UsageError(f"{settings.store} holds nothing to measure on; make it with: ./inv launch --phase base")
+    spec = {key: str(store.path(one.name, one.fingerprint)) for key, one in found.items()}
+    if "identity" in found:
+        spec["name"] = load_persona(Path(persona)).name if persona else found["identity"].about["persona"]
+    elif "questions" in found:
+        del spec["questions"]
+    return spec
+
+
+def origins(store: Store, artifact: Artifact) -> dict[str, Artifact]:
+    """By role, what a model was made of, and what that was made of: as far as it says so, and as it is still there."""
+    found: dict[str, Artifact] = {}
+    todo = [artifact]
+    while todo:
+        for role, (name, fingerprint) in todo.pop().inputs.items():
+            if role not in found and not (there := store.find(name, fingerprint)).problem:
+                found[role] = there
+                todo.append(there)
+    return found
+
+
+def keep(settings: Settings, one: Subject, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Put what was found into the store, beside what was found earlier of that very model; all of it."""
+    before = kept(settings, one)
+    measures = {**before.get("measures", {}), **found["measures"]}
+    beside = {name: found[name] for name in ("params", "gzip", "xz") if name in found}
+    about_it = {"model": one.name, "fingerprint": one.fingerprint, "measures": measures}
+    whole: dict[str, Any] = {**before, **beside, **about_it}
+    with tempfile.TemporaryDirectory(prefix="slipway-") as folder:
+        Path(folder, FILE).write_text(json_format.dumps(whole), encoding="utf-8")
+        about = {name: measure["value"] for name, measure in measures.items()}
+        Store(settings.store).write_down(folder, one.kept_as, one.fingerprint, about)
+    return whole
+
+
+def kept(settings: Settings, one: Subject) -> dict[str, Any]:
+    """What is known of that very model; {} when nothing is."""
+    store = Store(settings.store)
+    found = store.check(one.kept_as)
+    if found.problem or found.fingerprint != one.fingerprint:
+        return {}
+    path = store.path(found.name, found.fingerprint) / FILE
+    try:
+        whole = outside.mapping(outside.content(path), nan_is_null=True)
+        outside.typed(whole, "measures", dict, {})
+    except outside.Unreadable as error:
+        raise UsageError(f"{path}: {error}; measure again: ./inv eval") from None
+    return whole
+
+
+def tell(names: Sequence[str], found: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    if as_json:
+        merged: dict[str, Any] = {}
+        for one in found:
+            merged = {**merged, **one, "measures": {**merged.get("measures", {}), **without_rows(one["measures"])}}
+        print_json({**merged, "models": list(names)})
+        return
+    for name, one in zip(names, found, strict=True):
+        render.show_scores(name, one)
+
+
+def without_rows(measures: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """For people and programs that ask for numbers: the rows stay in the store."""
+    return {name: {key: one[key] for key in one if key != "rows"} for name, one in measures.items()}
+
+
+def show_comparison(models: Sequence[str], tag: str, settings: Settings, as_json: bool) -> None:
+    """Raises UsageError for a model of which nothing is known yet."""
+    if len(models) != 2:
+        raise UsageError(f"--compare takes two models, not {len(models)}: inv eval --compare A B")
+    both = [subject(settings, model, tag) for model in models]
+    found = [kept(settings, one) for one in both]
+    for model, one in zip(models, found, strict=True):
+        if not one:
+            raise UsageError(f"nothing is known of {model} as it is now; measure it: inv eval {model}")
+    rows = compare(*(one["measures"] for one in found))
+    if not rows:
+        lists = (", ".join(one["measures"]) or "nothing" for one in found)
+        raise UsageError(f"the two have no measure in common: {'; '.join(lists)}")
+    names = [one.name for one in both]
+    if as_json:
+        print_json({"models": names, "measures": rows})
+    else:
+        render.show_comparison(names, rows)
+
+
+def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """By measure that both have: both values, and the second less the first with its interval, and how that was had."""
+    found = {}
+    for name, ours in first.items():
+        theirs = second.get(name)
+        if theirs is None or ours["unit"] != theirs["unit"]:
+            continue
+        difference, method, more = differ(ours, theirs)
+        found[name] = {
+            "unit": ours["unit"],
+            "values": [{key: one[key] for key in ("value", "low", "high")} for one in (ours, theirs)],
+            "difference": difference.plain(),
+            "method": method,
+            "is_same_material": ours["material"] == theirs["material"],
+            **more,
+        }
+    return found
+
+
+def differ(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[Interval, str, dict[str, Any]]:
+    same = ours["material"] == theirs["material"]
+    if ours["unit"] == "share" and "rows" in ours and "rows" in theirs:
+        if same and ours.get("as_text") == theirs.get("as_text"):
+            difference, p = intervals.paired_share(ours["rows"], theirs["rows"])
+            return difference, "Agresti-Min of the same questions, p by McNemar's exact test", {"p": p}
+        return intervals.apart(interval(ours), interval(theirs)), "Newcombe, of different questions", {}
+    if same and "rows_of" in ours and ours["rows_of"] == theirs.get("rows_of"):
+        mine, other = ours["rows"], theirs["rows"]
+        found = intervals.paired_ratio(mine["nats"], other["nats"], mine["bytes"], 1 / math.log(2))
+        return found, "ratio estimator of each row's difference", {}
+    return intervals.apart(interval(ours), interval(theirs)), "both intervals together", {}
+
+
+def interval(measure: Mapping[str, Any]) -> Interval:
+    value, low, high = (measure[key] for key in ("value", "low", "high"))
+    return Interval(value, math.nan if low is None else low, math.nan if high is None else high)

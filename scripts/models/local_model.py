@@ -1,0 +1,131 @@
+"""What the commands of `tasks.py` do: train a model here, talk to it, hand it on."""
+
+import difflib
+import math
+import os
+import shlex
+from pathlib import Path
+
+from infra.agent.job import Limits
+from infra.errors import UsageError
+from infra.records import Request
+from infra.settings import Settings
+from scripts.cli import context, local_step, render
+from scripts.cli.invoke_patch import print_json
+from scripts.cli.local_step import run as run_step
+from scripts.models import memory_check
+from scripts.runs import init_model
+from scripts.runs.planning import ROOT, ask_about_made, foreground, made_by_words, move_names, plan_for
+from store import Artifact, Store
+from trainer.plan import CHECKPOINTS, PHASES, profile_named
+from trainer.recipes import PROFILES
+
+
+def train(profile, config, init, source, out, prepare, json, remake, keep_made, **wanted):
+    if profile and config:
+        raise UsageError("--profile and --config are two words for one recipe; choose one")
+    settings = context.settings(profile=profile or config, source=source, store=out)
+    if init:
+        wanted["init"] = init_model.look(init, settings)
+    limits = Limits(reserve_bytes=settings.reserve_bytes)
+    here, wanted["made"] = context.provider(settings, "local"), made_by_words(remake, keep_made)
+    plan = plan_for(settings, Request(run="foreground"), here, limits, **wanted)
+    if made := ask_about_made(plan, yes=json):
+        plan = plan_for(settings, Request(run="foreground"), here, limits, **{**wanted, "made": made})
+    if not json:
+        render.show_plan(plan)
+    move_names(plan)
+    results = {}
+    due = plan.job.steps if plan.job else ()
+    if prepare:
+        due = tuple(step for step in due if step.name not in PHASES)
+    memory_check.check(memory_check.phases_of(due))
+    with foreground(plan):
+        for step in due:
+            results[step.name] = run_step(step.name, step.words, step.config, settings, quiet=json)
+    if json:
+        print_json({"state": "succeeded", "ran": list(results), "results": results})
+    elif not results:
+        render.say("everything is here; nothing to do")
+    elif init and not prepare:
+        made = due[-1].config["making"]["name"]
+        render.say(f"Next: ./inv chat {made}, or for transformers and vLLM: ./inv export {made} --out DIR")
+
+
+def chat(model, tag, prompt, temperature, max_tokens, endpoint):
+    from infra import train_env
+
+    if prompt is not None and not prompt.strip():
+        raise UsageError("--prompt is empty; leave it out for a conversation")
+    if max_tokens < 1:
+        raise UsageError(f"--max-tokens is {max_tokens}; it must be at least 1")
+    if not 0 <= temperature < math.inf:
+        raise UsageError(f"--temperature is {temperature}; it must be a number from 0 up")
+    settings = context.settings()
+    if endpoint:
+        from scripts.services import endpoint_chat
+
+        endpoint_chat.hold(endpoint, settings, model, prompt, temperature, max_tokens)
+        return
+    folder = model_folder(settings, model, tag)
+    python = local_step.python(settings)
+    said = ["-m", "trainer", "chat", "--model", str(folder), "--temperature", str(temperature)]
+    said += ["--max-tokens", str(max_tokens), *(["--prompt", prompt] if prompt else [])]
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    train_env.exec_interactive(said, root=ROOT, python=python)
+
+
+def export(model, tag, out, dtype):
+    if not out:
+        raise UsageError("where to? --out DIR")
+    if dtype not in ("float32", "bfloat16"):
+        raise UsageError(f"--dtype is {dtype!r}; known: float32, bfloat16")
+    settings = context.settings()
+    folder = model_folder(settings, model, tag)
+    said = ("-m", "trainer", "export", "--model", str(folder), "--out", str(Path(out).absolute()), "--dtype", dtype)
+    from infra import train_env
+
+    for _ in train_env.run(said, None, root=ROOT, python=local_step.python(settings)):
+        pass
+    print(Path(out).absolute())
+
+
+def model_folder(settings: Settings, model: str, tag: str) -> Path:
+    """Where the model lies that the user means. Raises UsageError."""
+    return find_model(settings, model, tag)[1]
+
+
+def find_model(settings: Settings, model: str, tag: str) -> tuple[Artifact | None, Path]:
+    """The artifact that the user means by a model, None for a folder of theirs, and where it lies.
+
+    Raises UsageError that lists those there are.
+    """
+    store = Store(settings.store)
+    found = {one.name: one for one in store.artifacts() if one.name.split("/")[0] in CHECKPOINTS.values()}
+    whole = {name: one for name, one in found.items() if not one.problem}
+    typed = f" --{'profile' if tag in PROFILES else 'tag'} {shlex.quote(tag)}" if tag else ""
+    tag = tag or profile_named(settings.profile).name
+    if model in CHECKPOINTS:
+        wanted = [f"{CHECKPOINTS[model]}/{tag}"]
+    else:
+        wanted = [model] if model else [f"{CHECKPOINTS[phase]}/{tag}" for phase in ("sft", "mid", "base")]
+    for name in wanted:
+        if name in whole:
+            if not model and name != wanted[0]:  # the model that is meant is not there
+                why = f"damaged ({found[wanted[0]].problem})" if wanted[0] in found else "not made yet"
+                what = (
+                    "which goes on with text and has not learnt to answer" if wanted[-1] == name else "half-way to it"
+                )
+                make = f"./inv launch --phase sft{typed}"
+                render.say(f"{wanted[0]} is {why}; this is {name}, {what}; to make it: {make}")
+            return whole[name], store.path(name, whole[name].fingerprint)
+    if model and Path(model).expanduser().is_dir():
+        return None, Path(model).expanduser().absolute()
+    damaged = [f"{name} is damaged ({found[name].problem})" for name in wanted if name in found]
+    near = difflib.get_close_matches(wanted[0], whole, 3)
+    known = (
+        f"there is: {', '.join(near or sorted(whole))}"
+        if whole
+        else "there is none yet; make one with: ./inv launch --phase sft"
+    )
+    raise UsageError(f"no model {model or tag!r} in {settings.store}; {'; '.join([*damaged, known])}")

@@ -1,0 +1,41 @@
+"""Whether a training fits into the memory of this machine: said before anything is made, not by the system's killer.
+
+In: the phases that are due. Out: what is wrong, in words. Called by `local_model.py`, `scripts/data/pipeline.py` and
+`scripts/runs/launch.py`, for work that is done here; offers of vendors are sorted out by `scripts/market/select.py`.
+"""
+
+import os
+from collections.abc import Iterable
+
+from data.config import load
+from infra.agent import host
+from infra.agent.job import Step
+from infra.errors import UsageError
+from scripts.cli import render
+from trainer import memory
+from trainer.config import PhaseConfig
+
+
+def phases_of(steps: Iterable[Step]) -> list[PhaseConfig]:
+    """Of those steps that train."""
+    return [load(PhaseConfig, step.config["spec"], step.name) for step in steps if step.together]
+
+
+def shortage(phases: Iterable[PhaseConfig], num_gpus: int = 1) -> str:
+    """Why the first of them does not fit here, by an estimate; "" when all do."""
+    gpus = [one["memory_bytes"] for one in host.nvidia()[0] if one["memory_bytes"]]
+    there = min(gpus, default=0) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    device, what = ("cuda", "each GPU here has") if gpus else ("cpu", "this machine has")
+    for phase in phases:
+        parts = memory.ways(phase, max(1, num_gpus)).values() if gpus else (1,)
+        least = min(memory.estimate(phase, device, one).total for one in parts)
+        if least > there:
+            takes = f"{phase.phase} takes about {render.size(least)} of memory (an estimate)"
+            return f"{takes}, and {what} {render.size(there)}; take a smaller recipe (--profile smoke), or see inv fit"
+    return ""
+
+
+def check(phases: Iterable[PhaseConfig], num_gpus: int = 1) -> None:
+    """Raises UsageError when one of them does not fit here."""
+    if found := shortage(phases, num_gpus):
+        raise UsageError(found)

@@ -1,0 +1,134 @@
+"""What the commands of `tasks.py` do: a shell, a port, the artifacts, the code of a run's machine."""
+
+import http.client
+import logging
+import re
+import signal
+import socket
+import time
+
+from invoke import Exit
+
+from infra.errors import SlipwayError, UsageError
+from infra.ledger.journal import Journal, Op
+from infra.runs import follow, pods
+from infra.runs.launch import send_code
+from infra.transport import push as code_sync
+from infra.transport.port_forward import LOOPBACK
+from infra.transport.protocol import Transport
+from infra.transport.shipment import preview
+from scripts.cli import context, render, session
+from scripts.cli.invoke_patch import print_json, words_after_dashes
+from scripts.runs.planning import ROOT
+from scripts.runs.settle import bring_home, find_run, way
+
+BOARD, BOARD_PORT = "tensorboard", 6006
+BOARD_S = 120.0  # until it answers: a machine that is busy imports slowly
+ANSWER_S = 5.0
+POLL_S = 0.25
+
+
+def ssh(run):
+    settings = context.settings()
+    with Journal.open(settings.state_file) as journal:
+        op = find_run(journal, run)
+        code = way(settings, op).shell(words_after_dashes() or None, cwd=pods.folder_of(op).root)
+    if code:
+        raise Exit(code=code)
+
+
+def is_port(text: str) -> bool:
+    return re.fullmatch("[0-9]{1,5}", text) is not None and int(text) < 65536
+
+
+def forward(what):
+    *run, ports = what or [""]
+    local, _, remote = f"{BOARD_PORT}:{BOARD}".partition(":") if ports == BOARD else ports.partition(":")
+    remote = remote or local
+    if len(run) > 1 or not is_port(local) or not (is_port(remote) or remote == BOARD):
+        raise UsageError(f"expected a run and ports, such as: inv forward brave-otter-3 8000:8000, or {BOARD}")
+    settings = context.settings()
+    with Journal.open(settings.state_file) as journal:
+        op = find_run(journal, *run)
+        transport = way(settings, op)
+        if remote == BOARD:
+            board(op, transport, int(local))
+            return
+        with transport.forward(int(local), int(remote)) as port:
+            render.say(f"port {remote} of {op.run} answers on 127.0.0.1:{port}; Ctrl-C ends that")
+            if int(remote) == BOARD_PORT and not answers(port):
+                render.say(f"nobody listens there yet; for TensorBoard: inv forward {op.run} {BOARD}")
+            signal.pause()
+
+
+def board(op: Op, transport: Transport, local: int) -> None:
+    """TensorBoard of the run's figures, on its machine, for as long as this lasts. Raises SlipwayError."""
+    done = {one["name"]: one.get("result") or {} for one in follow.look(op, transport)[0].get("steps", ())}
+    python = done.get("environment", {}).get("pythons", {}).get("train")
+    if not python:
+        raise UsageError(f"{op.run} has no train environment (yet), which has TensorBoard; see: inv status {op.run}")
+    with socket.create_server((LOOPBACK, 0)) as free:
+        there = free.getsockname()[1]  # on another machine it may be taken: TensorBoard says so
+    logging.getLogger("infra.transport.port_forward").setLevel(logging.ERROR)  # that nobody answers yet is no news
+    work = pods.folder_of(op).work
+    line = [python, "-m", "tensorboard.main", "--logdir", str(work), "--host", LOOPBACK, "--port", str(there)]
+    with transport.alongside([*line, "--reload_interval", "5"]) as look, transport.forward(local, there) as port:
+        deadline = time.monotonic() + BOARD_S
+        while not answers(port):
+            ending = look()
+            if ending or time.monotonic() > deadline:
+                why = f"no answer after {BOARD_S:g} s"
+                if ending:
+                    why = f"exit code {ending.exited}: {' / '.join(ending.stderr.splitlines()[-2:])}"
+                raise SlipwayError(render.clean(f"{op.run}: TensorBoard does not run: {why}"))
+            time.sleep(POLL_S)
+        render.say(f"TensorBoard of {op.run}: http://{LOOPBACK}:{port}; Ctrl-C ends it")
+        while look() is None:
+            time.sleep(POLL_S)
+    raise SlipwayError(f"{op.run}: TensorBoard has ended by itself")
+
+
+def answers(port: int) -> bool:
+    """Whether somebody there speaks HTTP."""
+    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=ANSWER_S)
+    try:
+        connection.request("HEAD", "/")
+        connection.getresponse()
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+    return True
+
+
+def sync(run, plan, json):
+    settings = context.settings()
+    with Journal.open(settings.state_file) as journal:
+        run = run or session.current()
+        op = find_run(journal, run) if run or not plan else None
+        if plan:
+            known = code_sync.pushed(way(settings, op), pods.folder_of(op).code) if op else {}
+            seen = preview(ROOT, known)
+            print_json(seen) if json else render.show_sync(seen, op.run if op else "")
+            return
+        assert op is not None
+        if not op.is_live:
+            raise UsageError(f"{op.run} has ended; a new launch sends the code as it is now")
+        if op.stays:
+            session.use(op)
+        done = send_code(op, context.provider(settings, op.vendor), ROOT, render.say)
+    if json:
+        print_json(done)
+    else:
+        render.say(f"{op.run}: {done.sent} files sent, {done.unchanged} unchanged, {done.removed} removed")
+
+
+def pull(run, json):
+    settings = context.settings()
+    with Journal.open(settings.state_file) as journal:
+        op = find_run(journal, run)
+        names = bring_home(op, context.provider(settings, op.vendor), settings)
+    if json:
+        print_json({"run": op.run, "brought": names, "store": op.store})
+    else:
+        render.say(f"{op.run}: {', '.join(names) or 'nothing new'}; logs in {context.homes(settings) / op.run}")

@@ -1,0 +1,142 @@
+"""What the commands of `tasks.py` do: the inventory, whether each machine can be used, and which ones have failed."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from invoke import Exit
+
+from infra.errors import UsageError
+from infra.ledger.journal import Journal
+from infra.machines import inventory, pool_import, survey
+from infra.machines.host_memory import HostMemory
+from infra.providers.ssh import connections
+from scripts.cli import context, render
+from scripts.cli.invoke_patch import print_json
+from scripts.project.tasks import columns
+from scripts.runs.logs import clean
+
+
+def list_(pool, json):
+    settings = context.settings()
+    hosts = inventory.select(inventory.load(settings.pools), pool)
+    known = HostMemory.beside(settings.state_file).all()
+    with Journal.open(settings.state_file) as journal:
+        leases = {op.place: op.run for op in journal.ops(live=True) if op.vendor == "ssh" and op.place}
+    rows = [about(host, known.get(f"ssh:{host.place}"), leases.get(host.place)) for host in hosts]
+    if json:
+        print_json(rows)
+        return
+    table = [("pool", "host", "address", "GPUs", "USD/h", "state")]
+    for row in rows:
+        gpus = "?" if row["num_gpus"] is None else f"{row['num_gpus']} x {row['gpu']}" if row["num_gpus"] else "none"
+        state = f"leased by {row['leased_by']}" if row["leased_by"] else "free"
+        state += f"; failed: {row['failure']}" if row["failure"] else ""
+        table.append((row["pool"], row["host"], row["address"], gpus, row["usd_per_hour"], state))
+    print(clean(columns(table)))
+
+
+def about(host: inventory.Host, known: Any, run: str | None) -> dict[str, Any]:
+    facts = known.facts if known else {}
+    what = survey.has(host, facts)
+    return {
+        "pool": host.pool,
+        "host": host.name,
+        "address": f"{host.address.user}@{host.address.host}:{host.address.port}",
+        "gpu": what.gpu or None,
+        "num_gpus": what.num_gpus,
+        "memory_bytes": what.memory_bytes,
+        "usd_per_hour": render.usd(host.micro_usd_per_hour),
+        "labels": dict(host.labels),
+        "leased_by": run,
+        "failure": known.failure or None if known else None,
+        "seen_at": render.iso(known.seen_at) if known else None,
+    }
+
+
+def up(pool, json):
+    settings = context.settings()
+    hosts = inventory.select(inventory.load(settings.pools), pool)
+    looks = survey.look(hosts, connections(settings), HostMemory.beside(settings.state_file))
+    if json:
+        print_json([{"host": one.host.place, "problem": one.problem or None, **one.facts} for one in looks])
+    else:
+        heads = ("host", "CPUs", "memory", "disk free", "GPUs", "Python", "rsync", "uv", "")
+        print(clean(columns([heads, *(up_row(one.host.place, one.facts, one.problem) for one in looks)])))
+    leave(looks)
+
+
+def up_row(place: str, facts: Mapping[str, Any], problem: str) -> tuple[str, ...]:
+    if not facts:
+        return (place, *("?",) * 7, problem)
+    gpus = [gpu["name"] for gpu in facts["gpus"]]
+    return (
+        place,
+        str(facts["cpus"]),
+        gigabytes(facts["memory_bytes"]),
+        gigabytes(facts["free_bytes"]),
+        f"{len(gpus)} x {gpus[0]}" if gpus else "none",
+        facts["python"],
+        "yes" if facts["rsync"] else "no",
+        "yes" if facts["uv"] else "no",
+        problem or "ok",
+    )
+
+
+def gigabytes(size: int | None) -> str:
+    return "?" if size is None else f"{size / 1e9:.0f} GB"
+
+
+def check(pool, json):
+    settings = context.settings()
+    looks = survey.reachable(inventory.select(inventory.load(settings.pools), pool), connections(settings))
+    if json:
+        print_json([{"host": one.host.place, "problem": one.problem or None} for one in looks])
+    else:
+        print(clean(columns([(one.host.place, one.problem or "ok") for one in looks])))
+    leave(looks)
+
+
+def leave(looks: Sequence[survey.Look]) -> None:
+    bad = [one.host.place for one in looks if one.problem]
+    if bad:
+        raise Exit(f"{len(bad)} of {len(looks)} machines cannot be used: {', '.join(bad)}", code=1)
+
+
+def import_(from_, output, pool, user, key, dry_run, json):
+    if not from_:
+        raise UsageError("which file? pool.import --from terraform.json, made with: terraform output -json")
+    path = context.settings().pools
+    found = pool_import.addresses(Path(from_).expanduser(), output)
+    plan = pool_import.plan(path, pool, found, user=user, key=key)
+    if not dry_run:
+        pool_import.write(plan)
+    if json:
+        print_json({"file": path, "pool": pool, "written": not dry_run, "new": plan.new, "known": plan.known})
+        return
+    for one in (*plan.new, *plan.known):
+        print(f"{'new' if one in plan.new else 'known'}  {one.address}  {one.origin}")
+    render.say(f"{path}: {len(plan.new)} machines {'would be added' if dry_run else 'added'} to {pool}")
+
+
+def hosts(forget, json):
+    memory = HostMemory.beside(context.settings().state_file)
+    failed = {machine: known for machine, known in memory.all().items() if known.failure}
+    for word in forget:
+        found = [machine for machine in failed if word in (machine, machine.partition(":")[2])]
+        if not found:
+            raise UsageError(f"{word!r} is not remembered; there is: {', '.join(failed) or 'nothing'}")
+        for machine in found:
+            memory.forgive(machine)
+            failed.pop(machine)
+            render.say(f"{machine} may be offered again")
+    if json:
+        print_json(
+            {name: {"failure": one.failure, "failed_at": render.iso(one.failed_at)} for name, one in failed.items()}
+        )
+    elif failed:
+        rows = [("machine", "failed at", "why")]
+        rows += [(name, str(render.iso(one.failed_at)), one.failure) for name, one in failed.items()]
+        print(clean(columns(rows)))
+    elif not forget:
+        render.say("no machine has failed")

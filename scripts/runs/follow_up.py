@@ -1,0 +1,53 @@
+"""Who keeps a run when its launch no longer follows it."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from infra.ledger.journal import Journal, Op
+from infra.records import Offer, Request
+from infra.runs.acceptance_policy import terms_for
+from infra.runs.keeper import Keeper
+from infra.settings import Settings
+from scripts.cli import command_hints, context, render
+from scripts.cli.invoke_patch import print_json
+from scripts.market import select
+from scripts.runs.planning import ROOT
+from scripts.runs.settle import tell
+
+
+def keeper_of(op: Op, journal: Journal, settings: Settings) -> Keeper:
+    terms = terms_for(settings, context.provider(settings, op.vendor))
+    folder = context.homes(settings) / op.run
+
+    def find(request: Request) -> Sequence[Offer]:
+        return select.find(context.providers(context.settings(provider=request.provider)), request)
+
+    def lost(op: Op) -> None:
+        tell(journal, settings, op, "preempted")
+
+    return Keeper(journal, context.vendors(settings), find, folder, context.secrets(settings), render.say, terms, lost)
+
+
+def leave(op: Op, settings: Settings, as_json: bool) -> None:
+    """Nobody follows from here on."""
+    render.say(hand_on(op, settings))
+    say_how(op, as_json)
+
+
+def hand_on(op: Op, settings: Settings) -> str:
+    """Another machine's run gets a keeper of its own; what is here keeps itself. Which of them, in words."""
+    if not context.provider(settings, op.vendor).is_here:
+        log = context.homes(settings) / op.run / "keep.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        line = [sys.executable, "-m", "invoke", "--search-root", str(ROOT), "keep", op.run, *command_hints.flags()]
+        with log.open("ab") as file:
+            subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
+        return f"inv keep {op.run} brings it home, and back if its machine fails; it writes to {log}"
+    return "its own guard and agent keep it at work on this machine; nobody else is needed"
+
+
+def say_how(op: Op, as_json: bool) -> None:
+    if as_json:
+        print_json({"run": op.run, "state": "running"})
+    render.say(f"follow: ./inv logs {op.run} --follow   watch: ./inv status --watch   stop: ./inv down {op.run}")

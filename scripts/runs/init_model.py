@@ -1,0 +1,97 @@
+"""What `--init` means: a Hugging Face folder here, or a repository of the hub, looked at before anything is planned.
+
+In: `FOLDER` or `hf://user/repo[@revision]`. Out: an `ImportSpec`; of the hub two small files are read, the weights come
+where the steps run. Called by `inv train`.
+"""
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+from data.config import ConfigError
+from data.text.remote import hub
+from infra.errors import UsageError
+from infra.settings import Settings
+from store import outside
+from store.artifacts import model_files
+from trainer.config import ImportSpec
+from trainer.model.huggingface import differences, model_config
+
+TIMEOUT_S = 20.0
+
+
+def look(init: str, settings: Settings) -> ImportSpec:
+    """Raises UsageError when there is no model that our decoder can be."""
+    try:
+        return on_hub(init, settings) if init.startswith("hf://") else in_folder(init)
+    except ConfigError as error:
+        raise UsageError(f"--init {init}: {error}") from None
+
+
+def in_folder(init: str) -> ImportSpec:
+    folder = Path(init).expanduser().absolute()
+    folder = folder / "hf" if (folder / "hf" / "config.json").is_file() else folder  # an artifact of ours
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"--init {init}: no config.json there; give a Hugging Face folder or hf://user/repo")
+    files = sorted(one for one in folder.iterdir() if one.suffix in (".json", ".safetensors"))
+    if not any(one.suffix == ".safetensors" for one in files):
+        raise UsageError(f"--init {init}: no .safetensors file there; weights are read from those only")
+    try:
+        model = model_config(model_files.load(folder))
+        odd = differences(model, map(model_files.header, model_files.weight_files(folder)))
+    except outside.Unreadable as error:
+        raise UsageError(f"--init {init}: {error}") from None
+    if odd:
+        raise UsageError(f"--init {init}: its files are of another model than its config.json: {'; '.join(odd[:3])}")
+    content = hashlib.sha256()
+    for one in files:  # weights by size and time: hashing gigabytes would hold up every plan
+        stat = one.stat()
+        small = one.suffix == ".json" and stat.st_size < 1 << 26
+        content.update(one.name.encode())
+        content.update(one.read_bytes() if small else repr((stat.st_size, stat.st_mtime_ns)).encode())
+    has_tokenizer = (folder / "tokenizer.json").is_file()
+    return ImportSpec(source=str(folder), model=model, has_tokenizer=has_tokenizer, content=content.hexdigest()[:12])
+
+
+def on_hub(init: str, settings: Settings) -> ImportSpec:
+    """The branch or tag is pinned to the commit that it stands for now."""
+    repo, _, revision = init.removeprefix("hf://").strip("/").partition("@")
+    if repo.count("/") != 1:
+        raise UsageError(f"--init {init}: expected hf://user/repo or hf://user/repo@revision")
+    said = read_json(get(f"api/models/{repo}/revision/{revision or 'main'}", init, settings), init)
+    siblings, commit = said.get("siblings"), said.get("sha")
+    listed = [one.get("rfilename") for one in siblings if isinstance(one, dict)] if isinstance(siblings, list) else []
+    names = {one for one in listed if isinstance(one, str)}
+    if not isinstance(commit, str) or not re.fullmatch(r"[0-9a-f]{7,64}", commit):
+        raise UsageError(f"--init {init}: {hub()} does not say which commit that is")
+    if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
+        raise UsageError(f"--init {init}: there is no model of config.json and .safetensors files")
+    model = model_config(read_json(get(f"{repo}/resolve/{commit}/config.json", init, settings), init))
+    has_tokenizer = "tokenizer.json" in names
+    return ImportSpec(source=f"hf://{repo}", revision=commit, model=model, has_tokenizer=has_tokenizer)
+
+
+def get(path: str, init: str, settings: Settings) -> str:
+    import httpx
+
+    token = settings.huggingfacehub_api_token or settings.hf_token
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    try:
+        reply = httpx.get(f"{hub()}/{path}", headers=headers, timeout=TIMEOUT_S, follow_redirects=True)
+    except httpx.HTTPError as error:
+        raise UsageError(f"--init {init}: {hub()} cannot be reached: {error}") from None
+    if reply.status_code in (401, 403):
+        raise UsageError(f"--init {init}: not for us ({reply.status_code}); set HF_TOKEN to a token that may read it")
+    if reply.status_code == 404:
+        raise UsageError(f"--init {init}: no such model or revision on {hub()}")
+    if reply.status_code != 200:
+        raise UsageError(f"--init {init}: {hub()} answered {reply.status_code}; try again")
+    return reply.text
+
+
+def read_json(text: str, init: str) -> dict[str, Any]:
+    try:
+        return outside.mapping(text)
+    except outside.Unreadable as error:
+        raise UsageError(f"--init {init}: the answer cannot be used: {error}") from None

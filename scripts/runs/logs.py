@@ -1,0 +1,215 @@
+"""Reading a run's logs: all steps in order, the last lines of one, or on and on until the run ends."""
+
+import codecs
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from invoke import Exit
+
+from infra.agent.job import Job
+from infra.agent.state import NODE_LOST
+from infra.errors import SlipwayError, UsageError
+from infra.ledger.journal import Journal, Op
+from infra.runs import keeper, mirror, pods
+from infra.runs.follow import RETRY_S, Seen, look
+from infra.runs.follow import follow as follow_run
+from infra.settings import Settings
+from infra.transport.protocol import Lost, TimedOut, Unreachable
+from scripts.cli import context
+from scripts.cli.render import clean, say, step_line
+from scripts.runs.settle import find_run, keep_last_words, open_journal
+from store import StoreError
+
+TELL_EVERY_S = 15.0  # what a step is at
+LAST_S = 60.0  # a pod that is deaf when its run has ended is asked again for so long
+
+
+def logs(run, tail, **which):
+    if tail < 0:
+        raise UsageError(f"--tail is {tail}; it cannot be negative")
+    settings = context.settings()
+    with open_journal(settings) as journal:
+        show(find_run(journal, run), journal, settings, tail=tail, **which)
+
+
+def show(
+    op: Op, journal: Journal, settings: Settings, *, follow: bool, tail: int, since: str, file: str, errors: bool
+) -> None:
+    """Print to stdout. Raises UsageError for a log that does not exist, Exit with the run's code after following."""
+    folder = context.homes(settings) / op.run
+    wanted_s = context.seconds(since)
+    after = 0.0 if wanted_s is None else time.time() - wanted_s
+    if bring(op, journal, settings, folder) or not op.is_live:
+        bring_from_store(op, folder)
+
+    def paths() -> list[Path]:
+        return choose_errors(folder, file) if errors else choose(folder, op, file, follow)
+
+    if not paths() and not follow:
+        print(f"{op.run} has written no {'error ' if errors else ''}log{'' if errors else ' yet'}", file=sys.stderr)
+    offsets = {path: write(path, start(path, after), tail, is_last=not follow) for path in paths()}
+    if not follow:
+        return
+    verdict: Mapping[str, Any] = {}
+    told: dict[str, tuple[str, float]] | None = None
+    for op, (progress, verdict) in follow_pods(op, journal, settings):  # noqa: B020 (the run may move to another pod)
+        deadline = time.monotonic() + LAST_S
+        while bring(op, journal, settings, folder) and verdict and time.monotonic() < deadline:
+            if is_gone(op := journal.op(op.token), settings):
+                bring_from_store(op, folder)
+                break
+            time.sleep(RETRY_S)
+        for path in paths():
+            offsets[path] = write(path, offsets.get(path, 0), is_last=bool(verdict))
+        if told is None:  # what has ended before is in the logs
+            told = {one["name"]: (one["state"], 0.0) for one in progress.get("steps", ())}
+        tell_steps(progress, told)
+    state = verdict.get("state", "stopped")
+    print(f"{op.run} {state} {verdict.get('reason', '')}".rstrip(), file=sys.stderr)
+    raise Exit(code={"succeeded": 0, "limit": 5}.get(state, 1))
+
+
+def tell_steps(progress: Mapping[str, Any], told: dict[str, tuple[str, float]]) -> None:
+    """A line of talk when a step begins and ends, and now and then between: its figures are in no log.
+
+    `told`: of each step the state that was told last, and when (monotonic seconds); kept up to date here.
+    """
+    for step in progress.get("steps", ()):
+        state, at = told.get(step["name"], ("waiting", 0.0))
+        due = step["state"] == "running" and time.monotonic() - at > TELL_EVERY_S
+        if step["state"] != state or due:
+            told[step["name"]] = (step["state"], time.monotonic())
+            if step["state"] != "waiting":  # again, on another pod
+                say(step_line(step, time.time()))
+
+
+def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[Op, Seen]]:
+    """Looks at the run, over all pods on which its keeper lets it go on. Raises SlipwayError when nobody does."""
+    while True:
+        try:
+            if is_gone(op, settings):
+                yield op, ({}, keep_last_words(op, settings))
+                return
+            transport = context.provider(settings, op.vendor).reach(pods.pod_of(op))
+            for seen in follow_run(op, journal, transport) if op.is_live else [look(op, transport)]:
+                if seen[1].get("state") == NODE_LOST and journal.holder(keeper.lease_name(op.run)):
+                    break  # it is begun anew
+                yield op, seen
+            else:
+                return
+        except SlipwayError:
+            if journal.holder(keeper.lease_name(op.run)) is None and not is_gone(journal.op(op.token), settings):
+                raise
+        time.sleep(RETRY_S)
+        op = journal.ops(run=op.run)[-1]
+
+
+def is_gone(op: Op, settings: Settings) -> bool:
+    """Whether nothing can be asked of it any more: what it has left is in the store."""
+    return not op.is_live and context.provider(settings, op.vendor).is_rented
+
+
+def bring(op: Op, journal: Journal, settings: Settings, folder: Path) -> bool:
+    """Whether what is at home, and in the store, has to do: the pod is deaf just now, or gone."""
+    if not op.address or is_gone(op, settings):
+        return True
+    try:
+        mirror.bring_logs(op, context.provider(settings, op.vendor).reach(pods.pod_of(op)), folder)
+        return False
+    except SlipwayError as error:
+        if is_gone(journal.op(op.token), settings):  # meanwhile
+            return True
+        if not isinstance(error, (Lost, TimedOut, Unreachable)):
+            raise
+        print(f"{op.run}: {error}", file=sys.stderr)
+        return True
+
+
+def bring_from_store(op: Op, folder: Path) -> None:
+    """What the pod itself has brought there: it may be gone."""
+    if not op.store:
+        return
+    try:
+        mirror.bring_logs_from_store(op, folder)
+    except StoreError as error:  # then what is at home has to do
+        print(f"{op.run}: {error}", file=sys.stderr)
+
+
+def choose(folder: Path, op: Op, file: str, follow: bool) -> list[Path]:
+    """The logs that there are, in the order of the steps."""
+    if file:
+        path = folder / f"{file}.log"
+        if not path.exists() and not follow:
+            known = sorted(one.stem for one in folder.glob("*.log"))
+            raise UsageError(f"{op.run} has no log {file!r}; there is: {', '.join(known) or 'none yet'}")
+        return [path]
+    names = ["environment", *(step.name for step in Job.from_json(op.job).steps)]
+    return [path for name in names if (path := folder / f"{name}.log").exists()]
+
+
+def choose_errors(folder: Path, step: str) -> list[Path]:
+    """The error logs, oldest first; only those of a step, when one is named: their first line says whose they are."""
+    found = sorted(folder.glob("error-*.log"))
+    return [path for path in found if not step or f", step {step}: " in path.read_text(errors="replace").split("\n")[0]]
+
+
+def start(path: Path, after: float) -> int:
+    """Where in a log begins what was written after that time (UTC epoch seconds), by the clock of its machine.
+
+    The agent notes how a step's log grows, to the second or so; its own lines and the guard's are stamped; the name of
+    an error log is its time. Of a log with none of these nothing is left out, and that is said.
+    """
+    if not after or not path.exists():
+        return 0
+    content, times = path.read_bytes(), path.with_suffix(".times")
+    if path.name.startswith("error-"):
+        return 0 if (stamp(path.stem.removeprefix("error-")) or after) >= after else len(content)
+    if times.exists():
+        notes = [line.split() for line in times.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        before = [int(size) for at, size in notes if float(at) <= after]
+        offset = min(before[-1] if before else 0, len(content))
+        return content.rfind(b"\n", 0, offset) + 1  # a line is shown whole
+    offset, is_stamped = 0, False
+    for line in content.splitlines(keepends=True):
+        at = stamp(line.split(b" ", 1)[0].decode(errors="replace"))
+        is_stamped |= at is not None
+        if at is not None and at >= after:
+            return offset
+        offset += len(line)
+    if not is_stamped:
+        print(f"{path.name}: when its lines were written is not known; here is all of it", file=sys.stderr)
+        return 0
+    return offset
+
+
+def stamp(word: str) -> float | None:
+    """`2026-11-20T22:51:07Z`, with or without dashes and colons, as UTC epoch seconds."""
+    try:
+        found = datetime.strptime(word.replace("-", "").replace(":", ""), "%Y%m%dT%H%M%SZ")
+    except ValueError:
+        return None
+    return found.replace(tzinfo=timezone.utc).timestamp()
+
+
+def write(path: Path, offset: int, tail: int = 0, is_last: bool = True) -> int:
+    """Print what `path` holds after `offset`, or its last `tail` lines; returns where it ended.
+
+    Unless this is the last look, a letter of which only some bytes have come waits for the others.
+    """
+    if not path.exists():
+        return offset
+    with path.open("rb") as file:
+        file.seek(offset)
+        content = file.read()
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text = decoder.decode(content, final=is_last)
+    if tail:
+        text = "".join(text.splitlines(keepends=True)[-tail:])
+    if text:
+        sys.stdout.write(clean(text))
+        sys.stdout.flush()
+    return offset + len(content) - len(decoder.getstate()[0])

@@ -1,0 +1,239 @@
+"""What `inv rehearse` does: a launch in the rehearsal's world, then what the market saw of it, and what it cost."""
+
+import contextlib
+import io
+import json as json_text
+import math
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from invoke import Exit
+
+from infra.agent.process import send
+from infra.errors import SlipwayError, UsageError
+from infra.ledger import cost as costs
+from infra.ledger.journal import Journal
+from infra.market import gpus
+from infra.money import micro_usd
+from infra.rehearsal import attach
+from infra.rehearsal.attach import Running
+from infra.settings import MARKET, VENDORS
+from scripts.cli import context, local_step, rehearsal_world, render
+from scripts.cli.invoke_patch import print_json
+from scripts.market import select
+from scripts.runs import launch
+from scripts.runs.settle import open_journal
+
+AT_START_ONLY = ("prices", "balance_usd", "lium_key_budget_usd")
+KEEPER = "keep:"
+LIMIT_S = 18.0  # of our time, after which a limit is reached: the tiny profile is half done by then
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened in the market; `at`: UTC epoch seconds by its clock."""
+
+    at: float
+    vendor: str
+    machine: str
+    what: str
+
+
+def rehearse(*, stop, preempt, bad_host, faults, offers, speed, json, **flags):
+    if stop:
+        end(json)
+        return
+    for name, number in (("preempt", preempt), ("bad-host", bad_host)):
+        if number < 0:
+            raise UsageError(f"--{name} is {number}; it cannot be negative")
+    if speed is not None and speed <= 0:
+        raise UsageError(f"--speed is {speed:g}; a clock runs forward")
+    plan = plan_of(faults, preempt, bad_host)
+    if not flags["dry_run"]:  # made before the clock runs, or the first pod would spend its money on it
+        local_step.python(context.settings())
+    world = the_world(plan, faults, offers, speed, fitting_speed(offers, flags))
+    rehearsal_world.step_into(world)
+    world.tell("/faults", plan)
+    settings = context.settings()
+    if not flags.get("provider") and settings.provider not in (MARKET, *VENDORS):
+        flags["provider"] = MARKET
+    before, began_at = world.truth(), int(time.time())
+    said = io.StringIO()
+    outcome: dict[str, Any] | None = None
+    code = 0
+    try:
+        with contextlib.redirect_stdout(said) if json else contextlib.nullcontext():
+            launch.launch(json=json, **flags)
+    except Exit as leaving:
+        code = leaving.code
+        if leaving.message:
+            render.say(leaving.message)
+    except SlipwayError as error:
+        code, outcome = error.exit_code, {"error": str(error), "exit_code": error.exit_code}
+        render.say(f"inv rehearse: {error}")
+    outcome = outcome or (json_text.loads(said.getvalue()) if said.getvalue() else None)
+    report(world, before, began_at, outcome, json)
+    if code:
+        raise Exit(code=code)
+
+
+def plan_of(faults: str, preempt: int, bad_host: int) -> dict[str, Any]:
+    """What goes wrong: as the file says, and as the flags do. Raises UsageError."""
+    from infra import strict_yaml
+    from infra.rehearsal.faults import plan_of
+
+    try:
+        plan = dict(strict_yaml.read(Path(faults)) or {}) if faults else {}
+    except FileNotFoundError as error:
+        raise UsageError(f"--faults: {error}") from None
+    bad = [{"trait": ("old driver", "slow disk")[nth % 2], "skip": nth, "count": 1} for nth in range(bad_host)]
+    plan = {**plan, "machines": [*plan.get("machines", ()), *bad]}
+    if preempt:
+        plan["preempt_at_work"] = preempt
+    plan_of(plan, faults or "faults")
+    return plan
+
+
+def fitting_speed(offers: str, flags: dict[str, Any]) -> float:
+    """As fast as usual, but slow enough that a limit is not reached before the work has begun."""
+    from infra.rehearsal.offers import BUNDLED, read_offers
+
+    limit_s = context.seconds(flags["ttl"]) or math.inf
+    if flags["spend_limit"]:
+        kind, number = flags["gpu"] or select.GPU, flags["num_gpus"] or (0 if flags["gpu"] else select.NUM_GPUS)
+        prices = [
+            one.micro_usd_per_hour * (number if one.vendor == "runpod" and number else 1)  # which sells single GPUs
+            for one in read_offers(Path(offers) if offers else BUNDLED)
+            if flags["provider"] in ("", MARKET, one.vendor) and gpus.is_asked(kind, one.gpu)
+            if one.vendor == "runpod" or number in (0, one.num_gpus)
+        ]
+        cheapest = min(prices, default=0)
+        if cheapest:
+            limit_s = min(limit_s, micro_usd(flags["spend_limit"].lstrip("$")) * 3600 / cheapest)
+    busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))  # who shares the machine works the more slowly
+    return max(1.0, min(attach.SPEED, round(limit_s / (LIMIT_S * busy), 1)))
+
+
+def the_world(plan: dict[str, Any], faults: str, offers: str, speed: float | None, fitting: float) -> Running:
+    """The one that runs, if it is as it is wanted, or a new one. Raises UsageError."""
+    from infra.rehearsal.offers import digest, read_offers
+
+    try:
+        known = digest(read_offers(Path(offers))) if offers else ""
+    except FileNotFoundError as error:
+        raise UsageError(f"--offers: {error}") from None
+    try:
+        found = attach.find(rehearsal_world.base())
+        if (speed or fitting) != found.speed and not found.truth()["billing"]:
+            attach.stop(rehearsal_world.base())
+            render.say(
+                f"the rehearsal that ran at {found.speed:g} times our speed, and in which nothing was left, ended"
+            )
+            raise attach.NoWorld("it has ended")
+    except attach.NoWorld:
+        more = ["--offers", str(Path(offers).absolute())] if offers else []
+        more += ["--faults", str(Path(faults).absolute())] if faults else []
+        found = attach.start(rehearsal_world.base(), *more, speed=speed or fitting)
+        render.say(f"a rehearsal was begun; {rehearsal_world.until_when()}")
+        return found
+    at_start = [name for name in AT_START_ONLY if plan.get(name)]
+    other = (
+        "with other offers" if known not in ("", found.about["offers"])
+        else f"{found.speed:g} times as fast" if speed not in (None, found.speed)
+        else f"and {at_start[0]} is set at its start only" if at_start
+        else ""
+    )  # fmt: skip
+    if other:
+        raise UsageError(f"a rehearsal runs already, {other}; end it with: inv rehearse --stop")
+    return found
+
+
+def end(as_json: bool) -> None:
+    """Of the world, and of those who keep runs in it."""
+    found = attach.find(rehearsal_world.base())
+    journal_file = found.folder / attach.JOURNAL
+    if journal_file.exists():
+        with Journal.open(journal_file) as journal:
+            for name in journal.held():
+                keeper = journal.holder(name) if name.startswith(KEEPER) else None
+                if keeper:
+                    send(keeper, signal.SIGTERM)
+    truth = found.truth()
+    attach.stop(rehearsal_world.base())
+    render.say(
+        f"the rehearsal has ended, and {render.count(truth['running'], 'machine')} with it; "
+        f"what it made stays in {found.folder} until the next one begins"
+    )
+    if as_json:
+        print_json({"ended": found.folder, "running": truth["running"]})
+
+
+def report(world: Running, before: dict[str, Any], began_at: int, outcome: Any, as_json: bool) -> None:
+    """The timeline, and what it cost by the market and by our own ledger."""
+    truth, start = world.truth(), moment(before["now"])
+    known = {pod["id"] for pod in before["pods"]}
+    pods = [pod for pod in truth["pods"] if pod["id"] not in known]
+    timeline = sorted(events(pods, world, start), key=lambda event: event.at)
+    with open_journal(context.settings()) as journal:
+        rows = [op for op in journal.ops() if op.intent_at >= began_at]
+        lines = costs.ledger(rows, {}, int(time.time()), clock_scale=world.speed)
+    billed, ours = sum(pod["billed_micro_usd"] for pod in pods), sum(line.quoted_micro_usd for line in lines)
+    running = [pod for pod in pods if pod["micro_usd_per_hour"]]
+    if as_json:
+        print_json({
+            "launch": outcome,
+            "timeline": [{"at": render.iso(one.at), "after_s": round(one.at - start), "provider": one.vendor,
+                          "id": one.machine or None, "what": one.what} for one in timeline],
+            "billed_usd": render.usd(billed),
+            "ledger_usd": render.usd(ours),
+            "still_running": [pod["id"] for pod in running],
+            "preemptions_left": truth["preemptions_left"],
+            "problems": truth["problems"],
+        })  # fmt: skip
+        return
+    print(f"=== What the market saw (its clock ran {world.speed:g} times as fast) ===")
+    for one in timeline:
+        print(render.clean(f"+{clock(one.at - start)}  {one.vendor}  {one.machine or '-'}  {one.what}"))
+    if not timeline:
+        print("nothing: it was not asked to rent anything")
+    print(f"the market billed {render.usd(billed)} USD; our ledger, which counts more: {render.usd(ours)} USD")
+    for pod in running:
+        rate = render.usd(pod["micro_usd_per_hour"])
+        render.say(f"{pod['vendor']} {pod['id']} still runs, at {rate} USD/h; to end it: inv down --rehearse")
+    if truth["preemptions_left"]:
+        left = render.count(truth["preemptions_left"], "preemption")
+        render.say(f"{left} did not happen: no other machine had a checkpoint in the store")
+    for problem in truth["problems"]:
+        render.say(render.clean(f"the world itself had a problem: {problem}"))
+
+
+def events(pods: list[dict[str, Any]], world: Running, since: float) -> Iterator[Event]:
+    """What became of these machines, and of requests that were refused or went wrong."""
+    for pod in pods:
+        about = f"rented {pod['offer']}{' as spot' if pod['spot'] else ''}"
+        yield Event(moment(pod["created_at"]), pod["vendor"], pod["id"], about)
+        for at, what in pod["history"]:
+            state, _, by = what.partition(": ")
+            yield Event(moment(at), pod["vendor"], pod["id"], f"{state} ({by})" if by else state)
+    for call in world.calls():
+        is_odd = call["fault"] or (call["call"] == "create" and call["status"] >= 400)
+        if call["at"] >= since and is_odd:
+            how = f"{call['fault']}, " if call["fault"] else ""
+            yield Event(call["at"], call["vendor"], "", f"{call['call']}: {how}answered {call['status'] or 'nothing'}")
+
+
+def moment(told: str) -> float:
+    from infra.rehearsal.clock import parse_iso
+
+    return parse_iso(told)
+
+
+def clock(seconds: float) -> str:
+    minutes, rest = divmod(round(max(0.0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"

@@ -1,0 +1,90 @@
+"""Whether a launch asks for the same as the run that is at work on it already.
+
+The run was found by what it makes, so that those words agree. The others (which machine, what ends it, how it saves)
+are compared where they were typed. In: the flags of a launch. Out: what the journal keeps of them; the difference, in
+words.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from infra.agent.job import Limits
+from infra.errors import UsageError
+from infra.ledger.journal import Op
+from infra.market import gpus
+from infra.records import Request
+
+OF_REQUEST = {
+    "nodes": "nodes", "pool": "pool", "host": "host", "num_gpus": "num_gpus", "use_spot": "spot", "cpus": "cpus",
+    "memory": "memory_bytes", "disk_size": "disk_bytes", "country": "country", "city": "city", "cloud": "cloud",
+    "region": "region", "instance_type": "instance_type", "min_upload_mbps": "upload_mbps",
+    "min_download_mbps": "download_mbps", "max_price": "max_micro_usd_per_hour", "network": "network",
+    "volume": "volume",
+}  # fmt: skip
+OF_LIMITS = {"ttl": "time_s", "spend_limit": "spend_micro_usd", "idle_stop": "idle_gpu_s"}
+AS_TYPED = {"on_failure": "end", "save_every": None, "keep": None, "ckpt_prefix": ""}  # with what they mean when not
+
+
+@dataclass(frozen=True)
+class Asking:
+    """The words of one launch."""
+
+    typed: Mapping[str, str]  # by flag, as it was typed; "" for a switch
+    meant: Mapping[str, Any]  # by flag, what that comes to, typed or not
+    name: str  # of the run, "" when none was typed
+    vendors: tuple[str, ...]  # that were chosen, () when nobody chose
+
+    def record(self) -> str:
+        """For the journal."""
+        return json.dumps({"typed": dict(self.typed), "meant": dict(self.meant)}, sort_keys=True)
+
+    def check(self, op: Op) -> None:
+        """Raises UsageError that names what differs from how the run of `op` was launched."""
+        before = json.loads(op.asked) if op.asked else {"typed": {}, "meant": {}}
+        other = [flag for flag in self.typed if self.meant[flag] != before["meant"].get(flag)]
+        differs = [f"{_shown(flag, self.typed)} (there: {_there(flag, before)})" for flag in other]
+        if self.name not in ("", op.run):
+            differs.append(f"--run-name {self.name}")
+        if self.vendors and op.vendor not in self.vendors:
+            differs.append(f"a machine of {' or '.join(self.vendors)} (there: {op.vendor})")
+        if differs:
+            raise UsageError(
+                f"{op.run} is at work on the same already, and was launched with other words: {', '.join(differs)}; "
+                f"nothing was changed. Follow it as it is: the same without those words; or first: inv down {op.run}"
+            )
+
+
+def asking(
+    flags: Mapping[str, Any], request: Request, limits: Limits, *, name: str, vendors: tuple[str, ...]
+) -> Asking:  # fmt: skip
+    """`limits`: of the whole run."""
+    meant = {flag: getattr(request, name) for flag, name in OF_REQUEST.items()}
+    meant |= {flag: getattr(limits, name) for flag, name in OF_LIMITS.items()}
+    meant |= {flag: flags[flag] or default for flag, default in AS_TYPED.items()}
+    meant["gpu"] = sorted([gpus.meant(kind).lower(), count] for kind, count in gpus.read_set(request.gpu))
+    meant["all_configs"] = bool(flags["all_configs"])
+    typed = {flag: "" if flags[flag] is True else str(flags[flag]) for flag in meant if flags[flag]}
+    return Asking(typed, json.loads(json.dumps(meant)), name, vendors)
+
+
+def with_limits(asked: str, ttl: str, spend_limit: str, limits: Limits) -> str:
+    """The journal's record of a run that goes on with other limits."""
+    if not asked:
+        return asked
+    record = json.loads(asked)
+    for flag, text in (("ttl", ttl), ("spend_limit", spend_limit)):
+        if text:
+            record["typed"][flag], record["meant"][flag] = text, getattr(limits, OF_LIMITS[flag])
+    return json.dumps(record, sort_keys=True)
+
+
+def _shown(flag: str, typed: Mapping[str, str]) -> str:
+    return f"--{flag.replace('_', '-')} {typed[flag]}".rstrip()
+
+
+def _there(flag: str, before: Mapping[str, Any]) -> str:
+    if flag not in before["meant"]:
+        return "not on record"
+    return before["typed"].get(flag) or ("given" if flag in before["typed"] else "not given")

@@ -1,0 +1,152 @@
+"""Runs: launch them, watch them, read them, stop them, go on with them."""
+
+from scripts.cli.invoke_patch import command
+from scripts.market.tasks import MACHINE
+
+MIXTURE = (
+    "conversations of mid and sft and their weights, instead of the profile's: "
+    "identity=0.3,talk.jsonl=0.5,hf://user/name/config:train[:1000]=0.2"
+)
+
+
+@command(
+    "scripts.runs.launch",
+    world="begin",
+    word="file",
+    flag_file="file",
+    help={
+        "file": "YAML of these flags, `gpu: H100`; what is typed outweighs it",
+        "phase": "base, mid, sft, a sum such as mid+sft, or all",
+        "profile": "recipe of model and training (smoke, tiny)",
+        "provider": "where: local, or what .env says",
+        "source": "pydocs, fineweb, or a path of .txt, .jsonl, .parquet",
+        "init": "go on from somebody else's model: a Hugging Face folder, or hf://user/repo[@revision]",
+        "mixture": MIXTURE,
+        "packages": "pydocs: installed packages to read too, comma-separated",
+        "persona": "YAML file with name, maker, purpose",
+        "seed": "of the training",
+        "steps": "optimizer steps per phase instead of the profile's; the schedule is scaled to them",
+        "tag": "name of the checkpoints in the store (default: the profile)",
+        "save-every": "optimizer steps between checkpoints instead of the profile's",
+        "keep": "newest checkpoints kept while training (5)",
+        "ckpt-prefix": "in front of the name of the folder that holds the run's checkpoints",
+        "store": "where artifacts go (default var/artifacts)",
+        "pool": "ssh: only machines of this pool",
+        "host": "ssh: only this machine",
+        **MACHINE,
+        "nodes": "machines that train as one (1)",
+        "ttl": "end the run after this long: 90s, 30m, 2h",
+        "spend-limit": "rented: end the run at so many US dollars (150 when neither this nor --ttl is given)",
+        "idle-stop": "end the run when no GPU has worked for this long: 15m",
+        "wait": "rented: look again every minute until something fits",
+        "on-failure": "rented: end the pod when the work fails, or keep it (end)",
+        "with-missing": "rented: make text, tokenizer and questions there, while it bills",
+        "remake": "make the named phases again where other code than today's made them",
+        "keep-made": "keep them as they are",
+        "run-name": "name of the run instead of a generated one",
+        "detach": "hand over and return",
+        "no-accept": "take a machine as it is, without looking whether it works",
+        "dry-run": "show the plan and stop",
+        "yes": "ask nothing",
+        "json": "one JSON document on stdout",
+    },
+)
+def launch(
+    c, file="", phase="sft", profile="", provider="", source="", packages="", persona="", seed: int | None = None,
+    steps: int | None = None, tag="", store="", pool="", host="", gpu="", num_gpus=0, all_configs=False, cpus="",
+    memory="", disk_size="", country="", city="", cloud="", region="", instance_type="", min_upload_mbps=0,
+    min_download_mbps=0, use_spot=False, max_price="", network="", volume="", nodes: int | None = None, ttl="",
+    spend_limit="", idle_stop="", wait=False, on_failure="", with_missing=False, run_name="", detach=False,
+    no_accept=False, dry_run=False, yes=False, json=False, save_every: int | None = None, keep: int | None = None,
+    ckpt_prefix="", init="", mixture="", remake=False, keep_made=False,
+):  # fmt: skip
+    """Train one or more phases, from nothing if need be, and follow them to the end."""
+
+
+@command(
+    "scripts.runs.rehearse",
+    world="",
+    extends=launch,
+    help={
+        "preempt": "the market takes the run's pod away so many times, each time once it has made a checkpoint",
+        "bad-host": "the first N machines have an old driver or a slow disk",
+        "faults": "YAML: what else goes wrong (infra/rehearsal/faults.py)",
+        "offers": "JSON: what can be rented, instead of what Slipway brings along",
+        "speed": "simulated seconds per second (60, or fewer where a limit would be reached before work begins)",
+        "stop": "end the rehearsal and all that runs in it",
+    },
+)
+def rehearse(c, preempt=0, bad_host=0, faults="", offers="", speed: float | None = None, stop=False):
+    """Launch in a simulated market that costs nothing: real servers, real pods on this machine; then what it saw."""
+
+
+@command(
+    "scripts.runs.status",
+    word="run",
+    help={"watch": "redraw every N seconds (60)", "json": "one JSON document on stdout"},
+    optional=["watch"],
+)
+def status(c, run="", watch=None, json=False):
+    """Every run: its state, its step, its cost, and how old each figure is."""
+
+
+@command(
+    "scripts.runs.logs",
+    word="run",
+    help={
+        "follow": "go on until the run ends, and exit with its code",
+        "tail": "only the last N lines of each log",
+        "since": "only what was written in the last 90s, 10m, 2h",
+        "file": "log of one step, or guard, agent, environment",
+        "errors": "only the error logs; with --file, of that step",
+    },
+)
+def logs(c, run="", follow=False, tail=0, since="", file="", errors=False):
+    """What a run has written, step by step."""
+
+
+@command(
+    "scripts.runs.report",
+    word="run",
+    help={
+        "run": "a run, an artifact such as base_checkpoints/smoke, a folder, or foreground for inv train",
+        "out": "folder for the page and its pictures (default: var/reports/RUN)",
+        "json": "one JSON document on stdout",
+    },
+)
+def report(c, run="", out="", json=False):
+    """A run as one HTML page: curves, figures, cost, what the model said over time; and each curve as a PNG."""
+
+
+@command(
+    "scripts.runs.launch",
+    name="keep",
+    word="run",
+    help={"detach": "in the background; it writes to keep.log beside the run's logs", "json": "one JSON document"},
+)
+def keep_(c, run="", detach=False, json=False):
+    """Follow a run, bring home what it makes, and bring it back when its pod dies; one process at a time does that."""
+
+
+@command("scripts.runs.launch", word="run", help={"all": "every live run", "json": "one JSON document on stdout"})
+def down(c, run="", all=False, json=False):
+    """End a run: its work is saved, its processes are gone, nothing bills; says so only when it is proven."""
+
+
+@command(
+    "scripts.runs.launch",
+    word="run",
+    help={
+        "spend-limit": "rented: another limit, in US dollars, for the run from its beginning",
+        "ttl": "rented: so much time from now on",
+        "detach": "hand over and return",
+        "json": "one JSON document on stdout",
+    },
+)
+def resume(c, run="", spend_limit="", ttl="", detach=False, json=False):
+    """Go on with a run that was stopped, killed or failed, from its newest whole checkpoint."""
+
+
+@command("scripts.runs.launch", word="run")
+def stop(c, run=""):
+    """Refused: a pod that is stopped goes on billing, and may not start again; says what to type instead."""

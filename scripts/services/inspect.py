@@ -1,0 +1,394 @@
+"""What serve.status, serve.logs, serve.ssh, serve.doctor and serve.bench do: they look, and change nothing.
+
+A controller that has died is replaced on the way, by whoever looks.
+"""
+
+import json as json_text
+import math
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from invoke import Exit
+
+from infra import train_env
+from infra.errors import SlipwayError, UsageError
+from infra.ledger.journal import Journal, Op
+from infra.runs import mirror, pods
+from infra.settings import Settings
+from scripts.cli import context, render
+from scripts.cli.invoke_patch import print_json, words_after_dashes
+from scripts.project.tasks import columns
+from scripts.runs.planning import ROOT
+from scripts.runs.settle import open_journal, way
+from scripts.services import change
+from serve import controller_process
+from serve.policy import replica_states, service_state
+from serve.policy.replica_states import LIVE, State
+from serve.policy.service_state import Member, Seen, Wanted
+from serve.replicas import placement
+
+RECENT_S = 300.0  # what metrics are taken from
+TAIL_BYTES = 8 << 20
+FOLLOW_S = 0.5
+SHOWN_FAILURES = 5
+MOST_REQUESTS = 1_000_000  # of one round of a load: what came of each is kept until its end
+
+
+def status(name, all, metrics, watch, json):
+    settings = context.settings()
+    every_s = context.watch_seconds(watch)
+    with open_journal(settings) as journal:
+        while True:
+            names = [change.find(name, journal)] if name else [one.name for one in journal.services()]
+            for one in names:
+                take_over(one, settings, journal)
+            show(names, settings, journal, with_replicas=all or every_s is not None, with_metrics=metrics, as_json=json)
+            if every_s is None:
+                return
+            time.sleep(every_s)
+
+
+def take_over(name: str, settings: Settings, journal: Journal) -> None:
+    """A service whose controller cannot be brought back is shown as it was, and why."""
+    try:
+        change.ensure(name, settings, journal)
+    except SlipwayError as error:
+        render.say(f"{name}: {error}")
+
+
+def show(
+    names: Sequence[str], settings: Settings, journal: Journal, *, with_replicas: bool, with_metrics: bool = False,
+    as_json: bool = False,
+) -> None:  # fmt: skip
+    found = [about(one, settings, journal) for one in names]
+    found = [one for one in found if one]
+    if with_metrics:
+        for one in found:
+            one["metrics"] = figures(one["service"], settings)
+    if as_json:
+        print_json(found[0] if len(names) == 1 and found else found)
+        return
+    if not found:
+        render.say("no service is running; begin with: inv serve.up")
+    for one in found:
+        print(f"Service: {one['service']}  {one['state']}  version {', '.join(map(str, one['versions'])) or '-'}")
+        print(f"Endpoint: {one['endpoint'] or 'none yet'}")
+        print(f"Replicas: {one['ready']}/{one['target']} ready")
+        if one["held"]:
+            print(render.clean(f"Held: {one['held']}"))
+        if with_replicas and one["replicas"]:
+            print(render.clean(table(one["replicas"])))
+        for starting in one["replicas"] if not with_replicas else ():
+            if starting["at"]:
+                print(render.clean(f"Starting: {starting['run']}, {starting['at']}"))
+        if with_metrics:
+            print(columns([(key, str(value)) for key, value in flat(one["metrics"])]))
+
+
+def about(name: str, settings: Settings, journal: Journal) -> dict[str, Any]:
+    """A service as its controller saw it last; {} when it has ended."""
+    row = journal.service(name)
+    if row is None:
+        return {}
+    wanted, seen = service_state.wanted_of(row.wanted), service_state.seen_of(row.seen)
+    rows = {op.run: op for op in journal.ops() if op.service == name}
+    is_kept = controller_process.is_kept(name, journal)
+    target = seen.memory.target if seen.memory else wanted.newest.service.policy.min_replicas
+    state = replica_states.service_state([one.state for one in seen.members], wanted.is_ending).value
+    members = [replica(one, seen, rows.get(one.run)) for one in shown(seen)]
+    return {
+        "service": name,
+        "state": state if is_kept else "CONTROLLER_FAILED",
+        "endpoint": seen.endpoint,
+        "ready": sum(one.state is State.READY for one in seen.members),
+        "target": target,
+        "versions": sorted({one.version for one in seen.members if one.state is State.READY}),
+        "wanted_version": wanted.newest.number,
+        "model": wanted.newest.model,
+        "engine": wanted.newest.engine,
+        "held": seen.held or seen.problem,
+        "usd_per_hour": render.usd(sum(op.rate for op in rows.values() if op.is_live)),
+        "replicas": members,
+    }
+
+
+def shown(seen: Seen) -> list[Member]:
+    """Those that live, and the last ones that failed."""
+    failed = [one for one in seen.members if one.state not in (*LIVE, State.SHUTTING_DOWN)][-SHOWN_FAILURES:]
+    return [one for one in seen.members if one in failed or one.state in (*LIVE, State.SHUTTING_DOWN)]
+
+
+def replica(one: Member, seen: Seen, op: Op | None) -> dict[str, Any]:
+    return {
+        "id": one.number,
+        "run": one.run,
+        "version": one.version,
+        "state": one.state.value,
+        "serving": one.number in seen.serving and one.state is State.READY,
+        "provider": one.vendor or (op.vendor if op else None),
+        "where": pods.where(op) if op and op.address else None,
+        "kind": "own" if op and not op.rate else "spot" if one.spot else "on-demand",
+        "usd_per_hour": render.usd(op.rate if op and op.is_live else 0),
+        "age_s": round(time.time() - one.began_at, 1),
+        "ready_after_s": None if one.ready_at is None else round(one.ready_at - one.began_at, 1),
+        "phases_s": {phase: round(spent_s, 1) for phase, spent_s in one.phase_s(time.time()).items()},
+        "at": change.phases(one) if one.state is State.STARTING else None,
+        "why": one.why or None,
+    }
+
+
+def table(replicas: Sequence[dict[str, Any]]) -> str:
+    rows = [("id", "version", "state", "where", "kind", "USD/h", "age", "")]
+    for one in replicas:
+        rows.append((str(one["id"]), str(one["version"]), one["state"], one["where"] or "-", one["kind"],
+                     one["usd_per_hour"], render.duration(one["age_s"]), one["why"] or one["at"] or ""))  # fmt: skip
+    return columns(rows)
+
+
+def figures(name: str, settings: Settings) -> dict[str, Any]:
+    """Of the last five minutes, from the gateway's own log: no key is needed to read that."""
+    places, now = controller_process.Places.of(settings, name), time.time()
+    asked = [one for one in lines_of(places.access) if one["at"] > now - RECENT_S and one["route"] not in ("other", "")]
+    minute = [one for one in asked if one["at"] > now - 60.0]
+    answered = [one for one in asked if one["status"] == 200]
+    qps = {run: round(sum(one["replica"] == run for one in minute) / 60.0, 3)
+           for run in sorted({one["replica"] for one in minute if one["replica"]})}  # fmt: skip
+    firsts = [one["first_byte_s"] for one in answered if one["streams"] and one["first_byte_s"] is not None]
+    counts = [(one["at"], one["ready"]) for one in lines_of(places.history)]
+    return {
+        "qps": round(len(minute) / 60.0, 3),
+        "qps_per_replica": qps,
+        "requests": len(asked),
+        "failed": sum(one["status"] >= 500 for one in asked),
+        "latency_s": percentiles([one["total_s"] for one in answered]),
+        "time_to_first_token_s": percentiles(firsts),
+        "queue_s": percentiles([one["queue_s"] for one in answered if one["queue_s"] is not None]),
+        "replicas_over_time": [{"at": render.iso(at), "ready": ready} for at, ready in counts[-20:]],
+    }
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """The last lines of a log of JSON lines; one that is half written is passed over."""
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            file.seek(max(0, size - TAIL_BYTES))
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in lines[1:] if size > TAIL_BYTES else lines:
+        try:
+            found.append(json_text.loads(line))
+        except ValueError:
+            continue
+    return found
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float | None]:
+    """None = there is nothing to count."""
+    ordered = sorted(values)
+
+    def at(share: float) -> float | None:
+        return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 4) if ordered else None
+
+    return {"p50": at(0.50), "p95": at(0.95), "p99": at(0.99)}
+
+
+def flat(found: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in found.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{before}{key}.")
+        elif isinstance(value, list):
+            yield from ((f"{before}{key}", f"{one['at']}  {one['ready']}") for one in value)
+        else:
+            yield f"{before}{key}", "-" if value is None else value
+
+
+def logs(name, replica_id, controller, tail, follow):
+    if tail < 0:
+        raise UsageError(f"--tail is {tail}; it cannot be negative")
+    if controller and replica_id is not None:
+        raise UsageError("--controller and --replica-id exclude each other")
+    settings = context.settings()
+    with open_journal(settings) as journal:
+        path = lambda: log_path(name, replica_id, controller, settings, journal)  # noqa: E731
+        offset = write(path(), 0, tail)
+        while follow:
+            time.sleep(FOLLOW_S)
+            offset = write(path(), offset, 0)
+
+
+def log_path(name: str, number: int | None, controller: bool, settings: Settings, journal: Journal) -> Path:
+    """A file of this machine that has it; of a replica elsewhere, brought up to date."""
+    known = [one.name for one in journal.services()]
+    if name not in known and controller_process.Places.of(settings, name or "-").folder.is_dir() and number is None:
+        pass  # it has ended; what was written of it is here
+    else:
+        name = change.find(name, journal)
+    places = controller_process.Places.of(settings, name)
+    if controller:
+        return places.log
+    if number is None:
+        return places.access
+    rows = journal.ops(run=f"{name}-{number}")
+    if not rows:
+        raise UsageError(f"{name} has had no replica {number}; see: inv serve.status {name} --all")
+    folder = context.homes(settings) / rows[-1].run
+    if rows[-1].is_live and rows[-1].address:
+        mirror.bring_logs(rows[-1], way(settings, rows[-1]), folder)
+    log = folder / "engine.log"
+    return log if log.exists() else folder / "environment.log"  # which is made before
+
+
+def write(path: Path, offset: int, tail: int) -> int:
+    """Print from there on; where it ends."""
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        if path.stat().st_size < offset:
+            offset = 0  # another file has taken its place
+        file.seek(offset)
+        text = file.read()
+    lines = text.decode(errors="replace").splitlines(keepends=True)
+    for line in lines[-tail:] if tail else lines:
+        print(render.clean(line.rstrip("\n")), flush=True)
+    return offset + len(text)
+
+
+def ssh(name, replica_id):
+    settings = context.settings()
+    with open_journal(settings) as journal:
+        name = change.find(name, journal)
+        op = live_replica(name, replica_id, journal)
+        code = way(settings, op).shell(words_after_dashes() or None, cwd=pods.folder_of(op).root)
+    if code:
+        raise Exit(code=code)
+
+
+def live_replica(name: str, number: int | None, journal: Journal) -> Op:
+    """Its row. Raises UsageError that lists those there are."""
+    row = journal.service(name)
+    assert row is not None
+    there = [one for one in service_state.seen_of(row.seen).members if one.state in LIVE]
+    listed = ", ".join(str(one.number) for one in there) or "none"
+    if number is None and len(there) != 1:
+        raise UsageError(f"which replica of {name}? --replica-id: {listed}")
+    run = there[0].run if number is None else f"{name}-{number}"
+    if run not in [one.run for one in there]:
+        raise UsageError(f"{name} has no replica {number}; there is: {listed}")
+    return journal.ops(run=run)[-1]
+
+
+def doctor(name, json):
+    settings = context.settings()
+    with open_journal(settings) as journal:
+        name = change.find(name, journal)
+        was_kept = controller_process.is_kept(name, journal)
+        take_over(name, settings, journal)
+        row = journal.service(name)
+        assert row is not None
+        wanted, seen = service_state.wanted_of(row.wanted), service_state.seen_of(row.seen)
+    findings = advice(name, wanted, seen, figures(name, settings), was_kept)
+    if json:
+        print_json({"service": name, "findings": [{"seen": what, "do": do} for what, do in findings]})
+    elif not findings:
+        print(f"{name}: nothing is wrong that can be seen: {len(seen.serving)} replicas serve at {seen.endpoint}")
+    for what, do in [] if json else findings:
+        print(render.clean(f"{what}\n    {do}"))
+
+
+def advice(name: str, wanted: Wanted, seen: Seen, metrics: dict[str, Any], was_kept: bool) -> list[tuple[str, str]]:
+    """What is seen, and what to do about it. Pure."""
+    newest, found = wanted.newest, list[tuple[str, str]]()
+    found += [(f"{key} of its service file changes nothing", instead)
+              for key, instead in placement.unread(newest.service)]  # fmt: skip
+    policy, probe = newest.service.policy, newest.service.probe
+    if not was_kept and not seen.problem:
+        found.append(("its controller was not running", f"it has been started again; why it ended: "
+                      f"inv serve.logs {name} --controller"))  # fmt: skip
+    if seen.problem:
+        found.append((seen.problem, f"inv serve.logs {name} --controller"))
+    if seen.held:
+        found.append((f"no more replicas are started: {seen.held}", f"mend it, then: inv serve.up {name}"))
+    failed = [one for one in seen.members if one.state.is_failed]
+    if failed and not seen.serving:
+        last = failed[-1]
+        ask = f"inv serve.logs {name} --replica-id {last.number}; inv doctor --provider {newest.provider or 'ssh'}"
+        coming = ", ".join(f"{one.run} {one.state.value}" for one in seen.members if one.state.is_alive)
+        now = f"; in its place: {coming}" if coming else ""
+        found.append((f"no replica serves; {last.run} {last.state.value}: {last.why}{now}", f"see {ask}"))
+    for one in seen.members:
+        if one.state is State.NOT_READY or (one.state is State.STARTING and one.began_at < time.time() - 60):
+            found.append((
+                f"{one.run} is {one.state.value}{f': {at}' if (at := change.phases(one)) else ''}",
+                f"inv serve.logs {name} --replica-id {one.number}; inv serve.ssh {name} --replica-id {one.number}; "
+                f"a large model needs a longer initial_delay_seconds than {probe.initial_delay_seconds:g}, "
+                "which counts from its engine's start",
+            ))  # fmt: skip
+    late = any(one.state.value == "FAILED_INITIAL_DELAY" for one in seen.members)
+    if late:
+        found.append((f"replicas were not ready within {probe.initial_delay_seconds:g} s",
+                      "raise initial_delay_seconds in the service file, or see the log of one"))  # fmt: skip
+    waits = metrics["queue_s"]["p95"]
+    if waits is not None and waits > 1.0:
+        found.append((f"requests wait {waits:g} s for a replica (p95)", f"scale up: inv serve.scale {name} "
+                      f"--min-replicas {policy.min_replicas + 1}, or lower target_qps_per_replica"))  # fmt: skip
+    if metrics["requests"] and metrics["failed"]:
+        share = metrics["failed"] / metrics["requests"]
+        found.append((f"{share:.1%} of the requests of five minutes failed", f"inv serve.logs {name} --tail 20"))
+    return found
+
+
+def bench(name, rate, duration, max_tokens, prompt, target_ttft, json):
+    settings = context.settings()
+    duration_s = context.seconds(duration)
+    if not 0 < rate < math.inf or duration_s is None or max_tokens < 1:
+        raise UsageError("--rate, --duration and --max-tokens must be more than 0")
+    if target_ttft is not None and not 0 < target_ttft < math.inf:
+        raise UsageError(f"--target-ttft is {target_ttft:g}; wanted are seconds, more than 0")
+    if rate * duration_s > MOST_REQUESTS:
+        raise UsageError(f"--rate {rate:g} for --duration {duration} is {rate * duration_s:.0f} requests; "
+                         f"{MOST_REQUESTS} are the most that are kept count of")  # fmt: skip
+    with open_journal(settings) as journal:
+        name = change.find(name, journal)
+        seen = change.ensure(name, settings, journal)
+        row = journal.service(name)
+        assert row is not None
+        newest = service_state.wanted_of(row.wanted).newest
+        ready = len(service_state.seen_of(row.seen).serving)
+    if not ready:
+        raise UsageError(f"{name} has no replica that is ready; see: inv serve.doctor {name}")
+    config = {"url": seen.endpoint, "model": service_state.served_name(name, newest.service), "rate": rate,
+              "duration_s": duration_s, "max_tokens": max_tokens, "prompt": prompt, "replicas": ready,
+              "target_ttft_s": target_ttft or 0.0}  # fmt: skip
+    result: dict[str, Any] = {}
+    for record in train_env.run(("-m", "serve.load"), config, root=ROOT, python=change.python(settings)):
+        if record["kind"] == "round" and not json:
+            print(round_words(record), flush=True)
+        result = record if record["kind"] == "result" else result
+    if json:
+        print_json({key: value for key, value in result.items() if key not in ("kind", "at")})
+    first = result["rounds"][0]
+    if not first["answered_per_s"]:
+        hint = f"; put its key into SLIPWAY_ENDPOINT_KEY (a new one: inv serve.key {name} --for YOU)"
+        why = ", ".join(first["failures"])
+        raise SlipwayError(f"{name} answered nothing: {why}{hint if 'status 401' in first['failures'] else ''}; "
+                           f"see: inv serve.logs {name} --tail 5")  # fmt: skip
+    if result.get("advice") and not json:
+        print(result["advice"])
+
+
+def round_words(one: dict[str, Any]) -> str:
+    said = [
+        f"asked {one['asked_per_s']:.2f} requests/s: {one['answered_per_s']:.2f} answered/s, {one['failed']} failed, "
+        f"{one['tokens_per_s']:.1f} tokens/s"
+    ]
+    for what in ("ttft_s", "tpot_s", "latency_s"):
+        values = "/".join("-" if value is None else f"{value:.3f}" for value in one[what].values())
+        said.append(f"{what.removesuffix('_s')} p50/p95/p99 {values} s")
+    if one["failed"]:
+        said.append(f"failed: {', '.join(one['failures'])}")
+    return "; ".join(said)

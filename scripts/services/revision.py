@@ -1,0 +1,314 @@
+"""What a command makes of a service: its next version, planned before anything is started or changed.
+
+    typed words, service file, the version before -> document_of -> version_of -> with_limit -> after: Wanted
+
+In: what is typed, what is wanted until now. Out: what is wanted from now on; the places where it would go, with prices.
+Looks at the model and at what is offered; writes nothing. Raises UsageError for what cannot be meant.
+Called by: `services`, `inv doctor --for serve`.
+"""
+
+import dataclasses
+import hashlib
+import math
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from infra import strict_yaml
+from infra.agent import environment
+from infra.errors import UsageError
+from infra.ledger.journal import Service as Row
+from infra.market import gpus
+from infra.money import dollars
+from infra.names import check_name
+from infra.settings import VENDORS, Settings
+from scripts.cli import context, render
+from scripts.cli.invoke_patch import print_json
+from scripts.market.select import SPEND_LIMIT
+from scripts.models.local_model import model_folder
+from scripts.project.tasks import columns
+from scripts.runs.planning import ROOT
+from serve import engines
+from serve import service as service_file
+from serve.engine import memory_fit, models
+from serve.policy import service_state
+from serve.policy.replica_states import LIVE, State
+from serve.policy.service_state import Seen, Version, Wanted
+from serve.replicas import placement
+from serve.service import Service
+from store import StoreError
+from store.backends.backend import open_place
+from trainer.plan import CHECKPOINTS
+
+CONFIG = ROOT / "serve" / "service.yaml"
+ANY = "any"
+SHOWN = 20
+
+
+def usual_provider(settings: Settings) -> str:
+    """What somebody has chosen; else wherever there is room."""
+    return ANY if settings.sources["provider"].startswith("default") else settings.provider
+
+
+def the_name(config: str) -> str:
+    """The one that its file says."""
+    return check_name(service_file.load(path_of(config)).file.name or "slipway")
+
+
+def path_of(config: str) -> Path:
+    """`service` and `service.yaml` are the one that is shipped, unless they are there where one is."""
+    if not config:
+        return CONFIG
+    found = [path for path in (Path(config), Path(f"{config}.yaml")) if path.is_file()]
+    shipped = [path for path in (CONFIG.parent / config, CONFIG.parent / f"{config}.yaml") if path.is_file()]
+    return next(iter([*found, *shipped]), Path(config))
+
+
+def document_of(config: str, old: Wanted | None, name: str, replicas: int | None) -> dict[str, Any]:
+    """The service file as it is meant: what is typed outweighs it. Raises UsageError."""
+    if old and not config:
+        document = dict(old.newest.document)
+    else:
+        path = path_of(config)
+        service_file.load(path)  # its mistakes are told by their place in it
+        document = dict(strict_yaml.read(path))
+    document["name"] = name
+    if replicas is not None:
+        if replicas < 1:
+            raise UsageError(
+                f"--replicas is {replicas}; it must be at least 1 (down to none: min_replicas in --config)"
+            )
+        section = {key: value for key, value in document["service"].items() if key != "replica_policy"}
+        document["service"] = {**section, "replicas": replicas}
+    return document
+
+
+def version_of(
+    document: Mapping[str, Any], model: str, tag: str, provider: str, engine: str, settings: Settings,
+    old: Version | None, name: str,
+) -> Version:  # fmt: skip
+    """Numbered 1. Raises UsageError for a model or an engine that there is not."""
+    service = service_file.parse(f"service {name}", document)
+    if service.file.service.tls:
+        raise UsageError(
+            "service.tls: the gateway speaks plain HTTP; leave it out, and put a proxy with the certificate before it"
+        )
+    shipped = service_file.load(CONFIG)
+    if unused := only_for_skyserve(service, shipped):
+        render.say(f"{', '.join(unused)}: for sky serve up only; here --engine and slipway.engine say how an engine is "
+                   "run, and the least loaded replica is asked")  # fmt: skip
+    for name, instead in placement.unread(service):
+        render.say(f"{name}: for sky serve up only; here {instead}")
+    is_shipped = old is None and service.ours.model == shipped.ours.model
+    said = model or (old.model if old and not tag else "" if is_shipped else service.ours.model)
+    source = folder_of(said, tag, settings, name)
+    has_gpu = environment.torch_build() == "cuda" if provider in ("local", "") else True
+    usual = "fake" if is_scripted(source) else old.engine if old else "vllm" if has_gpu else "vllm-cpu"
+    chosen = engine or usual
+    if chosen not in engines.ENVIRONMENTS:
+        raise UsageError(f"--engine {chosen}: known: {', '.join(engines.ENVIRONMENTS)}")
+    return Version(number=1, document=dict(document), where=f"service {name}", engine=chosen, provider=provider,
+                   model=source, store=settings.store, weights=weights_of(source))  # fmt: skip
+
+
+def only_for_skyserve(service: Service, shipped: Service) -> list[str]:
+    """What a file says that only SkyServe does."""
+    file = service.file
+    found = [
+        one for one in ("workdir", "setup", "run") if getattr(file, one) not in ("", None, getattr(shipped.file, one))
+    ]
+    found += ["file_mounts"] if set(file.file_mounts) - {service_file.MODEL_MOUNT} else []
+    return found + (["load_balancing_policy"] if file.service.load_balancing_policy not in (None, "least_load") else [])
+
+
+def folder_of(said: str, tag: str, settings: Settings, name: str) -> str:
+    """Where the weights are: a folder of this machine, or where they are fetched from. Raises UsageError."""
+    if not said or said in CHECKPOINTS:
+        return str(models.model_folder(model_folder(settings, said, tag)))
+    if tag:
+        raise UsageError(
+            f"--tag {tag} tells checkpoints of {', '.join(CHECKPOINTS)} apart; --model {said} is none of them"
+        )
+    if "://" in said and not said.startswith("file://"):
+        if not said.startswith(("hf://", "s3://")):
+            raise UsageError(f"--model {said}: known: hf://user/repo, s3://bucket/folder, a folder, an artifact")
+        open_place(said)  # which says what is wrong with its name
+        return said
+    found = models.resolve(said, name, store=settings.store, cache=models.default_cache(), say=render.say)
+    return str(found.folder)
+
+
+def is_scripted(source: str) -> bool:
+    return "://" not in source and (Path(source) / models.FAKE).is_file()
+
+
+def weights_of(source: str) -> str:
+    """What tells one release from the next that lies in the same place; "" where that is not ours to see."""
+    if "://" in source:
+        return ""
+    files = sorted((path.name, path.stat()) for path in Path(source).iterdir() if path.is_file())
+    said = "".join(f"{name} {stat.st_size} {stat.st_mtime_ns}\n" for name, stat in files)
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+def with_limit(version: Version, settings: Settings) -> Version:
+    """What is rented never goes without a limit."""
+    if not rents(version, settings) or version.service.ours.spend_limit is not None:
+        return version
+    render.say(f"slipway.spend_limit is not set: all replicas together may cost {SPEND_LIMIT} USD")
+    ours = {**version.document.get("slipway", {}), "spend_limit": SPEND_LIMIT}
+    return dataclasses.replace(version, document={**version.document, "slipway": ours})
+
+
+def with_room(version: Version, settings: Settings) -> Version:
+    """With what a replica takes of each GPU, where others than this machine may be chosen for it.
+
+    Raises UsageError when no GPU that `resources` names has so much: before any is rented.
+    """
+    if version.engine != "vllm" or placement.candidates(version.provider, settings) == ("local",):
+        return version
+    service, source = version.service, version.model
+    request = placement.request_of(service, "")
+    tuning = service.ours.engine
+    tuning = dataclasses.replace(tuning, num_gpus=request.num_gpus or tuning.num_gpus)
+    try:
+        need = memory_fit.needed(source, version.engine, tuning)
+    except (UsageError, StoreError) as error:
+        render.say(f"whether {source} fits into a GPU is not known: {error}")
+        return version
+    sizes = [gpu.memory_gb for asked, _ in gpus.read_set(request.gpu) for gpu in gpus.GPUS
+             if gpus.is_asked(asked, gpu.name)]  # fmt: skip
+    if sizes:
+        memory_fit.fits(source, need, version.engine, tuning, int(max(sizes) * memory_fit.GB * tuning.gpu_share))
+    return dataclasses.replace(version, gpu_bytes=math.ceil(need.total / tuning.gpu_share))
+
+
+def check_reach(version: Version, settings: Settings) -> None:
+    """Whether the machines of a service can find its model, and hold it. Raises UsageError, before any is rented."""
+    candidates = placement.candidates(version.provider, settings)
+    for one in candidates:
+        context.provider(settings, one)  # which says what is missing
+    if candidates == ("local",) and version.engine != "fake":
+        tuning = version.service.ours.engine
+        memory_fit.check(version.model, version.engine, tuning, memory_fit.here(version.engine, tuning))
+    if rents(version, settings) and "://" not in version.model and not settings.rehearsal:
+        raise UsageError(
+            f"the model is {version.model} on this machine, which no rented machine can reach; first: "
+            "inv ckpt.push --to hf://user/repo, then --model hf://user/repo"
+        )
+
+
+def check_plane(name: str, old: Wanted | None, service: Service) -> None:
+    """Whether who chooses replicas stays as it is. Raises UsageError: engines ask for keys that go with it."""
+    if old is None:
+        return
+    was, ours = old.newest.service.ours, service.ours
+    if (was.data_plane, was.router_policy) != (ours.data_plane, ours.router_policy):
+        raise UsageError(
+            f"{name} goes by data_plane {was.data_plane} ({was.router_policy}), and that stays while it runs; "
+            f"another one takes: inv serve.down {name}, then inv serve.up"
+        )
+
+
+def after(
+    old: Wanted | None, new: Version, mode: str, host: str, port: int | None, name: str, row: Row | None, is_kept: bool
+) -> Wanted:  # fmt: skip
+    """What is wanted from now on. Raises UsageError for what cannot be changed while it runs."""
+    if old is None:
+        return Wanted(versions=(new,), mode=mode or "rolling", host=host or "127.0.0.1", port=port or 0,
+                      since=time.time())  # fmt: skip
+    assert row is not None
+    seen = service_state.seen_of(row.seen)
+    if (host and host != old.host) or (is_kept and port and port not in (old.port, seen.port)):
+        raise UsageError(
+            f"{name} listens on {seen.endpoint}, and that stays; another address takes: inv serve.down {name}, "
+            f"then inv serve.up {name}"
+        )
+    newest = old.newest
+    if replaces_nothing(newest, new) and not (seen.held and not ready_of(seen, newest.number)):
+        versions = (*old.versions[:-1], dataclasses.replace(new, number=newest.number))
+    else:
+        live = {one.version for one in seen.members if one.state in LIVE}
+        kept = (one for one in old.versions if one.number in live or one is newest)
+        versions = (*kept, dataclasses.replace(new, number=newest.number + 1))
+    return dataclasses.replace(
+        old, versions=versions, mode=mode or old.mode, port=old.port if is_kept else port or old.port
+    )
+
+
+def replaces_nothing(one: Version, other: Version) -> bool:
+    """Whether replicas of the one are replicas of the other: only how many and how they are asked has changed."""
+    return _of_replicas(one) == _of_replicas(other)
+
+
+def _of_replicas(version: Version) -> tuple[Any, ...]:
+    said = {key: value for key, value in version.document.items() if key not in ("service", "slipway")}
+    ours = version.document.get("slipway", {})
+    same = (said, ours.get("served_name", ""), ours.get("engine", {}))
+    return (*same, version.service.ours.limits.of_engine, version.engine, version.model, version.weights)
+
+
+def ready_of(seen: Seen, version: int) -> int:
+    return sum(one.version == version and one.state is State.READY for one in seen.members)
+
+
+def has_signal(document: Mapping[str, Any]) -> bool:
+    """Whether something tells how many replicas there are to be, between the least and the most."""
+    policy = document["service"].get("replica_policy") or {}
+    return "target_qps_per_replica" in policy or "target_queue_per_replica" in document.get("slipway", {})
+
+
+def scaled(document: Mapping[str, Any], least: int, most: int) -> dict[str, Any]:
+    """A service of a fixed size stays one, of another size."""
+    section = dict(document["service"])
+    policy = dict(section.pop("replica_policy", None) or {})
+    section.pop("replicas", None)
+    if not has_signal(document):
+        most = least
+    return {
+        **document,
+        "service": {**section, "replica_policy": {**policy, "min_replicas": least, "max_replicas": most}},
+    }
+
+
+def show_placement(name: str, version: Version, settings: Settings, as_json: bool, is_asked: bool = True) -> None:
+    """The order in which machines are tried, and what they cost. Raises NoOffer.
+
+    is_asked: it is all that is wanted; else it is told beside what is, before that.
+    """
+    service = version.service
+    request = placement.request_of(service, f"{name}-0", version.gpu_bytes)
+    asked = placement.candidates(version.provider, settings)
+    wants_spot = bool(service.file.resources.use_spot)
+    found = placement.find(asked, context.vendors(settings), request, wants_spot, render.say)
+    least, most = service.policy.min_replicas, service.policy.most
+    if as_json:
+        rows = [
+            {"provider": one.provider, "offer_id": one.offer_id, "kind": placement.kind_of(one), "gpu": one.gpu or None,
+             "num_gpus": one.num_gpus, "usd_per_hour": dollars(one.micro_usd_per_hour)} for one in found]  # fmt: skip
+        print_json({"service": name, "model": version.model, "engine": version.engine, "min_replicas": least,
+                    "max_replicas": most, "placement": rows})  # fmt: skip
+        return
+    table = [("", "kind", "provider", "machine", "GPUs", "USD/h")]
+    for number, one in enumerate(found[:SHOWN], 1):
+        what = f"{one.num_gpus} x {one.gpu}" if one.num_gpus else "none"
+        table.append((str(number), placement.kind_of(one), one.provider, one.place or one.instance_type or one.offer_id,
+                      what, dollars(one.micro_usd_per_hour)))  # fmt: skip
+    render.say(f"{name}: {version.model} by {version.engine}, {least} to {most} replicas; machines in the order "
+               "in which they are tried:")  # fmt: skip
+    print(render.clean(columns(table)), file=sys.stdout if is_asked else sys.stderr)
+    rate, left = 0, least
+    for one in found:  # an own machine holds one replica; a vendor has many of a kind
+        taken = min(left, 1 if one.place else left)
+        rate, left = rate + taken * one.micro_usd_per_hour, left - taken
+    missing = f" ({least - left} of them: there is no machine for more)" if left else ""
+    limit = service.ours.spend_limit
+    until = "nothing was started" if is_asked else f"all together, at most {limit} USD" if limit else "no limit"
+    render.say(f"{least} replicas{missing}: about {dollars(rate)} USD/h; {until}")
+
+
+def rents(version: Version, settings: Settings) -> bool:
+    """Whether a replica may go where it costs money."""
+    return any(one in VENDORS for one in placement.candidates(version.provider, settings))

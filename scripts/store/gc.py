@@ -1,0 +1,84 @@
+"""What `inv store.gc` does, and how much a store takes: artifacts that nothing refers to any more.
+
+In: what names, leases and the runs of this installation refer to. Out: what was removed, or would be.
+"""
+
+import math
+import time
+from collections.abc import Collection
+
+from invoke import Exit
+
+from infra.agent.job import Job
+from infra.ledger.journal import Journal
+from scripts.cli import context, render
+from scripts.cli.invoke_patch import print_json
+from scripts.project.tasks import columns
+from scripts.runs.settle import open_journal
+from store import Artifact, Store, StoreError
+from store.artifacts import references
+from store.artifacts.references import What
+
+
+def gc(*, store, older, dry_run, json):
+    settings = context.settings(store=store)
+    older_s = context.seconds(older) if older else references.KEPT_S
+    assert older_s is not None
+    with open_journal(settings) as journal:
+        work = at_work(journal)
+    due, space = unread(settings.store, work, time.time() - older_s), Store(settings.store)
+    removed, failed = [], []
+    for one in due if not dry_run else ():
+        # A launch writes its lease before it looks whether its inputs are there: what it wants is seen here, or it
+        # sees that this is gone.
+        if still_unread(settings.store, work, one):
+            try:
+                space.remove(one.name)
+                removed.append(one)
+            except StoreError as error:
+                failed.append(str(error))
+    shown = due if dry_run else removed
+    if json:
+        rows = [{"artifact": one.name, "bytes": one.num_bytes, "published_at": one.published_at} for one in shown]
+        print_json({"store": settings.store, "dry_run": dry_run, "removed": rows, "failed": failed})
+    else:
+        tell(shown, settings.store, dry_run, older_s)
+    if failed:
+        raise Exit(f"inv store.gc: {'; '.join(failed)}", code=1)
+
+
+def tell(shown: list[Artifact], store: str, dry_run: bool, older_s: float) -> None:
+    if shown:
+        rows = [(one.name, render.size(one.num_bytes), (render.iso(one.published_at) or "?")[:10]) for one in shown]
+        print(render.clean(columns([("artifact", "size", "published (UTC)"), *rows])))
+    total = render.size(sum(one.num_bytes for one in shown))
+    said = f"{render.count(len(shown), 'artifact')}, {total}"
+    rest = f"which no name, run or service refers to, and which are older than {render.duration(older_s)}"
+    if not shown:
+        render.say(f"{store}: nothing to remove: there is nothing {rest}")
+    elif dry_run:
+        render.say(f"{store}: would remove {said}, {rest}; nothing was removed")
+    else:
+        render.say(f"{store}: removed {said}, {rest}")
+
+
+def at_work(journal: Journal) -> set[What]:
+    """What the runs of this installation that have not ended read and make, also those of older code."""
+    found = set[What]()
+    for op in journal.ops(live=True):
+        for step in Job.from_json(op.job).steps if op.job else ():
+            making = step.config.get("making")
+            if making:
+                found |= references.of_making(making)
+    return found
+
+
+def unread(store: str, work: Collection[What], before: float) -> list[Artifact]:
+    named, kept = Store(store).everything()
+    held = references.readers(references.living(store, time.time()))
+    return references.unread(named, kept, {*held, *work}, before)
+
+
+def still_unread(store: str, work: Collection[What], one: Artifact) -> bool:
+    held = references.readers(references.living(store, time.time()))
+    return bool(references.unread([], [one], {*held, *work}, math.inf))

@@ -1,0 +1,121 @@
+"""The controller of a service as a process of its own: started where none lives, found where one does.
+
+In: the name of a service that the journal wants. Out: a controller at work, which outlives the command. Whoever asks
+first after one has died starts the next one, and that takes over the replicas.
+Called by: every `serve.*` command, `inv keep`. Imports nothing of the `serve` environment.
+"""
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.errors import SlipwayError, UsageError
+from infra.ledger.journal import Journal
+from infra.settings import Settings
+from serve.policy.service_state import Seen, seen_of
+
+START_S = 120.0  # a machine that is busy imports slowly; a controller that fails says so at once
+POLL_S = 0.05
+TAIL_BYTES = 4000
+
+
+def lease_name(name: str) -> str:
+    return f"serve:{name}"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Files of a service on this machine; the folder stays when it has ended, as logs do."""
+
+    folder: Path
+
+    @staticmethod
+    def of(settings: Settings, name: str) -> "Places":
+        return Places(settings.pods.parent / "services" / name)
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "controller.log"
+
+    @property
+    def access(self) -> Path:
+        return self.folder / "access.jsonl"
+
+    @property
+    def router_log(self) -> Path:
+        return self.folder / "router.log"
+
+    @property
+    def history(self) -> Path:
+        """A line whenever another number of replicas is ready."""
+        return self.folder / "replicas.jsonl"
+
+    @property
+    def keys(self) -> Path:
+        return self.folder / "keys"
+
+    @property
+    def engine_seed(self) -> Path:
+        """Of the keys that engines ask the gateway for."""
+        return self.folder / "engine-seed"
+
+
+def is_kept(name: str, journal: Journal) -> bool:
+    """Whether its controller lives."""
+    return journal.holder(lease_name(name)) is not None
+
+
+def ensure(name: str, settings: Settings, journal: Journal, python: Callable[[], Path], root: Path) -> Seen:
+    """What a living controller says of the service; one is started where none lives.
+
+    `python`: gives the interpreter of the serve environment. Raises UsageError or SlipwayError with what the
+    controller said when it could not go on.
+    """
+    row = journal.service(name)
+    if row is None:
+        raise UsageError(f"there is no service {name}; see: inv serve.status")
+    seen = seen_of(row.seen)
+    if is_kept(name, journal) and seen.endpoint:
+        return seen
+    before, places = seen.began_at, Places.of(settings, name)
+    process = None if is_kept(name, journal) else _start([str(python()), "-m", "serve.controller", name], places, root)
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        has_ended = process is not None and process.poll() is not None  # asked first: it may have been taken over
+        row = journal.service(name)
+        seen = seen_of(row.seen) if row else Seen()
+        if row is None:
+            return seen  # it was to be ended, and has been
+        is_new = seen.began_at != before
+        if is_kept(name, journal):
+            if is_new and not seen.problem:  # else it is about to end
+                return seen
+        elif is_new and seen.problem:
+            raise UsageError(seen.problem)
+        elif has_ended and process is not None:
+            raise SlipwayError(f"the controller of {name} ended with code {process.returncode}: {tail(places.log)}")
+        time.sleep(POLL_S)
+    raise SlipwayError(f"the controller of {name} does not answer after {START_S:g} s; its log: {places.log}")
+
+
+def _start(line: Sequence[str], places: Places, root: Path) -> "subprocess.Popen[bytes]":
+    places.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    environ = {**os.environ, "PYTHONPATH": str(root), "PYTHONUNBUFFERED": "1"}
+    with places.log.open("ab") as log:
+        return subprocess.Popen(
+            line, cwd=root, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+
+
+def tail(path: Path, lines: int = 3) -> str:
+    """The last lines of a log, as one."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return "it said nothing"
+    return " / ".join(text.splitlines()[-lines:]) or "it said nothing"

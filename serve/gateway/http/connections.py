@@ -1,0 +1,179 @@
+"""Connections to engines, kept between requests: HTTP/1.1 by httptools' parser.
+
+A request is one write, a short answer one wake of the task that asked. In: the bytes of a request. Out: a Reply that is
+read to its end, or closed. Called by: `upstream`. Raises OSError.
+"""
+
+import asyncio
+from collections import deque
+from urllib.parse import urlsplit
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from serve.gateway.http.wire import MOST_HEAD_BYTES, Broken, Message, Wire
+
+IDLE_S = 4.0  # engines close an idle connection after 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE)
+PASSED = {
+    one.lower(): one + b": %b\r\n" for one in (b"Content-Type", b"Content-Encoding", b"Retry-After", b"Cache-Control")
+}  # to the client
+FRAMING = frozenset((b"content-length", b"transfer-encoding"))
+
+
+class Reply(Message):
+    """What an engine answers, as it comes."""
+
+    status = 0  # no headers yet
+    lines = b""  # of its headers, those that are passed on
+    is_events = False  # it is a stream of them
+    has_length = False  # else the end of the connection is its end
+
+    def __init__(self, line: "Line", home: "Home") -> None:
+        Message.__init__(self, line)
+        self._home = home
+
+    def close(self) -> None:
+        """To be called once. The connection is kept when the answer was read to its end; else it is cut: work ends."""
+        line = self.wire
+        assert isinstance(line, Line)
+        if self.is_whole and not line.is_spent and not line.is_stopped:
+            self._home.keep(line)
+        else:
+            line.close()
+
+
+class Line(Wire):
+    """One connection to an engine: a request, then its answer, then another request. One parser reads them all."""
+
+    __slots__ = ("is_spent", "_parser", "_reply", "_head_bytes")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_spent = False  # for no other request
+        self._parser = HttpResponseParser(self)
+        self._reply: Reply | None = None  # that is being received
+        self._head_bytes = 0  # that came since there was last a body
+
+    @property
+    def is_free(self) -> bool:
+        return not self.is_spent and self.transport is not None and not self.transport.is_closing()
+
+    def ask(self, request: bytes, home: "Home") -> Reply:
+        """What will be the answer. Raises ConnectionError."""
+        self.send(request)
+        self._reply = reply = Reply(self, home)
+        return reply
+
+    def close(self) -> None:
+        self.is_spent = True
+        if self.transport is not None:
+            self.transport.abort()  # a request that an engine does not take would stay here as long as the engine
+
+    def data_received(self, data: bytes) -> None:
+        self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as error:
+            self._fail(f"{type(error).__name__}: {error}")
+        else:
+            if self._head_bytes > MOST_HEAD_BYTES:
+                self._fail(f"headers of more than {MOST_HEAD_BYTES} bytes")
+        self.news.set()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        reply = self._reply
+        if exc is None and reply is not None and reply.status and not reply.has_length:
+            self.on_message_complete()
+        self._fail(f"the engine closed the connection: {exc!r}" if exc else "the engine closed the connection")
+        super().connection_lost(exc)
+
+    def _fail(self, why: str) -> None:
+        self.close()
+        reply, self._reply = self._reply, None
+        if reply is not None:
+            reply.fail(Broken(why))
+
+    # What the parser tells. It may not be fed again before it has returned, so nobody is woken here.
+
+    def on_message_begin(self) -> None:
+        if self._reply is None:
+            raise Broken("an answer to nothing")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        reply, name = self._reply, name.lower()
+        if reply is None or reply.status:
+            return  # after the body
+        if name in PASSED:
+            reply.lines += PASSED[name] % value
+            if name == b"content-type":
+                reply.is_events = value.startswith(b"text/event-stream")
+        elif name in FRAMING:
+            reply.has_length = True
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes = 0
+        status, reply = self._parser.get_status_code(), self._reply
+        assert reply is not None
+        if status < 200:
+            reply.lines, reply.is_events, reply.has_length = b"", False, False  # not yet the answer
+            return
+        reply.status = status
+        reply.is_events = reply.is_events and status == 200
+        if not self._parser.should_keep_alive():
+            self.is_spent = True
+
+    def on_body(self, part: bytes) -> None:
+        self._head_bytes = 0
+        if self._reply is not None:
+            self._reply.feed(part)
+
+    def on_message_complete(self) -> None:
+        reply = self._reply
+        if reply is not None and reply.status:
+            reply.is_whole = True
+            self._reply = None
+
+
+class Home:
+    """The connections to one engine."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self.host, self.port = parts.hostname or "", parts.port or 80
+        self.name = parts.netloc.encode()
+        self._idle: deque[tuple[Line, float]] = deque()  # the warmest last
+        self._is_open = True
+        self._loop = asyncio.get_running_loop()
+
+    def idle(self) -> Line | None:
+        """One that stands and is not in use."""
+        while self._idle:
+            line, since = self._idle.pop()
+            if line.is_free and self._loop.time() - since < IDLE_S:
+                return line
+            line.close()
+        return None
+
+    async def connect(self) -> Line:
+        """A new one. Raises OSError."""
+        made = self._loop.create_task(self._loop.create_connection(Line, self.host, self.port))
+        try:
+            return (await made)[1]
+        except asyncio.CancelledError:
+            if made.done() and not made.cancelled() and made.exception() is None:
+                made.result()[1].close()  # it was there as whoever wanted it left
+            raise
+
+    def keep(self, line: Line) -> None:
+        if not self._is_open:
+            line.close()
+            return
+        now = self._loop.time()
+        self._idle.append((line, now))
+        while now - self._idle[0][1] >= IDLE_S:
+            self._idle.popleft()[0].close()
+
+    def close(self) -> None:
+        """Those that are idle now, others when they are done."""
+        self._is_open = False
+        while self._idle:
+            self._idle.pop()[0].close()

@@ -1,0 +1,94 @@
+"""The port: connections are taken here, as many as there are files for.
+
+asyncio's servers are not used for that. uvloop's closes its port for good when it finds no file for a connection; here
+the port rests for a moment. And whoever is not wanted is sent away before anything is made for him.
+In: a host and a port. Out: connected sockets and the addresses they count for, to `take`; shortages, to `short`.
+Called by: `listener`.
+"""
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from serve.gateway.http.crowd import address_of
+
+BACKLOG = 1024
+AT_ONCE = 16  # before others have their turn: who was taken is read before a share is full of those who come after
+REST_S = 0.1
+NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # an address that the name has and this machine has not
+
+log = logging.getLogger(__name__)
+
+
+class Doors:
+    """Use it within one event loop; `open` once."""
+
+    def __init__(self, take: Callable[[socket.socket, str], None], short: Callable[[], object]) -> None:
+        self.take, self.short = take, short
+        self._loop = asyncio.get_running_loop()
+        self._sockets: list[socket.socket] = []
+        self._is_short = False
+
+    async def open(self, host: str, port: int) -> int:
+        """The port, which is the same at all addresses of `host`. Raises OSError."""
+        passive = socket.AI_PASSIVE
+        found = await self._loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=passive)
+        try:
+            for family, _, _, _, address in dict.fromkeys(found):
+                port = self._listen(family, (address[0], port, *address[2:])) or port
+            if not self._sockets:
+                raise OSError(errno.EADDRNOTAVAIL, f"this machine has no address of {host}")
+        except OSError:
+            self.close()
+            raise
+        for one in self._sockets:
+            self._loop.add_reader(one, self._answer, one)
+        return port
+
+    def close(self) -> None:
+        while self._sockets:
+            one = self._sockets.pop()
+            self._loop.remove_reader(one)
+            one.close()
+
+    def _listen(self, family: int, address: tuple[Any, ...]) -> int:
+        try:
+            made = socket.create_server(address, family=family, backlog=BACKLOG)
+        except OSError as error:
+            if error.errno in NOT_HERE:
+                return 0
+            raise
+        made.setblocking(False)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections have it from here
+        self._sockets.append(made)
+        return int(made.getsockname()[1])
+
+    def _answer(self, door: socket.socket) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                near, peer = door.accept()
+            except BlockingIOError:  # nobody else
+                return
+            except ConnectionError:  # whoever knocked has left
+                continue
+            except OSError as error:  # no file, no memory: this passes
+                self._rest(door, error)
+                return
+            self._is_short = False
+            near.setblocking(False)
+            self.take(near, address_of(peer))
+
+    def _rest(self, door: socket.socket, error: OSError) -> None:
+        if not self._is_short:  # told once each time
+            log.warning("gateway: no connection can be taken: %s", error)
+        self._is_short = True
+        self._loop.remove_reader(door)
+        self._loop.call_later(REST_S, self._go_on, door)
+        self.short()
+
+    def _go_on(self, door: socket.socket) -> None:
+        if door in self._sockets:
+            self._loop.add_reader(door, self._answer, door)

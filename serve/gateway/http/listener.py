@@ -1,0 +1,498 @@
+"""Clients' connections: HTTP/1.1 by httptools' parser.
+
+One task serves all requests of a connection, and a short answer is one write (what that spares: bench/RESULTS.md).
+In: bytes of clients. Out: a Request, one after another, to `handle`, which answers by it. Whoever leaves cancels what
+is being done for him. Called by: `server`.
+"""
+
+import asyncio
+import logging
+import re
+import socket
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from email.utils import formatdate
+from http import HTTPStatus
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, parse_url
+
+from serve.gateway.http.crowd import Crowd
+from serve.gateway.http.doors import AT_ONCE, Doors
+from serve.gateway.http.eager import EagerTask
+from serve.gateway.http.limits import Limits
+from serve.gateway.http.wire import MOST_HEAD_BYTES, Broken, Message, Wire
+
+LINGER_S = 2.0  # for the rest of a body that nobody wants
+MOST_LINGER_BYTES = 16 << 20
+MOST_AHEAD = 8  # requests that a client sends before it has got its answers; what follows them is parsed later
+PIECE_BYTES = 16 << 10  # that are parsed at once: what they may hold in requests is more than MOST_AHEAD
+SERVER = b"slipway"
+STATUS_LINES = {one.value: b"HTTP/1.1 %d %b\r\n" % (one.value, one.phrase.encode()) for one in HTTPStatus}
+WITHOUT_BODY = (204, 304)
+FORWARDED = frozenset((b"content-type", b"accept", b"traceparent", b"tracestate"))  # headers, to the engine
+ONCE = frozenset((b"host", b"transfer-encoding"))  # headers that may not be there twice
+UNREADABLE = (400, "this is no HTTP request that can be read")
+_PLAIN = re.compile(rb"/[A-Za-z0-9_/]*")
+_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")  # RFC 3986, 3.2.2
+
+log = logging.getLogger(__name__)
+
+
+class Request(Message):
+    """One request, and the way back to its client. Names of headers are lower case."""
+
+    lines = b""  # of its headers, those that are passed on
+    fault: tuple[int, str] | None = None  # it was none: status and words of the answer
+    is_begun = False
+    _is_open = False  # an answer in parts has begun and not ended
+
+    def __init__(
+        self, line: "Connection", method: bytes, url: bytes, headers: dict[bytes, bytes], is_new: bool, keeps: bool,
+        host: bytes,
+    ) -> None:  # fmt: skip
+        Message.__init__(self, line)
+        self._line, self.method, self.headers, self.keeps = line, method, headers, keeps
+        self.path, self.host = (url, host) if _PLAIN.fullmatch(url) else _target(url, host)
+        self._chunks = is_new  # to HTTP/1.0 the end of the connection is the end of the answer
+
+    @property
+    def task(self) -> EagerTask:
+        """That serves it."""
+        assert self._line.task is not None
+        return self._line.task
+
+    @property
+    def address(self) -> str:
+        """For whom it counts that has no key."""
+        return self._line.address
+
+    def let_in(self, key: str) -> None:
+        """Its connection counts for the key called that, from the first such request on."""
+        if self._line.is_stranger:
+            self._line.is_stranger = False
+            self._line.listener.crowd.let_in(self._line, key)
+
+    @property
+    def is_behind(self) -> bool:
+        """The client has not yet taken what it was sent."""
+        transport = self._line.transport
+        return transport is None or transport.get_write_buffer_size() > 0
+
+    def proceed(self) -> None:
+        """To a client that asks before it sends its body."""
+        if self._line.transport is not None:
+            self._line.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def answer(self, status: int, lines: bytes, body: bytes) -> None:
+        """All at once, with these lines among its headers. Raises ConnectionError when the client has left.
+
+        `taken` tells when it has it.
+        """
+        self.is_begun = True
+        has_body = status not in WITHOUT_BODY
+        head = self._head(status, lines, b"Content-Length: %d\r\n" % len(body) if has_body else b"")
+        self._line.send(head + body if has_body and self.method != b"HEAD" else head)
+
+    def begin(self, status: int, lines: bytes, chunk: bytes) -> None:
+        """An answer in parts, and its first one. Raises ConnectionError."""
+        self.is_begun = self._is_open = True
+        head = self._head(status, lines, b"Transfer-Encoding: chunked\r\n" if self._chunks else b"")
+        self._line.send(head + self._part(chunk))
+
+    def write(self, chunk: bytes) -> None:
+        """Another part. Raises ConnectionError."""
+        self._line.send(self._part(chunk))
+
+    @property
+    def is_slow(self) -> bool:
+        """The client is to take more of what it was sent before it is sent more."""
+        return self._line.is_slow
+
+    async def taken(self) -> None:
+        """Returns when the client has taken all but little. Raises ConnectionError."""
+        await self._line.taken()
+
+    def end(self) -> None:
+        """Of an answer in parts, once; a connection that was cut has none."""
+        if self._is_open and self._chunks and self._line.is_connected:
+            self._line.send(b"0\r\n\r\n")
+        self._is_open = False
+
+    def cut(self, at_once: bool = False) -> None:
+        """Closes the connection, after what it was sent or at once."""
+        self.keeps = False
+        if self._line.transport is not None:
+            self._line.transport.abort() if at_once else self._line.transport.close()
+
+    def _part(self, chunk: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._chunks else chunk
+
+    def _head(self, status: int, lines: bytes, framing: bytes) -> bytes:
+        self.keeps = self.keeps and not self._line.is_leaving
+        first = STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+        last = b"\r\n" if self.keeps else b"Connection: close\r\n\r\n"
+        return b"%b%b%bServer: %b\r\n%b%b" % (first, lines, framing, SERVER, _date(), last)
+
+
+class Connection(Wire):
+    """A client's."""
+
+    __slots__ = (
+        "address", "is_stranger", "task", "listener", "_parser", "_ahead", "_coming", "_unparsed", "_framing",
+        "_is_deaf", "_url", "_headers", "_lines", "_head_bytes", "is_idle", "_timer", "idle_until",
+        "_doubled", "_host", "_name",
+    )  # fmt: skip
+
+    def __init__(self, listener: "Listener", address: str) -> None:
+        super().__init__()
+        self.address = address
+        self.is_stranger = True
+        self.task: EagerTask | None = None
+        self.listener = listener
+        self._parser = HttpRequestParser(self)
+        self._ahead: deque[Request] = deque()  # of which nothing was done yet
+        self._coming: Request | None = None  # its body is being received
+        self._unparsed: bytes | memoryview = b""  # while enough is ahead
+        self._framing = b""  # of a body that comes behind an offer of another protocol
+        self._is_deaf = False  # whatever still comes is not for us
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._lines = b""
+        self._head_bytes = 0
+        self.is_idle = False  # for the client
+        self._timer: asyncio.TimerHandle | None = None
+        self.idle_until = 0.0
+        self._doubled = b""  # a header that was there twice
+        self._host: bytes | None = b" "  # the last that was a sound one; they are mostly the same
+        self._name = b""  # in it, without the port
+
+    @property
+    def is_leaving(self) -> bool:
+        return self.listener.is_closed
+
+    def give_up(self) -> None:
+        """Another one needs the room."""
+        self._is_deaf = True
+        if self.transport is not None:
+            self.transport.abort()
+
+    # What comes.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if self._is_deaf or self.listener.is_closed:
+            self.give_up()
+            return
+        self.listener.connections.add(self)
+        self.task = EagerTask(self._serve())
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._is_deaf = True
+        super().connection_lost(exc)
+        self.listener.connections.discard(self)
+        self.listener.crowd.leave(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.task is not None:
+            self.task.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        if self._unparsed:
+            self._unparsed = bytes(self._unparsed) + data
+        elif len(data) <= PIECE_BYTES and len(self._ahead) < MOST_AHEAD:
+            self._parse(data)
+        else:
+            self._unparsed = data
+            self._parse_more()
+        self.news.set()
+
+    def go_on(self) -> None:
+        if not self._unparsed and (self._coming is None or not self._coming.is_full):
+            super().go_on()
+
+    def _parse_more(self) -> None:
+        """Of what came, as much as there is room for ahead."""
+        rest = memoryview(self._unparsed)
+        while rest and len(self._ahead) < MOST_AHEAD:
+            self._parse(rest[:PIECE_BYTES])
+            rest = rest[PIECE_BYTES:]
+        self._unparsed = rest
+        if rest:
+            self.stop()
+
+    def _parse(self, data: bytes | memoryview) -> None:
+        self._head_bytes += len(data)
+        while data and not self._is_deaf:
+            try:
+                self._parser.feed_data(data)
+                break
+            except HttpParserUpgrade as offer:
+                data = self._declined() + bytes(data[offer.args[0] :])
+            except HttpParserError as error:
+                self._break(repr(error))
+        if self._head_bytes > MOST_HEAD_BYTES and not self._is_deaf:
+            self._break(f"headers of more than {MOST_HEAD_BYTES} bytes")
+
+    def _break(self, why: str) -> None:
+        self._is_deaf = True
+        if self._coming is not None:
+            self._coming.fail(Broken(why))
+            return
+        self._refuse(*UNREADABLE)
+
+    def _refuse(self, status: int, why: str) -> None:
+        """What came is no request, and what comes behind it cannot be told from it."""
+        self._is_deaf = True
+        none = Request(self, b"", b"", {}, is_new=True, keeps=False, host=b"")
+        none.fault, none.is_whole = (status, why), True
+        self._ahead.append(none)
+
+    def _declined(self) -> bytes:
+        """An offer of another protocol, as Java's client makes. A parser goes no further; another one takes the rest.
+
+        Returns what that is to read before it, so that it knows the body of this request.
+        """
+        self._is_deaf = self._is_deaf or self._parser.get_method() == b"CONNECT"
+        self._parser = HttpRequestParser(self)
+        framing, self._framing = self._framing, b""
+        return b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing if framing else b""
+
+    # What the parser tells. It may not be fed again before it has returned, so nobody is woken here.
+
+    def on_message_begin(self) -> None:
+        self._url, self._headers, self._lines = b"", {}, b""
+
+    def on_url(self, part: bytes) -> None:
+        self._url += part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._coming is None:  # else it comes after the body
+            name = name.lower()
+            if name not in self._headers:  # of one that is there twice the first one counts
+                self._headers[name] = value = value.strip()
+                if name in FORWARDED:
+                    self._lines += b"%b: %b\r\n" % (name, value)
+            elif name in ONCE:
+                self._doubled = name
+
+    def on_headers_complete(self) -> None:
+        parser, headers = self._parser, self._headers
+        self._head_bytes = 0
+        if self._coming is not None or self._is_deaf:
+            return  # made up by `_declined`, or behind what was refused
+        method, keeps = parser.get_method(), parser.should_keep_alive()
+        if b"upgrade" in headers and parser.should_upgrade():
+            keeps = keeps and headers[b"upgrade"].lower() == b"h2c"  # who asks for that can do with less
+            for name in (b"transfer-encoding", b"content-length"):
+                if name in headers and method != b"CONNECT":
+                    self._framing = b"%b: %b" % (name, headers[name])
+        # HTTP/1.0 ends each answer with its connection, unless it says so: the version is slow to be had.
+        says_so = b"connection" in headers or b"proxy-connection" in headers
+        version = "1.1" if keeps and not says_so else parser.get_http_version()
+        is_new, host = version == "1.1", headers.get(b"host")
+        if host != self._host or self._doubled or b"transfer-encoding" in headers or not is_new:
+            fault = self._fault(version)
+            if fault is not None:
+                self._refuse(*fault)
+                return
+        self._coming = Request(self, method, self._url, headers, is_new, is_new and keeps, self._name)
+        self._coming.lines = self._lines
+        self._ahead.append(self._coming)
+
+    def on_body(self, part: bytes) -> None:
+        self._head_bytes = 0
+        if self._coming is not None:
+            self._coming.feed(part)
+
+    def on_message_complete(self) -> None:
+        if self._coming is not None and not self._framing:
+            self._coming.is_whole = True
+            self._coming = None
+
+    def _fault(self, version: str) -> tuple[int, str] | None:
+        """What is wrong with headers that can be parsed, by RFC 9112, 2.3, 3.2 and 6.1."""
+        if version not in ("1.0", "1.1"):
+            return 505, f"HTTP/{version} is not spoken here; ask by HTTP/1.1"
+        if self._doubled:
+            return 400, f"there are two headers {self._doubled.decode()}"
+        host, codings = self._headers.get(b"host"), self._headers.get(b"transfer-encoding")
+        if host is None and version == "1.1":
+            return 400, "there is no header host"
+        found = _HOST.fullmatch(host or b"")
+        if found is None:
+            return 400, "the header host is none"
+        self._host, self._name = host, found[1].lower()
+        if codings is None or codings.lower() == b"chunked":
+            return (400, "HTTP/1.0 has no transfer-encoding") if codings and version == "1.0" else None
+        *before, last = (one.strip().lower() for one in codings.split(b","))
+        if last != b"chunked" or last in before:
+            return 400, "a transfer-encoding must end with chunked, once"
+        return 501, "no transfer-encoding but chunked is known here"
+
+    # What is done about it.
+
+    async def _serve(self) -> None:
+        try:
+            while True:
+                if not self._ahead:
+                    await self._wait()
+                    if not self._ahead:
+                        break
+                request = self._ahead.popleft()
+                if self._unparsed:
+                    self._parse_more()
+                    self.go_on()
+                try:
+                    await self.listener.handle(request)
+                    request.end()
+                except ConnectionError:
+                    raise
+                except Exception as error:
+                    self._mistaken(request, error)
+                if not request.is_whole:
+                    await self._pass_over(request)
+                if self.is_stopped:
+                    request.rest()  # of a body that nobody wanted: the next request comes behind it
+                if not request.keeps or (self._is_deaf and not self._ahead):
+                    break
+                if self.is_slow:  # it goes on asking and takes no answers
+                    await self._until_taken()
+        except ConnectionError:
+            pass  # the client has left
+        finally:
+            if self.transport is not None:
+                self.transport.close()
+                if self.transport.get_write_buffer_size():
+                    self._limit()
+
+    async def _wait(self) -> None:
+        """For a request whose headers are whole, or the limit, which closes the connection."""
+        self._limit()
+        try:
+            while not self._ahead and not self._is_deaf:
+                await self.news
+        finally:
+            self.is_idle = False
+
+    async def _until_taken(self) -> None:
+        self._limit()
+        try:
+            await self.taken()
+        finally:
+            self.is_idle = False
+
+    def _limit(self) -> None:
+        """From now on the client has `keepalive_s`: to ask, or to take what it was sent."""
+        self.idle_until = self.listener.loop.time() + self.listener.keepalive_s
+        if self._timer is None:
+            self._timer = self.listener.loop.call_at(self.idle_until, self._look)
+        self.is_idle = True
+
+    def _look(self) -> None:
+        """One timer for all waits of a connection: it looks again when it went off too early."""
+        self._timer = None
+        if not self.is_idle or self.task is None or self.transport is None:
+            return
+        if self.listener.loop.time() < self.idle_until - 0.001:
+            self._timer = self.listener.loop.call_at(self.idle_until, self._look)
+        elif self.transport.get_write_buffer_size():
+            self.transport.abort()  # else it would stand until all of that is taken
+        else:
+            self.task.cancel()
+
+    def _mistaken(self, request: Request, error: Exception) -> None:
+        log.error("gateway: %s %s: %r", request.method.decode(), request.path.decode("latin-1"), error, exc_info=error)
+        request.keeps = False
+        if not request.is_begun:  # one that has begun can only be broken off
+            self.listener.mistaken(request)
+
+    async def _pass_over(self, request: Request) -> None:
+        """The rest of a body: a connection that is closed before that takes the answer along."""
+        timer, size = self.listener.loop.call_later(LINGER_S, request.task.cancel), 0
+        try:
+            while not request.is_whole and size < MOST_LINGER_BYTES and not request.is_torn:
+                size += len(await request.readany())
+            request.keeps = request.keeps and request.is_whole
+        except Broken:
+            self._is_deaf = True
+        finally:
+            timer.cancel()
+
+
+class Listener:
+    """The port, and all who are connected. Use it within one event loop."""
+
+    def __init__(
+        self, handle: Callable[[Request], Awaitable[None]], mistaken: Callable[[Request], None], limits: Limits
+    ) -> None:
+        self.handle, self.mistaken, self.keepalive_s = handle, mistaken, limits.keepalive_s
+        self.crowd: Crowd[Connection] = Crowd(limits, Connection.give_up)
+        self.connections: set[Connection] = set()  # that are made
+        self.loop = asyncio.get_running_loop()
+        self.is_closed = False  # nobody else is let in, and answers say that they are the last
+        self._doors = Doors(self._take, lambda: self.crowd.thin(AT_ONCE))
+
+    async def start(self, host: str, port: int) -> int:
+        """The port. Raises OSError."""
+        return await self._doors.open(host, port)
+
+    def limit(self, limits: Limits) -> None:
+        self.crowd.limits, self.keepalive_s = limits, limits.keepalive_s
+
+    def _take(self, near: socket.socket, address: str) -> None:
+        line = Connection(self, address)
+        if self.crowd.come(line, address):
+            EagerTask(self._join(line, near))
+        else:
+            near.close()
+
+    async def _join(self, line: Connection, near: socket.socket) -> None:
+        try:
+            await self.loop.connect_accepted_socket(lambda: line, near)
+        except OSError:  # no memory for it
+            self.crowd.leave(line)
+            near.close()
+
+    async def close(self) -> None:
+        """The port; who is connected stays so until `leave`."""
+        self.is_closed = True
+        self._doors.close()
+
+    async def leave(self) -> None:
+        """Whatever is still being answered is cut off."""
+        there = list(self.connections)
+        for one in there:
+            if one.task is not None:
+                one.task.cancel()
+        await asyncio.sleep(0)  # uvloop sends at the end of a turn what was written in it
+        while any(one.task is not None and not one.task.is_done for one in there):
+            await asyncio.sleep(0)
+        for one in there:
+            if one.transport is not None:
+                one.transport.abort()  # it may have something to be sent that nobody takes
+        await asyncio.sleep(0)  # in which they are lost
+
+
+def _target(url: bytes, host: bytes) -> tuple[bytes, bytes]:
+    """Path and host of what is more than a path: with a query, or with a host before it, which is the one that counts.
+
+    Not a route of ours when it is neither.
+    """
+    try:
+        found = parse_url(url)
+    except HttpParserError:
+        return b"", host
+    return found.path or b"", host if found.host is None else found.host.lower()
+
+
+_dated = (0, b"")
+
+
+def _date() -> bytes:
+    """The header, made once a second."""
+    global _dated
+    now = int(time.time())
+    if _dated[0] != now:
+        _dated = (now, f"Date: {formatdate(now, usegmt=True)}\r\n".encode())
+    return _dated[1]

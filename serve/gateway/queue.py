@@ -1,0 +1,80 @@
+"""Who waits until a replica has room: first come, first served, so many and so long.
+
+In: requests that want a lease. Out: leases, at once or when one is released or a replica comes. While there is no
+replica at all a service that sleeps holds its requests (`hold_s`); any other refuses them.
+Raises Refused, with what a client may do. Called by: `proxy`, `server`.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable
+
+from serve.gateway.http.limits import Limits
+from serve.gateway.request_body import Refused
+from serve.gateway.routing import Fleet, Lease, Outcome, Replica, Seat
+
+
+class Turns:
+    """The fleet, and a line before it. One event loop."""
+
+    def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
+        self.limits, self.clock = limits, clock
+        self.fleet = Fleet(limits)
+        self._line: dict[asyncio.Future[Lease], bytes] = {}  # in the order of arrival
+
+    @property
+    def waiting(self) -> int:
+        return len(self._line)
+
+    def replace(self, replicas: Iterable[Replica]) -> None:
+        """All at once: no request sees half of the change."""
+        self.fleet.replace(replicas, self.clock())
+        self._serve_line()
+
+    def take(self, affinity: bytes) -> Lease | None:
+        """A lease, unless one has to `wait` for it."""
+        return None if self._line else self.fleet.take(self.clock(), (), affinity)
+
+    async def wait(self, affinity: bytes) -> Lease:
+        """In line, as `take` gave none. Raises Refused."""
+        wait_s = self.limits.queue_s if self.fleet.seats else self.limits.hold_s
+        if wait_s <= 0:
+            raise Refused(503, "Service Unavailable", "no replica is ready; try again soon", 5)
+        if self.waiting >= self.limits.max_queued:
+            raise Refused(429, "Too Many Requests", "too many requests are waiting; try again soon", 1)
+        turn: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        late = Refused(503, "Service Unavailable", f"no replica had room within {wait_s:g} s", 5)
+        timer = turn.get_loop().call_later(wait_s, _expire, turn, late)
+        self._line[turn] = affinity
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self.release(turn.result(), Outcome.NEITHER)  # it had its turn as it left
+            raise
+        finally:
+            timer.cancel()
+            self._line.pop(turn, None)
+
+    def take_other(self, tried: Collection[Seat], affinity: bytes) -> Lease | None:
+        """For another try of a request that has waited already: one not yet tried, or none."""
+        return self.fleet.take(self.clock(), tried, affinity)
+
+    def release(self, lease: Lease, outcome: Outcome) -> None:
+        self.fleet.release(lease, outcome, self.clock())
+        if self._line:
+            self._serve_line()
+
+    def _serve_line(self) -> None:
+        for turn in list(self._line):
+            if turn.done():
+                continue  # whoever waited is about to take it off
+            lease = self.fleet.take(self.clock(), (), self._line[turn])
+            if lease is None:
+                return
+            del self._line[turn]
+            turn.set_result(lease)
+
+
+def _expire(turn: "asyncio.Future[Lease]", late: Refused) -> None:
+    if not turn.done():
+        turn.set_exception(late)

@@ -1,0 +1,110 @@
+"""What may be asked of an engine, and what a request's body says. Pure.
+
+vLLM guards only some of its routes with its key, and others compute or change things; so what is not named here does
+not exist. Bodies go on as they came: they are read for what must be bounded and for what decides the replica.
+In: method, path, body. Out: an Ask. Raises Refused, which is the answer. Called by: `proxy`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from serve.gateway.fields import Bad, check
+from serve.gateway.http.limits import Limits
+from serve.gateway.shape import too_much
+
+CHAT, COMPLETIONS, MODELS = b"/v1/chat/completions", b"/v1/completions", b"/v1/models"
+EMBEDDINGS, RESPONSES = b"/v1/embeddings", b"/v1/responses"
+ROUTES: Mapping[tuple[bytes, bytes], str] = {
+    (b"POST", CHAT): "chat",
+    (b"POST", COMPLETIONS): "completions",
+    (b"POST", EMBEDDINGS): "embeddings",
+    (b"POST", RESPONSES): "responses",
+    (b"GET", MODELS): "models",
+}
+PROMPTS = {CHAT: ("messages",), COMPLETIONS: ("prompt",), EMBEDDINGS: ("input",), RESPONSES: ("instructions", "input")}
+
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+_encode = msgspec.json.encode
+
+
+class Refused(Exception):
+    """The answer is an error of ours, in OpenAI's shape."""
+
+    def __init__(self, status: int, kind: str, message: str, retry_after_s: int = 0) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.message, self.retry_after_s = status, kind, message, retry_after_s
+
+    def body(self) -> bytes:
+        said = {"message": self.message, "type": self.kind, "param": None, "code": self.status}
+        return _encode({"error": said})
+
+
+@dataclass(slots=True)
+class Ask:
+    """One request as it will be sent."""
+
+    path: bytes
+    body: bytes
+    streams: bool = False
+    affinity: bytes = b""  # equal for prompts that begin alike
+
+
+def route(method: bytes, path: bytes) -> str:
+    """The short name of what is asked. Raises Refused."""
+    name = ROUTES.get((method, path))
+    if name is not None:
+        return name
+    if any(path == known for _, known in ROUTES):
+        raise Refused(405, "MethodNotAllowedError", f"{path.decode()} is not asked with {method.decode()}")
+    there = ", ".join(known.decode() for _, known in ROUTES)
+    raise Refused(404, "NotFoundError", f"there is no such route; there is: {there}")
+
+
+def read(path: bytes, body: bytes, limits: Limits) -> Ask:
+    """What a body asks for, within the limits. Raises Refused."""
+    what = too_much(body, limits)
+    if what:
+        raise Refused(400, "BadRequestError", what)
+    try:
+        said = _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise Refused(400, "BadRequestError", f"the body is no JSON object: {str(error)[:200]}") from None
+    if path == CHAT and not said.get("messages"):
+        raise Refused(400, "BadRequestError", "`messages` must be a list with one message at least")
+    try:
+        check(said, len(body), limits)
+    except Bad as bad:
+        raise Refused(bad.status, "BadRequestError", str(bad)) from None
+    chars, affinity = limits.affinity_chars, b""
+    if chars:
+        affinity = _encode((said.get("model"), [_beginning(said.get(name), chars) for name in PROMPTS[path]]))
+    return Ask(path, body, bool(said.get("stream")), affinity)
+
+
+def without_paths(body: bytes) -> bytes:
+    """An engine's list of models, without the folders it has them from. Raises ValueError when it is no such list."""
+    said = _decode(body)
+    models = said.get("data")
+    if not isinstance(models, list) or not all(isinstance(one, dict) for one in models):
+        raise ValueError("no list of models")
+    for one in models:
+        if "root" in one:
+            one["root"] = one.get("id")
+    return _encode(said)
+
+
+def _beginning(prompt: Any, chars: int) -> str:
+    """The first characters of what the engine will read, roles included."""
+    if isinstance(prompt, str):
+        return prompt[:chars]
+    if not isinstance(prompt, list):
+        return ""
+    text = ""
+    for one in prompt:
+        text += _encode(one).decode("utf-8", "replace")
+        if len(text) >= chars:
+            break
+    return text[:chars]

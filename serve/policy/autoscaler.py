@@ -1,0 +1,238 @@
+"""How many replicas there should be, and which go: SkyServe's rule with three things that it lacks. Pure.
+
+    want = clip(ceil(requests per second / target), least, most)
+
+It must differ from the target for delay / 20 s ticks in a row, then the target is want; from 0 it jumps at once. What
+is not alive is not counted, so that replacing is this rule as well. Beside the requests that arrive there are those
+that wait: the larger want counts. What cannot be measured changes nothing. No replica is started that the budget does
+not admit, and none after three in a row that were never ready.
+In: a Rule, the Memory of the last tick, what is Seen. Out: a Decision. Called by: the controller, every `tick_s`.
+Source: SkyServe, sky/serve/autoscalers.py.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from serve.policy.replica_states import LIVE, State
+from serve.service import Service
+
+TICK_S = 20
+TICK_AT_ZERO_S = 5  # a service that sleeps is woken faster
+GIVE_UP_AFTER = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    least: int
+    most: int
+    target_qps: float | Mapping[str, float] | None = None  # of one replica, or of one with that kind of GPU
+    target_waiting: float | None = None  # requests in line, of one replica
+    up_ticks: int = 15
+    down_ticks: int = 60
+    extra: int = 0  # beyond what is wanted
+    spot: bool = False
+    base_on_demand: int = 0  # of all, so many are never spot
+    fills_with_on_demand: bool = False  # for spot replicas that are not ready
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Between two ticks."""
+
+    target: int
+    up: int = 0  # ticks in a row that wanted more
+    down: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One replica of the newest version."""
+
+    number: int  # later ones have higher numbers
+    state: State
+    was_ready: bool = False
+    spot: bool = False
+    gpu: str = ""  # as target_qps names it: A100:1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """None = not known."""
+
+    qps: float | None  # that arrive, mean over 60 s, refused ones included
+    waiting: float | None = None  # in all lines, of engines and gateway, mean over 60 s
+    members: Sequence[Member] = ()
+    affordable: int | None = None  # more replicas that the budget admits; None = it has no limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    memory: Memory
+    start_spot: int = 0
+    start_on_demand: int = 0
+    stop: tuple[int, ...] = ()
+    held: str = ""  # why fewer are started than wanted
+    tick_s: int = TICK_S
+
+
+def rule_of(service: Service) -> Rule:
+    policy, ours = service.policy, service.ours
+    target = policy.target_qps_per_replica
+    return Rule(
+        least=policy.min_replicas,
+        most=policy.most,
+        target_qps=target,
+        target_waiting=ours.target_queue_per_replica,
+        up_ticks=int(policy.upscale_delay_seconds / TICK_S),
+        down_ticks=int(policy.downscale_delay_seconds / TICK_S),
+        extra=policy.num_overprovision or 0,
+        spot=bool(service.file.resources.use_spot),
+        base_on_demand=policy.base_ondemand_fallback_replicas or 0,
+        fills_with_on_demand=bool(policy.dynamic_ondemand_fallback),
+    )
+
+
+def begin(rule: Rule) -> Memory:
+    return Memory(rule.least)
+
+
+def updated(rule: Rule, memory: Memory, seen: Seen) -> Memory:
+    """After the rule has changed: at once what is wanted now, no waiting."""
+    wanted = want(rule, memory, seen)
+    return Memory(_clip(rule, memory.target) if wanted is None else wanted)
+
+
+def decide(rule: Rule, memory: Memory, seen: Seen) -> Decision:
+    """What to start and what to stop now."""
+    wanted = want(rule, memory, seen)
+    return fill(rule, memory if wanted is None else _after(rule, memory, wanted), seen)
+
+
+def fill(rule: Rule, memory: Memory, seen: Seen) -> Decision:
+    """What to start and what to stop for the target that there is: between two ticks, when a replica came or went."""
+    final = memory.target + rule.extra
+    alive = [one for one in seen.members if one.state.is_alive]
+    spots, others = _mix(rule, final, alive)
+    start_spot = max(0, spots - sum(one.spot for one in alive))
+    start_others = max(0, others - sum(not one.spot for one in alive))
+    stop = (*_victims(alive, True, spots), *_victims(alive, False, others))
+    most, held = _admitted(start_spot + start_others, seen)
+    # What is not spot is there to be relied on, so it is what a small budget is spent on.
+    start_others = min(start_others, most)
+    start_spot = min(start_spot, most - start_others)
+    tick_s = TICK_S if final else TICK_AT_ZERO_S
+    return Decision(
+        memory=memory, start_spot=start_spot, start_on_demand=start_others, stop=stop, held=held, tick_s=tick_s
+    )
+
+
+def want(rule: Rule, memory: Memory, seen: Seen) -> int | None:
+    """Between least and most; None when nothing that it depends on is known."""
+    signals = []
+    if rule.target_qps is not None:
+        signals.append(None if seen.qps is None else _for_requests(rule.target_qps, seen.qps, seen.members))
+    if rule.target_waiting is not None:
+        signals.append(None if seen.waiting is None else math.ceil(seen.waiting / rule.target_waiting))
+    known = [one for one in signals if one is not None]
+    if not signals:
+        return rule.least
+    if not known:
+        return None
+    wanted = _clip(rule, max(known))
+    # One signal that is missing might have wanted more: then it may grow, but not shrink.
+    return max(wanted, memory.target) if len(known) < len(signals) else wanted
+
+
+def _clip(rule: Rule, wanted: int) -> int:
+    return max(rule.least, min(rule.most, wanted))
+
+
+def _for_requests(target: float | Mapping[str, float], qps: float, members: Iterable[Member]) -> int:
+    if not isinstance(target, Mapping):
+        return math.ceil(qps / target)
+    # As SkyServe, with replicas of different GPUs; but only those that are alive are counted as being there, and with
+    # none there at all it grows by what arrives.
+    most = max(target.values())
+    alive = [one for one in members if one.state.is_alive]
+    able = [one for one in alive if one.state in (State.READY, State.STARTING, State.PROVISIONING)]
+    capacity = sum(_of_gpu(target, one.gpu) for one in able)
+    if qps >= capacity:
+        return len(alive) + math.ceil((qps - capacity) / most)
+    ready = sorted((_of_gpu(target, one.gpu) for one in alive if one.state is State.READY), reverse=True) or [most]
+    total = 0.0
+    for number, one in enumerate(ready, 1):
+        total += one
+        if total > qps:
+            return number
+    return len(ready)
+
+
+def _of_gpu(target: Mapping[str, float], gpu: str) -> float:
+    """Of `A100:1`, else of `A100`, else the least of all."""
+    return target.get(gpu, target.get(gpu.partition(":")[0], min(target.values())))
+
+
+def _after(rule: Rule, memory: Memory, wanted: int) -> Memory:
+    """One tick of waiting, or its end."""
+    if memory.target == 0:
+        return replace(memory, target=wanted)
+    if wanted > memory.target:
+        up = memory.up + 1
+        return Memory(wanted) if up >= rule.up_ticks else Memory(memory.target, up=up)
+    if wanted < memory.target:
+        down = memory.down + 1
+        return Memory(wanted) if down >= rule.down_ticks else Memory(memory.target, down=down)
+    return Memory(memory.target)
+
+
+def _mix(rule: Rule, final: int, alive: Iterable[Member]) -> tuple[int, int]:
+    """Spot replicas and others, of `final`. On-demand ones fill the gap until spot is ready, and then go."""
+    if not rule.spot:
+        return 0, final
+    base = min(rule.base_on_demand, final)
+    spots, others = final - base, base
+    if rule.fills_with_on_demand:
+        ready = sum(one.spot and one.state is State.READY for one in alive)
+        others += max(0, spots - ready)
+    return spots, min(others, max(base, final - rule.extra))  # none for those that are there to spare
+
+
+def _victims(alive: Iterable[Member], spot: bool, keep: int) -> tuple[int, ...]:
+    """Who goes: the furthest from ready, of equals the youngest."""
+    kind = [one for one in alive if one.spot is spot]
+    kind.sort(key=lambda one: (LIVE.index(one.state), -one.number))
+    return tuple(one.number for one in kind[: max(0, len(kind) - keep)])
+
+
+def _admitted(wanted: int, seen: Seen) -> tuple[int, str]:
+    """How many of these may be started, and why not all."""
+    if not wanted:
+        return 0, ""
+    failures, unproven = _never_ready(seen.members)
+    if failures >= GIVE_UP_AFTER:
+        return 0, f"{failures} replicas in a row were never ready; see their logs"
+    if failures:  # so that no more than three are spent on finding out
+        may = max(0, GIVE_UP_AFTER - failures - unproven)
+        if may < wanted:
+            return _afforded(
+                may, seen, f"{failures} replicas in a row were never ready; {unproven} more are being tried"
+            )
+    return _afforded(wanted, seen, "")
+
+
+def _afforded(wanted: int, seen: Seen, held: str) -> tuple[int, str]:
+    if seen.affordable is not None and seen.affordable < wanted:
+        return max(0, seen.affordable), f"the budget admits {max(0, seen.affordable)} more"
+    return wanted, held
+
+
+def _never_ready(members: Iterable[Member]) -> tuple[int, int]:
+    """Since the last one that was ever ready: those that failed, and those that are still being tried."""
+    failures = unproven = 0
+    for one in sorted(members, key=lambda one: -one.number):
+        if one.was_ready:
+            break
+        failures += one.state.is_failed
+        unproven += one.state.is_alive
+    return failures, unproven

@@ -1,0 +1,75 @@
+"""What a controller does next: whom it starts, whom it ends, whom the gateway asks. Pure.
+
+In: what is wanted, the replicas that there are, what the gateway counts. Out: a Course. It only puts together what
+`autoscaler` (how many), `update` (from one version to the next) and `states` (who lives) say.
+Called by: the controller, at every change and every tick.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from serve.policy import autoscaler, update
+from serve.policy.autoscaler import Memory, Rule
+from serve.policy.replica_states import Step, state_of
+from serve.policy.service_state import Member
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What the gateway and the engines count; None = not known."""
+
+    qps: float | None = None
+    waiting: float | None = None
+    affordable: int | None = None
+    """More replicas that the budget admits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    memory: Memory
+    start_spot: int = 0
+    start_on_demand: int = 0
+    stop: tuple[tuple[int, str], ...] = ()
+    """Numbers, and why."""
+    held: str = ""
+    tick_s: float = autoscaler.TICK_S
+
+
+def course(
+    mode: str, rule: Rule, memory: Memory, newest: int, members: Sequence[Member], load: Load, is_tick: bool
+) -> Course:
+    """`newest`: the version that is wanted. `is_tick`: so much time has passed since the last one as that one said."""
+    alike = [one for one in members if one.version == newest]
+    seen = autoscaler.Seen(
+        qps=load.qps, waiting=load.waiting, members=[scaled(one) for one in alike], affordable=load.affordable
+    )
+    decision = (autoscaler.decide if is_tick else autoscaler.fill)(rule, memory, seen)
+    final = decision.memory.target + rule.extra
+    old = update.outdated(mode, rule.least, final, newest, [_updated(one) for one in members])
+    stop = {number: "fewer are wanted" for number in decision.stop}
+    stop |= {number: f"version {newest} takes its place" for number in old}
+    return Course(
+        memory=decision.memory,
+        start_spot=decision.start_spot,
+        start_on_demand=decision.start_on_demand,
+        stop=tuple(stop.items()),
+        held=decision.held,
+        tick_s=decision.tick_s,
+    )
+
+
+def serving(mode: str, rule: Rule, members: Sequence[Member]) -> tuple[int, ...]:
+    """The numbers of those that requests may go to."""
+    return tuple(sorted(update.serving(mode, rule.least, [_updated(one) for one in members])))
+
+
+def scaled(one: Member) -> autoscaler.Member:
+    """As the autoscaler sees it: what has failed has failed, although its end is still under way."""
+    was_ready, facts = one.facts.first_ready_at is not None, one.facts
+    if facts.down in (Step.SCHEDULED, Step.RUNNING, Step.FAILED) and (facts.app_failed or facts.is_late):
+        facts = replace(facts, down=Step.SUCCEEDED)
+    return autoscaler.Member(number=one.number, state=state_of(facts), was_ready=was_ready, spot=one.spot, gpu=one.gpu)
+
+
+def _updated(one: Member) -> update.Member:
+    return update.Member(number=one.number, version=one.version, state=one.state)

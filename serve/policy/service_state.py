@@ -1,0 +1,155 @@
+"""What is remembered of a service between commands and controllers, as JSON in the journal: two records, a writer each.
+
+    Wanted   what the user asks for        written by commands, one at a time
+    Seen     what there is, and was        written by the controller that holds the lease
+
+In: records. Out: text, and back. Pure. Called by: the commands, the controller.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from infra.errors import SlipwayError
+from serve import service
+from serve.policy.autoscaler import Memory
+from serve.policy.replica_states import Facts, State, state_of
+from serve.service import Service
+
+NOT_THEIRS = ("HOST", "PORT", "MODEL", "SERVED_NAME", "VLLM_API_KEY")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Version:
+    """One way in which the service was asked for. Its replicas are all alike."""
+
+    number: int
+    document: dict[str, Any]
+    """The service file."""
+    where: str = ""
+    """Its path, for messages."""
+    engine: str = "vllm"
+    provider: str = "local"
+    """Where replicas are placed; "" = wherever there is room, in the order of `placement`."""
+    model: str
+    """As `models.resolve` takes it; what lies on this machine is a folder here, so that all replicas serve the same."""
+    store: str = ""
+    """Of our artifacts."""
+    weights: str = ""
+    """Tells one release from the next one in the same place."""
+    gpu_bytes: int = 0
+    """What a replica takes of each GPU, an estimate: none with less is rented. 0 = not known."""
+
+    @property
+    def service(self) -> Service:
+        return service.parse(self.where or f"version {self.number}", self.document)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    versions: tuple[Version, ...]
+    """The newest is the last one; those before it are kept for as long as replicas of them live."""
+    mode: str = "rolling"
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 = any that is free; the first controller's choice holds for those after it."""
+    is_ending: bool = False
+    since: float = 0.0
+    """UTC epoch seconds; what was spent before then was another service's of this name."""
+
+    @property
+    def newest(self) -> Version:
+        return self.versions[-1]
+
+    def version(self, number: int) -> Version:
+        found = next((one for one in self.versions if one.number == number), None)
+        return found or self.newest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One replica, and what it was. Its number is never used again."""
+
+    number: int
+    version: int
+    run: str
+    """Its pod's name in the journal."""
+    facts: Facts = field(default_factory=Facts)
+    spot: bool = False
+    gpu: str = ""
+    """As `target_qps_per_replica` names it: A100:1."""
+    vendor: str = ""
+    port: int = 0
+    """Of its engine, on its machine."""
+    cap_micro_usd: int | None = None
+    """What it may cost, where it is rented."""
+    why: str = ""
+    """Why it is to end or has ended."""
+    phases: tuple[tuple[str, float], ...] = ()
+    """What it was at on its way to its first answer (`landing.Stage`), and since when: UTC epoch seconds, as are those
+    below."""
+    began_at: float = 0.0
+    ready_at: float | None = None
+    ended_at: float | None = None
+
+    @property
+    def state(self) -> State:
+        return state_of(self.facts)
+
+    def phase_s(self, now: float) -> dict[str, float]:
+        """How long it was at each phase, in their order; at the last one until it was ready, or is now."""
+        ends = (*(at for _, at in self.phases[1:]), self.ready_at or self.ended_at or now)
+        return {phase: max(0.0, end - at) for (phase, at), end in zip(self.phases, ends, strict=False)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    members: tuple[Member, ...] = ()
+    next_number: int = 0
+    memory: Memory | None = None
+    """Of the autoscaler."""
+    rule_of: int = 0
+    """The change of what is wanted that `memory` has taken into account."""
+    endpoint: str = ""
+    """http://host:port"""
+    port: int = 0
+    held: str = ""
+    """Why fewer replicas are started than wanted."""
+    serving: tuple[int, ...] = ()
+    """The replicas that requests go to."""
+    problem: str = ""
+    """Why the controller that wrote this could not go on."""
+    began_at: float = 0.0
+
+
+def write(record: Wanted | Seen) -> str:
+    return msgspec.json.encode(record).decode()
+
+
+def wanted_of(text: str) -> Wanted:
+    return _read(text, Wanted)
+
+
+def seen_of(text: str) -> Seen:
+    return _read(text, Seen) if text else Seen()
+
+
+def _read(text: str, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.DecodeError as error:  # a newer Slipway wrote it
+        raise SlipwayError(f"the journal has a service that this version cannot read: {error}") from error
+
+
+def served_name(name: str, service: Service) -> str:
+    """How clients call the model of the service `name`."""
+    return service.ours.served_name or name
+
+
+def environ_of(service: Service) -> Mapping[str, str]:
+    """What the file gives to its engine; where it listens, and who may ask it, is ours to say."""
+    return {name: value for name, value in service.envs.items() if name not in NOT_THEIRS}

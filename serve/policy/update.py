@@ -1,0 +1,47 @@
+"""From one version of a service to the next: who gets requests meanwhile, and which old replicas may go. Pure.
+
+rolling: old and new ones answer; for each new one that is ready an old one goes. blue_green: the old ones answer until
+as many new ones are ready as there must be at least, then only the new ones do. New ones are started by the autoscaler,
+beside the old, so that there are at most twice as many. A new version that never gets ready leaves the old one serving.
+In: all replicas. Out: ids. Called by: the controller. Source: SkyServe, docs/source/serving/update.rst.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from serve.policy.replica_states import LIVE, State
+
+MODES = ("rolling", "blue_green")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    number: int
+    version: int
+    state: State
+
+
+def serving(mode: str, least: int, members: Iterable[Member]) -> tuple[int, ...]:
+    """The numbers of those that requests may go to."""
+    ready = [one for one in members if one.state is State.READY]
+    if mode == "blue_green" and ready:
+        versions = sorted({one.version for one in ready})
+        whole = [one for one in versions if _count(ready, one) >= max(1, least)]
+        version = whole[-1] if whole else versions[0]
+        ready = [one for one in ready if one.version == version]
+    return tuple(one.number for one in ready)
+
+
+def outdated(mode: str, least: int, final: int, newest: int, members: Sequence[Member]) -> tuple[int, ...]:
+    """The numbers of old replicas that may go now, whoever is least ready first. `final`: wanted of the newest."""
+    old = [one for one in members if one.version < newest and one.state.is_alive]
+    new_ready = sum(one.version == newest and one.state is State.READY for one in members)
+    if mode == "blue_green":
+        return tuple(one.number for one in old) if new_ready >= max(1, least) else ()
+    old.sort(key=lambda one: (LIVE.index(one.state), one.version, -one.number))
+    keep = max(0, final - new_ready)
+    return tuple(one.number for one in old[: max(0, len(old) - keep)])
+
+
+def _count(members: Iterable[Member], version: int) -> int:
+    return sum(one.version == version for one in members)

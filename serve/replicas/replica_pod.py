@@ -1,0 +1,252 @@
+"""A replica as a pod: begun, looked at, ended, through `infra`. Blocking; called in threads.
+
+    begin    offers in the order of `placement` -> rented, code, hand-over: its engine is a step of kind "service"
+    stage    how far its engine has come; fate: why it has ended
+    end      nothing of it is left, and its log is kept at home
+
+In: a Version, a Member. Out: journal rows. An engine is never started again: one that has ended is another replica's
+place. It outlives whoever started it, as every pod's work does.
+Raises what `infra.runs.launch` and `infra.runs.pods` raise. Called by: the controller.
+"""
+
+import errno
+import os
+import random
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from infra.agent import environment
+from infra.agent.job import Job, Limits, Step
+from infra.errors import SlipwayError
+from infra.ledger.journal import Journal, Op
+from infra.providers import Provider, market
+from infra.providers.registry import open_provider
+from infra.records import Plan
+from infra.runs import follow, launch, mirror, pods
+from infra.runs.acceptance_policy import terms_for
+from infra.settings import Settings
+from infra.transport.protocol import Transport
+from serve import engines
+from serve.gateway.keys import engine_key
+from serve.policy.service_state import Member, Version, environ_of, served_name
+from serve.replicas import placement
+from store import credentials
+
+ROOT = Path(__file__).resolve().parents[2]
+STEP, ENVIRONMENT = "engine", "environment"  # the steps of its pod
+CACHE_THERE = (
+    "../../../models"  # from a pod's code folder on an own machine: ~/.slipway/models, whatever pods come and go
+)
+PORTS = range(20_000, 30_000)  # below those that systems give to outgoing connections
+REMOVE_S = ASK_S = 60.0
+PUT_IN_PLACE = 'test -d "$2" || mv -- "$1" "$2"; rm -rf -- "$1"; test -d "$2"'  # another one may have been first
+
+
+def role_of(name: str) -> str:
+    """Of the journal's rows of that service's replicas."""
+    return f"serve:{name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """How far a replica is on its way to its first answer, as its pod tells."""
+
+    phase: str = ENVIRONMENT
+    """environment, weights, compiling, first answer."""
+    engine_s: float | None = None
+    """For which its engine has run; None = its environment is still in the making."""
+    told_at: float = 0.0
+    """By the pod's clock; 0 = it has told nothing yet."""
+    read: int = 0
+    """Bytes of its engine's log."""
+
+
+@dataclass
+class Landing:
+    """Where the replicas of the service `name` come from, and where they go."""
+
+    name: str
+    settings: Settings
+    say: Callable[[str], None]
+    seed: bytes = field(repr=False)
+    """Of the engines' keys."""
+    shares_key: bool = False
+    """One key for all engines: who asks them does not know which one will answer."""
+    _providers: dict[str, Provider] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def vendor(self, name: str) -> Provider:
+        """One of each, so that a machine is connected to once. Raises UsageError."""
+        with self._lock:
+            if name not in self._providers:
+                self._providers[name] = open_provider(name, self.settings)
+            return self._providers[name]
+
+    def begin(self, version: Version, member: Member) -> Op:
+        """The row of a pod at work: its engine is being loaded."""
+        shutil.rmtree(self.log_of(member.run), ignore_errors=True)  # of an earlier service of this name
+        wanted = version.service
+        request = placement.request_of(wanted, member.run, version.gpu_bytes)
+        candidates = placement.candidates(version.provider, self.settings)
+        offers = placement.find(candidates, self.vendor, request, member.spot, self.say)
+        limits = Limits(reserve_bytes=self.settings.reserve_bytes, spend_micro_usd=member.cap_micro_usd)
+        is_here = all(self.vendor(one.provider).is_here for one in offers)
+        is_sent = not is_here and "://" not in version.model
+        tuning = wanted.ours.engine
+        engine = engines.Replica(
+            engine=version.engine,
+            source=f"{CACHE_THERE}/{version.weights}" if is_sent else version.model,
+            name=served_name(self.name, wanted),
+            port=member.port,
+            store=version.store if is_here else "",
+            tuning=replace(tuning, num_gpus=request.num_gpus or tuning.num_gpus),
+            bounds=wanted.ours.limits,
+        )
+        step = Step(STEP, ("-m", "serve.engines"), engines.ENVIRONMENTS[version.engine], engines.config_of(engine),
+                    max_restarts=0)  # fmt: skip
+        is_near = is_here or bool(self.settings.rehearsal)  # a rehearsal's pods are processes of this machine
+        rented = next((one for one in candidates if self.vendor(one).is_rented), candidates[0])
+        secrets = {**self._secrets(version), engines.KEY: self.key_of(member.run)}
+        terms = terms_for(self.settings, self.vendor(rented))
+        job = Job(
+            run=member.run,
+            token="",
+            steps=(step,),
+            kind="service",
+            limits=limits,
+            torch=environment.torch_build() if is_near else "cuda" if request.num_gpus else "cpu",
+            environments=str(self.settings.environments) if is_near else "",
+            environ={**_places_of(version.model), **environ_of(wanted)},
+            secrets=tuple(secrets),
+            num_gpus=0 if self.settings.rehearsal else request.num_gpus,
+            clock_scale=self.settings.clock_scale if self.settings.rehearsal else 1.0,
+        )
+
+        def prepare(op: Op, transport: Transport) -> None:
+            send_model(Path(version.model), version.weights, op, transport, self.say)
+
+        plan = Plan(target="", store="", artifacts=(), job=job, request=request)
+        terms = replace(terms, role=role_of(self.name), prepare=prepare if is_sent else None)
+        with self._journal() as journal:
+            return launch.start(plan, offers, self.vendor, journal, ROOT, secrets, self.say, terms)
+
+    def key_of(self, run: str) -> str:
+        """That its engine asks for: whoever reaches its port by another way than the gateway has none."""
+        return engine_key(self.seed, self.name if self.shares_key else run)
+
+    def _secrets(self, version: Version) -> dict[str, str]:
+        """What an engine needs to fetch its model; by variable."""
+        names = credentials.KEYS.get(credentials.kind(version.model), ())
+        found = {name: getattr(self.settings, name.lower()) for name in names}
+        return {name: value for name, value in found.items() if value}
+
+    def reach(self, op: Op) -> Transport:
+        return self.vendor(op.vendor).reach(pods.pod_of(op))
+
+    def fate(self, op: Op) -> str:
+        """Why its engine does not run any more, in words; "" while it does. Raises SlipwayError: nobody can tell."""
+        if not op.is_live:
+            return op.reason or "it was ended"
+        verdict = pods.verdict_of(op, self.reach(op))
+        if not verdict:
+            return ""
+        state = "exit code 0" if verdict["state"] == "succeeded" else verdict["state"]  # vLLM's, when its core dies
+        return f"its engine has ended: {verdict['reason'] or state}"
+
+    def stage(self, op: Op, before: Stage) -> Stage:
+        """What its pod tells of it now, after `before`. Raises SlipwayError: it cannot be asked."""
+        transport = self.reach(op)
+        progress, _ = follow.look(op, transport)
+        said: dict[str, Any] = next((one for one in progress.get("steps", ()) if one["name"] == STEP), {})
+        before = replace(before, told_at=progress.get("updated_at", 0.0))
+        if not said.get("started_at"):
+            return before
+        start = max(0, before.read - engines.LONGEST_SAID)
+        try:
+            fresh = transport.read(pods.folder_of(op).log(STEP), start)
+        except FileNotFoundError:
+            fresh = b""
+        at = engines.WEIGHTS if before.phase == ENVIRONMENT else before.phase
+        return replace(before, phase=engines.phase(at, fresh), engine_s=said["elapsed_s"], read=start + len(fresh))
+
+    def loss(self, op: Op) -> str:
+        """What its vendor says became of its machine; "" while it is well. Raises SlipwayError: it does not say."""
+        rented = market(self.vendor(op.vendor))
+        return pods.fate(rented, op) if rented and op.is_live else ""
+
+    def end(self, op: Op, reason: str) -> None:
+        """Nothing of it is left. Raises SlipwayError when that is not proven; may be repeated."""
+        provider = self.vendor(op.vendor)
+        if op.is_live:
+            if provider.is_rented and op.address:  # nothing can be asked of it afterwards
+                self._bring_log(op)
+            with self._journal() as journal:
+                pods.end(provider, journal.op(op.token), journal, reason)
+        if not provider.is_rented and op.address:
+            self._bring_log(op)
+            self._remove(op)
+
+    def log_of(self, run: str) -> Path:
+        """Where its engine's log is kept once it has ended."""
+        return self.settings.pods.parent / "logs" / run
+
+    def _bring_log(self, op: Op) -> None:
+        """Best effort: one that is deaf is ended all the same."""
+        try:
+            mirror.bring_logs(op, self.reach(op), self.log_of(op.run))
+        except (SlipwayError, OSError) as error:
+            self.say(f"{op.run}: its log stays behind: {error}")
+
+    def _remove(self, op: Op) -> None:
+        """What the pod has left: a copy of the code, which nobody will use again. Replicas come and go for weeks."""
+        root = pods.folder_of(op).root
+        assert root.name == op.run
+        script = 'test -e "$1/POD.json" || rm -rf -- "$1"'
+        try:
+            self.reach(op).run(["sh", "-c", script, "sh", str(root)], timeout_s=REMOVE_S)
+        except SlipwayError as error:
+            self.say(f"{op.run}: {root} stays behind: {error}")
+
+    def _journal(self) -> Journal:
+        """Each thread has one of its own."""
+        return Journal.open(self.settings.state_file)
+
+
+def _places_of(model: str) -> dict[str, str]:
+    """Where a model's store is asked for; no secrets."""
+    names = credentials.PLACES.get(credentials.kind(model), ())
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
+
+
+def send_model(folder: Path, weights: str, op: Op, transport: Transport, say: Callable[[str], None]) -> None:
+    """Copy a model to where every replica on that machine finds it; one that is there already is not sent again."""
+    cache = os.path.normpath(pods.folder_of(op).code / CACHE_THERE)
+    target, draft = f"{cache}/{weights}", f"{cache}/.{weights}.{op.token}.draft"
+    if transport.run(["test", "-d", target], timeout_s=ASK_S).exited == 0:
+        return
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    say(f"{op.run}: sending the model, {sum(path.stat().st_size for path in files) / 1e9:.2f} GB")
+    for path in files:
+        mirror.put(transport, path, f"{draft}/{path.name}")
+    done = transport.run(["sh", "-c", PUT_IN_PLACE, "sh", draft, target], timeout_s=ASK_S)
+    if done.exited != 0:
+        raise SlipwayError(f"{op.run}: the model was not put in place: {done.stderr.strip()}")
+
+
+def free_port(taken: Sequence[int]) -> int:
+    """One of PORTS that nobody listens on here. On another machine it may be in use: its engine says so, and ends."""
+    while True:
+        port = random.choice(PORTS)
+        if port in taken:
+            continue
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:  # of which the next one knows no better
+                raise

@@ -1,0 +1,367 @@
+"""The replicas of a service: a task for each, from the moment its pod is asked for until nothing of it is left.
+
+    begin -> launched -> cared for (probed, its engine watched) -> told to end -> drained -> ended, which is proven
+
+In: members to begin, to take over, to end; the gateway, `Landing`. Out: what each is at (`members`); `changed` is set
+when that is another state. Which there should be is the controller's to say. Called by: the controller.
+"""
+
+import asyncio
+import contextlib
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import aiohttp
+
+from infra.errors import NoOffer, SlipwayError
+from infra.ledger.journal import Journal, Op
+from infra.ledger.life_cycle import LOST, READY
+from serve.gateway.routing import Replica
+from serve.gateway.server import Gateway
+from serve.policy import replica_states
+from serve.policy.replica_states import Facts, State, Step
+from serve.policy.service_state import Member, Wanted, served_name
+from serve.replicas.probe import Counters, probe
+from serve.replicas.replica_pod import Landing, Stage
+from serve.service import Service
+
+FATE_S, FATE_THERE_S = 0.5, 5.0  # at the verdict of an engine: on this machine, on another
+YOUNG_S = 0.5  # between probes of a replica that is not ready, where the file has not less
+LAUNCHES = 4  # at once
+THREADS = 64
+NO_OFFER_S = 30.0  # until it is asked again whether there is a machine
+RETRY_S, LONGEST_RETRY_S = 2.0, 60.0  # of an end that is not proven
+GONE_EVERY_S = 10.0  # a vendor is asked whether a silent machine still exists
+KEPT = 20  # failed replicas that are remembered
+
+T = TypeVar("T")
+
+
+@dataclass
+class Kept:
+    """A replica and what its controller holds of it."""
+
+    member: Member
+    told: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it is to end."""
+    drains: bool = True
+    has_failed: bool = False
+    """It is remembered when it is gone."""
+    replica: Replica | None = None
+    """As the gateway knows it; None until its engine can be reached."""
+    counters: Counters | None = None
+    probed: str = ""
+    """Why its last probe failed."""
+    stage: Stage = Stage()
+    task: "asyncio.Task[None] | None" = None
+    links: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+
+class Replicas:
+    """Those of the service `name`. One event loop; use it as a context, at whose end they are left as they are."""
+
+    def __init__(
+        self, name: str, wanted: Wanted, journal: Journal, landing: Landing, gateway: Gateway,
+        take_off: Callable[[], None], say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.name, self.journal, self.landing, self.gateway, self.say = name, journal, landing, gateway, say
+        self.take_off = take_off
+        """Tells the gateway which are to be asked: not one that is to end."""
+        self.wanted = wanted
+        self.kept: dict[int, Kept] = {}
+        self.past: list[Member] = []
+        """Those that have failed and are gone."""
+        self.changed = asyncio.Event()
+        self.trouble: BaseException | None = None
+        """What went wrong with our own work."""
+        self.no_offer = ""
+        """Why the last launch found no machine; until `not_before` no other one is begun."""
+        self.not_before = 0.0
+        self.pool = ThreadPoolExecutor(THREADS)
+        self.launching = asyncio.Semaphore(LAUNCHES)
+
+    async def __aenter__(self) -> "Replicas":
+        self.session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """What is being begun or ended is waited for: a thread cannot be torn off."""
+        for one in self.kept.values():
+            if one.task:
+                one.task.cancel()
+        await asyncio.gather(*(one.task for one in self.kept.values() if one.task), return_exceptions=True)
+        await asyncio.get_running_loop().run_in_executor(None, self.pool.shutdown)
+        for one in self.kept.values():
+            one.links.close()
+        await self.session.close()
+
+    @property
+    def service(self) -> Service:
+        return self.wanted.newest.service
+
+    def begin(self, member: Member, write_down: Callable[[], None]) -> None:
+        """Its pod is asked for once it is written down."""
+        one = self.kept[member.number] = Kept(member)
+        write_down()
+        one.task = asyncio.create_task(self._guarded(one, self._launch(one)))
+
+    def end(self, one: Kept, why: str, facts: Facts | None = None, *, drains: bool, has_failed: bool = False) -> None:
+        """May be called again; the first reason counts."""
+        if one.told.is_set():
+            return
+        facts = facts or one.member.facts
+        launch = Step.INTERRUPTED if facts.launch in (Step.SCHEDULED, Step.RUNNING) else facts.launch
+        one.drains, one.has_failed = drains, has_failed
+        one.member = replace(one.member, why=why)
+        self.say(f"{one.member.run}: ending: {why}")
+        self.note(one, replace(facts, launch=launch, down=Step.SCHEDULED))
+        one.told.set()
+
+    # Their tasks.
+
+    async def _guarded(self, one: Kept, life: Awaitable[None]) -> None:
+        """A mistake of our own ends this controller, and not only that replica's care; what passes ends neither."""
+        try:
+            await life
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            if not passes(error):
+                self.trouble = error
+                self.changed.set()
+                return
+            self.say(f"{one.member.run}: tried again in {RETRY_S:g} s: {error}")
+            one.task = asyncio.create_task(self._guarded(one, self._again(one)))
+
+    async def _again(self, one: Kept) -> None:
+        await asyncio.sleep(RETRY_S)
+        await self._in_thread(one.links.close)
+        self._take_over(one)
+
+    async def _launch(self, one: Kept) -> None:
+        version = self.wanted.version(one.member.version)
+        try:
+            async with self.launching:
+                if not one.told.is_set():
+                    self.note(one, replace(one.member.facts, launch=Step.RUNNING))
+                    self.say(f"{one.member.run}: launching version {version.number}")
+                    op = await self._in_thread(self.landing.begin, version, one.member)
+                    cap = one.member.cap_micro_usd if op.rate else None
+                    one.member = replace(one.member, vendor=op.vendor, cap_micro_usd=cap)
+        except SlipwayError as error:  # what there was of it has been ended
+            if isinstance(error, NoOffer):
+                self.no_offer, self.not_before = str(error), time.monotonic() + NO_OFFER_S
+                self.say(f"{one.member.run}: {error}")
+                self._drop(one)
+                return
+            self.say(f"{one.member.run}: it was not launched: {error}")
+            one.member = replace(one.member, why=str(error), ended_at=time.time())
+            self.note(one, replace(one.member.facts, launch=Step.FAILED, down=Step.SUCCEEDED))
+            self._retire(one)
+            return
+        if not one.told.is_set():
+            self.note(one, replace(one.member.facts, launch=Step.SUCCEEDED))
+        await self._keep(one)
+
+    async def _keep(self, one: Kept) -> None:
+        """From its hand-over to its end."""
+        op = self._op(one)
+        if op is not None and not one.told.is_set():
+            try:
+                port = one.member.port
+                way = self.landing.reach(op).forward(port if self.landing.vendor(op.vendor).is_here else 0, port)
+                near = await self._in_thread(one.links.enter_context, way)
+                one.replica = Replica(replica_id=one.member.run, url=f"http://127.0.0.1:{near}",
+                                      version=one.member.version, key=self.landing.key_of(one.member.run))  # fmt: skip
+                await self._care(one)
+            except SlipwayError as error:
+                facts = replace(one.member.facts, app_failed=True)
+                self.end(one, f"it cannot be reached: {error}", facts, drains=False, has_failed=True)
+        await one.told.wait()
+        await self._drain(one)
+        await self._finish(one)
+
+    async def _care(self, one: Kept) -> None:
+        """Until it is told to end."""
+        cares = [asyncio.create_task(care(one)) for care in (self._probe, self._watch)]
+        told = asyncio.create_task(one.told.wait())
+        try:
+            done, _ = await asyncio.wait([told, *cares], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (told, *cares):
+                task.cancel()
+            await asyncio.gather(told, *cares, return_exceptions=True)
+
+    async def _probe(self, one: Kept) -> None:
+        assert one.replica is not None
+        gone_asked_at = 0.0
+        while True:
+            asked, service = self.service.probe, self.wanted.version(one.member.version).service
+            before = one.counters if one.member.facts.is_ready else None
+            try:
+                found = await probe(
+                    self.session, one.replica.url, one.replica.key, served_name(self.name, service), asked, before
+                )
+            except OSError as error:  # it was not asked: this machine has no file for it
+                self.say(f"{one.member.run}: no probe: {error}")
+                await asyncio.sleep(RETRY_S)
+                continue
+            now = time.monotonic()
+            one.counters = found.counters
+            if found.why and not one.probed:  # what follows it is told by its state
+                self.say(f"{one.member.run}: {found.why}")
+            one.probed = found.why
+            facts = replica_states.probed(one.member.facts, found.passed, now)
+            if facts.first_ready_at is not None and one.member.ready_at is None:
+                one.member = replace(one.member, ready_at=time.time())
+            if facts.is_ready is not one.member.facts.is_ready:
+                self.say(f"{one.member.run}: {'ready' if facts.is_ready else f'not ready: {found.why}'}")
+            self.note(one, facts)
+            facts, why = replica_states.must_end(facts, asked, now)
+            if why:
+                at = f"; it was at: {one.stage.phase}" if facts.is_late else ""
+                self.end(one, f"{why}{at}; its last probe: {found.why}", facts, drains=False, has_failed=True)
+                return
+            op = self._op(one)
+            if not found.passed and op and op.rate and now - gone_asked_at > GONE_EVERY_S:
+                gone_asked_at = now
+                with contextlib.suppress(SlipwayError):  # no word is no proof
+                    if loss := await self._in_thread(self.landing.loss, op):
+                        facts = replace(one.member.facts, preempted=True)
+                        self.end(one, f"its machine was taken away: {loss}", facts, drains=False)
+                        return
+            interval_s = asked.endpoint_probe_interval_seconds
+            await asyncio.sleep(interval_s if facts.is_ready and found.passed else min(interval_s, YOUNG_S))
+
+    async def _watch(self, one: Kept) -> None:
+        """Whether its engine still runs, and how far it has come, as its own agent says."""
+        while True:
+            op = self._op(one)
+            fate = "its row is in the journal no more"
+            if op is not None:
+                try:
+                    fate = await self._in_thread(self.landing.fate, op)
+                    if not fate and one.member.facts.first_ready_at is None:
+                        self._hear(one, await self._in_thread(self.landing.stage, op, one.stage))
+                except (SlipwayError, OSError, ValueError):  # nobody can tell; its probes tell whether it serves
+                    fate = ""
+            if fate:
+                facts = replace(one.member.facts, app_failed=True, is_ready=False)
+                self.end(one, fate, facts, drains=False, has_failed=True)
+                return
+            await asyncio.sleep(FATE_S if op and self.landing.vendor(op.vendor).is_here else FATE_THERE_S)
+
+    def _hear(self, one: Kept, stage: Stage) -> None:
+        """What its pod has told anew; an agent that has fallen silent tells nothing."""
+        if stage.told_at != one.stage.told_at:
+            facts = replica_states.told(one.member.facts, stage.engine_s, time.monotonic())
+            one.member = replace(one.member, facts=facts)
+        if stage.phase not in [phase for phase, _ in one.member.phases]:
+            one.member = replace(one.member, phases=(*one.member.phases, (stage.phase, time.time())))
+            self.changed.set()
+        one.stage = stage
+
+    async def _drain(self, one: Kept) -> None:
+        """Until the gateway has had the last answer of it, or its time is over."""
+        self.take_off()
+        if one.drains and one.replica is not None:
+            until = time.monotonic() + self.service.file.service.load_balancer.stream_timeout_seconds
+            while self.gateway.in_flight(one.replica) and time.monotonic() < until:
+                await asyncio.sleep(0.05)
+
+    async def _finish(self, one: Kept) -> None:
+        """Until nothing of it is left, which takes as many tries as it takes."""
+        wait_s = RETRY_S
+        while True:
+            self.note(one, replace(one.member.facts, down=Step.RUNNING))
+            try:
+                op = self._op(one)
+                if op is not None:
+                    await self._in_thread(self.landing.end, op, one.member.why)
+                break
+            except SlipwayError as error:
+                self.say(f"{one.member.run}: {error}")
+                self.note(one, replace(one.member.facts, down=Step.FAILED))
+                await asyncio.sleep(wait_s)
+                wait_s = min(LONGEST_RETRY_S, 2 * wait_s)
+        await self._in_thread(one.links.close)
+        one.member = replace(one.member, ended_at=time.time())
+        self.note(one, replace(one.member.facts, down=Step.SUCCEEDED))
+        self.say(f"{one.member.run}: ended, nothing of it runs")
+        if one.has_failed:
+            self._retire(one)
+        else:
+            self._drop(one)
+
+    def _retire(self, one: Kept) -> None:
+        """Gone, and remembered for what went wrong."""
+        self.past = [*self.past, one.member][-KEPT:]
+        self._drop(one)
+
+    def _drop(self, one: Kept) -> None:
+        self.kept.pop(one.member.number, None)
+        self.changed.set()
+
+    def adopt(self, members: Sequence[Member]) -> None:
+        """Take over what an earlier controller has left, and end what it did not know."""
+        for member in members:
+            if member.facts.down is Step.SUCCEEDED:
+                self.past.append(member)
+                continue
+            self.kept[member.number] = Kept(member)
+            self._take_over(self.kept[member.number])
+        if self.kept:
+            self.say(f"{self.name}: taking over {', '.join(one.member.run for one in self.kept.values())}")
+
+    def _take_over(self, one: Kept) -> None:
+        """Whatever it was at when its care was cut off."""
+        facts = replace(one.member.facts, passes=0, misses=0, first_miss_at=None, waits_since=None)
+        op = self._op(one)
+        if op is not None and facts.launch in (Step.SCHEDULED, Step.RUNNING) and op.state in (READY, LOST):
+            facts = replace(facts, launch=Step.SUCCEEDED)
+        one.member = replace(one.member, facts=facts)
+        if op is None and facts.launch in (Step.SCHEDULED, Step.RUNNING):
+            self._drop(one)  # its pod was never asked for
+            return
+        if facts.down is not None:
+            one.drains, one.has_failed = False, facts.app_failed or facts.is_late
+            one.told.set()
+        elif facts.launch is not Step.SUCCEEDED:
+            self.end(one, "its launch was cut off", drains=False)
+        one.task = asyncio.create_task(self._guarded(one, self._keep(one)))
+
+    async def reached(self, limit_s: float) -> None:
+        """Until the gateway can ask each that was ready, or not longer than that."""
+        until = time.monotonic() + limit_s
+        while time.monotonic() < until and any(
+            one.member.state is State.READY and one.replica is None for one in self.kept.values()
+        ):
+            await asyncio.sleep(0.01)
+
+    def note(self, one: Kept, facts: Facts) -> None:
+        before = one.member.state
+        one.member = replace(one.member, facts=facts)
+        if one.member.state is not before:
+            self.changed.set()
+
+    def members(self) -> list[Member]:
+        return sorted([*self.past, *(one.member for one in self.kept.values())], key=lambda one: one.number)
+
+    def _op(self, one: Kept) -> Op | None:
+        return next(reversed(self.journal.ops(run=one.member.run)), None)
+
+    async def _in_thread(self, work: Callable[..., T], *words: Any) -> T:
+        """To its end, also when this task is cancelled meanwhile: what it began must not be half done."""
+        return await asyncio.get_running_loop().run_in_executor(self.pool, work, *words)
+
+
+def passes(error: BaseException) -> bool:
+    """Whether it is a want of this machine, or came of one: no file, no memory, no thread, a full disk."""
+    wants = (OSError, MemoryError, sqlite3.OperationalError)
+    return isinstance(error, wants) or isinstance(error.__cause__, wants) or str(error) == "can't start new thread"

@@ -1,0 +1,467 @@
+"""Artifacts in a folder of this machine.
+
+    <store>/by-fingerprint/<kind>/<fingerprint>/...             an artifact, for as long as something refers to it
+    <store>/<name>/...  and  <store>/<name>/ARTIFACT.json       a name that stands for one: its files, by hard links
+    <store>/...         and  <store>/<name>.artifact.json       a flat name: its files lie at the root
+
+An artifact is copied into `.tmp-<uuid>` beside its place, synced, read back, given its manifest, and moved in, where it
+is never replaced while it is whole. Names are swapped. What a dead writer left is swept: finished when it was whole and
+its place is empty, removed otherwise. What 8284afb published lies under its name alone; it is kept by its fingerprint,
+too, before its name stands for something else.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from store import local_files, outside
+from store.manifest import (
+    FLAT_MANIFEST,
+    MANIFEST,
+    MISSING,
+    Artifact,
+    FileEntry,
+    Manifest,
+    NoStore,
+    StoreError,
+    check_name,
+    choose,
+    is_hidden,
+    is_kept,
+    is_manifest,
+    kept_name,
+    name_at,
+    places,
+    sources_of,
+)
+
+CHUNK_BYTES = 1 << 20
+_LEFTOVER = re.compile(r"(?:.*/)?\.(?:tmp|trash)-[0-9a-f]{32}")
+
+
+class FolderStore:
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self._root = os.path.realpath(uri.removeprefix("file://"))
+
+    def publish(self, folder: Path, name: str, fingerprint: str, about: Mapping[str, Any], flat: bool) -> None:
+        """Keep the files of `folder` by their fingerprint once they were read back; `name` stands for them then.
+
+        Of two publishers of one fingerprint the first one's files are kept, of one name the last one's choice.
+        Raises StoreError; what was there is then still there.
+        """
+        sources = sources_of(Path(folder), check_name(name), flat)
+        kept = kept_name(name, fingerprint)
+        try:
+            self._refuse_overlap(Manifest(name, fingerprint, about, (), 0.0, flat))
+            before = self.check(kept)
+            if before.problem:
+                whole = Manifest(kept, fingerprint, about, (), time.time())
+                self._write(folder, sources, whole, replaces=before.problem != MISSING)
+            self.point(name, fingerprint, flat)
+        except OSError as error:
+            raise StoreError(f"publishing {name} to {self.uri}: {error}") from error
+
+    def write_down(self, folder: Path, name: str, fingerprint: str, about: Mapping[str, Any]) -> None:
+        """Copy the files of `folder` under `name`, in place of what was there; nothing of that is kept.
+
+        Raises StoreError; what was there is then still there.
+        """
+        sources = sources_of(Path(folder), check_name(name), flat=False)
+        try:
+            self._write(folder, sources, Manifest(name, fingerprint, about, (), time.time()))
+        except OSError as error:
+            raise StoreError(f"writing {name} to {self.uri}: {error}") from error
+
+    def _write(self, folder: Path, sources: list[str], manifest: Manifest, replaces: bool = True) -> None:
+        """replaces: what is in its place by then; else the first one's files stay."""
+        with self._staging(manifest.name) as staging, _pool() as pool:
+            files = tuple(pool.map(lambda path: self._copy(Path(folder, path), path, staging), sources))
+            manifest = replace(manifest, files=files)
+            local_files.replace(f"{staging}/{MANIFEST}", manifest.to_json().encode())
+            self._sync(staging)
+            with self._locked(exclusive=True):
+                if replaces or not os.path.exists(self._at(f"{manifest.name}/{MANIFEST}")):
+                    self._swap(staging, manifest)
+
+    def point(self, name: str, fingerprint: str, flat: bool) -> None:
+        """Have `name` stand for the artifact of that fingerprint, from one moment to the next.
+
+        Raises StoreError when there is none, or a file of the user's is in the place of the name.
+        """
+        try:
+            kept, before = self._kept(check_name(name), fingerprint), self.check(name)
+            if not before.problem and before.fingerprint == fingerprint:
+                return
+            while not self._moved(name, kept, flat):
+                pass
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{name} in {self.uri}: {error}") from error
+
+    def _moved(self, name: str, kept: str, flat: bool) -> bool:
+        """Whether the name stands for it now; not when another publisher was faster."""
+        before = self.check(name)
+        if not before.problem:  # what is damaged is nothing that anybody could go on reading
+            self._kept(name, before.fingerprint)
+        with self._staging(name) as staging:
+            manifest = replace(self._read(self._at(f"{kept}/{MANIFEST}")), name=name, flat=flat)
+            for entry in manifest.files:
+                self._link(f"{self._at(kept)}/{entry.path}", f"{staging}/{entry.path}")
+            local_files.replace(f"{staging}/{MANIFEST}", manifest.to_json().encode())
+            self._sync(staging)
+            with self._locked(exclusive=True):
+                if self.check_fingerprint(name) not in ("", before.fingerprint):
+                    return False
+                self._swap(staging, manifest)
+                return True
+
+    def _kept(self, name: str, fingerprint: str) -> str:
+        """Where an artifact lies for good: taken there now when it lies under a name alone. Raises StoreError."""
+        found, where = self.find(name, fingerprint)
+        if found.problem:
+            raise StoreError(f"{name} in {self.uri}: {found.problem}")
+        kept = kept_name(name, fingerprint)
+        if where != kept:
+            manifest = self.manifest(where)
+            with self._staging(kept) as staging:
+                for entry in manifest.files:
+                    self._link(self._at(manifest.place(entry.path)), f"{staging}/{entry.path}")
+                whole = replace(manifest, name=kept, flat=False)
+                local_files.replace(f"{staging}/{MANIFEST}", whole.to_json().encode())
+                self._sync(staging)
+                with self._locked(exclusive=True):
+                    self._swap(staging, whole)
+        return kept
+
+    def _link(self, source: str, target: str) -> None:
+        """Give a file a second name, or copy it where the file system has no links."""
+        os.makedirs(target.rpartition("/")[0], exist_ok=True)
+        if os.path.realpath(source) != source:
+            raise StoreError(f"{source} is reached through a symbolic link")
+        try:
+            os.link(source, target)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EXDEV, errno.ENOSYS):
+                raise
+            shutil.copyfile(source, target)
+            local_files.sync(target)
+
+    def remove(self, kept: str) -> None:
+        """Remove an artifact that is kept by its fingerprint. Raises StoreError."""
+        assert is_kept(kept), kept
+        try:
+            with self._locked(exclusive=True):
+                trash = f"{self._at(kept).rpartition('/')[0]}/.trash-{uuid.uuid4().hex}"
+                os.rename(self._at(kept), trash)
+                shutil.rmtree(trash)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StoreError(f"removing {kept} from {self.uri}: {error}") from error
+
+    def check_writable(self) -> None:
+        """Raises NoStore when no file can be written where the store is, or will be. Leaves nothing behind."""
+        folder = Path(self._root)
+        while not os.path.lexists(folder):
+            folder = folder.parent
+        try:
+            with tempfile.TemporaryFile(dir=folder) as probe:
+                probe.write(b"x")
+        except OSError as error:
+            raise NoStore(
+                f"nothing can be written to the store {self.uri}: {error}; give another: --store, of inv train --out"
+            ) from None
+
+    def artifacts(self) -> list[Artifact]:
+        """Every artifact, by name, each verified by size and sha256."""
+        if self._leftovers() and os.access(self._root, os.W_OK):
+            self._sweep()
+        with self._locked(exclusive=False):
+            paths = self._find(self._root)
+            manifests = [path for path in paths if is_manifest(path) and not is_hidden(path)]
+            return self._verify(manifests, paths)
+
+    def check(self, name: str, deep: bool = False) -> Artifact:
+        """The artifact that a name stands for, verified; `problem` says when it is missing or damaged."""
+        check_name(name)
+        with self._locked(exclusive=False):
+            for manifest in places(name):
+                if os.path.exists(self._at(manifest)):
+                    return self._verify([manifest], self._find(self._at(name)))[0]
+        return Artifact(name, "", MISSING)
+
+    def path(self, name: str, fingerprint: str) -> Path:
+        """The folder with the files of that artifact, verified just now.
+
+        Raises StoreError when it is missing, damaged or has another fingerprint.
+        """
+        found, where = self.find(name, fingerprint)
+        if found.problem:
+            raise StoreError(f"{name} in {self.uri}: {found.problem}")
+        if not is_kept(where) and os.access(self._root, os.W_OK):  # or it would change when its name moves
+            with contextlib.suppress(OSError):
+                where = self._kept(name, fingerprint)
+        return Path(self._at(where)) if os.path.exists(self._at(f"{where}/{MANIFEST}")) else Path(self._root)
+
+    def find(self, name: str, fingerprint: str) -> tuple[Artifact, str]:
+        """The artifact of that fingerprint, verified, and under which name it lies: for good, or under `name` alone."""
+        return choose(name, fingerprint, self.check, self._names)
+
+    def _names(self) -> list[str]:
+        return [name_at(one) for one in self._find(self._root) if is_manifest(one) and not is_hidden(one)]
+
+    def check_fingerprint(self, name: str) -> str:
+        """The fingerprint that stands under a name, unverified; "" when there is none that can be read."""
+        try:
+            return self.manifest(name).fingerprint
+        except StoreError:
+            return ""
+
+    def manifest(self, name: str) -> Manifest:
+        """What is written down about that artifact; nothing is verified. Raises StoreError when there is none."""
+        for place in places(check_name(name)):
+            if os.path.exists(self._at(place)):
+                try:
+                    return self._read(self._at(place))
+                except ValueError as error:
+                    raise StoreError(f"{name} in {self.uri}: {error}") from None
+        raise StoreError(f"{name} in {self.uri}: {MISSING}")
+
+    def adopt(self, folder: Path, manifest: Manifest, replaces: bool = False) -> None:
+        """Take a folder of this disk, whose files were verified, as that artifact. Raises StoreError.
+
+        replaces: also what is whole in its place.
+        """
+        kept = kept_name(manifest.name, manifest.fingerprint)
+        whole = replace(manifest, name=kept, flat=False)
+        try:
+            if replaces or self.check(kept).problem:
+                local_files.replace(folder / MANIFEST, whole.to_json().encode())
+                self._sync(str(folder))
+                with self._locked(exclusive=True):
+                    os.makedirs(self._at(kept).rpartition("/")[0], exist_ok=True)
+                    self._swap(str(folder), whole)
+            else:
+                shutil.rmtree(folder)
+            if not is_kept(manifest.name):
+                self.point(manifest.name, manifest.fingerprint, manifest.flat)
+        except OSError as error:
+            raise StoreError(f"taking over {manifest.name} into {self.uri}: {error}") from error
+
+    # Writing.
+
+    @contextlib.contextmanager
+    def _staging(self, name: str) -> Iterator[str]:
+        """A new folder beside the place of `name`, claimed for as long as this lasts, removed at its end."""
+        parent = self._at(name).rpartition("/")[0]
+        staging = f"{parent}/.tmp-{uuid.uuid4().hex}"
+        self._refuse_links(parent)
+        if self._leftovers():
+            self._sweep()
+        with self._locked(exclusive=True):  # a sweeper sees the folder only once it is claimed
+            os.makedirs(staging)
+            claim = local_files.claim(staging)
+        try:
+            yield staging
+        finally:
+            if os.path.exists(staging):
+                shutil.rmtree(staging)
+            if claim is not None:
+                os.close(claim)
+
+    def _copy(self, source: Path, path: str, staging: str) -> FileEntry:
+        target = f"{staging}/{path}"
+        os.makedirs(target.rpartition("/")[0], exist_ok=True)
+        digest, size = hashlib.sha256(), 0
+        with open(source, "rb") as file, open(target, "wb") as copy:
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+                size += copy.write(chunk)
+            copy.flush()
+            os.fsync(copy.fileno())
+        if _sha256(target) != digest.hexdigest():
+            raise StoreError(f"{target} reads back otherwise than it was written; nothing was published")
+        return FileEntry(path, size, digest.hexdigest())
+
+    def _swap(self, staging: str, manifest: Manifest) -> None:
+        """Put the staged artifact in its place. The lock is held."""
+        self._refuse_overlap(manifest)
+        place = self._at(manifest.name)
+        if not manifest.flat:
+            # Only what carries our manifest is ours to remove.
+            kind = "trash" if os.path.exists(f"{place}/{MANIFEST}") else "aside"
+            old = f"{place.rpartition('/')[0]}/.{kind}-{uuid.uuid4().hex}"
+            if os.path.lexists(place):
+                os.rename(place, old)
+            os.rename(staging, place)
+            self._sync_parents(manifest.name)
+            if kind == "trash":
+                shutil.rmtree(old)
+        else:
+            base = self._root if manifest.flat else place
+            current = f"{place}{FLAT_MANIFEST}" if manifest.flat else f"{place}/{MANIFEST}"
+            before: set[str] = set()
+            if os.path.exists(current):
+                with contextlib.suppress(ValueError):  # a damaged manifest names no file that could be removed
+                    before = {entry.path for entry in self._read(current).files}
+                os.remove(current)
+            for entry in manifest.files:
+                if os.path.exists(f"{staging}/{entry.path}"):  # else moved already, by a writer that died here
+                    os.makedirs(f"{base}/{entry.path}".rpartition("/")[0], exist_ok=True)
+                    os.replace(f"{staging}/{entry.path}", f"{base}/{entry.path}")
+            os.replace(f"{staging}/{MANIFEST}", current)
+            for path in before - {entry.path for entry in manifest.files}:
+                if os.path.exists(f"{base}/{path}"):
+                    os.remove(f"{base}/{path}")
+            self._sync_parents(manifest.name)
+
+    def _refuse_overlap(self, manifest: Manifest) -> None:
+        """An artifact inside another would be swapped away with it."""
+        name, parts = manifest.name, manifest.name.split("/")
+        if manifest.flat:
+            others = [f"{name}/{MANIFEST}"]
+        else:
+            others = [f"{'/'.join(parts[:depth])}/{MANIFEST}" for depth in range(1, len(parts))]
+            others += [path for path in self._find(self._at(name)) if is_manifest(path) and not is_hidden(path)]
+            others += [f"{name}{FLAT_MANIFEST}"]
+        for one in others:
+            if (one != f"{name}/{MANIFEST}" or manifest.flat) and os.path.exists(self._at(one)):
+                raise StoreError(f"{name} in {self.uri}: {one} is there, and one would hold the other")
+
+    def _sweep(self) -> None:
+        """End what dead writers left. Of other machines' writers nobody knows whether they are dead."""
+        with self._locked(exclusive=True):
+            for leftover in self._leftovers():
+                claim = local_files.claim(leftover)
+                if claim is None:
+                    continue
+                try:
+                    self._finish(leftover)
+                    if os.path.exists(leftover):
+                        shutil.rmtree(leftover)
+                finally:
+                    os.close(claim)
+
+    def _finish(self, leftover: str) -> None:
+        """Swap in a staged artifact that had been read back, unless its place is taken."""
+        if "/.tmp-" not in leftover or not os.path.exists(f"{leftover}/{MANIFEST}"):
+            return
+        with contextlib.suppress(ValueError, StoreError):  # then it is no artifact, and goes
+            manifest = self._read(f"{leftover}/{MANIFEST}")
+            place = self._at(manifest.name)
+            taken = f"{place}{FLAT_MANIFEST}" if manifest.flat else place
+            if not os.path.exists(taken) and place.rpartition("/")[0] == leftover.rpartition("/")[0]:
+                self._swap(leftover, manifest)
+
+    def _leftovers(self) -> list[str]:
+        """Staging and trash folders, drafts first."""
+        found = [folder for folder, _, _ in os.walk(self._root) if _LEFTOVER.fullmatch(folder)]
+        return sorted(found, key=lambda path: "/.trash-" in path)
+
+    # Reading.
+
+    def _verify(self, manifests: list[str], paths: list[str]) -> list[Artifact]:
+        """Artifacts from their manifests' paths; `paths` are the files seen around them."""
+        verified = local_files.Verified(self._root)
+        with _pool() as pool:
+            waiting: list[tuple[Artifact, list[Future[str]]]] = []
+            for path in sorted(manifests):
+                name = name_at(path)
+                try:
+                    manifest = self._read(self._at(path))
+                    if places(manifest.name)[manifest.flat] != path:
+                        raise ValueError(f"its manifest is that of {manifest.name}")
+                except ValueError as error:
+                    waiting.append((Artifact(outside.printable(name), "", str(error)), []))
+                    continue
+                base = "" if manifest.flat else f"{name}/"
+                problems = [pool.submit(self._problem, base, entry, verified) for entry in manifest.files]
+                known = {f"{base}{entry.path}" for entry in manifest.files} | {path}
+                extra = [one for one in paths if base and one.startswith(base) and one not in known]
+                extra = [one for one in extra if not is_hidden(one)]
+                problem = f"{outside.printable(extra[0])} is not in its manifest" if extra else ""
+                waiting.append((manifest.artifact(problem), problems))
+            found = []
+            for artifact, problems in waiting:
+                wrong = [one for one in (artifact.problem, *(problem.result() for problem in problems)) if one]
+                found.append(replace(artifact, problem="; ".join(wrong[:3])))
+        verified.save()
+        return found
+
+    def _problem(self, base: str, entry: FileEntry, verified: local_files.Verified) -> str:
+        relative = base + entry.path
+        path = self._at(relative)
+        try:
+            if os.path.realpath(path) != path:
+                return f"{relative} is reached through a symbolic link"
+            if not os.path.isfile(path):
+                return f"{relative} is {'no regular file' if os.path.lexists(path) else 'missing'}"
+            size = os.stat(path).st_size
+            if size != entry.size:
+                return f"{relative} has {size} bytes, its manifest says {entry.size}"
+            before = os.stat(path)
+            digest = verified.get(relative, before)
+            if digest is None:
+                digest = _sha256(path)
+                verified.put(relative, before, os.stat(path), digest)
+        except FileNotFoundError:
+            return f"{relative} is missing"
+        except OSError as error:
+            return f"{relative} cannot be read ({error})"
+        return "" if digest == entry.sha256 else f"{relative} is not what was published (its sha256 differs)"
+
+    def _read(self, path: str) -> Manifest:
+        try:
+            if os.path.realpath(path) != path:
+                raise ValueError("its manifest is reached through a symbolic link")
+            return Manifest.from_json(outside.content(path))
+        except OSError as error:
+            raise ValueError(f"its manifest cannot be read ({error})") from None
+
+    # Where things lie.
+
+    def _at(self, relative: str) -> str:
+        return f"{self._root}/{relative}"
+
+    def _find(self, place: str) -> list[str]:
+        """Files at and under `place`, relative to the root."""
+        found = [os.path.join(here, one) for here, _, files in os.walk(place) for one in files]
+        return sorted(os.path.relpath(path, self._root) for path in found)
+
+    def _refuse_links(self, folder: str) -> None:
+        if os.path.realpath(folder) != folder:
+            raise StoreError(f"{folder} leads out of the store through a symbolic link")
+
+    def _locked(self, exclusive: bool) -> contextlib.AbstractContextManager[None]:
+        return local_files.locked(self._root, exclusive)
+
+    def _sync(self, staging: str) -> None:
+        for folder, _, _ in os.walk(staging):
+            local_files.sync(folder)
+
+    def _sync_parents(self, name: str) -> None:
+        for depth in range(name.count("/") + 1):
+            local_files.sync(self._at(name).rsplit("/", depth + 1)[0])
+
+
+def _sha256(path: str) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1))

@@ -1,0 +1,157 @@
+"""The files of a model as `transformers` keeps them, looked at before anything of their size is allocated.
+
+In: a folder that anybody may have made. Out: the JSON beside the weights; which files hold weights, none of them from
+outside of the folder; what each file says of its tensors.
+
+Source: the safetensors format: 8 bytes of length, then a JSON header, then the tensors' bytes.
+"""
+
+import math
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from store import outside
+from store.outside import Unreadable
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CONFIG_BYTES = outside.MIB
+HEADER_BYTES = 64 * outside.MIB  # of an index, or of a header
+HEADER_VALUES = 4_000_000
+POSITIVE = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim"),
+    *("num_key_value_heads", "max_position_embeddings"),
+)
+MOST = 1 << 30
+WIDTHS = {
+    **{"F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2},
+    **{"F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I8": 1, "U8": 1, "BOOL": 1},
+}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor as its file describes it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+def held(folder: Path, name: str) -> Path:
+    """The file `name` at the top of a model's folder. Raises Unreadable when a link leads elsewhere.
+
+    In the cache of the hub's own client each is a link into the repository's `blobs`: that is inside, too.
+    """
+    if not 0 < len(name.encode()) < 256 or any(one in name for one in "/\\\0") or name in (".", ".."):
+        raise Unreadable(f"{outside.shown(name)} is no name of a file in {folder}")
+    if folder.parent.name == "snapshots":
+        blob = os.path.realpath(folder / name)
+        if os.path.dirname(blob) == os.path.realpath(folder.parent.parent / "blobs"):
+            return folder / name
+    outside.within(folder, name)
+    return folder / name
+
+
+def load(folder: Path, name: str = CONFIG) -> dict[str, Any]:
+    """A small JSON file of a model. Raises Unreadable, FileNotFoundError."""
+    try:
+        return outside.load(held(folder, name), CONFIG_BYTES)
+    except FileNotFoundError:
+        raise
+    except (Unreadable, OSError) as error:
+        raise Unreadable(f"{folder / name}: {error}") from None
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold its weights, by name. Raises Unreadable when one is missing or lies elsewhere."""
+    names: set[str] = {WEIGHTS}
+    try:
+        if (folder / INDEX).exists():
+            index = outside.load(held(folder, INDEX), HEADER_BYTES, HEADER_VALUES)
+            said = outside.typed(index, "weight_map", dict)
+            if not said or (odd := [one for one in said.values() if type(one) is not str]):
+                raise Unreadable(f"its weight_map names {outside.shown(odd[0]) if said else 'no file'}")
+            names = set(said.values())
+        files = [held(folder, name) for name in sorted(names)]
+    except (Unreadable, OSError) as error:
+        raise Unreadable(f"{folder / INDEX} is no index of weights: {error}; fetch it again") from None
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise Unreadable(f"{folder} lacks {', '.join(missing[:5])}; weights are read from safetensors files only")
+    return files
+
+
+def header(file: Path) -> dict[str, Stored]:
+    """The tensors of a safetensors file, by name; none of them is read. Raises Unreadable."""
+    try:
+        with outside.opened(file) as opened:
+            room = os.fstat(opened.fileno()).st_size - 8
+            (length,) = struct.unpack("<Q", opened.read(8))
+            if length > min(room, HEADER_BYTES):
+                raise Unreadable(f"its header would have {length} bytes")
+            said = outside.mapping(opened.read(length), HEADER_BYTES, HEADER_VALUES)
+        return {name: _stored(name, one, room - length) for name, one in said.items() if name != "__metadata__"}
+    except (Unreadable, struct.error, OSError) as error:
+        raise Unreadable(f"{file} is damaged or not a safetensors file: {error}; fetch it again") from None
+
+
+def _stored(name: str, said: Any, room: int) -> Stored:
+    if type(said) is not dict:
+        raise Unreadable(f"{outside.shown(name)} is {outside.shown(said)}")
+    dtype, shape = outside.typed(said, "dtype", str), outside.typed(said, "shape", list)
+    places = outside.typed(said, "data_offsets", list)
+    if len(places) != 2 or any(type(one) is not int or one < 0 for one in (*shape, *places)):
+        raise Unreadable(f"{outside.shown(name)} has shape {outside.shown(shape)} at {outside.shown(places)}")
+    start, stop = places
+    size = math.prod(shape) * WIDTHS[dtype] if dtype in WIDTHS else stop - start
+    if not start <= stop <= room or stop - start != size:
+        raise Unreadable(f"{outside.shown(name)} would need {size} bytes and has {start} to {stop} of {room}")
+    return Stored(dtype, tuple(shape), stop - start)
+
+
+def check(folder: Path) -> dict[str, Any]:
+    """The config of a model of any kind, after what every loader takes on trust was compared with the files.
+
+    Its sizes are whole numbers in reach, the numbers of its positions finite and above 0, and the table of its words
+    has the shape that it says. Raises Unreadable.
+    """
+    try:
+        config = load(folder)
+    except FileNotFoundError:
+        raise Unreadable(f"{folder} has no {CONFIG}") from None
+    check_sizes(config)
+    files = sorted(held(folder, one.name) for one in folder.iterdir() if one.name.endswith(".safetensors"))
+    if (folder / INDEX).exists():
+        files = sorted({*files, *weight_files(folder)})
+    text = _part(config, "text_config") or config
+    words, width = text.get("vocab_size"), text.get("hidden_size")
+    for file in files:
+        for name, one in header(file).items():
+            is_table = name.endswith("embed_tokens.weight") and one.dtype in ("F64", "F32", "BF16", "F16")
+            if is_table and len(one.shape) == 2 and words and one.shape[0] < words:
+                raise Unreadable(f"{file.name}: {name} has {one.shape[0]} rows, {CONFIG} says {words}")
+            if is_table and width and one.shape[-1:] != (width,):
+                raise Unreadable(f"{file.name}: {name} is {one.shape}, {CONFIG} says {width} wide")
+    return config
+
+
+def check_sizes(config: dict[str, Any]) -> None:
+    """Raises Unreadable."""
+    for part in filter(None, (config, _part(config, "text_config"))):
+        for key in POSITIVE:
+            if (value := part.get(key)) is not None and not (type(value) is int and 0 < value <= MOST):
+                raise Unreadable(f"its {key} is {outside.shown(value)}; it must be a whole number from 1 to {MOST}")
+        for at in filter(None, (part, _part(part, "rope_parameters"), _part(part, "rope_scaling"))):
+            for key in ("rope_theta", "rms_norm_eps", "factor"):
+                value = at.get(key)
+                if value is not None and not (type(value) in (int, float) and 0 < value < 1e15):
+                    raise Unreadable(f"its {key} is {outside.shown(value)}; it must be a number above 0")
+
+
+def _part(config: dict[str, Any], key: str) -> dict[str, Any]:
+    value = config.get(key)
+    if value is not None and type(value) is not dict:
+        raise Unreadable(f"its {key} is {outside.shown(value)}, expected an object")
+    return value or {}

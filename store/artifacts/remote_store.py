@@ -1,0 +1,311 @@
+"""Artifacts in a place on another machine: the same names and manifests, no renames and no locks.
+
+Where many files change at once (a hub: one commit), an artifact is replaced as a whole. Where they do not (a bucket),
+its manifest goes first, then its files change, each read back, and its new manifest comes last, on the condition that
+nobody else has put one there meanwhile. Either way, what has no manifest that verifies is no artifact. What is read is
+named by a pinned revision where there is one, and by sha256 always.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from time import time
+from typing import Any
+
+from store import outside
+from store.artifacts.local_copies import Mirror
+from store.backends.backend import Copy, Entry, Place
+from store.manifest import (
+    MANIFEST,
+    MISSING,
+    Artifact,
+    FileEntry,
+    Manifest,
+    NoStore,
+    StoreError,
+    check_name,
+    choose,
+    is_hidden,
+    is_kept,
+    is_manifest,
+    kept_name,
+    name_at,
+    places,
+    sources_of,
+)
+from store.patience import Conflict, clean
+
+THREADS = 8
+RUNS = "runs/"  # what runs at work leave there is no artifact
+
+
+class RemoteStore:
+    def __init__(self, place: Place) -> None:
+        self.place, self.uri = place, place.uri
+
+    def publish(self, folder: Path, name: str, fingerprint: str, about: Mapping[str, Any], flat: bool) -> None:
+        """Keep the files of `folder` by their fingerprint, then have `name` stand for them. Raises StoreError."""
+        sources = sources_of(folder, check_name(name), flat)
+        kept = kept_name(name, fingerprint)
+        try:
+            there = self.place.listing()
+            _refuse_overlap(self.uri, name, flat, there)
+            if self._look(kept, there).problem:
+                manifest = self._write(folder, sources, Manifest(kept, fingerprint, about, (), time()), there)
+                Mirror(self.uri).seed(folder, manifest)
+            self.point(name, fingerprint, flat)
+        except OSError as error:
+            raise StoreError(f"publishing {name} to {self.uri}: {error}") from error
+
+    def write_down(self, folder: Path, name: str, fingerprint: str, about: Mapping[str, Any]) -> None:
+        """Raises StoreError; then what was there is still there, or missing where the place is not atomic."""
+        sources = sources_of(folder, check_name(name), flat=False)
+        try:
+            there = self.place.listing()
+            _refuse_overlap(self.uri, name, False, there)
+            self._write(folder, sources, Manifest(name, fingerprint, about, (), time()), there)
+        except OSError as error:
+            raise StoreError(f"writing {name} to {self.uri}: {error}") from error
+
+    def _write(self, folder: Path, sources: list[str], manifest: Manifest, there: Mapping[str, Entry]) -> Manifest:
+        where = places(manifest.name)[0]
+        manifest = replace(manifest, files=tuple(self._entry(folder / path, path) for path in sources))
+        new = {manifest.place(path): folder / path for path in sources}
+        gone = [path for path in self._files_of(where, there) if path not in new]
+        seen = there[where].version if where in there else ""
+        if not self.place.is_atomic:
+            return self._put_one_by_one(new, gone, where, manifest, there)
+        self._put_at_once(new, gone, where, manifest, seen)
+        return manifest
+
+    def point(self, name: str, fingerprint: str, flat: bool) -> None:
+        """Have `name` stand for the artifact of that fingerprint; its files are copied where they lie.
+
+        Raises StoreError when there is none; then the name stands for what it stood for, or for nothing where the
+        place is not atomic.
+        """
+        where = places(check_name(name))[flat]
+        there = self.place.listing()
+        _refuse_overlap(self.uri, name, flat, there)
+        try:
+            kept, before = self._kept(name, fingerprint, there), self._look(name, there)
+            if not before.problem and before.fingerprint == fingerprint:
+                return
+            if not before.problem:  # it stays what it is under its fingerprint
+                self._kept(name, before.fingerprint, there)
+            self._copy(kept, replace(kept, name=name, flat=flat), where, there)
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{name} in {self.uri}: {error}") from error
+
+    def _kept(self, name: str, fingerprint: str, there: Mapping[str, Entry]) -> Manifest:
+        """Of an artifact as it lies for good: copied there now when it lies under a name alone. Raises StoreError."""
+        kept = kept_name(name, fingerprint)
+        if places(kept)[0] not in there:
+            there = self.place.listing()
+        found, lies = self._find(name, fingerprint, there, "")
+        if found.problem:
+            raise StoreError(f"{name} in {self.uri}: {found.problem}")
+        source = self._read(next(one for one in places(lies) if one in there), "")
+        return (
+            source
+            if lies == kept
+            else self._copy(source, replace(source, name=kept, flat=False), places(kept)[0], there)
+        )
+
+    def _copy(self, source: Manifest, target: Manifest, where: str, there: Mapping[str, Entry]) -> Manifest:
+        """Make one artifact out of another where they lie; its manifest, which comes last."""
+        now = self.place.listing()
+        old = {entry.path: source.place(entry.path) for entry in source.files}
+        if lost := [one for one in old.values() if one not in now]:
+            raise StoreError(f"{source.name} in {self.uri}: {lost[0]} is missing")
+        new = {target.place(path): Copy(one, now[one].size, now[one].version) for path, one in old.items()}
+        gone = [path for path in self._files_of(where, there) if path not in new]
+        seen = there[where].version if where in there else ""
+        if self.place.is_atomic:
+            guard = (where, seen) if self.place.compares_and_sets else None
+            self.place.put({**new, where: target.to_json().encode()}, gone, guard)
+            return target
+        if where in there:
+            self.place.put({}, [where])
+        self.place.put(new)
+        now = self.place.listing()  # before the bytes are read: what is changed after that has another version
+        for entry in target.files:
+            if target.place(entry.path) not in now or not self._reads_back(target, entry, ""):
+                raise Conflict(f"{target.name} in {self.uri}: somebody else has changed it meanwhile; do it again")
+        target = replace(
+            target, files=tuple(replace(entry, version=now[target.place(entry.path)].version) for entry in target.files)
+        )
+        guard = (where, "") if self.place.compares_and_sets else None
+        self.place.put({where: target.to_json().encode()}, gone, guard)
+        return target
+
+    def remove(self, kept: str) -> None:
+        """Remove an artifact that is kept by its fingerprint: first of all its manifest. Raises StoreError."""
+        assert is_kept(kept), kept
+        there = self.place.listing(kept)
+        manifest = places(kept)[0]
+        if manifest in there:
+            self.place.put({}, [manifest])
+        self.place.put({}, [path for path in there if path != manifest])
+
+    def check_writable(self) -> None:
+        """Raises NoStore when files may not be written there, StoreError when it does not say."""
+        try:
+            self.place.check_writable()
+        except FileNotFoundError as error:  # a branch that is not there, as the hub says it
+            raise NoStore(f"nothing can be written to the store {self.uri}: {error}") from None
+        except StoreError:
+            raise
+        except Exception as error:  # what else fsspec speaks raises whatever its drivers do
+            raise NoStore(f"nothing can be written to the store {self.uri}: {clean(error)}") from None
+
+    def artifacts(self) -> list[Artifact]:
+        at = self.place.pin()
+        there = self.place.listing(at=at)
+        manifests = [path for path in there if is_manifest(path) and not is_hidden(path) and not path.startswith(RUNS)]
+        with ThreadPoolExecutor(THREADS) as pool:
+            return list(pool.map(lambda path: self._verified(path, there, at, deep=False), sorted(manifests)))
+
+    def check(self, name: str, deep: bool = False) -> Artifact:
+        at = self.place.pin()
+        return self._look(check_name(name), self.place.listing(at=at), at, deep)
+
+    def _look(self, name: str, there: Mapping[str, Entry], at: str = "", deep: bool = False) -> Artifact:
+        for manifest in places(name):
+            if manifest in there:
+                return self._verified(manifest, there, at, deep)
+        return Artifact(name, "", MISSING)
+
+    def find(self, name: str, fingerprint: str) -> tuple[Artifact, str]:
+        """The artifact of that fingerprint, and under which name it lies: for good, or under `name` alone."""
+        at = self.place.pin()
+        return self._find(name, fingerprint, self.place.listing(at=at), at)
+
+    def _find(self, name: str, fingerprint: str, there: Mapping[str, Entry], at: str) -> tuple[Artifact, str]:
+        names = [name_at(one) for one in there if is_manifest(one) and not is_hidden(one) and not one.startswith(RUNS)]
+        return choose(name, fingerprint, lambda one: self._look(one, there, at), lambda: names)
+
+    def path(self, name: str, fingerprint: str) -> Path:
+        at = self.place.pin()
+        there = self.place.listing(at=at)
+        found, lies = self._find(name, fingerprint, there, at)
+        if found.problem:
+            raise StoreError(f"{name} in {self.uri}: {found.problem}")
+        where = next(one for one in places(lies) if one in there)
+        return Mirror(self.uri).bring(self._read(where, at), self.place, at, there)
+
+    def manifest(self, name: str) -> Manifest:
+        at = self.place.pin()
+        for where in places(check_name(name)):
+            try:
+                return self._read(where, at)
+            except FileNotFoundError:
+                continue
+            except ValueError as error:
+                raise StoreError(f"{name} in {self.uri}: {error}") from None
+        raise StoreError(f"{name} in {self.uri}: {MISSING}")
+
+    # Writing.
+
+    def _entry(self, source: Path, path: str) -> FileEntry:
+        digest = hashlib.sha256()
+        with source.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+        return FileEntry(path, source.stat().st_size, digest.hexdigest(), self.place.version_of(source))
+
+    def _files_of(self, where: str, there: Mapping[str, Entry]) -> list[str]:
+        """What the artifact that is there now consists of; a damaged manifest names no file that could be removed."""
+        if where not in there:
+            return []
+        try:
+            manifest = self._read(where, "")
+        except ValueError:
+            return []
+        return [manifest.place(entry.path) for entry in manifest.files]
+
+    def _put_at_once(self, new: Mapping[str, Path], gone: list[str], where: str, manifest: Manifest, seen: str) -> None:
+        guard = (where, seen) if self.place.compares_and_sets else None
+        self.place.put({**new, where: manifest.to_json().encode()}, gone, guard)
+        at = self.place.pin()
+        for entry in manifest.files:
+            if not self._reads_back(manifest, entry, at):
+                self.place.put({}, [where])
+                raise StoreError(f"{self.uri}: {manifest.place(entry.path)} reads back otherwise; publish it again")
+
+    def _put_one_by_one(
+        self, new: Mapping[str, Path], gone: list[str], where: str, manifest: Manifest, there: Mapping[str, Entry]
+    ) -> Manifest:
+        """The manifest as it is there: with the version of each file."""
+        due = []
+        for entry, (path, source) in zip(manifest.files, new.items(), strict=True):
+            is_there = path in there and there[path].size == entry.size
+            if not (is_there and self._reads_back(manifest, entry, "")):  # of an upload that was cut off, or unchanged
+                due.append((entry, path, source))
+        if where in there:  # first of all: from now on it is not what its manifest says
+            self.place.put({}, [where])
+        for entry, path, source in due:
+            self.place.put({path: source})
+            if not self._reads_back(manifest, entry, ""):
+                self.place.put({}, [path])
+                raise StoreError(f"{self.uri}: {path} reads back otherwise than it was written; nothing was published")
+        now = self.place.listing()
+        files = tuple(replace(entry, version=now[manifest.place(entry.path)].version) for entry in manifest.files)
+        manifest = replace(manifest, files=files)
+        guard = (where, "") if self.place.compares_and_sets else None
+        self.place.put({where: manifest.to_json().encode()}, gone, guard)
+        return manifest
+
+    def _reads_back(self, manifest: Manifest, entry: FileEntry, at: str) -> bool:
+        try:
+            return self.place.sha256(manifest.place(entry.path), at) == entry.sha256
+        except FileNotFoundError:
+            return False
+
+    # Reading.
+
+    def _verified(self, where: str, there: Mapping[str, Entry], at: str, deep: bool) -> Artifact:
+        name = name_at(where)
+        try:
+            manifest = self._read(where, at)
+            if places(manifest.name)[manifest.flat] != where:
+                raise ValueError(f"its manifest is that of {manifest.name}")
+        except (ValueError, FileNotFoundError) as error:
+            return Artifact(outside.printable(name), "", str(error))
+        problems = [self._problem(manifest, entry, there, at, deep) for entry in manifest.files]
+        known = {manifest.place(entry.path) for entry in manifest.files} | {where}
+        if not manifest.flat:
+            extra = [path for path in there if path.startswith(f"{name}/") and path not in known]
+            problems += [f"{outside.printable(path)} is not in its manifest" for path in extra if not is_hidden(path)]
+        wrong = [problem for problem in problems if problem]
+        return manifest.artifact("; ".join(wrong[:3]))
+
+    def _problem(self, manifest: Manifest, file: FileEntry, there: Mapping[str, Entry], at: str, deep: bool) -> str:
+        path = manifest.place(file.path)
+        entry = there.get(path)
+        if entry is None:
+            return f"{path} is missing"
+        if entry.size != file.size:
+            return f"{path} has {entry.size} bytes, its manifest says {file.size}"
+        is_other = entry.sha256 != file.sha256 if entry.sha256 else file.version and entry.version != file.version
+        if is_other or (deep and not self._reads_back(manifest, file, at)):
+            return f"{path} is not what was published (its sha256 differs)"
+        return ""
+
+    def _read(self, where: str, at: str) -> Manifest:
+        """Raises FileNotFoundError, ValueError."""
+        return Manifest.from_json(self.place.small(where, at))
+
+
+def _refuse_overlap(uri: str, name: str, flat: bool, there: Mapping[str, Entry]) -> None:
+    """An artifact inside another would be replaced with it."""
+    parts, other = name.split("/"), places(name)[not flat]
+    clash = [other] if other in there else []
+    if not flat:
+        above = [f"{'/'.join(parts[:depth])}/{MANIFEST}" for depth in range(1, len(parts))]
+        inside = [path for path in there if path.startswith(f"{name}/") and is_manifest(path) and not is_hidden(path)]
+        clash += [path for path in (*above, *inside) if path in there and path != f"{name}/{MANIFEST}"]
+    if clash:
+        raise StoreError(f"{name} in {uri}: {clash[0]} is there, and one would hold the other")

@@ -1,0 +1,154 @@
+"""The seam between what the store keeps and where: names, bytes, and what a place can promise about them.
+
+`Place` is one folder, bucket or repository; under it there are files by relative name. Everything above works through
+these verbs. What differs is said by three flags, not by exceptions: whether many files change at once (`is_atomic`),
+whether a write can be made to depend on what it replaces (`compares_and_sets`), and whether it is of this machine.
+"""
+
+import hashlib
+import re
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from store.manifest import NoStore, StoreError
+
+PART_BYTES = 8 << 20  # of one range that is read, and of one part that is sent
+FIRST_BYTES = 1 << 20
+SMALL_BYTES = 16 << 20  # no manifest, mark or list of ours is larger
+
+
+class NotSmall(StoreError, ValueError):
+    """What should be a manifest, a mark or a list is larger than any of ours."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file as its place lists it."""
+
+    size: int
+    version: str = ""
+    """Another one whenever the content is another; "" where the place has no such thing."""
+    sha256: str = ""
+    """Where the place itself tells it."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A file that is there already, under another name."""
+
+    name: str
+    size: int
+    version: str = ""
+
+
+Source = Path | bytes | Copy  # a file of this machine, the bytes themselves, or a file of the same place
+
+
+class Place(ABC):
+    is_atomic = False
+    """All that one `put` changes is seen at once, or not at all."""
+    compares_and_sets = False
+    """`put(..., guard=(name, version))` is refused when that file is not at that version any more."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+
+    def pin(self) -> str:
+        """A revision under which the files stay as they are now, for `at`; "" where there is none."""
+        return ""
+
+    @abstractmethod
+    def listing(self, under: str = "", at: str = "") -> dict[str, Entry]:
+        """Every file at or below the folder `under`, by name; {} where there is none. Raises StoreError."""
+
+    @abstractmethod
+    def get(self, name: str, start: int, stop: int, at: str = "", version: str = "") -> bytes:
+        """Bytes [start, stop) of a file, at most PART_BYTES of them, fewer at its end.
+
+        version: raises Conflict when it has another one meanwhile. Raises FileNotFoundError, StoreError.
+        """
+
+    @abstractmethod
+    def put(self, new: Mapping[str, Source], gone: Iterable[str] = (), guard: tuple[str, str] | None = None) -> None:
+        """Write files, in this order, each of them whole or not at all; then remove others, where they are there.
+
+        What of a cut-off call arrived is not sent again. guard: (one of `new`, its version before or "" for absent).
+        Raises Conflict, StoreError.
+        """
+
+    @abstractmethod
+    def create(self) -> bool:
+        """Make the bucket, repository or folder. False when it was there already. Raises StoreError."""
+
+    @abstractmethod
+    def creation(self) -> str:
+        """The command of the vendor's own tool that does the same."""
+
+    def check_writable(self) -> None:
+        """That files may be written here, and removed: by doing it, under a hidden name. Raises StoreError."""
+        name = f".probe-{uuid.uuid4().hex}"
+        self.put({name: b"x"})
+        self.put({}, [name])
+
+    def version_of(self, source: Path) -> str:
+        """The version that a file will have; "" where only the place knows."""
+        return ""
+
+    def pieces(self, name: str, at: str = "", start: int = 0, version: str = "") -> Iterator[bytes]:
+        """The bytes of a file from `start`, range by range: small ones first, as the time for a range grows with it."""
+        wanted = FIRST_BYTES
+        while piece := self.get(name, start, start + wanted, at, version):
+            yield piece
+            start += len(piece)
+            if len(piece) < wanted:
+                return
+            wanted = PART_BYTES
+
+    def small(self, name: str, at: str = "") -> bytes:
+        """A manifest, a mark, a list. Raises FileNotFoundError, StoreError (NotSmall)."""
+        content = b""
+        for piece in self.pieces(name, at):
+            content += piece
+            if len(content) > SMALL_BYTES:
+                raise NotSmall(f"{self.uri}: {name} has more than {SMALL_BYTES} bytes, which it cannot have")
+        return content
+
+    def sha256(self, name: str, at: str = "") -> str:
+        """Of what is there now, every byte of it read. Raises FileNotFoundError, StoreError."""
+        digest = hashlib.sha256()
+        for piece in self.pieces(name, at):
+            digest.update(piece)
+        return digest.hexdigest()
+
+
+def open_place(uri: str) -> Place:
+    """By its kind. Raises NoStore when nothing here can speak to it. Touches nothing.
+
+    What else fsspec speaks is refused here, where it is typed: its clients are in no environment of ours, nor on a pod.
+    """
+    from store import credentials
+    from store.backends.folder import Folder
+    from store.backends.fsspec import Other
+
+    kind = credentials.kind(uri)
+    if kind in ("", "file"):
+        return Folder(uri)
+    if kind == "s3":
+        from store.backends.s3 import Bucket
+
+        return Bucket(uri)
+    if kind == "hf":
+        from store.backends.hub import Repository
+
+        return Repository(uri)
+    if kind == "memory":
+        return Other(uri)
+    from store.patience import clean
+
+    said = re.sub("//[^/]*@", "//", clean(uri))
+    google = "; of Google's buckets, the S3 interface keeps no two writers apart" if kind in ("gs", "gcs") else ""
+    raise NoStore(f"store {said}: {kind}:// is not spoken here; a store is a folder, hf://user/repo or "
+                  f"s3://bucket/folder{google}")  # fmt: skip

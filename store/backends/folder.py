@@ -1,0 +1,82 @@
+"""A folder of this machine as a place: drafts that are synced and renamed in, links never followed out."""
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from store import local_files, outside
+from store.backends.backend import PART_BYTES, Copy, Entry, Place, Source
+from store.manifest import StoreError
+
+
+class Folder(Place):
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri)
+        self.root = os.path.realpath(uri.removeprefix("file://"))
+
+    def listing(self, under: str = "", at: str = "") -> dict[str, Entry]:
+        found = {}
+        for here, _, files in os.walk(os.path.join(self.root, under)):
+            for one in files:
+                path = os.path.join(here, one)
+                with contextlib.suppress(FileNotFoundError):  # it went while we looked
+                    if stat.S_ISREG((seen := os.lstat(path)).st_mode):
+                        found[os.path.relpath(path, self.root)] = Entry(seen.st_size)
+        return dict(sorted(found.items()))
+
+    def get(self, name: str, start: int, stop: int, at: str = "", version: str = "") -> bytes:
+        try:
+            with outside.opened(outside.within(self.root, name)) as file:
+                file.seek(start)
+                return file.read(min(stop - start, PART_BYTES))
+        except outside.Unreadable as error:
+            raise StoreError(f"{self.uri}: {error}") from None
+
+    def put(self, new: Mapping[str, Source], gone: Iterable[str] = (), guard: tuple[str, str] | None = None) -> None:
+        assert guard is None, "a folder is kept by its lock"
+        for name, source in new.items():
+            folder, _, last = os.path.join(self.root, name).rpartition("/")
+            draft = f"{folder}/.{last}.draft"
+            os.makedirs(folder, exist_ok=True)
+            if os.path.realpath(folder) != folder:
+                raise StoreError(f"{folder} leads out of the store through a symbolic link")
+            try:
+                with open(draft, "wb") as file:
+                    for piece in _pieces(Path(self.root, source.name) if isinstance(source, Copy) else source):
+                        file.write(piece)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(draft, f"{folder}/{last}")
+            except BaseException:  # the first error is the one to report; what is half there may be what fills the disk
+                with contextlib.suppress(OSError):
+                    os.remove(draft)
+                raise
+            local_files.sync(folder)
+        for name in gone:
+            path = os.path.join(self.root, name)
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(path)
+            folder = os.path.dirname(path)
+            with contextlib.suppress(OSError):  # it is not empty, or somebody else was faster
+                while folder.startswith(f"{self.root}/"):
+                    os.rmdir(folder)
+                    folder = os.path.dirname(folder)
+
+    def create(self) -> bool:
+        was_there = os.path.isdir(self.root)
+        os.makedirs(self.root, exist_ok=True)
+        return not was_there
+
+    def creation(self) -> str:
+        return f"mkdir -p {self.root}"
+
+
+def _pieces(source: Path | bytes) -> Iterator[bytes]:
+    if isinstance(source, bytes):
+        yield source
+        return
+    with Path(source).open("rb") as file:
+        while piece := file.read(1 << 20):
+            yield piece

@@ -1,0 +1,275 @@
+"""A bucket, or a folder of one, as a place: `s3://bucket/folder`, spoken to with botocore.
+
+Credentials, region and endpoint as AWS's own tools find them (AWS_ACCESS_KEY_ID, profiles, AWS_ENDPOINT_URL, ...). A
+large object goes in parts; those that an upload before had brought are compared by their MD5 and not sent again.
+"""
+
+import functools
+import hashlib
+import logging
+import math
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from store import credentials
+from store.backends.backend import PART_BYTES, Copy, Entry, Place, Source
+from store.manifest import NoStore, StoreError
+from store.patience import Again, Conflict, Patience, clean
+
+MOST_PARTS = 9_000  # S3 takes 10,000
+COPY_BYTES = 256 << 20  # at once: a copy is answered when it is done, and an answer has a deadline
+AGAIN = {"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeTooSkewed", "Throttling"}
+CHANGED = {"PreconditionFailed", "ConditionalRequestConflict"}
+MISSING = {"NoSuchKey", "404", "NotFound"}
+DENIED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "403"}
+WRITES = {
+    "put_object",
+    "upload_part",
+    "complete_multipart_upload",
+    "copy_object",
+    "upload_part_copy",
+}  # what they made is named in their answer
+HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_ENDPOINT_URL for another service than AWS)"
+
+
+class Bucket(Place):
+    compares_and_sets = True
+
+    def __init__(self, uri: str, patience: Patience | None = None, part_bytes: int = PART_BYTES) -> None:
+        super().__init__(uri)
+        self.bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+        if not self.bucket or "@" in self.bucket:
+            raise NoStore(f"store {clean(uri)}: expected s3://bucket/folder; {HINT}")
+        self.prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self.patience, self.part_bytes = patience or Patience(), part_bytes
+        self.copy_bytes = COPY_BYTES
+
+    @property
+    def _client(self) -> Any:
+        keys = tuple(credentials.of(name) for name in credentials.S3)
+        asked = tuple(os.environ.get(name, "") for name in (*credentials.PLACES["s3"], "AWS_PROFILE"))
+        try:
+            with _making:
+                return _client(keys, asked, self.patience.answer_s)
+        except ImportError as error:
+            raise NoStore(f"store {self.uri}: {error}") from None
+
+    def listing(self, under: str = "", at: str = "") -> dict[str, Entry]:
+        prefix = f"{self.prefix}{under}/" if under else self.prefix
+        found: dict[str, Entry] = {}
+        more: dict[str, Any] = {}
+        while True:
+            page = self._ask(f"listing {under or 'it'}", "list_objects_v2", Prefix=prefix, **more)
+            for one in page.get("Contents", ()):
+                name = one["Key"].removeprefix(self.prefix)
+                if not name.endswith("/"):  # what some tools leave to stand for a folder
+                    found[name] = Entry(one["Size"], one["ETag"])
+            if not page.get("IsTruncated"):
+                return found
+            more = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def entry(self, name: str) -> Entry:
+        """Of one file. Raises FileNotFoundError, StoreError."""
+        found = self._ask("looking at it", "head_object", Key=self.prefix + name)
+        return Entry(found["ContentLength"], found["ETag"])
+
+    def get(self, name: str, start: int, stop: int, at: str = "", version: str = "") -> bytes:
+        def read() -> bytes:
+            condition = {"IfMatch": version} if version else {}
+            answer = self._client.get_object(
+                Bucket=self.bucket, Key=self.prefix + name, Range=f"bytes={start}-{stop - 1}", **condition
+            )
+            return bytes(answer["Body"].read())
+
+        if stop <= start:
+            return b""
+        try:
+            return self._patiently(f"reading {name}", read, stop - start)
+        except _Beyond:
+            return b""
+
+    def put(self, new: Mapping[str, Source], gone: Iterable[str] = (), guard: tuple[str, str] | None = None) -> None:
+        for name, source in new.items():
+            if isinstance(source, Copy):
+                self._copy(name, source)
+                continue
+            condition: dict[str, Any] = {}
+            if guard and guard[0] == name:
+                condition = {"IfMatch": guard[1]} if guard[1] else {"IfNoneMatch": "*"}
+            size = len(source) if isinstance(source, bytes) else source.stat().st_size
+            if size <= self.part_bytes:
+                body = source if isinstance(source, bytes) else source.read_bytes()
+                try:
+                    self._ask(f"writing {name}", "put_object", size, Key=self.prefix + name, Body=body, **condition)
+                except Conflict:
+                    if self.get(name, 0, size + 1) != body:  # else it was ourselves, and the reply was lost
+                        raise
+            else:
+                self._put_parts(name, source, size, condition)
+        for name in gone:
+            self._ask(f"removing {name}", "delete_object", Key=self.prefix + name)
+
+    def _copy(self, name: str, source: Copy) -> None:
+        """Within the bucket: no byte comes here."""
+        what = f"copying {source.name} to {name}"
+        origin: dict[str, Any] = {"CopySource": {"Bucket": self.bucket, "Key": self.prefix + source.name}}
+        if source.version:
+            origin["CopySourceIfMatch"] = source.version
+        key = self.prefix + name
+        if source.size <= self.copy_bytes:
+            self._ask(what, "copy_object", source.size, Key=key, **origin)
+            return
+        for other in self._begun(key):  # of writers that died
+            self._ask(what, "abort_multipart_upload", Key=key, UploadId=other)
+        upload = self._ask(what, "create_multipart_upload", Key=key)["UploadId"]
+        parts = []
+        for number, start in enumerate(range(0, source.size, self.copy_bytes), 1):
+            stop = min(source.size, start + self.copy_bytes)
+            part: dict[str, Any] = {"PartNumber": number, "CopySourceRange": f"bytes={start}-{stop - 1}", **origin}
+            said = self._ask(what, "upload_part_copy", stop - start, Key=key, UploadId=upload, **part)
+            parts.append({"PartNumber": number, "ETag": said["CopyPartResult"]["ETag"]})
+        whole: dict[str, Any] = {"UploadId": upload, "MultipartUpload": {"Parts": parts}}
+        self._ask(what, "complete_multipart_upload", source.size, Key=key, **whole)
+
+    def _put_parts(self, name: str, source: Path | bytes, size: int, condition: dict[str, Any]) -> None:
+        key, what = self.prefix + name, f"writing {name}"
+        part_bytes = max(self.part_bytes, math.ceil(size / MOST_PARTS))
+        begun = self._begun(key)
+        upload = begun[-1] if begun else self._ask(what, "create_multipart_upload", Key=key)["UploadId"]
+        there = self._arrived(key, upload) if begun else {}
+        parts = []
+        for number, start in enumerate(range(0, size, part_bytes), 1):
+            body = _range(source, start, min(size, start + part_bytes))
+            tag = f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"'
+            if there.get(number) != (len(body), tag):
+                sent: dict[str, Any] = {"PartNumber": number, "UploadId": upload, "Body": body}
+                tag = self._ask(what, "upload_part", len(body), Key=key, **sent)["ETag"]
+            parts.append({"PartNumber": number, "ETag": tag})
+        whole: dict[str, Any] = {"UploadId": upload, "MultipartUpload": {"Parts": parts}}
+        self._ask(what, "complete_multipart_upload", size, Key=key, **whole, **condition)
+        for other in begun[:-1]:  # of writers that died: their parts cost money until somebody removes them
+            self._ask(what, "abort_multipart_upload", Key=key, UploadId=other)
+
+    def _begun(self, key: str) -> list[str]:
+        """Uploads of that object that were not finished, the newest last."""
+        page = self._ask(f"looking for uploads of {key}", "list_multipart_uploads", Prefix=key)
+        ours = [one for one in page.get("Uploads", ()) if one["Key"] == key]
+        return [one["UploadId"] for one in sorted(ours, key=lambda one: one["Initiated"])]
+
+    def _arrived(self, key: str, upload: str) -> dict[int, tuple[int, str]]:
+        """By number, size and tag of the parts that are there."""
+        found: dict[int, tuple[int, str]] = {}
+        more: dict[str, Any] = {}
+        while True:
+            page = self._ask(f"looking for parts of {key}", "list_parts", Key=key, UploadId=upload, **more)
+            found |= {one["PartNumber"]: (one["Size"], one["ETag"]) for one in page.get("Parts", ())}
+            if not page.get("IsTruncated"):
+                return found
+            more = {"PartNumberMarker": page["NextPartNumberMarker"]}
+
+    def create(self) -> bool:
+        region = self._client.meta.region_name
+        where: dict[str, Any] = (
+            {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+        )
+        try:
+            self._ask("looking for the bucket", "head_bucket")
+            return False
+        except (FileNotFoundError, NoStore):
+            self._ask("making the bucket", "create_bucket", **where)
+            return True
+
+    def creation(self) -> str:
+        return f"aws s3 mb s3://{self.bucket}"
+
+    def _ask(self, what: str, verb: str, num_bytes: int = 0, **words: Any) -> Any:
+        def ask() -> Any:
+            answer = getattr(self._client, verb)(Bucket=self.bucket, **words)
+            told = answer.get("CopyObjectResult") or answer.get("CopyPartResult") or answer
+            if verb in WRITES and not told.get("ETag"):  # botocore takes an answer that was cut for a good one
+                raise Again("its answer was cut short")
+            return answer
+
+        return self._patiently(what, ask, num_bytes)
+
+    def _patiently(self, what: str, action: Callable[[], Any], num_bytes: int) -> Any:
+        self._client  # noqa: B018 not within the time of an attempt: to make one takes a while
+        return self.patience.ask(f"{self.uri}: {what}", lambda: self._told(what, action), num_bytes)
+
+    def _told(self, what: str, action: Callable[[], Any]) -> Any:
+        """What botocore raises, as ours."""
+        from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoCredentialsError
+        from urllib3.exceptions import HTTPError
+
+        try:
+            return action()
+        except ClientError as error:
+            raise self._in_words(what, error) from None
+        except NoCredentialsError:
+            raise NoStore(f"{self.uri}: no credentials for it; {HINT}") from None
+        except (HTTPClientError, HTTPError, ConnectionError, TimeoutError) as error:
+            raise Again(f"{type(error).__name__}: {error}") from None
+        except BotoCoreError as error:
+            if "endpoint" in type(error).__name__.lower() or "Read" in type(error).__name__:
+                raise Again(str(error)) from None
+            raise StoreError(f"{self.uri}: {what}: {clean(error)}") from None
+
+    def _in_words(self, what: str, error: Any) -> Exception:
+        code, answer = error.response.get("Error", {}).get("Code", ""), error.response.get("ResponseMetadata", {})
+        status, said = answer.get("HTTPStatusCode", 0), answer.get("HTTPHeaders", {}).get("retry-after", "")
+        words = f"{self.uri}: {what}: {clean(error)}"
+        if code in CHANGED or status in (409, 412):
+            return Conflict(f"{words}: somebody else has written there meanwhile")
+        if status in (408, 429) or status >= 500 or code in AGAIN:
+            return Again(f"it answers {status} ({code})", float(said) if said.isdigit() else None)
+        if code == "NoSuchBucket" or (status == 404 and "bucket" in what):
+            return NoStore(f"{self.uri}: there is no such bucket; make it: inv ckpt.init --to s3://{self.bucket}")
+        if code == "NoSuchUpload":
+            return Again(f"{what}: its upload has been given up meanwhile")
+        if code == "InvalidRange":
+            return _Beyond()
+        if code in MISSING or status == 404:
+            return FileNotFoundError(words)
+        if code in DENIED or status in (401, 403):
+            return NoStore(f"{words}; {HINT}")
+        return StoreError(words)
+
+
+_making = threading.Lock()
+
+
+@functools.lru_cache(maxsize=8)
+def _client(keys: tuple[str, ...], asked: tuple[str, ...], answer_s: float) -> Any:
+    """One for all buckets of an account: it is slow to make. `asked`: what the environment says, which it reads."""
+    from botocore.config import Config
+    from botocore.session import get_session
+
+    config = Config(
+        retries={"total_max_attempts": 1},  # we wait ourselves, as long as we are asked to
+        connect_timeout=10,
+        read_timeout=answer_s,
+        request_checksum_calculation="when_required",  # other services than AWS know no more
+        response_checksum_validation="when_required",
+        max_pool_connections=16,
+    )
+    logging.getLogger("botocore").setLevel("WARNING")  # where it found credentials is told on every start
+    names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+    session = get_session()
+    region = session.get_config_variable("region") or "us-east-1"
+    given = {name: value for name, value in zip(names, keys, strict=True) if value}
+    return session.create_client("s3", config=config, region_name=region, **given)
+
+
+class _Beyond(Exception):
+    """The range lies behind the end."""
+
+
+def _range(source: Path | bytes, start: int, stop: int) -> bytes:
+    if isinstance(source, bytes):
+        return source[start:stop]
+    with Path(source).open("rb") as file:
+        file.seek(start)
+        return file.read(stop - start)

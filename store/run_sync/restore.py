@@ -1,0 +1,181 @@
+"""What an earlier pod of a run has left in the store comes to a new one, so that the run goes on there.
+
+In: the run's folder in the store, and what its steps make. Out, on the pod: of every folder of checkpoints the newest
+that verifies; marks of the steps whose artifact is in its store; figures up to those checkpoints; logs, which go on
+where they ended. Where there is nothing, nothing is done: that is the first start of a run. May be repeated.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from store import local_files, outside
+from store.artifacts.artifacts import Store
+from store.backends.backend import NotSmall
+from store.manifest import StoreError
+from store.patience import StoreAway
+from store.run_sync.run_folder import ACKNOWLEDGED, LOG, Checkpoint, Damaged, RunFolder, by_folder, step_of
+
+TRIES, FIRST_WAIT_S = 6, 1.0
+EARLIER = "state/earlier"  # logs of an earlier pod that this one had begun before they came
+FIGURES = re.compile(r"work/runs/(?!\.)([A-Za-z0-9._-]{1,128})/(metrics|samples)\.jsonl")
+
+T = TypeVar("T")
+
+
+def acknowledged_here(root: Path) -> dict[str, float]:
+    """What a pod knows to be in the store, and since when; what cannot be read is found out again."""
+    try:
+        known = outside.load(root / ACKNOWLEDGED)
+        return {name: outside.typed(known, name, float) for name in known}
+    except (OSError, ValueError):
+        return {}
+
+
+def earlier_of(root: Path, log: str) -> Path | None:
+    """What stands before this pod's part of a log, or of the log that a `.times` dates; None where nothing does."""
+    path = root / EARLIER / Path(log).with_suffix(".log").name
+    return path if log.startswith("logs/") and path.exists() else None
+
+
+class Fetch:
+    def __init__(
+        self,
+        root: Path,
+        folder: RunFolder,
+        makings: Mapping[str, Mapping[str, str]],
+        emit: Callable[..., None],
+        say: Callable[[str], None],
+    ) -> None:
+        """makings: by step, the name and fingerprint of its artifact and the store that it goes to."""
+        self.root, self.folder, self.makings, self.emit, self.say = root, folder, makings, emit, say
+        self.checkpoints: dict[str, Checkpoint] = {}  # by name
+        self.damaged: list[str] = []
+
+    def run(self) -> None:
+        """Raises StoreError when there are checkpoints of a folder and none verifies, or the store stays away."""
+        names = self._patiently(self.folder.names)
+        if names:
+            self._bring_checkpoints(names)
+        marks = [step for step in self.makings if f"state/marks/{step}.json" in names and self._bring_mark(step)]
+        figures = [name for name in names if self._bring_figures(name, marks)]
+        logs = [name for name in names if LOG.fullmatch(name) and self._bring_log(name)]
+        if self.checkpoints:
+            acknowledged = {**acknowledged_here(self.root), **dict.fromkeys(self.checkpoints, time.time())}
+            local_files.replace(self.root / ACKNOWLEDGED, json.dumps(acknowledged, indent=1).encode())
+        brought = {"checkpoints": sorted(self.checkpoints), "marks": marks, "figures": figures, "logs": len(logs)}
+        self._tell(f"brought from the store: {brought}" if names else "nothing of this run is in the store yet")
+        self.emit("result", **brought, damaged=self.damaged)
+
+    def _bring_checkpoints(self, names: Mapping[str, int]) -> None:
+        there = by_folder(names)
+        for name in self._patiently(self.folder.acknowledged):
+            there.setdefault(name.rpartition("/")[0], [])
+        lost = [above for above, checkpoints in there.items() if not self._bring_newest(above, checkpoints)]
+        if lost:
+            seen = "; ".join(self.damaged) or "its checkpoints were acknowledged, and are not there any more"
+            raise StoreError(
+                f"no checkpoint of {', '.join(lost)} in {self.folder.uri} under runs/ is whole: {seen}; "
+                f"put a good copy back, or remove that folder and its lines in {ACKNOWLEDGED} there to begin it again"
+            )
+
+    def _bring_newest(self, above: str, checkpoints: list[str]) -> bool:
+        """Whether this machine has a checkpoint of that folder now; those that do not verify are named, and left."""
+        here = [step_of(path.parent.name) for path in (self.root / above).glob("step-*/MANIFEST.json")]
+        for name in checkpoints:
+            if here and max(here) >= step_of(name):
+                return True
+            try:
+                self.checkpoints[name] = self._patiently(
+                    lambda name=name: self.folder.get_checkpoint(name, self.root / name, self._progress)  # type: ignore[misc]
+                )
+                return True
+            except Damaged as error:
+                self.damaged.append(f"{name}: {error}")
+                self._tell(f"passed over {self.damaged[-1]}")
+        return bool(here)
+
+    def _bring_mark(self, step: str) -> bool:
+        """Only where what the step made is in its store: else it is made again."""
+        name, making = f"state/marks/{step}.json", self.makings[step]
+        if (self.root / name).exists():
+            return False
+        found = self._patiently(lambda: Store(making["store"]).find(making["name"], making["fingerprint"]))
+        if found.problem:
+            self._tell(f"{step} is done again: {making['name']}: {found.problem}")
+            return False
+        try:
+            mark = self._patiently(lambda: self.folder.read(name))
+        except NotSmall:
+            mark = b""
+        if not _is_mark(mark):
+            self._tell(f"{step} is done again: its mark is damaged")
+            return False
+        local_files.replace(self.root / name, mark)
+        return True
+
+    def _bring_figures(self, name: str, marks: list[str]) -> bool:
+        """Up to the checkpoint from which their phase goes on; all of them where it has ended."""
+        match = FIGURES.fullmatch(name)
+        if not match or (self.root / name).exists():
+            return False
+        steps = [one.step for one in self.checkpoints.values() if one.phase == match[1]]
+        if not steps and match[1] not in marks:
+            return False
+        content = self._patiently(lambda: b"".join(self.folder.pieces(name)))
+        local_files.replace(self.root / name, content if match[1] in marks else _up_to(content, max(steps)))
+        return True
+
+    def _bring_log(self, name: str) -> bool:
+        """A log that this pod has not begun goes on where it ended; what it has begun is kept in two parts."""
+        path, there = self.root / name, self._patiently(lambda: b"".join(self.folder.pieces(name)))
+        if not path.exists():
+            local_files.replace(path, there)
+        elif path.suffix == ".log" and path.read_bytes()[: len(there)] != there:
+            local_files.replace(self.root / EARLIER / path.name, there)
+        return True
+
+    def _progress(self, done: int, total: int) -> None:
+        self.emit("progress", done=done, total=total, unit="bytes")
+
+    def _tell(self, text: str) -> None:
+        self.say(text)
+        self.emit("note", text=text)
+
+    def _patiently(self, action: Callable[[], T]) -> T:
+        """Several times while the store fails. Raises Damaged, and StoreError when it stays away."""
+        wait_s = FIRST_WAIT_S
+        for tries in range(1, TRIES + 1):
+            try:
+                return action()
+            except (StoreAway, OSError) as error:
+                if tries == TRIES:
+                    raise StoreError(f"{self.folder.uri}: {type(error).__name__}: {error}") from error
+                self._tell(f"{self.folder.uri}: {type(error).__name__}: {error}; again in {wait_s:g} s")
+            time.sleep(wait_s)
+            wait_s *= 2
+        raise AssertionError
+
+
+def _is_mark(content: bytes) -> bool:
+    try:
+        mark = outside.mapping(content)
+        return bool(outside.typed(mark, "digest", str)) and "result" in mark
+    except ValueError:
+        return False
+
+
+def _up_to(content: bytes, step: int) -> bytes:
+    """Whole lines of steps until this one."""
+    kept = []
+    for line in content.splitlines(keepends=True):
+        try:
+            if not line.endswith(b"\n") or outside.typed(outside.mapping(line), "step", int) > step:
+                break
+        except ValueError:
+            break
+        kept.append(line)
+    return b"".join(kept)

@@ -1,0 +1,267 @@
+import hashlib
+import json
+import re
+from collections import Counter
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+
+from data.chat import conversations as chat
+from data.errors import InputError
+
+
+def message(role, content):
+    return {"role": role, "content": content}
+
+
+@pytest.fixture
+def spell(tokenizer):
+    """Ids as people read them: words, and special tokens by name."""
+    return lambda ids: tokenizer.decode([one for one in ids if one >= 0])
+
+
+def learnt(ids, mask):
+    return [one for one, take in zip(ids, mask, strict=True) if take]
+
+
+def test_one_turn_is_written_and_learnt_exactly_so(tokenizer):
+    ids, mask = chat.render([message("user", "Hi"), message("assistant", "Yo there")], tokenizer)
+    special, encode = tokenizer.special, tokenizer.encode
+    answer = encode("Yo there")
+    assert ids == [
+        special("<|bos|>"), special("<|user_start|>"), *encode("Hi"), special("<|user_end|>"),
+        special("<|assistant_start|>"), *answer, special("<|assistant_end|>"),
+    ]  # fmt: skip
+    assert mask == [0, 0, *[0] * len(encode("Hi")), 0, 0, *[1] * len(answer), 1]
+
+
+def test_the_parts_of_an_answer_are_learnt_but_not_what_the_tool_said(tokenizer, spell):
+    parts = [
+        {"type": "text", "text": "Sum:"},
+        {"type": "python", "text": "1+1"},
+        {"type": "python_output", "text": "2"},
+        {"type": "text", "text": "Two."},
+    ]
+    ids, mask = chat.render([message("user", "1+1?"), message("assistant", parts)], tokenizer)
+    assert spell(ids) == (
+        "<|bos|><|user_start|>1+1?<|user_end|><|assistant_start|>Sum:<|python_start|>1+1<|python_end|>"
+        "<|output_start|>2<|output_end|>Two.<|assistant_end|>"
+    )
+    assert spell(learnt(ids, mask)) == "Sum:<|python_start|>1+1<|python_end|>Two.<|assistant_end|>"
+
+
+def test_a_system_message_goes_in_front_of_the_first_question(tokenizer, spell):
+    messages = [message("system", "Be brief."), message("user", "Hi"), message("assistant", "Yo")]
+    ids, _ = chat.render(messages, tokenizer)
+    assert spell(ids) == "<|bos|><|user_start|>Be brief.\n\nHi<|user_end|><|assistant_start|>Yo<|assistant_end|>"
+
+
+def test_every_answer_of_a_longer_conversation_is_learnt(tokenizer, spell):
+    messages = [message("user", "a"), message("assistant", "b"), message("user", "c"), message("assistant", "d")]
+    assert spell(learnt(*chat.render(messages, tokenizer))) == "b<|assistant_end|>d<|assistant_end|>"
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [message("assistant", "a")],
+        [message("user", "a"), message("user", "b")],
+        [message("user", "a"), message("system", "b")],
+        [message("system", "a"), message("assistant", "b")],
+        [message("system", "a")],
+    ],
+)
+def test_roles_that_do_not_alternate_are_refused(tokenizer, messages):
+    with pytest.raises(InputError):
+        chat.render(messages, tokenizer)
+
+
+def test_an_unknown_part_is_refused(tokenizer):
+    with pytest.raises(InputError, match="'image'"):
+        chat.render([message("user", "a"), message("assistant", [{"type": "image", "text": ""}])], tokenizer)
+
+
+def test_ids_and_mask_are_cut_to_the_length(tokenizer):
+    messages = [message("user", "Hi there"), message("assistant", "A long answer to a short question")]
+    ids, mask = chat.render(messages, tokenizer)
+    assert chat.render(messages, tokenizer, 8) == (ids[:8], mask[:8])
+
+
+def test_targets_are_the_next_ids_and_minus_one_where_nothing_is_learnt():
+    inputs, after = chat.targets([5, 6, 7, 8], [0, 0, 1, 1])
+    assert (inputs.tolist(), after.tolist()) == ([5, 6, 7], [-1, 7, 8])
+
+
+def test_a_prompt_ends_where_the_answer_begins(tokenizer, spell):
+    messages = [message("user", "a"), message("assistant", "b"), message("user", "c"), message("assistant", "d")]
+    asked = chat.prompt(messages, tokenizer)
+    assert asked == chat.prompt(messages[:-1], tokenizer)
+    assert spell(asked).endswith("b<|assistant_end|><|user_start|>c<|user_end|><|assistant_start|>")
+    assert asked == chat.render(messages, tokenizer)[0][: len(asked)]
+
+
+@pytest.mark.parametrize("line", ["{oops", '"words"', '{"text": "a"}', '{"messages": ["a"]}', '[{"role": "user"}]'])
+def test_a_line_that_is_no_conversation_is_named(tmp_path, line):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps([message("user", "a")]) + "\n" + line + "\n")
+    with pytest.raises(InputError, match=r"a\.jsonl:2: "):
+        list(chat.read_conversations(path))
+
+
+@pytest.fixture
+def files(tmp_path):
+    """40 short and 8 long conversations, one kind as bare lists, the other as objects."""
+    short = [[message("user", f"s{n}"), message("assistant", f"{n}")] for n in range(40)]
+    long = [[message("user", f"l{n}"), message("assistant", "word " * 30 + str(n))] for n in range(8)]
+    (tmp_path / "short.jsonl").write_text("".join(json.dumps(one) + "\n" for one in short))
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps({"messages": one}) + "\n" for one in long))
+    return {"short": [tmp_path / "short.jsonl"], "long": [tmp_path / "long.jsonl"]}
+
+
+def conversations(files, tokenizer, max_len=128, seed=1, turns=1, together=(), **mixture):
+    mixture = mixture or {"short": 0.75, "long": 0.25}
+    return chat.Conversations(files, mixture, tokenizer, max_len, seed, turns, together)
+
+
+def test_rows_are_filled_up_with_what_is_not_learnt(files, tokenizer):
+    ids, after = conversations(files, tokenizer).batch(0, 4)
+    assert ids.shape == after.shape == (4, ids.shape[1]) and ids.shape[1] % 16 == 0
+    assert ids.dtype == after.dtype == np.int64
+    end = tokenizer.special("<|assistant_end|>")
+    for row, wanted in zip(ids, after, strict=True):
+        last = np.flatnonzero(wanted >= 0)[-1]
+        assert wanted[last] == end
+        assert (row[last + 1 :] == end).all() and (wanted[last + 1 :] == -1).all()
+        assert (row[1 : last + 1] == wanted[:last])[wanted[:last] >= 0].all()
+
+
+def test_each_kind_comes_as_often_as_its_weight_and_each_conversation_as_often_as_the_others(files, tokenizer, spell):
+    loader, seen = conversations(files, tokenizer), []
+    for step in range(40):  # 160 rows: 120 short are three epochs, 40 long are five
+        seen += [spell(row).split("<|user_end|>")[0] for row in loader.batch(step, 4)[0]]
+    counts = {words: seen.count(words) for words in set(seen)}
+    assert sorted(counts.values()) == [3] * 40 + [5] * 8
+
+
+def test_rows_of_one_step_have_similar_lengths(files, tokenizer):
+    loader = conversations(files, tokenizer)
+    widths = [loader.batch(step, 4)[0].shape[1] for step in range(16)]
+    assert sorted(widths) == [16] * 12 + [max(widths)] * 4
+
+
+def test_a_batch_depends_on_nothing_but_seed_and_step(files, tokenizer):
+    fresh, used = conversations(files, tokenizer), conversations(files, tokenizer)
+    for step in range(100):
+        used.batch(step, 4)
+    for one, other in zip(fresh.batch(61, 4), used.batch(61, 4), strict=True):
+        assert np.array_equal(one, other)
+    assert not np.array_equal(fresh.batch(61, 4)[0], conversations(files, tokenizer, seed=2).batch(61, 4)[0])
+
+
+def test_the_ranks_together_see_what_one_would(files, tokenizer):
+    loader = conversations(files, tokenizer)
+    apart = np.concatenate([loader.batch(3, 2, rank, 2)[0] for rank in range(2)])
+    assert sorted(apart.tolist()) == sorted(loader.batch(3, 4)[0].tolist())
+
+
+def test_long_conversations_are_cut(files, tokenizer):
+    loader = conversations(files, tokenizer, max_len=24)
+    assert max(loader.batch(step, 4)[0].shape[1] for step in range(8)) == 32
+    assert max(int((loader.batch(step, 4)[1] >= 0).nonzero()[1].max()) for step in range(8)) < 24
+
+
+def words(loader, spell, steps, count=4):
+    """Rows as people read them, without what fills them up."""
+    return [
+        "".join(spell(row).split("<|assistant_end|>" * 2)[0]).removesuffix("<|assistant_end|>")
+        for step in range(steps)
+        for row in loader.batch(step, count)[0]
+    ]
+
+
+def test_questions_of_any_kind_follow_one_another_in_a_row(files, tokenizer, spell):
+    rows = words(conversations(files, tokenizer, 1024, turns=4, together=files), spell, 32, count=16)
+    assert len(rows) == 128
+    assert {row.count("<|user_start|>") for row in rows} == {4}
+    assert {row.count("<|bos|>") for row in rows} == {1}
+    asked = [[part.split("<|user_end|>")[0] for part in row.split("<|user_start|>")[1:]] for row in rows]
+    pairs = {(one[0], other[0]) for row in asked for one, other in pairwise(row)}
+    assert pairs == set(product("sl", repeat=2))
+    counts = Counter(one for row in asked for one in row)  # 512: 384 short of 40, 128 long of 8
+    assert Counter(counts.values()) == {9: 16, 10: 24, 16: 8}
+
+
+def test_all_answers_of_a_row_are_learnt_and_no_question(files, tokenizer, spell):
+    loader = conversations(files, tokenizer, 1024, turns=2, together=files)
+    for _, after in (loader.batch(step, 4) for step in range(8)):
+        for row in after:
+            learned = spell(row[row >= 0])
+            assert learned.count("<|assistant_end|>") == 2 and "<|user" not in learned
+
+
+def test_what_does_not_fit_into_a_row_whole_is_left_out_of_it(files, tokenizer, spell):
+    loader = conversations(files, tokenizer, 60, turns=4, together=files)
+    rows = words(loader, spell, 32)
+    assert max(row.count("<|user_start|>") for row in rows) > 1
+    assert min(row.count("<|user_start|>") for row in rows) >= 1
+    assert max(loader.batch(step, 4)[0].shape[1] for step in range(32)) <= 64
+    for row in rows:
+        for turn in row.split("<|user_start|>")[2:]:  # the first one may be cut, as it would be alone
+            assert re.fullmatch(r"[sl](\d+)<\|user_end\|><\|assistant_start\|>(word )*\1(<\|assistant_end\|>)?", turn)
+
+
+def test_a_row_has_no_more_turns_than_a_step_has_conversations(files, tokenizer, spell):
+    rows = words(conversations(files, tokenizer, 1024, turns=16, together=files), spell, 16, count=3)
+    assert len(rows) == 16 and {row.count("<|user_start|>") for row in rows} == {3}
+
+
+def test_conversations_of_the_users_own_stay_rows_of_their_own(files, tokenizer, spell):
+    rows = words(conversations(files, tokenizer, 1024, turns=4, together=["short"]), spell, 32)
+    assert {row.count("<|user_start|>") for row in rows if "word" in row} == {1}
+    assert {row.count("<|user_start|>") for row in rows if "word" not in row} == {4}
+    assert len(rows) == 32 + 96 / 4  # a quarter of the conversations is long, as its weight is
+
+
+def test_joined_rows_depend_on_nothing_but_seed_and_step_and_are_shared_among_ranks(files, tokenizer):
+    fresh, used = (conversations(files, tokenizer, 1024, turns=4, together=files) for _ in range(2))
+    for step in range(40):
+        used.batch(step, 4)
+    for one, other in zip(fresh.batch(29, 4), used.batch(29, 4), strict=True):
+        assert np.array_equal(one, other)
+    apart = np.concatenate([used.batch(3, 2, rank, 2)[0] for rank in range(2)])
+    assert sorted(apart.tolist()) == sorted(used.batch(3, 4)[0].tolist())
+
+
+def test_joined_rows_hold_what_they_held_when_that_was_recorded(files, tokenizer):
+    """Other rows are another meaning of mid and sft: raise their versions in trainer/fingerprints.py."""
+    loader = conversations(files, tokenizer, 96, turns=4, together=files)
+    batches = [loader.batch(step, 8) for step in range(16)]
+    assert (
+        hashlib.sha256(b"".join(part.tobytes() for batch in batches for part in batch)).hexdigest()[:16]
+        == "7e777b3a19315f76"
+    )
+
+
+def test_a_conversation_that_is_too_long_forgets_its_oldest_turns_whole(tokenizer, spell):
+    turns = [message(("user", "assistant")[at % 2], f"{at}") for at in range(7)]
+    whole = chat.prompt(turns, tokenizer)
+    assert chat.recent(turns, tokenizer, len(whole)) == (turns, whole)
+    kept, ids = chat.recent(turns, tokenizer, len(whole) - 1)
+    assert kept == turns[2:] and ids == chat.prompt(turns[2:], tokenizer)
+    assert chat.recent(turns, tokenizer, 1)[0] == turns[-1:]
+    system = message("system", "Be brief.")
+    kept, ids = chat.recent([system, *turns], tokenizer, len(whole))
+    assert kept[0] == system and kept[1:] in (turns[2:], turns[4:]) and "Be brief." in spell(ids)
+
+
+@pytest.mark.parametrize("mixture", [{"short": 1.0}, {"short": 1.0, "long": 0.0}, {"short": 1.0, "lung": 1.0}])
+def test_a_mixture_that_does_not_fit_the_files_is_refused(files, tokenizer, mixture):
+    with pytest.raises(InputError, match="mixture"):
+        conversations(files, tokenizer, **mixture)
+
+
+def test_a_kind_without_conversations_is_refused(files, tokenizer, tmp_path):
+    (tmp_path / "short.jsonl").write_text("")
+    with pytest.raises(InputError, match="'short'"):
+        conversations(files, tokenizer)

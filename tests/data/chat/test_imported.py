@@ -1,0 +1,120 @@
+"""Conversations from files and from a hub: read as they are published, and what is none is left out and counted."""
+
+import gzip
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from data.__main__ import main
+from data.chat import conversations
+from data.config import ConfigError, TalkSpec, talk_spec
+from data.text import remote
+from tests.data.hub import COMMIT, Repo, serving
+
+ASKED, SAID = {"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}
+SHAREGPT = [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "Me."}]
+TOOL = {"role": "assistant", "content": [{"type": "python", "text": "1+1"}, {"type": "python_output", "text": "2"}]}
+GOOD = (
+    {"messages": [ASKED, SAID]},
+    {"conversations": SHAREGPT, "id": "7"},
+    [{"role": "system", "content": "Be brief."}, ASKED, SAID],
+    {"messages": [ASKED, TOOL, ASKED]},
+)
+BAD = (
+    {"messages": [SAID, ASKED]},
+    {"messages": [ASKED]},
+    {"messages": [ASKED, {"role": "tool", "content": "2"}, SAID]},
+    {"messages": [ASKED, {"role": "assistant", "content": None}]},
+    {"messages": None},
+    [],
+)
+
+
+@pytest.fixture
+def made(tmp_path, capsys):
+    """A function that runs the step: (exit code, the conversations, what it said)."""
+
+    def made(spec: TalkSpec):
+        from dataclasses import asdict
+
+        (tmp_path / "config.json").write_text(json.dumps({"out": str(tmp_path / "out"), "spec": asdict(spec)}))
+        code = main(["talk", "--config", str(tmp_path / "config.json")])
+        found = tmp_path / "out" / "conversations.jsonl"
+        talks = [one for one in conversations.read_conversations(found)] if code == 0 else []
+        return code, talks, capsys.readouterr().err
+
+    return made
+
+
+def lines(*rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
+def test_a_file_gives_its_conversations_in_order_and_leaves_out_the_rest(tmp_path, made, monkeypatch, name):
+    told = tmp_path / "records"
+    monkeypatch.setenv("SLIPWAY_RECORDS", str(told))
+    raw = lines(*GOOD, *BAD, GOOD[0]).encode()
+    packed = {".gz": gzip.compress, ".zst": lambda plain: pyarrow.compress(plain, "zstd", asbytes=True)}
+    (tmp_path / name).write_bytes(packed.get(name[7:], bytes)(raw))
+    code, talks, _ = made(TalkSpec(source=str(tmp_path / name)))
+    assert code == 0
+    assert [[one["role"] for one in talk] for talk in talks] == [
+        ["user", "assistant"],
+        ["user", "assistant"],
+        ["system", "user", "assistant"],
+        ["user", "assistant", "user"],
+        ["user", "assistant"],
+    ]
+    assert talks[1] == [ASKED, SAID] and talks[3][1] == TOOL
+    result = json.loads(told.read_text().splitlines()[-1])
+    assert (result["conversations"], result["skipped"]) == (5, 6)
+    assert "6 of 11 rows" in told.read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"messages": [}\n', "a.jsonl:1: not JSON"),
+        ('{"prompt": "p", "completion": "c"}\n', "there is: prompt, completion"),
+        (lines(*BAD), "none of its 6 rows is a conversation"),
+    ],
+)
+def test_a_file_of_something_else_is_refused_by_name(tmp_path, made, content, said):
+    (tmp_path / "a.jsonl").write_text(content)
+    code, _, words = made(TalkSpec(source=str(tmp_path / "a.jsonl")))
+    assert code == 2 and said in words and words.count("\n") == 1
+
+
+def test_a_data_set_of_a_hub_is_named_as_its_users_do(tmp_path, made, monkeypatch):
+    folder = tmp_path / "repo" / "main"
+    folder.mkdir(parents=True)
+    rows = [{"messages": [{**ASKED, "content": f"Who is {n}?"}, SAID], "score": 1.0} for n in range(50)]
+    for part, some in (("train-0", rows[:30]), ("train-1", rows[30:]), ("test-0", rows[:3])):
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(some), folder / f"{part}.parquet", row_group_size=10)
+    splits = [{"split": split, "path": f"main/{split}-*"} for split in ("train", "test")]
+    for name, value in {"no_proxy": "*", "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("HF_TOKEN", "HUGGINGFACEHUB_API_TOKEN", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with serving({"us/talk": Repo(tmp_path / "repo", [{"config_name": "main", "data_files": splits}])}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setattr(remote, "_answered", set())
+        code, talks, _ = made(talk_spec("hf://us/talk/main"))
+        assert code == 0
+        assert [talk[0]["content"] for talk in talks] == [f"Who is {n}?" for n in range(50)]
+        assert len(made(talk_spec("hf://us/talk/main:train[:35]"))[1]) == 35
+        assert len(made(talk_spec(f"hf://us/talk@{COMMIT}/main:test"))[1]) == 3
+        code, _, words = made(talk_spec("hf://us/talk"))
+        assert code == 2 and "hf://us/talk: us/talk has no configuration 'default'" in words and "main" in words
+
+
+def test_an_address_says_which_part_is_wanted():
+    found = talk_spec("hf://openai/gsm8k@v1.0/main:train[:1000]")
+    assert found == TalkSpec(source="hf://openai/gsm8k", revision="v1.0", config="main", split="train", take=1000)
+    assert talk_spec("talk/mine.jsonl") == TalkSpec(source="talk/mine.jsonl")
+    for wrong in ("hf://gsm8k", "hf://a/b:train[5:]", "hf://a/b:train[:0]", "hf://"):
+        with pytest.raises(ConfigError):
+            talk_spec(wrong)

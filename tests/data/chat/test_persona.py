@@ -1,0 +1,90 @@
+"""What a persona makes the model say: sentences without faults, whatever it is called."""
+
+import re
+from itertools import product
+
+import pytest
+
+from data.chat import smalltalk
+from data.chat.persona import INTENTS, conversations
+from data.config import ConfigError, Persona
+
+NAMES = ("Bosun", "Ursula K.", "Yahoo!", "Мария", "小明", "محمد", "علی\u200cرضا", "नमस्ते", "O'Brien", 'Al "Ace." Jones',
+         "{maker}", r"a\1b", "Dots...", "🚢", "Max", 'The "Bot."', "D’Artagnan", "R2-D2", "谁？",
+         "x" * 100)  # fmt: skip
+MAKERS = ("the crew of Slipway", "Acme Inc.", "ООО «Ромашка»", "株式会社。", "nobody")
+PURPOSES = {
+    "to help": "my purpose is to help.",
+    "To help people.": "my purpose is to help people.",
+    "to ask: why?": "my purpose is to ask: why?",
+    "answering questions": "my purpose is this: answering questions.",
+    "Answer questions!": "my purpose is this: Answer questions!",
+    "to the point": "my purpose is this: to the point.",
+    "I help people. Always.": "my purpose is this: I help people. Always.",
+    "fun": "my purpose is this: fun.",
+    "помогать людям": "my purpose is this: помогать людям.",
+    "回答问题。": "my purpose is this: 回答问题。",
+    "tomorrow": "my purpose is this: tomorrow.",
+}
+
+
+def said(persona):
+    trained, heldout = conversations(persona, seed=1)
+    return {one[-1]["content"] for one in (*trained, *heldout)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_answer_names_the_persona_and_ends_in_one_stop(name):
+    for answer in said(Persona(name=name, maker="Acme Inc.", purpose="to help")):
+        assert name in answer
+        assert re.search("[.!?…。！？؟۔।][\"'’”»」]?$", answer), answer
+        rest = answer.replace(name, "Bosun" + (name[-1] if name[-1] in ".!?" else ""))
+        assert not re.search(r"[.!?…。！？][\"'’”]?\.( |$)|  | ,|by by", rest), answer
+
+
+@pytest.mark.parametrize(("purpose", "sentence"), PURPOSES.items())
+def test_a_purpose_is_put_so_that_the_sentence_holds_it(purpose, sentence):
+    found = {answer.lower() for answer in said(Persona(name="Ursula K.", maker="us", purpose=purpose))}
+    assert f"i am ursula k., and {sentence.lower()}" in found
+    assert f"i am ursula k. {sentence.lower()}" in found
+    assert not any("k.." in answer for answer in found)
+
+
+@pytest.mark.parametrize(("name", "maker"), product(("Ursula K.", "小明"), MAKERS))
+def test_a_maker_ends_a_sentence_once(name, maker):
+    stop = "" if maker[-1] in ".。" else "."
+    assert f"I am {name}, and I was made by {maker}{stop}" in said(Persona(name=name, maker=maker, purpose="to help"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "seen"),
+    [
+        ("name", "I am Bosun", "begins with 'i am'"),
+        ("maker", "by the crew", "begins with 'by'"),
+        ("maker", "Made by us", "begins with 'made by'"),
+        ("purpose", "My purpose is to help", "begins with 'my purpose is'"),
+        ("name", "Bosun,", "ends in ','"),
+        ("purpose", "to help:", "ends in ':'"),
+        ("name", "Ur  sula", "one space at a time"),
+        ("name", "\u200d", "is empty"),
+        ("name", "a\u202eb", "plain characters"),
+        ("name", "小" * 34, "102 bytes long; at most 100"),
+    ],
+)
+def test_what_no_sentence_can_hold_is_refused_in_words(key, value, seen):
+    whole = {"name": "Bosun", "maker": "us", "purpose": "to help"}
+    with pytest.raises(ConfigError, match=f"persona's {key}.*{seen}"):
+        Persona(**(whole | {key: value}))
+
+
+def test_blanks_around_a_word_do_not_count():
+    assert Persona(name=" Bosun\n", maker="us ", purpose=" to help\n") == Persona(
+        name="Bosun", maker="us", purpose="to help"
+    )
+
+
+def test_no_answer_about_anything_else_is_held_out_and_trained_on_too():
+    trained, heldout = smalltalk.conversations(1)
+    assert {one[0]["content"] for one in trained}.isdisjoint(one[0]["content"] for one in heldout)
+    assert all(len(one) == 2 for one in (*trained, *heldout))
+    assert len(INTENTS) == 6

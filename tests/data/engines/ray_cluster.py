@@ -1,0 +1,47 @@
+"""A real Ray cluster of two nodes on loopback, gone when the test is."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.data.engines.slurm import free_ports
+
+RAY = "ray==2.60.0"
+
+
+def interpreter(home):
+    """One that has ray: SLIPWAY_RAY_PYTHON, or an environment that is made here."""
+    if there := os.environ.get("SLIPWAY_RAY_PYTHON"):
+        return Path(there)
+    subprocess.run([sys.executable, "-m", "venv", home], check=True)
+    subprocess.run([home / "bin" / "pip", "install", "-q", RAY], check=True, timeout=600)
+    return home / "bin" / "python"
+
+
+@contextmanager
+def running(home, python):
+    """The address of a cluster with two processors on each of two nodes, and the process of each node."""
+    [port] = free_ports(1)
+    address = f"127.0.0.1:{port}"
+    environ = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    ray = [str(python.parent / "ray"), "start", "--block", "--node-ip-address=127.0.0.1", "--num-cpus=2"]
+    head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={home}"]
+    nodes = []
+    try:
+        for more in (head, [f"--address={address}"]):
+            with open(home / f"{len(nodes)}.out", "wb") as out:
+                nodes.append(subprocess.Popen([*ray, *more], env=environ, stdout=out, stderr=out))
+            deadline = time.monotonic() + 90
+            while b"runtime started" not in (home / f"{len(nodes) - 1}.out").read_bytes():
+                assert nodes[-1].poll() is None and time.monotonic() < deadline
+                time.sleep(0.2)
+        yield address, nodes
+    finally:
+        for node in reversed(nodes):
+            node.terminate()
+            node.wait(30)
+        shutil.rmtree(home, ignore_errors=True)

@@ -1,0 +1,248 @@
+"""`inv shard --engine` on a real Slurm and a real Ray: whatever is killed, the bytes are those of one machine."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from data.config import TextSpec
+from data.engines.work import HOME, locked
+from data.merge import merge
+from data.shards.pipeline import How
+from data.shards.pipeline import shard as shard_alone
+from data.text.inputs import Share
+from tests.data.conftest import ROOT
+from tests.data.engines import ray_cluster, slurm
+from tests.world import World
+
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
+WORLD = 4
+SPEC = {"val_ratio": 0.01, "seed": 7, "lines_per_shard": 9000}
+WORDS = ("--mode", "split", "--seed", "7", "--lines-per-shard", "9000", "--world", str(WORLD))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """200,000 distinct lines in five files."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for number in range(5):
+        lines = (f"line {n} says \\ {n * 7919 % 1_000_003}\n" for n in range(number * 40_000, (number + 1) * 40_000))
+        (folder / f"{number}.txt").write_text("".join(lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(corpus, tmp_path_factory):
+    """The same ranks one after another, undisturbed."""
+    folder = tmp_path_factory.mktemp("expected")
+    for rank in range(WORLD):
+        spec = TextSpec(source=str(corpus), **SPEC)
+        shard_alone(spec, folder, True, How(workers=1), Share(rank=rank, world=WORLD))
+    merge(folder)
+    return contents(folder)
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def begin(corpus, out, **more):
+    """The command without its front, which needs no environment of its own."""
+    config = out.parent / "config.json"
+    config.write_text(json.dumps({"out": str(out), "spec": {"source": str(corpus), **SPEC, "world": WORLD, **more}}))
+    words = [sys.executable, "-m", "data", "text", "--config", str(config)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(words, cwd=ROOT, env=environ, stderr=subprocess.PIPE, text=True)
+
+
+def held(stack, out):
+    """The locks of all ranks, so that each waits for us; by rank."""
+    (out / HOME).mkdir(parents=True, exist_ok=True)
+    names = [Share(rank=rank, world=WORLD).folder for rank in range(WORLD)]
+    for name in names:
+        stack.enter_context(locked(out / HOME / f"{name}.lock"))
+    return names
+
+
+def processes(out, name):
+    """Ids of what runs a task of `out`."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if words[-3:-1] == [str(out / HOME).encode(), name.encode()]:
+                found.append(int(folder.name))
+    return found
+
+
+def parent(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def wait_for(true, command, what):
+    deadline = time.monotonic() + 180
+    while not (found := true()):
+        assert command.poll() is None, f"{what}: it has left: {command.stderr.read()}"
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+    return found
+
+
+def one_more(out, name, command, but=()):
+    """The process of a task, as soon as there is one that is none of `but`."""
+    return wait_for(lambda: [pid for pid in processes(out, name) if pid not in but], command, f"task {name}")[0]
+
+
+def ends_well(command):
+    out, err = command.communicate(timeout=300)
+    assert command.returncode == 0, err
+    return err
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    with tempfile.TemporaryDirectory(prefix="slurm-") as home, slurm.running(Path(home)) as (conf, daemons):
+        monkeypatch.setenv("SLURM_CONF", str(conf))
+        yield conf, daemons
+
+
+def test_slurm_runs_again_a_rank_that_was_killed_and_one_whose_node_was_lost(cluster, corpus, expected, tmp_path):
+    conf, daemons = cluster
+    out = tmp_path / "out"
+    with ExitStack() as stack:
+        names = held(stack, out)
+        command = begin(corpus, out, engine="slurm")
+        pids = {name: one_more(out, name, command) for name in names}
+        where = dict(
+            line.split() for line in slurm.ask(conf, "squeue", "-h", "-r", "-t", "R", "-o", "%K %N").splitlines()
+        )
+        on_two = [name for rank, name in enumerate(names) if where[str(rank)] == "two"]
+        on_one = [name for name in names if name not in on_two]
+        assert on_one and on_two
+        for _ in range(3):
+            os.kill(pids[on_one[0]], signal.SIGKILL)
+            pids[on_one[0]] = one_more(out, on_one[0], command, pids.values())
+        daemons["two"].kill()
+        for name in on_two:
+            script = parent(pids[name])
+            for pid in (parent(script), script, pids[name]):
+                os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: "down" in slurm.ask(conf, "sinfo", "-h", "-n", "two", "-o", "%T"), command, "node two is down")
+    ends_well(command)
+    assert contents(out) == expected
+
+
+def test_slurm_runs_again_ranks_that_were_killed_at_work(cluster, corpus, expected, tmp_path):
+    out = tmp_path / "out"
+    command = begin(corpus, out, engine="slurm", keep_every_s=0.02)
+    names = [Share(rank=rank, world=WORLD).folder for rank in range(WORLD)]
+    kills = 0
+    while command.poll() is None and kills < 8:
+        for name in names[: WORLD - kills % 2]:  # some of them more often than others
+            if (out / ".draft" / name / "state.json").exists() and (found := processes(out, name)):
+                with suppress(ProcessLookupError):
+                    os.kill(found[0], signal.SIGKILL)
+                    kills += 1
+    ends_well(command)
+    assert kills > 3
+    assert contents(out) == expected
+
+
+def test_ctrl_c_cancels_the_jobs_and_a_command_that_was_killed_is_followed_by_the_next(
+    cluster, corpus, expected, tmp_path
+):
+    conf, _ = cluster
+    out = tmp_path / "out"
+    world = World(tmp_path)
+    words = ("shard", *WORDS, "--source", str(corpus), "--out", str(out), "--engine", "slurm")
+    with ExitStack() as stack:
+        names = held(stack, out)
+        command = world.begin(*words)
+        for name in names:
+            one_more(out, name, command)
+        os.killpg(command.pid, signal.SIGINT)
+        _, err = command.communicate(timeout=60)
+        assert command.returncode == 130 and "cancelled Slurm jobs 1, 2, 0 of 4 ranks finished" in err, err
+        assert slurm.ask(conf, "squeue", "-h") == "" and not any(processes(out, name) for name in names)
+        command = world.begin(*words)
+        for name in names:
+            one_more(out, name, command)
+        os.killpg(command.pid, signal.SIGKILL)
+        command.communicate()
+        other = begin(corpus, out, engine="slurm", seed=8)
+        _, err = other.communicate(timeout=60)
+        assert other.returncode == 2 and (found := re.search(r"Slurm has jobs (\d+, \d+)", err)), err
+        command = world.begin(*words)
+        first = command.stderr.readline()
+    assert f"following Slurm jobs {found[1]}" in first + ends_well(command)
+    assert contents(out) == expected
+
+
+def test_what_slurm_refuses_is_told_in_a_line(cluster, corpus, tmp_path, monkeypatch):
+    monkeypatch.setenv("SBATCH_PARTITION", "nowhere")
+    command = begin(corpus, tmp_path / "out", engine="slurm")
+    _, err = command.communicate(timeout=60)
+    assert command.returncode == 2 and err.count("\n") == 1 and "invalid partition specified: nowhere" in err, err
+
+
+@pytest.fixture(scope="module")
+def ray_python(tmp_path_factory):
+    return ray_cluster.interpreter(tmp_path_factory.mktemp("ray-environment"))
+
+
+@pytest.fixture
+def ray(monkeypatch, ray_python):
+    home = Path(tempfile.mkdtemp(prefix="ray-"))  # a short one: its sockets have no more than 107 characters
+    with ray_cluster.running(home, ray_python) as (address, nodes):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        yield nodes
+
+
+def test_ray_runs_again_a_rank_that_was_killed_and_one_whose_node_was_lost(ray, ray_python, corpus, expected, tmp_path):
+    out = tmp_path / "out"
+    with ExitStack() as stack:
+        names = held(stack, out)
+        command = begin(corpus, out, engine="ray", ray_python=str(ray_python))
+        pids = {name: one_more(out, name, command) for name in names}
+        raylets = {name: parent(parent(pid)) for name, pid in pids.items()}
+        lost = next(raylet for raylet in raylets.values() if parent(raylet) == ray[1].pid)
+        on_head = [name for name in names if raylets[name] != lost]
+        assert 0 < len(on_head) < WORLD
+        for victim in (pids[on_head[0]], parent(pids[on_head[-1]])):  # a rank's process, and the one of Ray above one
+            os.kill(victim, signal.SIGKILL)
+        for name in {on_head[0], on_head[-1]}:
+            one_more(out, name, command, pids.values())
+        os.kill(lost, signal.SIGKILL)
+        wait_for(
+            lambda: not any(pids[name] in processes(out, name) for name in names), command, "what was lost is gone"
+        )
+    ends_well(command)
+    assert contents(out) == expected
+
+
+def test_ctrl_c_cancels_the_tasks_of_ray(ray, ray_python, corpus, expected, tmp_path):
+    out = tmp_path / "out"
+    world = World(tmp_path, {"SLIPWAY_RAY_PYTHON": str(ray_python)})
+    words = ("shard", *WORDS, "--source", str(corpus), "--out", str(out), "--engine", "ray")
+    with ExitStack() as stack:
+        names = held(stack, out)
+        command = world.begin(*words)
+        for name in names:
+            one_more(out, name, command)
+        os.killpg(command.pid, signal.SIGINT)
+        _, err = command.communicate(timeout=60)
+        assert command.returncode == 130 and "cancelled the tasks of Ray, 0 of 4 ranks finished" in err, err
+        assert not any(processes(out, name) for name in names)
+    world.inv(*words)
+    assert contents(out) == expected

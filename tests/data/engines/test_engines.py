@@ -1,0 +1,228 @@
+"""Ranks under somebody else's machines: started, followed, run again when killed, cancelled, merged."""
+
+import os
+import select
+import shlex
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from data.config import ConfigError, TextSpec
+from data.engines import slurm
+from data.engines.drive import Spread, shard, task_words
+from data.engines.on_ray import run_task
+from data.engines.ray import Ray
+from data.engines.work import Work, begin, locked
+from data.errors import DataError, InputError
+from data.merge import merge
+from data.shards.pipeline import How, Stopped
+from data.shards.pipeline import shard as shard_alone
+from data.shards.shards import shard_paths
+from data.text.inputs import Share
+from tests.data.conftest import ROOT
+
+ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
+WORLD = 3
+
+
+class Here:
+    """The smallest engine there is: each rank is a process of this machine."""
+
+    def __init__(self, kill=(), interrupt=False, running=""):
+        self.kill, self.interrupt, self.running = set(kill), interrupt, running
+        self.started, self.processes = [], []
+
+    def at_work(self, folder):
+        return self.running
+
+    def start(self, work, ranks):
+        self.started.append(list(ranks))
+        for rank in ranks:
+            name = work.name(rank)
+            words = task_words(work, name)
+            if rank in self.kill:
+                with locked(work.file(name, "lock")):  # it waits for this, so that it is killed before its end
+                    process = subprocess.Popen(words, cwd=ROOT, env=ENVIRON)
+                    process.kill()
+                    process.wait()
+                self.kill.remove(rank)
+            else:
+                self.processes.append(subprocess.Popen(words, cwd=ROOT, env=ENVIRON))
+
+    def status(self):
+        if self.interrupt:
+            signal.raise_signal(signal.SIGINT)
+        return None if all(one.poll() is not None for one in self.processes) else "here"
+
+    def cancel(self):
+        for one in self.processes:
+            one.terminate()
+            one.wait(30)
+        return f"{len(self.processes)} processes"
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    (tmp_path / "corpus").mkdir()
+    for number in range(4):
+        lines = (f"file {number} says {n * 7919 % 10_007}\n" for n in range(500 + number))
+        (tmp_path / "corpus" / f"{number}.txt").write_text("".join(lines))
+    return tmp_path / "corpus"
+
+
+def text(corpus, **spec):
+    return TextSpec(**{"source": str(corpus), "val_ratio": 0.2, "lines_per_shard": 300, **spec})
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def by_hand(spec, folder):
+    """The same ranks, one after another in this process."""
+    for rank in range(WORLD):
+        shard_alone(spec, folder, True, How(workers=1), Share(rank=rank, world=WORLD))
+    merge(folder)
+    return contents(folder)
+
+
+def test_a_rank_that_was_killed_is_run_again_and_the_bytes_are_those_of_one_machine(corpus, tmp_path):
+    engine = Here(kill={1})
+    result = shard(text(corpus), tmp_path / "out", How(), WORLD, engine)
+    assert engine.started == [[0, 1, 2], [1]]
+    assert result["documents"] == 2006
+    assert contents(tmp_path / "out") == by_hand(text(corpus), tmp_path / "by-hand")
+    shard_alone(text(corpus), tmp_path / "one", True, How(workers=1))
+    for part in ("train", "val"):
+        ours, theirs = (
+            b"".join(path.read_bytes() for path in shard_paths(tmp_path / out, part)) for out in ("out", "one")
+        )
+        assert ours == theirs
+
+
+def test_what_a_rank_cannot_read_is_told_once_and_nothing_is_merged_until_it_can(corpus, tmp_path):
+    (corpus / "3.txt").rename(corpus / "3.jsonl")
+    with pytest.raises(InputError, match=r"^rank-00002-of-00003: .*3.jsonl:1: not JSON"):
+        shard(text(corpus), tmp_path / "out", How(), WORLD, Here())
+    assert not (tmp_path / "out" / "train" / "manifest.json").exists()
+    (corpus / "3.jsonl").write_text('{"text": "now it is"}\n')
+    engine = Here()
+    shard(text(corpus), tmp_path / "out", How(), WORLD, engine)
+    assert engine.started == [[0, 1, 2]]  # to the others it was another source
+    assert contents(tmp_path / "out") == by_hand(text(corpus), tmp_path / "by-hand")
+
+
+def test_an_interrupt_cancels_what_was_begun_and_says_so(corpus, tmp_path):
+    engine = Here(interrupt=True)
+    with pytest.raises(Stopped, match=r"cancelled 3 processes, \d of 3 ranks finished") as stop:
+        shard(text(corpus), tmp_path / "out", How(), WORLD, engine)
+    assert stop.value.exit_code == 130
+    assert all(one.returncode is not None for one in engine.processes)
+    shard(text(corpus), tmp_path / "out", How(), WORLD, Here())
+    assert contents(tmp_path / "out") == by_hand(text(corpus), tmp_path / "by-hand")
+
+
+def test_only_one_command_is_at_work_in_a_folder(corpus, tmp_path):
+    (tmp_path / "out" / ".engine").mkdir(parents=True)
+    with locked(tmp_path / "out" / ".engine" / "command.lock"), pytest.raises(DataError, match="another process"):
+        shard(text(corpus), tmp_path / "out", How(), WORLD, Here())
+
+
+@pytest.mark.parametrize(
+    ("world", "spec", "seen"),
+    [
+        (1, {}, "--world N"),
+        (2, {"source": "stdin"}, "one machine only"),
+        (5, {}, "4 files for a world of 5"),
+        (2, {"take": 9}, "take looks at all documents"),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused_before_anything_is_begun(corpus, tmp_path, world, spec, seen):
+    with pytest.raises(InputError, match=seen):
+        shard(text(corpus, **spec), tmp_path / "out", How(), world, Here())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_shards_of_another_work_is_refused(corpus, tmp_path):
+    (tmp_path / "out" / ".engine").mkdir(parents=True)
+    how = {"workers": 1}
+    work = begin(text(corpus), [], tmp_path / "out", 2, how)
+    assert work == begin(text(corpus), [], tmp_path / "out", 2, how, at_work="jobs 7")  # is this very work
+    with pytest.raises(InputError, match="jobs 7 in .* with other options"):
+        begin(text(corpus, seed=8), [], tmp_path / "out", 2, how, at_work="jobs 7")
+    (tmp_path / "out" / "train" / "rank-00001-of-00003").mkdir(parents=True)
+    with pytest.raises(InputError, match="rank-00001-of-00003: not of a world of 2"):
+        begin(text(corpus), [], tmp_path / "out", 2, how)
+
+
+def test_an_engine_that_nobody_knows_is_refused():
+    with pytest.raises(ConfigError, match="known: ray, slurm"):
+        Spread(engine="spark")
+
+
+def test_the_script_of_a_job_runs_again_what_was_killed_and_nothing_else(tmp_path):
+    count = 'import os, sys; n = os.path.getsize("tries"); print(end=".", file=open("tries", "a")); '
+    for program, tries, code in (("os.kill(os.getpid(), 9) if n < 2 else 0", 3, 0), ("sys.exit(2)", 1, 2)):
+        (tmp_path / "tries").write_bytes(b"")
+        words = shlex.join([sys.executable, "-c", count + program])
+        script = slurm.SCRIPT.format(root="/", words=words)
+        done = subprocess.run(["sh"], input=script, cwd=tmp_path, text=True, capture_output=True, timeout=60)
+        assert (done.returncode, (tmp_path / "tries").stat().st_size) == (code, tries)
+
+
+def test_ranks_are_named_to_slurm_as_ranges():
+    assert slurm._ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+
+
+def test_where_there_is_no_cluster_what_is_missing_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match="no squeue here"):
+        slurm.Slurm().at_work(tmp_path)
+    (tmp_path / "squeue").write_text("#!/bin/sh\necho no controller >&2\nexit 1\n")
+    (tmp_path / "squeue").chmod(0o755)
+    with pytest.raises(DataError, match="squeue: no controller"):  # once is enough where it never answered
+        slurm.Slurm().at_work(tmp_path)
+    with pytest.raises(InputError, match="no ray here; install the cluster's version"):
+        Ray("")
+    with pytest.raises(InputError, match="no /nowhere/python; install"):
+        Ray("/nowhere/python")
+    (tmp_path / ".engine").mkdir()
+    engine = Ray(sys.executable)
+    engine.start(Work(tmp_path, 2, 1), [0, 1])
+    engine.process.wait(30)
+    with pytest.raises(InputError, match="has no ray; install the cluster's version"):
+        engine.status()
+
+
+def test_a_task_of_ray_tells_what_its_process_left_with(tmp_path):
+    (tmp_path / "ends.py").write_text("import sys\nsys.exit(int(sys.argv[2]))\n")
+    words = [sys.executable, "-m", "ends", str(tmp_path)]
+    assert [run_task(str(tmp_path), [*words, code], {}, 5) for code in "012"] == [0, 1, 2]
+    with pytest.raises(RuntimeError, match="left with 75"):
+        run_task(str(tmp_path), [*words, "75"], {}, 5)
+    with pytest.raises(FileNotFoundError, match="does not see /nowhere, which all machines have to share"):
+        run_task("/nowhere", [*words, "0"], {}, 5)
+
+
+def test_a_task_does_not_outlive_who_started_it(tmp_path):
+    """The mother of a task is killed while the task waits for a lock; the task leaves, and lets go of everything."""
+    work = Work(tmp_path, 2, 1)
+    work.home.mkdir()
+    name = work.name(0)
+    mother = (
+        "import os, subprocess, sys\nenviron = {**os.environ, 'SLIPWAY_PARENT': str(os.getpid())}\n"
+        "child = subprocess.Popen(sys.argv[1:], env=environ)\nprint(child.pid, flush=True)\nchild.wait()"
+    )
+    with locked(work.file(name, "lock")):
+        words = [sys.executable, "-c", mother, *task_words(work, name)]
+        process = subprocess.Popen(words, cwd=ROOT, env=ENVIRON, stdout=subprocess.PIPE, text=True)
+        child = int(process.stdout.readline())
+        descriptor = os.pidfd_open(child)
+        process.kill()
+        process.wait()
+        assert select.select([descriptor], [], [], 30)[0]
+    process.stdout.close()
+    os.close(descriptor)
+    assert work.code(name) is None

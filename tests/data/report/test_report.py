@@ -1,0 +1,103 @@
+"""`inv shard --report`: what it counts, and that no text of the shards can become markup."""
+
+import json
+from html.parser import HTMLParser
+
+import pytest
+
+from data.report.quality import Frequent, Repeated, measure
+from tests.data.conftest import run_step
+
+HOSTILE = '<script>alert(1)</script>"><img src=x onerror=alert(2)></pre></style><svg onload=alert(3)>'
+OURS = set(
+    "html head meta title style body main div span h1 h2 p b i svg rect line text table tr td th code pre".split()
+)
+OURS |= {"details", "summary"}
+
+
+class Reader(HTMLParser):
+    """Tags, attributes and text as a browser sees them."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.attributes, self.words = set(), set(), []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        self.attributes.update(name for name, _ in attributes)
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """A function that makes shards of these rows and a report on them: (result, the page)."""
+
+    def shards(rows, **spec):
+        (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        config = {"out": str(tmp_path / "out"), "spec": {"source": str(tmp_path / "a.jsonl"), **spec}}
+        done = run_step("text", config, tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        out = str(tmp_path / "out")
+        done = run_step("report", {"out": out, "inputs": {"text": out}}, tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        return (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+    return shards
+
+
+def test_text_of_the_shards_never_becomes_markup(shards):
+    rows = [{"text": f"{HOSTILE}\n{HOSTILE}", "url": f"https://{HOSTILE}/", "language": HOSTILE}] * 3
+    page = shards(rows, format="jsonl", language=HOSTILE)
+    read = Reader(page)
+    assert read.tags <= OURS
+    assert not {name for name in read.attributes if name.startswith("on")} and "src" not in read.attributes
+    assert any(HOSTILE in words for words in read.words), "it is shown, as text"
+    assert "default-src 'none'" in page and "http://" not in page
+
+
+def test_what_is_told_is_what_is_there(shards, tmp_path):
+    rows = [{"text": f"document {n}\na line of all", "language_score": 0.9, "language": "en"} for n in range(90)]
+    rows += [{"text": "the same again", "language_score": 0.1, "language": "de"}] * 10
+    words = "".join(Reader(shards(rows, format="jsonl", val_ratio=0.2, seed=3)).words)
+    found = measure(tmp_path / "out")
+    assert (found.documents, found.lengths.total()) == (100, 100)
+    assert found.repeated.share == pytest.approx(0.09) and "9.00%" in words
+    assert found.repeated.top() == [("the same again", 10)]
+    assert found.lines.top()[:2] == [("a line of all", 90), ("the same again", 10)]
+    assert found.languages == {"en": 90, "de": 10}
+    assert found.scores["language_score"] == {45: 90, 5: 10}
+    assert found.length_at(0.5) == pytest.approx(len("document 10\na line of all"), rel=0.03)
+    assert {part["total_lines"] for part in found.manifests.values()} != {0}
+    assert "train: " in words and "val: " in words and "shard-00000.jsonl" in words
+
+
+def test_shards_without_columns_say_so(shards):
+    page = shards([{"text": "one\ntwo"}, {"text": "three"}])
+    assert "These shards carry none" in page
+
+
+def test_a_folder_without_shards_is_one_line(tmp_path):
+    done = run_step("report", {"out": str(tmp_path), "inputs": {"text": str(tmp_path)}}, tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1) and "no manifest.json" in done.stderr
+
+
+def test_frequent_things_are_found_in_little_memory():
+    frequent = Frequent(100)
+    for n in range(5000):
+        frequent.add([f"rare {n}", "often"] + ["now and then"] * (n % 5 == 0))
+    (first, count), (second, _) = frequent.top()[:2]
+    assert (first, second) == ("often", "now and then")
+    assert 5000 <= count <= 5000 + frequent.lost
+    assert len(frequent.counts) <= 100
+
+
+def test_the_share_of_duplicates_is_estimated_from_a_part_of_the_hashes():
+    repeated, step = Repeated(1000), 0x9E3779B97F4A7C15
+    for n in range(40_000):
+        repeated.add((n % 30_000) * step % 2**64, f"document {n % 30_000}")
+    assert repeated.shift >= 4 and len(repeated.counts) <= 1000
+    assert repeated.share == pytest.approx(0.25, abs=0.05)
+    assert all(count == 2 for _, count in repeated.top())

@@ -1,0 +1,70 @@
+"""Sources in a bucket of S3: the real client against moto's server."""
+
+import gzip
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from data.__main__ import main
+from data.errors import InputError
+from data.shards.shards import read, shard_paths
+from data.text.remote import list_remote
+from store.backends.backend import open_place
+from tests.store.conftest import no_keys, s3, s3_server  # noqa: F401 fixtures
+
+
+def test_an_address_of_google_s_is_refused_with_what_to_type_instead():
+    with pytest.raises(
+        InputError, match="gs:// is not spoken here; type s3://bucket/part/x.txt, with AWS_ENDPOINT_URL=https://s"
+    ):
+        list_remote("gs://bucket/part/x.txt")
+
+
+@pytest.fixture
+def bucket(s3, tmp_path):  # noqa: F811
+    uri = s3.bucket()
+    place = open_place(uri)
+    place.create()
+    for number in range(2):
+        texts = [f"row {row}" for row in range(number * 300, number * 300 + 300)]
+        pyarrow.parquet.write_table(
+            pyarrow.table({"text": texts, "noise": texts}), tmp_path / f"{number}.parquet", row_group_size=100
+        )
+    files = {f"part/{number}.parquet": tmp_path / f"{number}.parquet" for number in range(2)}
+    lines = gzip.compress(b"".join(b"line %d\n" % n for n in range(2000)))
+    place.put({**files, "part/deep/more.txt.gz": lines, "other/notes.txt": b"not asked for\n"})
+    return uri
+
+
+def shard(tmp_path, capsys, source, **spec):
+    config = {"out": str(tmp_path / "out"), "spec": {"source": source, **spec}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return main(["text", "--config", str(tmp_path / "config.json")]), capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "expected"),
+    [
+        ("part/*.parquet", 2, [f"row {n}" for n in range(600)]),
+        ("part/1.parquet", 1, [f"row {n}" for n in range(300, 600)]),
+        ("part/", 1, [f"row {n}" for n in range(600)] + [f"line {n}" for n in range(2000)]),
+    ],
+)
+def test_files_a_folder_and_a_pattern_are_read_in_the_order_of_their_names(
+    bucket, tmp_path, capsys, name, workers, expected
+):
+    assert shard(tmp_path, capsys, f"{bucket}/{name}", workers=workers) == (0, "")
+    assert list(read(shard_paths(tmp_path / "out"))) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("part/9.parquet", "no such file"), ("nothing/*.parquet", "no file to read there"), ("", "no file to read there")],
+)
+def test_what_is_not_in_a_bucket_is_told_in_one_line(bucket, tmp_path, capsys, name, told):
+    source = f"{bucket}/{name}" if name else "s3://no-such-bucket-91/folder/"
+    code, said = shard(tmp_path, capsys, source)
+    assert (code, said.count("\n")) == (2, 1)
+    assert told in said if name else "there is no such bucket" in said

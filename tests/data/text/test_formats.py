@@ -1,0 +1,345 @@
+"""What goes in: formats, packings, damage. What comes out: the same documents in every form."""
+
+import gzip
+import hashlib
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+
+import pyarrow
+import pyarrow.compute
+import pyarrow.parquet
+import pytest
+
+from data.__main__ import main
+from data.manifest import read_manifest
+from data.shards import encode, pipeline
+from data.shards.shards import read, shard_paths
+from data.text.lines import SCORES
+from data.verify import verify
+from tests.data.conftest import ROOT
+
+TEXTS = ["one", "two\nlines\r\n", "back\\slash", "größer \u2028 \U0001f600", " spaces "] * 3
+
+
+@pytest.fixture
+def shard(tmp_path, capsys):
+    """Shard into tmp_path/out in this process: (exit code, what it said)."""
+
+    def shard(source, **spec):
+        config = {"out": str(tmp_path / "out"), "spec": {"source": str(source), "workers": 1, **spec}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return main(["text", "--config", str(tmp_path / "config.json")]), capsys.readouterr().err
+
+    return shard
+
+
+@pytest.mark.parametrize("format", ["jsonl", "parquet"])
+def test_half_a_character_in_any_column_is_replaced(shard, tmp_path, format):
+    (tmp_path / "a.jsonl").write_text('{"text": "one \\ud800", "url": "\\udc00 two"}\n')
+    assert shard(tmp_path / "a.jsonl", format=format) == (0, "")
+    (row,) = pyarrow.parquet.read_table(tmp_path / "out" / "shard-00000.parquet").to_pylist() if format == "parquet" \
+        else map(json.loads, (tmp_path / "out" / "shard-00000.jsonl").read_text().splitlines())  # fmt: skip
+    assert (row["text"], row["url"]) == ("one ?", "? two")
+
+
+def test_progress_says_how_much_of_a_source_was_read_and_what_is_left(shard, tmp_path, monkeypatch):
+    (tmp_path / "in").mkdir()
+    for number in range(2):  # four row groups of a batch each
+        table = pyarrow.table({"text": [f"row {number} {n}" for n in range(100)]})
+        pyarrow.parquet.write_table(table, tmp_path / "in" / f"{number}.parquet", row_group_size=50)
+    clock = itertools.count(0.0, 2.0)
+    monkeypatch.setattr(pipeline.time, "monotonic", lambda: next(clock))
+    monkeypatch.setenv("SLIPWAY_RECORDS", str(tmp_path / "records"))
+    assert shard(tmp_path / "in", lines_per_shard=30) == (0, "")
+    told = [json.loads(line) for line in (tmp_path / "records").read_text().splitlines()]
+    progress, result = [one for one in told if one["kind"] == "progress"], told[-1]
+    assert [(one["done"], one["share"], one["shards"]) for one in progress] == [
+        (50, None, 1), (100, 0.25, 3), (150, 0.5, 5), (200, 0.75, 6),
+    ]  # fmt: skip
+    assert [one["eta_s"] is None for one in progress] == [True, False, False, False]
+    last = progress[-1]
+    assert abs(last["eta_s"] / (last["done"] / last["documents_per_s"] / 3) - 1) < 0.1  # as fast as until now
+    assert (result["documents"], result["shards"], result["counts"]["read"]) == (200, 7, 200)
+
+
+@pytest.fixture
+def source(tmp_path):
+    """TEXTS with columns, as JSON lines."""
+    rows = [
+        {"text": text, "id": f"<{n}>", "language": "en" if n % 3 else "de", "language_score": n / 15, "url": "u"}
+        for n, text in enumerate(TEXTS)
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path / "a.jsonl"
+
+
+FORMS = [("txt", ""), ("txt", "gzip"), ("txt", "zstd"), ("jsonl", ""), ("jsonl", "gzip"), ("parquet", "")]
+
+
+@pytest.mark.parametrize(("format", "compression"), FORMS)
+def test_documents_come_back_from_every_form(shard, source, tmp_path, format, compression):
+    assert shard(source, format=format, compression=compression, lines_per_shard=4) == (0, "")
+    assert list(read(shard_paths(tmp_path / "out"))) == TEXTS
+    assert verify(tmp_path / "out") == []
+    manifest = read_manifest(tmp_path / "out")
+    assert [one["lines"] for one in manifest["shards"]] == [4, 4, 4, 3]
+    assert manifest["total_bytes"] == sum(path.stat().st_size for path in shard_paths(tmp_path / "out"))
+    (tmp_path / "again").mkdir()
+    config = {"out": str(tmp_path / "again"), "spec": {"source": str(tmp_path / "out"), "workers": 1}}
+    (tmp_path / "again.json").write_text(json.dumps(config))
+    assert main(["text", "--config", str(tmp_path / "again.json")]) == 0
+    assert list(read(shard_paths(tmp_path / "again"))) == TEXTS
+
+
+def test_gzip_tells_the_same_as_the_plain_shard(shard, source, tmp_path):
+    assert shard(source, compression="gzip") == (0, "")
+    packed = (tmp_path / "out" / "shard-00000.txt.gz").read_bytes()
+    assert shard(source) == (0, "")
+    assert gzip.decompress(packed) == (tmp_path / "out" / "shard-00000.txt").read_bytes()
+
+
+def test_columns_are_kept_where_the_format_has_them(shard, source, tmp_path):
+    assert shard(source, format="parquet", language="de", min_score=0.3) == (0, "")
+    rows = pyarrow.parquet.read_table(tmp_path / "out" / "shard-00000.parquet").to_pylist()
+    assert [(row["id"], row["language"]) for row in rows] == [("<6>", "de"), ("<9>", "de"), ("<12>", "de")]
+    counts = read_manifest(tmp_path / "out")["counts"]
+    assert (counts["read"], counts["filtered"]) == (15, 12)
+
+
+def test_duplicates_are_left_out_once_and_for_all(shard, source, tmp_path):
+    assert shard(source, dedup="exact", val_ratio=0.5) == (0, "")
+    parts = [list(read(shard_paths(tmp_path / "out", part))) for part in ("train", "val")]
+    assert sorted(parts[0] + parts[1]) == sorted(set(TEXTS)) and all(parts)
+    assert read_manifest(tmp_path / "out" / "val")["counts"]["duplicate"] == 10
+
+
+def test_a_corpus_of_its_own_is_held_out(shard, source, tmp_path):
+    (tmp_path / "eval.txt").write_text("held out\n")
+    assert shard(source, validation=str(tmp_path / "eval.txt"), take=2) == (0, "")
+    assert list(read(shard_paths(tmp_path / "out", "val"))) == ["held out"]
+    assert list(read(shard_paths(tmp_path / "out"))) == TEXTS[:2]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_take_ends_at_the_same_document_whoever_reads(shard, tmp_path, workers):
+    texts = [f"text {n}" for n in range(1000)]
+    for name in ("a", "b"):
+        table = pyarrow.table({"text": [f"{name} {text}" for text in texts]})
+        pyarrow.parquet.write_table(table, tmp_path / f"{name}.parquet", row_group_size=90)
+    assert shard(tmp_path / "*.parquet", take=1700, workers=workers, val_ratio=0.1, lines_per_shard=100) == (0, "")
+    found = {text for part in ("train", "val") for text in read(shard_paths(tmp_path / "out", part))}
+    assert found == {f"a {text}" for text in texts} | {f"b {text}" for text in texts[:700]}
+
+
+def test_bytes_that_are_no_text_are_replaced_and_counted(shard, tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"good\nb\xffd\n")
+    strings = pyarrow.array([b"w\xffrse", b"fine"]).cast(pyarrow.string(), safe=False)
+    pyarrow.parquet.write_table(pyarrow.table({"text": strings}), tmp_path / "b.parquet")
+    assert shard(tmp_path / "[ab].*") == (0, "")
+    assert list(read(shard_paths(tmp_path / "out"))) == ["good", "b\ufffdd", "w\ufffdrse", "fine"]
+    assert read_manifest(tmp_path / "out")["counts"]["invalid_utf8"] == 2
+
+
+def test_lines_are_found_wherever_a_range_begins(shard, tmp_path):
+    line = "x" * 999_999
+    (tmp_path / "a.txt").write_text(f"{line}\n" * 40 + "last")  # ranges of 16 MiB begin in the middle of a line
+    assert shard(tmp_path / "a.txt", workers=2) == (0, "")
+    assert [len(text) for text in read(shard_paths(tmp_path / "out"))] == [999_999] * 40 + [4]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "seen"),
+    [
+        ("a.txt", b"", "no document in it"),
+        ("a.txt", b" \n\n", "no document in it"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "one"}\n' * 9000)[:-20], "damaged or cut short"),
+        ("a.txt.gz", b"no gzip", "damaged or cut short"),
+        ("a.txt.zst", b"no zstd", "damaged or cut short"),
+        ("a.parquet", b"", "not a whole parquet file"),
+        ("a.parquet", b"CUT", "not a whole parquet file"),
+    ],
+)
+def test_a_damaged_file_is_one_line_and_nothing_is_torn(shard, tmp_path, name, content, seen):
+    if content == b"CUT":
+        pyarrow.parquet.write_table(pyarrow.table({"text": ["one"] * 100}), tmp_path / name)
+        content = (tmp_path / name).read_bytes()[:-9]
+    (tmp_path / name).write_bytes(content)
+    code, said = shard(tmp_path / name)
+    assert (code, said.count("\n")) == (2, 1) and seen in said
+    assert list(tmp_path.glob("out/shard-*")) == []
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
+def test_a_score_that_is_not_known_or_written_as_text_is_a_score_all_the_same(shard, tmp_path, name):
+    rows = [("low", "0.1", 2.0), ("high", "0.9", 0.0), ("no number", "much", 1.0), ("second", None, 0.7), ("none",)]
+    rows = [
+        {"text": text, "score": None, "language_score": None, **dict(zip(SCORES, more, strict=False))}
+        for text, *more in rows
+    ]
+    nothing = [{"text": "x", "score": None, "language_score": None}] * 5000  # more than one batch
+    if name == "a.parquet":
+        schema = pyarrow.schema(
+            {"text": pyarrow.string(), "score": pyarrow.string(), "language_score": pyarrow.float64()}
+        )
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(nothing + rows, schema), tmp_path / name)
+    else:
+        (tmp_path / name).write_text("".join(f"{json.dumps(row)}\n" for row in nothing + rows) + "\n" * (1 << 20))
+    assert shard(tmp_path / name, min_score=0.5) == (0, "")
+    assert list(read(shard_paths(tmp_path / "out"))) == ["high", "second"]
+
+
+def test_a_column_of_a_dictionary_is_text_and_one_of_numbers_is_not(shard, tmp_path):
+    words = pyarrow.array(["one", "two", None, "one"])
+    pyarrow.parquet.write_table(pyarrow.table({"text": words.dictionary_encode()}), tmp_path / "a.parquet")
+    assert shard(tmp_path / "a.parquet") == (0, "")
+    assert list(read(shard_paths(tmp_path / "out"))) == ["one", "two", "one"]
+    pyarrow.parquet.write_table(pyarrow.table({"text": [1], "id": ["a"]}), tmp_path / "b.parquet")
+    code, said = shard(tmp_path / "b.parquet")
+    assert code == 2 and "column 'text' is int64, no text; there is: text, id" in said
+    pyarrow.parquet.write_table(pyarrow.table([words, words], names=["text", "text"]), tmp_path / "c.parquet")
+    code, said = shard(tmp_path / "c.parquet")
+    assert code == 2 and "2 columns are named 'text'" in said
+
+
+def test_a_value_that_parquet_cannot_hold_is_told_in_one_line(shard, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one", "score": "much"}\n')
+    code, said = shard(tmp_path / "a.jsonl", format="parquet")
+    assert (code, said.count("\n")) == (2, 1) and "column score is double in parquet" in said
+    assert list(tmp_path.glob("out/shard-*")) == []
+    assert shard(tmp_path / "a.jsonl", format="jsonl") == (0, "")
+
+
+def test_shards_that_would_be_mistaken_for_one_set_are_not_put_beside_each_other(shard, tmp_path):
+    (tmp_path / "a.txt").write_text("".join(f"{n}\n" for n in range(100)))
+    assert shard(tmp_path / "a.txt") == (0, "")
+    code, said = shard(tmp_path / "a.txt", val_ratio=0.1)
+    assert code == 2 and "out holds manifest.json" in said
+    os.rename(tmp_path / "out", tmp_path / "plain")
+    assert shard(tmp_path / "a.txt", val_ratio=0.1) == (0, "")
+    code, said = shard(tmp_path / "a.txt")
+    assert code == 2 and "out holds train and val" in said
+    assert verify(tmp_path / "plain") == verify(tmp_path / "out" / "train") == verify(tmp_path / "out" / "val") == []
+
+
+@pytest.mark.parametrize("name", ["what?.jsonl", "a#1.jsonl", "a%20b.jsonl.gz", "[a]*.jsonl"])
+def test_a_name_of_a_file_may_be_an_odd_one(shard, tmp_path, name):
+    data = b'\xef\xbb\xbf{"text": "one"}\r\n'
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    assert shard(tmp_path / name) == (0, "")
+    assert list(read(shard_paths(tmp_path / "out"))) == ["one"]
+
+
+def test_a_corpus_that_is_to_be_held_out_and_is_empty_is_refused(shard, tmp_path):
+    (tmp_path / "a.txt").write_text("one\n")
+    (tmp_path / "b.txt").write_text("\n")
+    code, said = shard(tmp_path / "a.txt", validation=str(tmp_path / "b.txt"))
+    assert code == 2 and "b.txt: none of its documents can be held out" in said
+    assert list(tmp_path.glob("out/*/manifest.json")) == []
+
+
+def test_a_source_does_not_grow_by_the_shards_made_of_it(shard, tmp_path):
+    (tmp_path / "a.txt").write_text("one\n")
+    code, said = shard(tmp_path)
+    assert code == 2 and f"out lies in the source {tmp_path}" in said
+
+
+@pytest.mark.parametrize(
+    ("source", "spec", "seen"),
+    [
+        ("pipe.txt", {}, "cannot read a pipe or a device"),
+        (
+            "a.txt",
+            {"dataset": "HuggingFaceFW/fineweb-edu"},
+            "dataset HuggingFaceFW/fineweb-edu: read with the source fineweb",
+        ),
+    ],
+)
+def test_what_cannot_be_read_so_is_refused(shard, tmp_path, source, spec, seen):
+    (tmp_path / "a.txt").write_text("one\n")
+    os.mkfifo(tmp_path / "pipe.txt")
+    code, said = shard(tmp_path / source, **spec)
+    assert (code, said.count("\n")) == (2, 1) and seen in said
+
+
+def test_lines_from_standard_input_are_documents(tmp_path):
+    config = {"out": str(tmp_path / "out"), "spec": {"source": "stdin"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = [sys.executable, "-m", "data", "text", "--config", str(tmp_path / "config.json")]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run(words, input=b"one\n\ntwo", cwd=ROOT, env=environ, timeout=30).returncode == 0
+    assert list(read(shard_paths(tmp_path / "out"))) == ["one", "two"]
+
+
+OBJECT = b'{"text": "'
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "giant", "end", "spec", "most_mb"),
+    [
+        ("a.txt", b"", b"giant\\" * 174_763, b"", {"lines_per_shard": 1}, 300),
+        ("a.jsonl", OBJECT, b"giant\\n" * 149_797, b'", "id": "<g>"}', {"dedup": "exact", "format": "jsonl"}, 300),
+    ],
+)
+def test_a_giant_document_is_in_memory_once(tmp_path, name, begin, giant, end, spec, most_mb):
+    small = begin + b"small" + end + b"\n"
+    with open(tmp_path / name, "wb") as file:
+        file.write(small + begin)
+        for _ in range(150):
+            file.write(giant)
+        file.write(end + b"\n" + small)
+    assert peak_bytes(tmp_path, source=str(tmp_path / name), **spec) < most_mb * 1_000_000
+    assert read_manifest(tmp_path / "out")["total_lines"] == 3 - bool(spec.get("dedup"))
+    assert sum(one["raw_bytes"] for one in read_manifest(tmp_path / "out")["shards"]) > 150 << 20
+
+
+def test_a_giant_document_that_packs_as_words_do_is_in_memory_once_and_a_half_in_parquet(tmp_path):
+    chance, whole = random.Random(7), hashlib.sha256()
+    with open(tmp_path / "a.jsonl", "wb") as file:
+        file.write(OBJECT + b'small"}\n' + OBJECT)
+        for _ in range(150):
+            some = chance.randbytes(1 << 20).translate(b"ehilnost" * 32)  # three bits of eight, as English has
+            whole.update(some)
+            file.write(some)
+        file.write(b'", "id": "<g>"}\n')
+    assert peak_bytes(tmp_path, source=str(tmp_path / "a.jsonl"), format="parquet") < 400_000_000
+    texts = pyarrow.parquet.read_table(tmp_path / "out" / "shard-00000.parquet", columns=["text"]).column(0)
+    assert pyarrow.compute.binary_length(texts).to_pylist() == [5, 150 << 20]
+    assert hashlib.sha256(texts[1].as_buffer()).hexdigest() == whole.hexdigest()
+
+
+def peak_bytes(tmp_path, **spec):
+    """The most memory that any process of a run into tmp_path/out took."""
+    (tmp_path / "config.json").write_text(json.dumps({"out": str(tmp_path / "out"), "spec": {"workers": 2, **spec}}))
+    done = subprocess.run(
+        [sys.executable, "-c", TELLING_PEAKS, "text", "--config", str(tmp_path / "config.json")],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.stderr == ""
+    return max(map(int, done.stdout.split())) * 1024
+
+
+def test_row_groups_of_parquet_end_by_rows_and_by_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(encode, "ROWS", 4)
+    monkeypatch.setattr(encode, "ROW_BYTES", 150)
+    texts = ["x" * size for size in (1, 2, 3, 4, 5, 60, 60, 300, 1, 1)]
+    draft = tmp_path / "draft"
+    draft.write_text("".join(json.dumps({"text": text, "id": f"<{text[:2]}>"}) + "\n" for text in texts))
+    encode.pack(draft, tmp_path / "a.parquet", "parquet", "", 1)
+    file = pyarrow.parquet.ParquetFile(tmp_path / "a.parquet")
+    assert [file.metadata.row_group(at).num_rows for at in range(file.num_row_groups)] == [4, 2, 1, 1, 2]
+    assert file.read(columns=["text", "id"]).to_pylist() == [{"text": one, "id": f"<{one[:2]}>"} for one in texts]
+
+
+# Of this program alone, then of its children: getrusage of a process goes on from the peak of whoever started it.
+TELLING_PEAKS = """
+import resource
+from data.__main__ import main, spare_numpy
+spare_numpy()  # as the command does; else Arrow imports pandas for a list
+assert main() == 0
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM:")))
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""

@@ -1,0 +1,159 @@
+"""FineWeb from the hub: the real client code against a hub on loopback."""
+
+import json
+import os
+
+import httpx2
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from data.__main__ import main
+from data.errors import DataError
+from data.manifest import read_manifest
+from data.shards.shards import read, shard_paths
+from data.text import remote
+from tests.data.hub import COMMIT, Repo, serving
+
+CONFIGS = [
+    {"config_name": "default", "data_files": [{"split": "train", "path": "data/*/*"}]},
+    {"config_name": "sample-10BT", "data_files": [{"split": "train", "path": "sample/10BT/*"}]},
+]
+
+
+@pytest.fixture
+def repo(tmp_path):
+    """Two files of five row groups; most of their bytes are in a column that nobody asks for."""
+    folder = tmp_path / "repo" / "sample" / "10BT"
+    folder.mkdir(parents=True)
+    for number in range(2):
+        rows = range(number * 500, number * 500 + 500)
+        ballast = [os.urandom(4000) for _ in rows]
+        scores = [row % 10 / 10 for row in rows]
+        texts = [f"document {row}\nits second line" for row in rows]
+        columns = {"ballast": ballast, "text": texts, "id": [f"<{row}>" for row in rows], "language_score": scores}
+        pyarrow.parquet.write_table(pyarrow.table(columns), folder / f"{number:03d}.parquet", row_group_size=100)
+    (tmp_path / "repo" / "README.md").write_text("a card")
+    return Repo(tmp_path / "repo", CONFIGS)
+
+
+@pytest.fixture
+def hub(repo):
+    with serving({"HuggingFaceFW/fineweb": repo, "us/plain": Repo(repo.folder)}) as hub:
+        yield hub
+
+
+@pytest.fixture
+def shard(hub, tmp_path, monkeypatch, capsys):
+    """A function that shards what the hub has, in this very process: (exit code, what it said)."""
+    (tmp_path / "home").mkdir()
+    for name, value in {"HF_ENDPOINT": hub.url, "no_proxy": "*", "HOME": str(tmp_path / "home")}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("HF_TOKEN", "HUGGINGFACEHUB_API_TOKEN", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def shard(**spec):
+        config = {"out": str(tmp_path / "out"), "spec": {"source": "fineweb", "workers": 1, **spec}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return main(["text", "--config", str(tmp_path / "config.json")]), capsys.readouterr().err
+
+    return shard
+
+
+def numbers(tmp_path):
+    return [int(text.split()[1]) for text in read(shard_paths(tmp_path / "out"))]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_all_documents_of_a_configuration_come_in_order_and_only_their_column_is_fetched(hub, shard, tmp_path, workers):
+    assert shard(workers=workers) == (0, "")
+    assert numbers(tmp_path) == list(range(1000))
+    manifest = read_manifest(tmp_path / "out")
+    assert manifest["input"]["revision"] == COMMIT and manifest["input"]["files"] == 2
+    whole = sum(path.stat().st_size for path in hub.repos["us/plain"].folder.rglob("*.parquet"))
+    assert hub.served_bytes < whole / 3
+    assert list((tmp_path / "home").rglob("*")) == []
+
+
+def test_a_data_set_without_a_card_is_read_as_a_whole(hub, shard, tmp_path):
+    assert shard(dataset="us/plain", take=7) == (0, "")
+    assert numbers(tmp_path) == list(range(7))
+
+
+def test_a_score_chooses_documents(hub, shard, tmp_path):
+    assert shard(min_score=0.8) == (0, "")
+    assert numbers(tmp_path) == [row for row in range(1000) if row % 10 >= 8]
+
+
+def test_the_token_goes_to_the_hub_and_not_to_where_the_hub_leads(hub, shard, tmp_path, monkeypatch):
+    hub.repos["HuggingFaceFW/fineweb"].token = "right-one"
+    monkeypatch.setenv("HUGGINGFACEHUB_API_TOKEN", "right-one")
+    monkeypatch.setenv("HF_TOKEN", "other")
+    assert shard(take=10) == (0, "")
+    asked = [one for one in hub.asked if "/HuggingFaceFW/" in one.path]  # the hub's client asks of itself, too
+    to_store = [one for one in asked if one.path.startswith("/store/")]
+    assert to_store and {one.authorization for one in to_store} == {""}
+    assert {one.authorization for one in asked if one not in to_store} == {"Bearer right-one"}
+    assert "right-one" not in (tmp_path / "out" / "manifest.json").read_text()
+
+
+def test_busy_and_broken_answers_are_asked_for_again_and_cost_nothing(hub, shard, tmp_path):
+    hub.faults = [("api", 503, 0), ("store", 429, 0), ("hub", 500, -1), ("store", "cut", 1), ("store", "cut", 300)]
+    hub.faults += [("store", 429, 1)]
+    assert shard() == (0, "")
+    assert hub.faults == []
+    assert numbers(tmp_path) == list(range(1000))
+
+
+def test_a_body_that_is_cut_goes_on_at_the_byte_that_it_reached(hub, shard, tmp_path):
+    hub.faults = [("store", "cut", 0), ("store", "cut", 1), ("store", "cut", 100)]
+    assert shard(take=1) == (0, "")
+    starts = [one.start for one in hub.asked if one.start]
+    assert any(after == before + 100 for before, after in zip(starts, starts[1:], strict=False))
+
+
+@pytest.mark.parametrize(
+    ("spec", "seen"),
+    [
+        ({"dataset": "HuggingFaceFW/finweb"}, "no such data set"),
+        ({"dataset": "not a name"}, "no such data set"),
+        ({"config": "sample-10TB"}, "did you mean 'sample-10BT'?"),
+        ({"split": "test"}, "has no split 'test'; known: train"),
+        ({"revision": "v9"}, "has no revision 'v9'"),
+        ({"language": "en"}, "no column language; there is: ballast, text, id, language_score"),
+    ],
+)
+def test_what_is_not_there_gives_one_line_and_exit_2(shard, spec, seen):
+    code, said = shard(**spec)
+    assert (code, said.count("\n")) == (2, 1)
+    assert seen in said
+
+
+def test_a_data_set_that_has_grown_is_read_again(hub, shard, tmp_path):
+    (hub.repos["HuggingFaceFW/fineweb"].folder / "sample" / "10BT" / "001.parquet").rename(tmp_path / "away")
+    assert shard() == (0, "")
+    whole = numbers(tmp_path)
+    (tmp_path / "away").rename(hub.repos["HuggingFaceFW/fineweb"].folder / "sample" / "10BT" / "001.parquet")
+    assert whole == list(range(500))
+    assert shard() == (0, "")
+    assert numbers(tmp_path) == list(range(1000))
+
+
+def test_an_address_of_a_file_is_a_source_like_its_path(hub, shard, tmp_path):
+    address = f"{hub.url}/datasets/us/plain/resolve/main/sample/10BT/001.parquet"
+    assert shard(source=address, take=3) == (0, "")
+    assert numbers(tmp_path) == [500, 501, 502]
+    code, said = shard(source=address.removesuffix("001.parquet") + "009.parquet")
+    assert (code, said.count("\n")) == (2, 1) and "it answers 404" in said
+
+
+@pytest.mark.parametrize(("known", "told"), [((), "given up after 0 s"), (("127.0.0.1:1",), "given up after 1 s")])
+def test_an_address_where_nobody_ever_answered_is_given_up_before_one_that_fell_silent(monkeypatch, known, told):
+    monkeypatch.setattr(remote, "STRANGER_S", 0.1)
+    monkeypatch.setattr(remote, "_answered", set(known))
+
+    def ask():
+        raise httpx2.ConnectError("refused")
+
+    with pytest.raises(DataError, match=f"127.0.0.1:1/x: refused; {told}"):
+        remote.Patience("http://127.0.0.1:1/x", 1.0).ask(ask)

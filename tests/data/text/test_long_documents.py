@@ -1,0 +1,90 @@
+"""What is done to giants piece by piece is what is done to others at once."""
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data.text import long_documents
+from data.text.document_batch import is_blank, mend
+from data.text.escapes import escape, unescape_giant
+
+ODD = st.text(st.one_of(st.characters(), st.sampled_from('\\\n\r"/u\ud83d\ude00\udc00\ufeff\u2028\x85\U0001f600')))
+ROWS = st.dictionaries(
+    st.sampled_from(["text", "id", "giant"]), st.one_of(ODD, st.none(), st.lists(ODD), st.integers())
+)
+few = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    """Everything is a giant, and pieces end everywhere."""
+    monkeypatch.setattr(long_documents, "GIANT", 1)
+    monkeypatch.setattr(long_documents, "PIECE", 7)
+    monkeypatch.setattr("data.text.document_batch.GIANT", -1)
+
+
+@few
+@given(ROWS, st.booleans(), st.sampled_from([None, 1]))
+def test_an_object_is_what_json_makes_of_it(row, ascii, indent):
+    raw = json.dumps(row, ensure_ascii=ascii, indent=indent).encode("utf-8", "replace")
+    expected = json.loads(raw)
+    found = long_documents.take_text(bytearray(raw))
+    if isinstance(found.get("text"), bytearray):
+        expected["text"] = expected["text"].encode("utf-8", "replace")
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"text": "abc',
+        b'{"text": "abc\\"}',
+        b'{"text": "ab\\x"}',
+        b'{"text": "\\u12"}',
+        b'"abcdefghijklmn" 1',
+        b"",
+        b"{]",
+    ],
+)
+def test_what_is_no_json_is_refused(raw):
+    with pytest.raises(ValueError):
+        long_documents.take_text(bytearray(raw))
+
+
+@few
+@given(ODD, ROWS)
+def test_a_line_of_json_is_read_as_it_was_written(text, columns):
+    columns.pop("text", None)
+    text = text.encode("utf-8", "replace")
+    columns = {key: value for key, value in columns.items() if key == "id"}
+    line = b"".join(long_documents.json_line(text, columns))
+    found = json.loads(line)
+    assert (line.count(b"\n"), found.pop("text").encode()) == (1, text)
+    assert found == json.loads(json.dumps(columns, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+@few
+@given(ODD)
+def test_escapes_are_undone(text):
+    text = text.encode("utf-8", "replace")
+    line = bytearray(escape(text.decode()).encode())
+    unescape_giant(line)
+    assert line == text
+
+
+@pytest.mark.parametrize("line", [b"wrong \\x", b"wrong at its end \\", "w\\ö".encode()])
+def test_a_line_that_escape_cannot_have_made_is_refused(line):
+    with pytest.raises(ValueError, match="is no escape of ours"):
+        unescape_giant(bytearray(line))
+
+
+@few
+@given(st.one_of(st.binary(), ODD.map(lambda text: text.encode("utf-8", "replace"))))
+def test_what_is_no_text_is_replaced(raw):
+    texts = [raw]
+    plain = raw.decode("utf-8", "replace")
+    assert mend(texts) == (plain.encode() != raw)
+    assert bytes(texts[0]) == plain.encode()
+    assert is_blank(texts[0]) == (not plain.strip())

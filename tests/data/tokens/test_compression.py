@@ -1,0 +1,126 @@
+"""The figures of `tokenizer.eval`, counted again by hand where that can be done."""
+
+import base64
+import hashlib
+from dataclasses import replace
+
+import pytest
+
+from data.shards.shards import read, shard_paths
+from data.tokens import compression, sample_texts
+from data.tokens.compression import PEERS, CompressionSpec, measure
+from tests.data.hub import Repo, serving
+
+MERGED = {"gpt-2": [b"th", b"the"], "gpt-4": [b"th", b"the", b"12", b"123"]}
+
+
+@pytest.fixture
+def peers(tmp_path, monkeypatch):
+    """A folder with small files of both others, which count as the published ones. Their ways to split are the real."""
+    folder = tmp_path / "peers"
+    folder.mkdir()
+    for name, merged in MERGED.items():
+        words = [*(bytes([number]) for number in range(256)), *merged]
+        raw = b"".join(base64.b64encode(word) + b" %d\n" % rank for rank, word in enumerate(words))
+        (folder / PEERS[name].file).write_bytes(raw)
+        sha256 = hashlib.sha256(raw).hexdigest()
+        monkeypatch.setitem(PEERS, name, replace(PEERS[name], sha256=sha256, vocab_size=len(words)))
+    return folder
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """One small kind of text, so that figures can be counted by hand."""
+    monkeypatch.setattr(compression, "KINDS", {"few": lambda: iter(["the 123", "the é"])})
+
+
+def test_figures_are_those_of_the_ids(tokenizer, tokenizer_folder, text, tmp_path, few):
+    found = measure(CompressionSpec(peers=str(tmp_path)), tokenizer_folder, text)
+    val = list(read(shard_paths(text, "val")))
+    ids = [tokenizer.encode(one) for one in val]
+    num_tokens, num_bytes, num_words = sum(map(len, ids)), len("".join(val).encode()), len(" ".join(val).split())
+    row = found["kinds"]["held out"]
+    assert (row["bytes"], row["words"]) == (num_bytes, num_words)
+    assert row["by"]["ours"] == {
+        "tokens": num_tokens,
+        "bytes_per_token": round(num_bytes / num_tokens, 3),
+        "tokens_per_word": round(num_tokens / num_words, 3),
+        "vocabulary_used": round(len(set().union(*ids)) / 1024, 4),
+    }
+    assert found["tokenizer_sha256"] == tokenizer.sha256
+    assert found["kinds"]["few"]["by"]["ours"]["tokens"] == sum(map(len, map(tokenizer.encode, ("the 123", "the é"))))
+
+
+def test_others_are_told_beside_ours_where_their_files_are(tokenizer_folder, text, peers, few):
+    found = measure(CompressionSpec(peers=str(peers)), tokenizer_folder, text)
+    assert found["vocabularies"] == {"ours": 1024, "gpt-2": 258, "gpt-4": 260} and found["absent"] == {}
+    row = found["kinds"]["few"]["by"]
+    # the | space 1 2 3 | the | space é in two bytes; GPT-4: the | space | 123 | the | space é in two bytes
+    assert (row["gpt-2"]["tokens"], row["gpt-4"]["tokens"]) == (1 + 4 + 1 + 3, 1 + 2 + 1 + 3)
+    assert row["gpt-4"]["vocabulary_used"] == round(5 / 260, 4)
+    assert row["gpt-2"]["bytes_per_token"] == round(13 / 9, 3)
+
+
+def test_a_file_may_lie_in_the_cache_of_tiktoken_under_its_name(
+    tokenizer_folder, text, peers, few, tmp_path, monkeypatch
+):
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    for peer in PEERS.values():
+        address = f"https://openaipublic.blob.core.windows.net/encodings/{peer.file}"
+        (cache / hashlib.sha1(address.encode()).hexdigest()).write_bytes((peers / peer.file).read_bytes())
+    monkeypatch.delenv("TIKTOKEN_CACHE_DIR", raising=False)
+    monkeypatch.setenv("DATA_GYM_CACHE_DIR", str(cache))
+    assert measure(CompressionSpec(), tokenizer_folder, text)["absent"] == {}
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "empty"))
+    assert set(measure(CompressionSpec(), tokenizer_folder, text)["absent"]) == set(PEERS)
+
+
+def test_without_the_files_of_others_bytes_are_the_measure(tokenizer_folder, text, tmp_path, few):
+    found = measure(CompressionSpec(peers=str(tmp_path)), tokenizer_folder, text)
+    assert found["absent"] == {name: f"no {peer.file} in {tmp_path}" for name, peer in PEERS.items()}
+    row = found["kinds"]["few"]["by"]["bytes"]
+    assert (row["tokens"], row["bytes_per_token"]) == (13, 1.0)
+
+
+def test_a_file_that_is_not_the_published_one_is_told_and_left_out(tokenizer_folder, text, peers, few):
+    (peers / PEERS["gpt-4"].file).write_bytes(b"AA== 0\n")
+    found = measure(CompressionSpec(peers=str(peers)), tokenizer_folder, text)
+    assert set(found["vocabularies"]) == {"ours", "gpt-2"}
+    assert "as published" in found["absent"]["gpt-4"]
+
+
+def test_files_are_fetched_when_asked_for_and_only_then(tokenizer_folder, text, peers, few, tmp_path, monkeypatch):
+    target = tmp_path / "fetched"
+    with serving({"open/ai": Repo(peers)}) as hub:
+        monkeypatch.setattr(compression, "ADDRESS", f"{hub.url}/datasets/open/ai/resolve/main")
+        monkeypatch.setenv("HF_TOKEN", "canary")
+        assert len(measure(CompressionSpec(peers=str(target)), tokenizer_folder, text)["absent"]) == 2
+        assert hub.asked == [] and not target.exists()
+        found = measure(CompressionSpec(peers=str(target), download=True), tokenizer_folder, text)
+        assert found["absent"] == {} and found["kinds"]["few"]["by"]["gpt-2"]["tokens"] == 9
+        assert {one.authorization for one in hub.asked} == {""}
+        before = len(hub.asked)
+        measure(CompressionSpec(peers=str(target), download=True), tokenizer_folder, text)
+        assert len(hub.asked) == before  # what is there is not fetched again
+
+
+def test_what_cannot_be_fetched_is_absent(tokenizer_folder, text, few, tmp_path, monkeypatch):
+    with serving({"open/ai": Repo(tmp_path)}) as hub:
+        monkeypatch.setattr(compression, "ADDRESS", f"{hub.url}/datasets/open/ai/resolve/main")
+        found = measure(CompressionSpec(peers=str(tmp_path / "to"), download=True), tokenizer_folder, text)
+    assert set(found["absent"]) == set(PEERS)
+    assert list((tmp_path / "to").iterdir()) == []
+
+
+def test_the_kinds_of_text_are_what_they_are_called():
+    kinds = {name: list(make()) for name, make in sample_texts.KINDS.items()}
+    assert kinds == {name: list(make()) for name, make in sample_texts.KINDS.items()}  # the same every time
+    letters = {name: "".join(texts) for name, texts in kinds.items()}
+    assert len(letters["prose"]) > 100_000
+    assert "def __init__(self" in letters["code"] and len(letters["code"]) > 300_000
+    digits = sum(letter.isdigit() for letter in letters["numbers"]) / len(letters["numbers"])
+    assert digits > 0.6
+    assert {0x03B1, 0x0438, 0x0627, 0x05D0, 0x0939, 0x4EBA, 0x3059, 0xAC04, 0x0E19} < set(
+        map(ord, letters["other scripts"])
+    )

@@ -1,0 +1,115 @@
+"""The ids of the fast encoder are those of Hugging Face's `tokenizers`, which `transformers` and vLLM use."""
+
+import random
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from data.shards.shards import read, shard_paths
+from data.text.document_batch import mend
+from data.tokens import tokenizer as tokenizers
+from data.tokens.tokenizer import SPECIALS
+from tests.faults.trial import rounds
+
+SPACES = [" ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u2028", "\u3000", "\x85", "\x0b", "\x00"]
+BITS = ["'s", "'LL", "n't", "1", "20", "333", "٣٤", "½", "²", "Ⅷ", "é", "e\u0301", "ß", "ǆ", "ſ", "İ", "漢字", "\u200d",
+        "\U0001f469\u200d\U0001f4bb", "\U0001d7d9", "_", "...", "->", "\ufeff", "\ufffd", "\U0010ffff"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def theirs(tokenizer):
+    """The same file, read by Hugging Face's library, in which no text is a special token."""
+    tokenizer.inner.encode_special_tokens = True
+    return lambda texts: [one.ids for one in tokenizer.inner.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def ours(tokenizer, texts):
+    return [one.tolist() for one in tokenizer.encode_batch(texts)]
+
+
+def any_character(chance):
+    """Of any plane, the same chance for each of them; never half a surrogate pair."""
+    while True:
+        number = (chance.randrange(17) << 16) + chance.randrange(1 << 16)
+        if not 0xD800 <= number < 0xE000:
+            return chr(number)
+
+
+def any_text(chance, words):
+    pieces = (
+        lambda: chance.choice(words),
+        lambda: " " + chance.choice(words),
+        lambda: chance.choice(SPACES) * chance.choice((1, 1, 2, 7)),
+        lambda: chance.choice(BITS),
+        lambda: chance.choice(SPECIALS),
+        lambda: str(chance.randrange(10 ** chance.randrange(1, 12))),
+        lambda: chr(chance.randrange(0x250)),
+        lambda: any_character(chance),
+    )
+    return "".join(chance.choice(pieces)() for _ in range(chance.randrange(24)))
+
+
+@rounds(2_000, 100_000)
+def test_random_strings_have_the_same_ids(tokenizer, theirs, text, rounds):
+    words = " ".join(read(shard_paths(text, "val"))).split()
+    for seed in range(0, rounds, 2_000):
+        chance = random.Random(seed)
+        texts = [any_text(chance, words) for _ in range(2_000)]
+        assert len(set(texts)) > 1_800
+        assert ours(tokenizer, texts) == theirs(texts)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.text() | st.sampled_from([*SPACES, *BITS, *SPECIALS]), max_size=8).map("".join))
+@example("<|bos|>" * 3)
+@example("a\n \n  b \t\r\n")
+def test_any_unicode_has_the_same_ids(tokenizer, theirs, text):
+    assert ours(tokenizer, [text]) == theirs([text])
+
+
+@rounds(1, 32)
+def test_every_character_is_seen_as_the_same_kind_of_character(tokenizer, theirs, rounds):
+    """Letter, number, space or none: two libraries may know two versions of Unicode. All of them at night."""
+    every = [chr(number) for number in range(sys.maxunicode + 1) if not 0xD800 <= number < 0xE000]
+    for part in range(rounds):
+        texts = [f"a{one}b 1{one}2 .{one}. \n{one}\n {one}x" for one in every[part::32]]
+        assert ours(tokenizer, texts) == theirs(texts)
+
+
+@given(st.lists(st.binary(max_size=24), min_size=1, max_size=8))
+@settings(deadline=None, max_examples=100)
+def test_bytes_that_are_no_utf_8_are_mended_as_text_shards_mend_them(tokenizer, theirs, raw):
+    mended = list(raw)
+    mend(mended)
+    assert ours(tokenizer, raw) == theirs([one.decode() for one in mended])
+
+
+def test_a_batch_gives_each_text_its_own_row(tokenizer):
+    rows = tokenizer.encode_batch(["one", "", b"two words", "\n"])
+    assert [row.dtype for row in rows] == [np.uint32] * 4
+    assert [tokenizer.decode(row) for row in rows] == ["one", "", "two words", "\n"]
+    assert tokenizer.encode_batch([]) == []
+    assert tokenizer.encode_joined(["one", "", "two"]).tolist() == [*tokenizer.encode("one"), *tokenizer.encode("two")]
+
+
+def test_half_a_surrogate_pair_is_refused(tokenizer):
+    with pytest.raises(UnicodeEncodeError):
+        tokenizer.encode_batch(["fine", "\ud800"])
+
+
+@given(st.lists(st.sampled_from(["it's", "a", "B c", " d", "12", "é", "\n", "'s", " x y", "..", "  "]), max_size=40))
+@settings(deadline=None, max_examples=200)
+def test_a_long_text_in_pieces_has_the_ids_of_the_whole(tokenizer, theirs, parts):
+    text = "".join(parts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizers, "PIECE", 3)
+        assert ours(tokenizer, [text, text]) == theirs([text, text])
+
+
+@pytest.mark.parametrize("piece", [" ", "a", "7", ".", "\n", "\t ", "ab ", "漢", "\x00", "'"])
+def test_a_run_without_end_is_only_a_long_text(tokenizer, theirs, piece):
+    text = piece * (20_000 // len(piece)) + "x"
+    assert ours(tokenizer, [text]) == theirs([text])

@@ -1,0 +1,73 @@
+"""`inv tokenizer` and `inv tokenizer.eval` as they are typed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from data.tokens.tokenizer import load
+from infra.errors import UsageError
+from scripts.data import tokenizer
+from store import Store
+from tests.world import ROOT, World
+
+
+def inv(world, *words):
+    program = [sys.executable, "-m", "invoke", *words]
+    return subprocess.run(program, cwd=ROOT, env=world.environ, capture_output=True, text=True, timeout=110)
+
+
+def test_a_tokenizer_is_made_of_a_source_then_reused_then_measured(tmp_path):
+    world, corpus, out = World(tmp_path), tmp_path / "corpus.txt", str(tmp_path / "out")
+    corpus.write_text("".join(f"line {n} says the same as the line before it, almost\n" for n in range(400)))
+    words = ("tokenizer", "--source", str(corpus), "--vocab-size", "300", "--out", out)
+    done = inv(world, *words)
+    assert (done.returncode, done.stdout) == (0, f"{out}\n"), done.stderr
+    assert "tokenizer: made, 300 ids" in done.stderr and "400 documents" in done.stderr
+    done = inv(world, *words, "--json")
+    again = json.loads(done.stdout)
+    assert (again["reused"], again["vocab_size"], again["tokenizer_sha256"]) == (
+        True,
+        300,
+        load(tmp_path / "out").sha256,
+    )
+    words = ("tokenizer.eval", "--tokenizer", out, "--source", str(corpus), "--peers", str(tmp_path))
+    done = inv(world, *words)
+    assert done.returncode == 0, done.stderr
+    assert [line.split("  ")[0] for line in done.stdout.splitlines()] == [
+        "text", "prose", "code", "numbers", "other scripts", "held out",
+    ]  # fmt: skip
+    assert "ids: ours 300, bytes 256" in done.stderr and f"GPT-4: no cl100k_base.tiktoken in {tmp_path}" in done.stderr
+
+
+def test_the_store_is_looked_at_for_the_same_tokenizer(tmp_path):
+    settings = SimpleNamespace(store=str(tmp_path / "store"))
+    assert tokenizer.of_the_store(settings) == []
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "tokenizer.json").write_text("{}")
+    Store(settings.store).publish(tmp_path / "made", "tokenizer", "a-b-c", {})
+    (folder,) = tokenizer.of_the_store(settings)
+    assert Path(folder, "tokenizer.json").read_text() == "{}"
+    assert tokenizer.of_the_store(SimpleNamespace(store="s3://nobody/asked")) == []
+
+
+ASKED = {"source": "", "text": "", "vocab_size": 300, "tokenizer_json": "", "out": ""}
+ASKED |= dict.fromkeys(("partial", "retrain", "json"), False)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"vocab_size": 264}, "--vocab-size is 264; the 256 bytes and the nine chat specials alone are 265"),
+        ({"vocab_size": 1 << 25}, "16777216 is the most"),
+        ({"text": "a", "source": "pydocs"}, "choose one"),
+        ({"text": "a", "tokenizer_json": "b"}, "choose one"),
+        ({"vocab_size": 300, "tokenizer_json": "b"}, "--vocab-size, --retrain make; choose one"),
+    ],
+)
+def test_words_that_do_not_fit_are_refused(words, told):
+    with pytest.raises(UsageError, match=told):
+        tokenizer.tokenizer(**{**ASKED, **words})

@@ -1,0 +1,401 @@
+"""The whole street with real processes: launch, follow, kill, resume, damage, talk."""
+
+import contextlib
+import json
+import os
+import pty
+import random
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+from infra.ledger.journal import Journal
+from infra.names import new_token
+from tests.world import ROOT, World, until
+
+EVERYTHING = ["text", "tokenizer", "tokens", "base", "identity", "questions", "mid", "sft"]
+
+
+@pytest.fixture
+def world(tmp_path):
+    one = World(tmp_path)
+    yield one
+    one.inv("down", "--all")
+    assert one.processes() == [], "something of a run outlived `inv down --all`"
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A world in which everything was made once, and the result of the launch."""
+    one = World(tmp_path_factory.mktemp("done"))
+    return one, one.json("launch", "--yes")
+
+
+def test_a_launch_makes_everything_and_publishes_it(done):
+    world, result = done
+    assert result["state"] == "succeeded"
+    assert result["ran"] == ["environment", *EVERYTHING]
+    for name in ("base", "mid", "chatsft"):
+        assert world.model(f"{name}_checkpoints")
+    base = next(step for step in result["steps"] if step["name"] == "base")["result"]
+    assert base["bits_per_byte"] > 0 and base["gzip"] > base["xz"] > 0
+
+
+def test_a_second_launch_has_nothing_to_do(done):
+    world, first = done
+    again = world.json("launch", "--yes")
+    assert (again["state"], again["ran"], again["run"]) == ("succeeded", [], first["run"])
+
+
+def test_status_and_logs_tell_the_story_afterwards(done):
+    world, result = done
+    (row,) = world.json("status")
+    assert (row["run"], row["state"]) == (result["run"], "succeeded")
+    assert result["run"] in world.inv("status")
+    assert "step-" in world.inv("logs", result["run"], "--file", "base") or world.inv("logs", "--tail", "3")
+    assert world.inv("down", result["run"]) == ""
+
+
+def test_tensorboard_shows_the_figures_of_a_run_through_a_forwarded_port(done):
+    world, result = done
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    forward = world.begin("forward", result["run"], f"{port}:tensorboard")
+    try:
+        assert f"TensorBoard of {result['run']}: http://127.0.0.1:{port}" in forward.stderr.readline()
+        told = until(lambda: fetched(port, "data/plugin/scalars/tags"), "the figures it has read")
+        assert sorted(told) == ["runs/base", "runs/mid", "runs/sft"] and "loss" in told["runs/base"]
+        assert b"<title>TensorBoard</title>" in urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60).read()
+    finally:
+        forward.send_signal(signal.SIGINT)
+        forward.communicate(timeout=60)
+    assert forward.returncode == 130
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", port), timeout=20)
+    assert "expected a run and ports" in world.begin("forward", "6006:board").communicate(timeout=60)[1]
+
+
+def fetched(port: int, path: str) -> dict:
+    """What it has read so far; {} until all three phases are there."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=60) as reply:
+        found = json.load(reply)
+    return found if len(found) == 3 else {}
+
+
+def test_a_report_is_the_same_of_the_run_of_its_artifact_and_of_a_folder(done, tmp_path):
+    world, result = done
+    told = world.json("report", result["run"], "--out", str(tmp_path / "run"))
+    phases = [(one["name"], one["state"], one["steps"]) for one in told["phases"]]
+    assert phases == [("base", "done", 12), ("mid", "done", 12), ("sft", "done", 12)]
+    assert (tmp_path / "run" / "base-loss.png").read_bytes().startswith(b"\x89PNG")
+    text = (tmp_path / "run" / "report.html").read_text()
+    assert "bits per byte" in text and "Who are you?" in text and "0.00" in text
+    folder = world.folder / "artifacts" / "chatsft_checkpoints" / "tiny"
+    for word in ("sft", str(folder)):
+        world.inv("report", word, "--out", str(tmp_path / "one"))
+        pictures = [(tmp_path / name / "sft-loss.png").read_bytes() for name in ("run", "one")]
+        assert pictures[0] == pictures[1]
+    assert "base_checkpoints/tiny" in world.begin("report", "no/such").communicate(timeout=60)[1]
+
+
+def test_a_run_is_found_however_many_came_after_it(world):
+    with Journal.open(world.environ["SLIPWAY_STATE_FILE"], world.environ) as journal:
+        for number in range(12):
+            op = journal.plan(token=new_token(journal.installation), run=f"old-{number:02d}", vendor="local")
+            journal.advance(journal.advance(op, "sending"), "refused")
+    assert [row["run"] for row in world.json("status", "old-00")] == ["old-00"]
+    assert len(world.json("status")) == 10
+
+
+def test_the_model_answers_and_is_measured_and_exported(done, tmp_path):
+    world, _ = done
+    assert world.inv("chat", "--prompt", "Who are you?", "--max-tokens", "8").strip()
+    scores = world.json("eval")
+    assert {"bits_per_byte", "gzip", "xz", "identity", "leaks", "pydocs"} <= scores.keys()
+    assert scores["models"] == ["base_checkpoints/tiny", "chatsft_checkpoints/tiny"]
+    text = scores["measures"]["text"]
+    assert text["low"] < scores["bits_per_byte"] == text["value"] < text["high"] and "rows" not in text
+    unknown = world.begin("eval", "--compare", "mid", "base").communicate(timeout=60)[1]
+    assert "nothing is known of mid as it is now; measure it: inv eval mid" in unknown
+    (tmp_path / "where.jsonl").write_text('{"question": "Where?", "choices": ["here", "there"], "answer": 0}\n' * 3)
+    found = world.json("eval", "mid", "--task", str(tmp_path / "where.jsonl"))["measures"]["task where"]
+    assert found["of"] == 3 and found["value"] in (0, 1) and found["chance"] == 0.5
+    both = world.json("eval", "--compare", "mid", "base")
+    assert both["models"] == ["mid_checkpoints/tiny", "base_checkpoints/tiny"]
+    assert both["measures"].keys() == {"text"} and both["measures"]["text"]["is_same_material"]
+    world.inv("report", "mid", "--out", str(tmp_path / "page"))
+    assert "task where" in (tmp_path / "page" / "report.html").read_text()
+    assert world.inv("export", "sft", "--out", str(tmp_path / "hf")) == f"{tmp_path / 'hf'}\n"
+    assert (tmp_path / "hf" / "config.json").is_file()
+    again = world.begin("export", "sft", "--out", str(tmp_path / "hf"))
+    assert again.communicate(timeout=60)[1] == f"inv export: {tmp_path / 'hf'} exists already\n"
+
+
+def test_a_launch_takes_a_model_and_conversations_of_somebody_elses(done, tmp_path):
+    world, _ = done
+    theirs = world.folder / "artifacts" / "chatsft_checkpoints" / "tiny" / "hf"
+    (tmp_path / "mine.jsonl").write_text('[{"from": "human", "value": "Hm?"}, {"from": "gpt", "value": "Hm."}]\n')
+    flags = ("--phase", "sft", "--init", str(theirs), "--mixture", f"identity=1,{tmp_path / 'mine.jsonl'}=2")
+    assert world.json("train", *flags, "--prepare")["ran"] == ["init", "mine"]
+    assert world.json("launch", *flags, "--dry-run")["steps"] == ["sft"]
+
+
+def test_the_model_that_was_made_is_the_one_that_is_named(done):
+    world, _ = done
+    plain = {**world.environ, "SLIPWAY_PROFILE": "", "SLIPWAY_STORE": ""}
+    flags = ("--profile", "tiny", "--phase", "base", "--store", world.environ["SLIPWAY_STORE"])
+    said = subprocess.run(
+        [sys.executable, "-m", "invoke", "launch", *flags], cwd=ROOT, env=plain, capture_output=True, text=True
+    )
+    assert said.stderr.endswith(f"SLIPWAY_STORE={world.environ['SLIPWAY_STORE']} ./inv chat base_checkpoints/tiny\n")
+
+
+def test_a_conversation_bears_bytes_that_are_no_text_and_a_listener_that_leaves(done):
+    world, _ = done
+    words = [sys.executable, "-m", "invoke", "chat", "--max-tokens", "4"]
+    for listener, code in (("cat", 0), ("true", 141)):
+        line = f"printf 'hi\\n\\377\\376\\n' | {{ {shlex.join(words)}; echo $? >&2; }} | {listener}"
+        talk = subprocess.run(line, shell=True, cwd=ROOT, env=world.environ, capture_output=True, text=True, timeout=60)
+        assert talk.stderr == f"{code}\n"
+
+
+def test_a_listener_that_leaves_ends_a_plan_in_silence(done):
+    line = f"{{ {sys.executable} -m invoke launch --dry-run; echo $? >&3; }} 2>&1 | true"
+    told = subprocess.run(
+        f"({line}) 3>&1", shell=True, cwd=ROOT, env=done[0].environ, capture_output=True, text=True, timeout=60
+    )
+    assert (told.stdout, told.stderr) == ("141\n", "")
+
+
+def test_a_lost_journal_is_told_and_not_taken_for_a_beginning(world):
+    world.inv("status")
+    (world.folder / "state" / "journal.db").unlink()
+    _, err = world.begin("status").communicate(timeout=60)
+    assert "was lost and begins anew" in err
+
+
+def test_a_seed_of_zero_is_a_seed(done):
+    assert done[0].json("launch", "--seed", "0", "--dry-run")["steps"] == ["base", "mid", "sft"]
+
+
+def test_text_may_be_named_from_where_one_stands(world, tmp_path):
+    (tmp_path / "corpus.txt").write_text("some words\n" * 400)
+    source = os.path.relpath(tmp_path / "corpus.txt", ROOT)
+    result = world.json("launch", "--phase", "base", "--source", source, "--yes", code=1)
+    states = {step["name"]: step["state"] for step in result["steps"]}
+    assert (states["text"], states["tokenizer"]) == ("done", "failed")  # so little text yields no vocabulary
+
+
+def test_a_changed_persona_makes_again_only_what_depends_on_it(done, tmp_path):
+    world, _ = done
+    (tmp_path / "persona.yaml").write_text("name: Zoe\nmaker: nobody\npurpose: to test\n")
+    plan = world.json("launch", "--persona", str(tmp_path / "persona.yaml"), "--dry-run")
+    assert plan["steps"] == ["identity", "mid", "sft"]
+
+
+def test_a_damaged_artifact_is_made_again_and_a_damaged_copy_of_it_is_put_right(tmp_path, done):
+    source, _ = done
+    world = World(tmp_path)
+    subprocess.run(["cp", "-r", source.folder / "artifacts", tmp_path / "artifacts"], check=True)  # no links are left
+    root = tmp_path / "artifacts"
+    named = next((root / "chatsft_checkpoints" / "tiny" / "hf").glob("*.safetensors"))
+    kept = next((root / "by-fingerprint" / "chatsft_checkpoints").glob("*/hf/*.safetensors"))
+    before = named.read_bytes()
+    for damaged, ran in (([named], []), ([named, kept], ["environment", "sft"])):
+        for path in damaged:
+            path.unlink(missing_ok=True)
+            path.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+        plan = world.json("launch", "--dry-run")
+        states = {one["name"]: one["state"] for one in plan["artifacts"]}
+        assert states["chatsft_checkpoints/tiny"] == ("damaged" if ran else "here")
+        assert world.json("launch", "--yes")["ran"] == ran
+        assert named.read_bytes() == kept.read_bytes() == before
+
+
+def test_ctrl_c_detaches_and_the_run_goes_on(world):
+    launch = world.begin("launch", "--phase", "base", "--yes")
+    until(lambda: any(row["state"] == "running" for row in world.json("status")), "running")
+    launch.send_signal(signal.SIGINT)
+    _, err = launch.communicate(timeout=30)
+    assert launch.returncode == 130
+    assert "goes on" in err and "inv down" in err and "inv logs" in err
+    until(lambda: world.json("status")[0]["state"] == "succeeded", "the run ends by itself")
+
+
+def test_two_launches_at_once_are_one_run(world):
+    both = [world.begin("launch", "--phase", "base", "--yes", "--json") for _ in range(2)]
+    results = [json.loads(one.communicate(timeout=300)[0]) for one in both]
+    assert results[0]["run"] == results[1]["run"]
+    assert {one["state"] for one in results} == {"succeeded"}
+    assert len(world.json("status")) == 1
+
+
+def test_a_launch_beside_a_run_at_work_follows_it_or_says_which_of_its_words_would_be_lost(world):
+    words = ("launch", "--phase", "base", "--steps", "50000", "--yes")
+    run = world.json(*words, "--ttl", "2h", "--keep", "3", "--detach")["run"]
+    same = [(), ("--ttl", "120m", "--keep", "3", "--nodes", "1", "--on-failure", "end"),
+            ("--provider", "local", "--run-name", run)]  # fmt: skip
+    other = {("--gpu", "H1000"): "--gpu H1000 (there: not given)",
+             ("--ttl", "3h", "--nodes", "2", "--run-name", "mine"): "--nodes 2 (there: not given), --ttl 3h (there: "
+             "2h), --run-name mine",
+             ("--keep", "4"): "--keep 4 (there: 3)"}  # fmt: skip
+    begun = {more: world.begin(*words, *more, "--detach") for more in (*same, *other)}
+    for more, process in begun.items():
+        _, err = process.communicate(timeout=120)
+        said = other.get(more)
+        assert process.returncode == (2 if said else 0), (more, err)
+        assert not said or (said in err and run in err and "nothing was changed" in err), err
+    assert [row["state"] for row in world.json("status")] == ["running"]
+    file = world.folder / "flags.yaml"
+    file.write_text("phase: base\nsteps: 50000\nidle-stop: 9m\n")
+    assert "--idle-stop 9m" in world.json("launch", str(file), "--yes", code=2)["error"]
+    world.inv("down", run)
+
+
+def test_down_ends_a_run_and_resume_goes_on_with_it(world):
+    run = world.json("launch", "--phase", "base", "--yes", "--detach")["run"]
+    until(lambda: world.json("status")[0]["step"] == "base", "the base step begins")
+    page = ("report", run, "--out", str(world.folder / "report"))
+    assert world.json(*page)["phases"][0]["name"] == "base"  # while it is at work
+    world.inv("down", run)
+    assert world.json("status")[0]["state"] == "stopped"
+    assert world.json("resume", run)["state"] == "succeeded"
+    assert world.json(*page)["phases"] == [{"name": "base", "state": "done", "steps": 12}]
+
+
+def test_two_that_resume_a_run_at_once_both_follow_it(world):
+    run = world.json("launch", "--phase", "base", "--yes", "--detach")["run"]
+    world.inv("down", run)
+    both = [world.begin("resume", run, "--json") for _ in range(2)]
+    said = [one.communicate(timeout=300) for one in both]
+    assert [json.loads(out)["state"] for out, _ in said] == ["succeeded", "succeeded"], said
+
+
+def test_following_the_log_of_a_run_that_was_killed_ends_and_says_what_to_do(world):
+    run = world.json("launch", "--phase", "base", "--yes", "--detach")["run"]
+    while victims := world.processes():
+        for pid in victims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    process = world.begin("logs", "--follow")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and f"inv resume {run}" in err
+
+
+def test_a_failed_step_says_where_and_why(world, tmp_path):
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"no_text": 1}\n')
+    result = world.json("launch", "--phase", "base", "--source", str(corpus), "--yes", code=1)
+    assert (result["state"], result["steps"][1]["state"]) == ("failed", "failed")
+    assert "text" in world.inv("logs", "--errors")
+
+
+def test_watching_redraws_and_gives_the_terminal_back(done):
+    world, result = done
+    screen, terminal = pty.openpty()
+    watch = subprocess.Popen(
+        [sys.executable, "-m", "invoke", "status", "--watch", "1"],
+        cwd=ROOT, env={**world.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}, start_new_session=True,
+        stdin=terminal, stdout=terminal, stderr=terminal,
+    )  # fmt: skip
+    os.close(terminal)
+    os.set_blocking(screen, False)
+    shown = b""
+
+    def read() -> bytes:
+        nonlocal shown
+        with contextlib.suppress(BlockingIOError, OSError):  # nothing new, or the terminal is closed
+            shown += os.read(screen, 1 << 16)
+        return shown
+
+    until(lambda: read().count(b"every 1.0 s") >= 2 and result["run"].encode() in shown, "two looks")
+    watch.send_signal(signal.SIGINT)
+    until(lambda: (read(), watch.poll())[1] is not None, "it leaves")
+    read()
+    os.close(screen)
+    assert watch.returncode == 130
+    assert shown.rindex(b"\x1b[?1049l") > shown.rindex(b"\x1b[?1049h"), "the screen is not given back"
+    assert shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l"), "the cursor is not given back"
+
+
+def killed_at_random(world: World, done: World, kills: int, seed: int) -> None:
+    """SIGKILL trainer, agent, guard or all of them again and again; the end must be as if nothing had happened."""
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    run, killed = "", 0
+    while killed < kills:
+        result = world.json("launch", "--yes", "--detach")
+        if result["state"] == "succeeded":  # everything was made between two kills: once more, from the middle
+            subprocess.run(["rm", "-r", world.folder / "artifacts" / "mid_checkpoints"], check=True)
+            continue
+        run = run or result["run"]
+        time.sleep(dice.uniform(0.0, 6.0))
+        found = world.processes()
+        victims = found if dice.random() < 0.3 else dice.sample(found, min(len(found), 1))
+        for pid in victims:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue  # it has ended meanwhile
+        killed += 1
+    assert world.json("launch", "--yes")["state"] == "succeeded"
+    for phase in ("base_checkpoints", "mid_checkpoints", "chatsft_checkpoints"):
+        assert world.model(phase) == done.model(phase), phase
+
+
+def test_a_few_random_kills_lose_nothing(world, done):
+    killed_at_random(world, done[0], kills=5, seed=random.randrange(1 << 30))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_fifty_random_kills_lose_nothing(world, done):
+    killed_at_random(world, done[0], kills=50, seed=random.randrange(1 << 30))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("launch", "--num-gpus", "x"), "not a whole number"),
+        (("launch", "--phase", "sfx"), "did you mean 'sft'"),
+        (("launch", "--phase", "rl"), "cannot be trained yet"),
+        (("launch", "--profile", "smke"), "did you mean 'smoke'"),
+        (("launch", "--persona", "nowhere.yaml"), "No such file"),
+        (("launch", "--ttl", "soon"), "no duration"),
+        (("launch", "--fase", "sft"), "--phase"),
+        (("lunch",), "did you mean launch"),
+        (("shard", "--mode", "smoky"), "unknown mode"),
+        (("export",), "--out"),
+        (("export", "--out", "x", "--dtype", "int8"), "known: float32, bfloat16"),
+        (("launch", "--seed", "-1"), "seed is -1"),
+        (("launch", "--steps", "0"), "steps is 0"),
+        (("launch", "--num-gpus", "-1"), "cannot be negative"),
+        (("launch", "--tag", "../x"), "is no name"),
+        (("launch", "--phase", "all+sft"), "unknown phase 'all'; known"),
+        (("shard", "--take", "0"), "take is 0"),
+        (("logs", "--tail", "-1"), "cannot be negative"),
+        (("chat", "--max-tokens", "0"), "at least 1"),
+        (("chat", "--temperature", "nan"), "is not a number"),
+        (("chat", "--temperature", "-1"), "from 0 up"),
+        (("chat", "--prompt", ""), "--prompt is empty"),
+        (("chat", "nobody"), "no model"),
+        (("logs", "nobody"), "no runs yet"),
+    ],
+)
+def test_a_wrong_word_gives_exit_code_2_and_few_words(tmp_path, words, told):
+    process = World(tmp_path).begin(*words)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 2, err
+    assert told in err and "Traceback" not in err
+    assert len(err.strip().splitlines()) <= 3 and out == ""
+
+
+def test_an_offer_that_this_machine_has_not_gives_exit_code_3(tmp_path):
+    World(tmp_path).inv("launch", "--num-gpus", "64", "--gpu", "B200", "--yes", code=3)
+    World(tmp_path).inv("launch", "--num-gpus", "64", "--gpu", "B200", "--dry-run", code=3)

@@ -1,0 +1,104 @@
+"""`inv keep` over a real sshd: the launcher gone, two keepers, a keeper killed, the pod's guard and agent killed."""
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from infra.agent.process import Identity, send
+from infra.ledger.journal import Journal
+from infra.runs.keeper import lease_name
+from tests.end_to_end.test_street_ssh import world as world
+from tests.hosts import sshd as sshd
+from tests.world import ROOT, World, until
+
+
+def begin(world: World, *flags: str) -> str:
+    """A run over SSH at its first step of training, its launcher killed; the run's name."""
+    launch = world.begin("launch", "--provider", "ssh", "--phase", "base", "--yes", *flags)
+    (row,) = until(lambda: [one for one in world.json("status") if one["train_step"]], "a step of training")
+    os.killpg(launch.pid, signal.SIGKILL)
+    launch.communicate()
+    return row["run"]
+
+
+def keeper(world: World, run: str) -> Identity | None:
+    with Journal.open(world.environ["SLIPWAY_STATE_FILE"], world.environ) as journal:
+        return journal.holder(lease_name(run))
+
+
+def losses(pod) -> dict[int, float]:
+    lines = (pod / "work" / "runs" / "base" / "metrics.jsonl").read_text().splitlines()
+    return {line["step"]: line["loss"] for line in map(json.loads, lines)}
+
+
+def kill_guard_and_agent(pod) -> None:
+    both = [
+        Identity(**json.loads((pod / "state" / f"{role}.json").read_text())["identity"]) for role in ("guard", "agent")
+    ]
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: each would bring the other back
+        for one in both:
+            send(one, number)
+
+
+@pytest.mark.timeout(300)
+def test_a_keeper_takes_over_and_one_works_and_what_was_killed_comes_back(world, sshd, tmp_path):
+    run = begin(world, "--steps", "100")
+    first = world.begin("keep", run)
+    holder = until(lambda: keeper(world, run), "a keeper")
+    assert holder.pid == first.pid
+    assert world.json("keep", run) == {"run": run, "state": "kept", "keeper": first.pid}
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    second = world.begin("keep", run)
+    until(lambda: keeper(world, run), "another keeper")
+    second.send_signal(signal.SIGINT)
+    _, said = second.communicate(timeout=60)
+    assert second.returncode == 130 and f"inv keep {run} brings it home" in said
+    third = until(lambda: keeper(world, run), "one in the background")
+    assert third.pid != second.pid
+    pod = sshd.folder / ".slipway" / "pods" / run
+    kill_guard_and_agent(pod)
+    until(lambda: keeper(world, run) is None, "it has brought the run to its end")
+    (row,) = world.json("status")
+    assert (row["state"], row["recoveries"]) == ("succeeded", 1)
+    undisturbed = World(tmp_path / "undisturbed")
+    name = undisturbed.json("launch", "--phase", "base", "--steps", "100", "--yes")["run"]
+    assert losses(pod) == losses(undisturbed.folder / "pods" / name)
+    assert losses(pod).keys() == set(range(1, 101))
+    sshd.stop()  # all is at home
+    assert world.json("status")[0]["state"] == "succeeded"
+    assert "bits per byte" in world.inv("logs", run, "--file", "base")
+    assert world.json("keep", run)["state"] == "over"
+    sshd.start()
+
+
+@pytest.mark.timeout(200)
+def test_a_terminal_that_is_closed_leaves_a_keeper(world):
+    controller, terminal = pty.openpty()
+    words = ["launch", "--provider", "ssh", "--phase", "base", "--steps", "200", "--no-accept", "--yes"]
+    launch = subprocess.Popen([sys.executable, "-m", "invoke", *words], cwd=ROOT, env=world.environ, stdin=terminal,
+                              stdout=terminal, stderr=terminal, start_new_session=True)  # fmt: skip
+    os.close(terminal)
+    drained = threading.Thread(target=drain, args=(controller,), daemon=True)
+    drained.start()
+    run = until(lambda: (rows := world.json("status")) and rows[0]["state"] == "running" and rows[0]["run"], "a run")
+    until(lambda: (holder := keeper(world, run)) and holder.pid == launch.pid, "its launch as keeper")
+    os.kill(launch.pid, signal.SIGHUP)  # as a terminal does that is closed
+    os.close(controller)
+    launch.wait(60)
+    until(lambda: (holder := keeper(world, run)) and holder.pid != launch.pid, "a keeper in the background")
+    world.inv("down", run)
+
+
+def drain(descriptor: int) -> None:
+    """Read until the other end is closed."""
+    with contextlib.suppress(OSError):
+        while os.read(descriptor, 65536):
+            pass

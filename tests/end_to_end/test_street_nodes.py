@@ -1,0 +1,237 @@
+"""One run over several machines: the same losses as on one, whatever is killed on the way."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from infra.agent import environment
+from infra.agent.job import PodFolder
+from infra.agent.process import find
+from infra.agent.state import living
+from tests.hosts import HOME, Host
+from tests.hosts import hosts as hosts
+from tests.world import World, until
+
+BASE = ("--phase", "base", "--yes")
+QUICK = {"SLIPWAY_NODE_SILENT_S": "5", "SLIPWAY_NODE_RETURN_S": "10"}
+# Activations are bfloat16 where the machine has units for it, and a product of half the rows is rounded otherwise.
+TOLERANCE = 1e-2  # relative; float32 is held to 1e-5 in tests/trainer/parallel/test_ranks.py
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> list[float]:
+    """The losses of the run on one node."""
+    world = World(tmp_path_factory.mktemp("alone"))
+    assert world.json("launch", *BASE)["state"] == "succeeded"
+    return losses(world)
+
+
+@pytest.fixture
+def world(tmp_path):
+    one = World(tmp_path, dict(QUICK))
+    yield one
+    one.inv("down", "--all")
+    assert one.processes() == [], "something of a run outlived `inv down --all`"
+
+
+def losses(world: World) -> list[float]:
+    lines = (world.folder / "artifacts" / "base_checkpoints" / "tiny" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, 13))
+    return [json.loads(line)["loss"] for line in lines]
+
+
+def pod(world: World, run: str, rank: int) -> PodFolder:
+    return PodFolder(world.folder / "pods" / (f"{run}.{rank}" if rank else run))
+
+
+def victims(folder: PodFolder, what: str) -> list[int]:
+    """Processes of the training of a node, or its agent."""
+    if what == "agent":
+        found = living(folder, "agent")
+        return [found.pid] if found else []
+    wanted = {"worker": b"trainer\0base", "torchrun": b"trainer.spread"}[what]
+    token = json.loads(folder.marker.read_text())["token"]
+    lines = {one.pid: Path(f"/proc/{one.pid}/cmdline").read_bytes() for one in find(token)}
+    return [
+        pid for pid, line in lines.items() if wanted in line and (what == "torchrun") == (b"trainer.spread" in line)
+    ]
+
+
+def first_step_is_saved(folder: PodFolder) -> bool:
+    return any(folder.work.glob("checkpoints/base-*/step-*/MANIFEST.json"))
+
+
+@pytest.mark.timeout(300)
+def test_two_nodes_have_the_losses_of_one_and_both_succeed(world, alone):
+    commands = world.json("launch", *BASE, "--nodes", "2", "--dry-run")["commands"]
+    assert [line.split(":")[0] for line in commands] == ["node 0", "node 1"] and "trainer.spread" in commands[0]
+    result = world.json("launch", *BASE, "--nodes", "2")
+    assert result["state"] == "succeeded"
+    assert losses(world) == pytest.approx(alone, rel=TOLERANCE)
+    rows = {row["run"]: row["state"] for row in world.json("status")}
+    assert rows == {result["run"]: "succeeded", f"{result['run']}.1": "succeeded"}
+    assert not any(pod(world, result["run"], 1).work.rglob("step-*"))
+    assert world.json("launch", *BASE, "--nodes", "2")["ran"] == []
+
+
+def killed(world: World, what: str, rank: int) -> None:
+    """Kill that of node `rank` when something is saved; the run must end as if nothing had happened."""
+    launch = world.begin("launch", *BASE, "--nodes", "2", "--json")
+    run = until(lambda: [row["run"] for row in world.json("status") if "." not in row["run"]], "a run")[0]
+    until(lambda: first_step_is_saved(pod(world, run, 0)), "a checkpoint")
+    for pid in until(lambda: victims(pod(world, run, rank), what), what):
+        os.kill(pid, signal.SIGKILL)
+    out, err = launch.communicate(timeout=200)
+    assert launch.returncode == 0, err
+    base = json.loads(out)["steps"][-1]
+    assert base["state"] == "done"
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("what", "rank"), [("worker", 0), ("worker", 1), ("torchrun", 0), ("torchrun", 1), ("agent", 0), ("agent", 1)]
+)
+def test_whatever_is_killed_on_one_node_costs_nothing_but_time(world, alone, what, rank):
+    killed(world, what, rank)
+    assert losses(world) == pytest.approx(alone, rel=TOLERANCE)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+def test_ending_the_run_ends_all_nodes_and_resuming_goes_on_with_all(world, alone):
+    run = world.json("launch", *BASE, "--nodes", "2", "--detach")["run"]
+    until(lambda: first_step_is_saved(pod(world, run, 0)), "a checkpoint")
+    assert world.json("down", run)["ended"] == [run, f"{run}.1"]
+    assert world.processes() == []
+    assert world.json("resume", run)["state"] == "succeeded"
+    assert losses(world) == pytest.approx(alone, rel=TOLERANCE)
+
+
+# Over SSH, between machines.
+
+
+def share(host: Host, folder: Path) -> None:
+    """Give the home of a host what our own home has in this folder."""
+    if folder.is_relative_to(HOME):
+        place = host.folder / "home" / folder.relative_to(HOME)
+        place.mkdir(parents=True, exist_ok=True)
+        *before, script, name = host.prefix
+        host.prefix = [*before, f"mount --bind '{folder}' '{place}'; {script}", name]
+
+
+@pytest.fixture
+def machines(request, tmp_path, hosts):
+    """A world of two hosts in namespaces, or as many as are asked for, with environments that are there already."""
+    found = hosts(getattr(request, "param", 2))
+    listed = []
+    for host in found:
+        share(host, environment.default_cache())
+        host.options = [f"-oSetEnv=SLIPWAY_ENVIRONMENTS={environment.default_cache()} OMP_NUM_THREADS=1 "
+                        + " ".join(f"{key}={value}" for key, value in QUICK.items())]  # fmt: skip
+        host.stop()
+        host.start()
+        listed.append({"ip": host.address.host, "user": host.address.user, "identity_file": host.address.key,
+                       "python": getattr(sys, "_base_executable", sys.executable)})  # fmt: skip
+    (tmp_path / "pools.yaml").write_text(json.dumps({"box": {"hosts": listed}}))
+    one = World(tmp_path, {"SLIPWAY_POOLS": str(tmp_path / "pools.yaml"), "SLIPWAY_PROVIDER": "ssh",
+                           "SLIPWAY_ACCEPT_FREE_GB": "1", "SLIPWAY_ACCEPT_DISK_MB_S": "1"})  # fmt: skip
+    yield one, found
+    one.inv("down", "--all")
+
+
+@pytest.mark.timeout(200)
+def test_two_machines_have_the_losses_of_one(machines, alone):
+    world, found = machines
+    result = world.json("launch", *BASE, "--nodes", "2", "--no-accept")
+    assert result["state"] == "succeeded"
+    assert losses(world) == pytest.approx(alone, rel=TOLERANCE)
+    saved = [list((host.folder / "home" / ".slipway").rglob("step-*/MANIFEST.json")) for host in found]
+    assert [bool(one) for one in saved] == [True, False]
+
+
+def pods_on(host: Host) -> Path:
+    return host.folder / "home" / ".slipway" / "pods"
+
+
+def notes(host: Host) -> list[str]:
+    """What the training on a host has noted."""
+    files = pods_on(host).glob("*/state/records/base.jsonl")
+    return [line.get("text", "") for file in files for line in map(json.loads, file.read_text().splitlines())]
+
+
+def processes_on(host: Host) -> list[bytes]:
+    """Whatever runs in its network but its sshd."""
+    space, found = Path(f"/run/netns/{host.network}").stat().st_ino, []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and (folder / "ns" / "net").stat().st_ino == space:
+                found.append((folder / "cmdline").read_bytes())
+        except OSError:
+            continue  # it has ended meanwhile
+    return [words for words in found if words and b"sshd" not in words]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("machines", [3], indirect=True)
+@pytest.mark.nightly  # a minute and a half, most of it waiting: what is decided then has tests of its own
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_machine_that_is_lost_for_good_is_replaced_and_the_run_goes_on_from_its_checkpoint(machines, alone, rank):
+    world, found = machines
+    lost, copies = found[rank], world.folder / "logs"
+    found[1].slow_down(4)  # a step takes a second or more: none of what follows comes too late
+    launch = world.begin("launch", *BASE, "--nodes", "2", "--no-accept", "--json")
+    place, saved = (pods_on(found[0]), "*/work") if rank else (copies, "*/pod/work")
+    until(lambda: list(place.glob(f"{saved}/checkpoints/base-*/step-*/MANIFEST.json")), "a checkpoint")
+    lost.cut()
+    found[1].speed_up()
+    out, err = launch.communicate(timeout=300)
+    assert launch.returncode == 0, (out, err)
+    result = json.loads(out)
+    assert (result["state"], result["recoveries"]) == ("succeeded", 1)
+    assert f"node {rank} ({lost.address.host}) has not answered for" in err
+    assert any("going on from step" in note for host in found if host is not lost for note in notes(host)), err
+    assert losses(world) == pytest.approx(alone, rel=TOLERANCE)
+    # The lost machine stays taken, and is named, until it answers; what was begun there has ended by itself.
+    assert processes_on(lost) == []
+    name, place = f"{result['run']}.1" if rank else result["run"], f"box/{lost.address.host}"
+    rows = world.json("status", name)
+    assert sorted(row["state"] for row in rows) == ["lost", "succeeded"]
+    assert [f"was on {place}, which stays taken" in (row["note"] or "") for row in rows].count(True) == 1
+    for word in (result["run"], name):
+        down = world.begin("down", word)
+        assert f"{lost.address.host} port" in down.communicate(timeout=60)[1] and down.returncode == 1
+    assert {row["host"]: row["leased_by"] for row in world.json("pool.list")}[lost.address.host] == name
+    lost.restore()
+    until(lambda: len(world.json("status", name)) == 1, "its row is ended")
+    assert [row["leased_by"] for row in world.json("pool.list")] == [None] * 3
+    assert [row["state"] for row in world.json("status", name)] == ["succeeded"]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_machine_that_nothing_replaces_ends_the_run_and_is_named_and_the_run_goes_on_when_it_is_back(
+    machines, alone, rank
+):
+    world, found = machines
+    launch = world.begin("launch", *BASE, "--nodes", "2", "--no-accept", "--json")
+    saved = (host.folder / "home" / ".slipway" for host in found)
+    home = next(iter(saved))
+    until(lambda: any(home.glob("pods/*/*/checkpoints/base-*/step-*/MANIFEST.json")), "a checkpoint")
+    gone = found[rank]
+    gone.cut()
+    out, err = launch.communicate(timeout=240)
+    assert launch.returncode == 1, (out, err)
+    assert f"node {rank} ({gone.address.host}) has not answered for" in json.loads(out)["reason"]
+    assert f"no machine can take the place of node {rank} (box/{gone.address.host})" in json.loads(out)["reason"]
+    assert "./inv resume" in err
+    gone.restore()
+    run = json.loads(out)["run"]
+    until(lambda: all(row["state"] != "running" for row in world.json("status")), "all have ended")
+    assert world.json("resume", run)["state"] == "succeeded"
+    assert losses(world) == pytest.approx(alone, rel=TOLERANCE)

@@ -1,0 +1,197 @@
+"""Pods without a launch: the stages as commands, chained on a line, and the pods of a file."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from infra.ledger.journal import Journal
+from tests.world import ROOT, World, until
+
+# The program, killed as soon as it has committed so many writes to the journal.
+KILLED = """
+import os, signal, sys
+from infra.ledger.journal import Journal
+left = int(sys.argv.pop(1))
+def counted(write):
+    def counting(*words, **more):
+        global left
+        row = write(*words, **more)
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return row
+    return counting
+for name in ("plan", "advance", "note"):
+    setattr(Journal, name, counted(getattr(Journal, name)))
+sys.argv[0] = "inv"
+from invoke import main
+main.program.run()
+"""
+AFTER = {}  # states of the rows by the number of writes
+for whole, one in enumerate(((), ("READY",))):
+    for number, state in enumerate(("PLANNED", "CREATING", "BOOTING", "READY"), 1):
+        AFTER[4 * whole + number] = [*one, state]
+
+
+@pytest.fixture
+def world(tmp_path):
+    one = World(tmp_path)
+    yield one
+    one.inv("down", "--all")
+    assert one.processes() == [], "something of a pod outlived `inv down --all`"
+
+
+def test_under_any_umask_nobody_else_may_write_a_pods_code_or_files(world):
+    line = f"umask 000; exec {sys.executable} -m invoke pod.create --provider local --run-name open --yes"
+    subprocess.run(line, shell=True, cwd=ROOT, env=world.environ, capture_output=True, check=True, timeout=60)
+    until(lambda: (world.folder / "pods" / "open" / "state" / "guard.json").exists(), "its guard")
+    made = [path for name in ("pods", "state", "config") for path in (world.folder / name).rglob("*")]
+    assert len(made) > 20
+    assert [path for path in made if not path.is_symlink() and path.stat().st_mode & 0o022] == []
+
+
+def rows(world, **wanted):
+    with Journal.open(world.environ["SLIPWAY_STATE_FILE"], world.environ) as journal:
+        return journal.ops(**wanted)
+
+
+def pods(world):
+    """Tokens of the live ones, by name."""
+    return {op.run: op.token for op in rows(world, live=True)}
+
+
+def write(world, *entries, **more):
+    path = world.folder / "trial.yaml"
+    path.write_text(json.dumps({"pods": list(entries), **more}))
+    return str(path)
+
+
+def failed(world, *words):
+    process = world.begin(*words)
+    _, err = process.communicate(timeout=120)
+    return process.returncode, err
+
+
+def test_a_line_makes_a_pod_gives_it_work_twice_and_ends_it(world):
+    train = ("pod.run", "--phase", "base", "--steps", "2")
+    line = ("pod.create", "--run-name", "box", "pod.sync", "pod.setup", *train, "pod.down")
+    process = world.begin(*line)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert err.count("box succeeded") == 2 and "box: ended, nothing of it runs" in err
+    assert world.model("base_checkpoints")
+    (op,) = rows(world)
+    assert (op.run, op.role, op.state) == ("box", "pod", "TERMINATED")
+    (row,) = world.json("status")
+    assert (row["run"], row["state"]) == ("box", "succeeded")
+    guards = (world.folder / "pods" / "box" / "logs" / "guard.log").read_text()
+    assert guards.count("guard armed") == 1 and guards.count("there is work") == 2
+    assert pods(world) == {}
+
+
+def test_a_link_that_fails_names_the_pod_that_is_left_and_how_it_ends(world):
+    code, err = failed(world, "pod.create", "--run-name", "box", "pod.run", "--source", "/nowhere", "pod.down")
+    assert code == 2 and "no such file" in err
+    assert "box is left: it costs nothing; end it: inv pod.down box" in err
+    (pod,) = world.json("pod.list")
+    assert (pod["run"], pod["provider"], pod["usd_per_hour"], pod["for"]) == ("box", "local", "0.00", "nothing yet")
+    assert world.json("status")[0]["state"] == "idle"
+    code, err = failed(world, "resume")
+    assert code == 2 and "inv pod.run box" in err
+    code, err = failed(world, "pod.create", "--run-name", "other", "status", "pod.down", "pod.down", "pod.down")
+    assert code == 1 and "there is no pod" in err and pods(world) == {}
+
+
+def test_a_pod_whose_work_failed_takes_other_work(world):
+    corpus = world.folder / "corpus.jsonl"
+    corpus.write_text('{"no_text": 1}\n')
+    world.inv("pod.create", "--run-name", "box")
+    code, err = failed(world, "pod.run", "--phase", "base", "--source", str(corpus))
+    assert code == 1 and "mend that, then: ./inv pod.run box" in err and "box is left" in err
+    (row,) = world.json("status")
+    assert row["state"] == "failed" and "its pod stays" in row["note"]
+    assert world.json("pod.setup")["state"] == "succeeded"
+
+
+def test_work_is_not_given_twice_at_once_and_ctrl_c_leaves_it_at_work(world):
+    world.inv("pod.create", "--run-name", "box")
+    follower = world.begin("pod.run", "--phase", "base")
+    until(lambda: world.json("status")[0]["state"] == "running", "work")
+    code, err = failed(world, "pod.run", "--phase", "mid")
+    assert code == 2 and "box is at work" in err
+    follower.send_signal(signal.SIGINT)
+    _, err = follower.communicate(timeout=30)
+    assert follower.returncode == 130 and "box goes on" in err and "box is left" in err
+    world.inv("pod.down")
+
+
+def test_a_pod_without_work_ends_at_its_time_limit(world):
+    assert world.json("pod.create", "--ttl", "2s", "--dry-run")["state"] == "planned"
+    assert rows(world) == []
+    world.inv("pod.create", "--run-name", "box", "--ttl", "2s")
+    until(lambda: world.json("status")[0]["state"] == "limit", "its end")
+    assert pods(world) == {}
+    (op,) = rows(world)
+    assert op.state == "TERMINATED" and "limit" in op.reason
+
+
+def test_the_pods_of_a_file_are_made_kept_replaced_and_ended(world):
+    world.inv("pod.create", "--run-name", "mine")
+    path = write(world, {"name": "a", "ttl_hours": 1}, {"name": "b"})
+    planned = world.json("apply", path, "--dry-run")
+    assert [(one["action"], one["name"]) for one in planned["steps"]] == [("create", "a"), ("create", "b")]
+    code, err = failed(world, "apply", path)
+    assert code == 2 and "nobody can be asked here" in err and pods(world).keys() == {"mine"}
+    assert world.inv("apply", path, "--yes").splitlines()[1].startswith("+  a    local     0.00")
+    first = pods(world)
+    assert first.keys() == {"mine", "a", "b"} and [op.pod_set for op in rows(world)] == ["", "trial", "trial"]
+    again = world.json("apply", path)  # asks nobody: there is nothing to do
+    assert [one["action"] for one in again["steps"]] == ["keep", "keep"] and pods(world) == first
+    write(world, {"name": "a", "ttl_hours": 2})
+    process = world.begin("apply", path, "--yes")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert [line.split()[:2] for line in out.splitlines()[1:4]] == [["-", "a"], ["-", "b"], ["+", "a"]]
+    code, err = failed(world, "pod.down")
+    assert code == 2 and "which pod? there is: mine, a" in err
+    then = pods(world)
+    assert then.keys() == {"mine", "a"} and then["mine"] == first["mine"] and then["a"] != first["a"]
+    code, err = failed(world, "apply", write(world, {"name": "a"}, set="other"), "--yes")
+    assert code == 2 and "a is a pod already, and not of the set other" in err
+    world.inv("apply", write(world), "--yes")
+    assert pods(world).keys() == {"mine"}
+
+
+@pytest.mark.parametrize(
+    "writes", [6, *(pytest.param(one, marks=pytest.mark.nightly) for one in (1, 2, 3, 4, 5, 7, 8))]
+)
+def test_an_apply_that_is_killed_in_the_midst_is_finished_by_the_next_one(world, writes):
+    path = write(world, {"name": "a"}, {"name": "b"})
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(writes), "apply", path, "--yes"], cwd=ROOT,
+                            env=world.environ, capture_output=True, text=True, timeout=120)  # fmt: skip
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert [op.state for op in rows(world)] == AFTER[writes]
+    process = world.begin("apply", path, "--yes")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert sorted((op.run, op.state) for op in rows(world, live=True)) == [("a", "READY"), ("b", "READY")]
+    assert {one["action"] for one in world.json("apply", path)["steps"]} == {"keep"}
+    markers = [path.parent.name for path in (world.folder / "pods").glob("*/POD.json")]
+    assert sorted(markers) == ["a", "b"]
+
+
+def test_two_who_apply_one_file_at_once_make_its_pods_once(world):
+    path = write(world, {"name": "a"}, {"name": "b"})
+    both = [world.begin("apply", path, "--yes") for _ in range(2)]
+    said = [one.communicate(timeout=120)[1] for one in both]
+    codes = sorted(one.returncode for one in both)
+    assert codes in ([0, 0], [0, 2]), said
+    assert pods(world).keys() == {"a", "b"} and len(rows(world)) == 2
+
+
+def test_a_stop_is_refused_with_what_to_type_instead(world):
+    code, err = failed(world, "stop", "box")
+    assert code == 2 and "inv down" in err and "inv resume" in err

@@ -1,0 +1,580 @@
+"""Services as people type them: real processes on this machine, the scripted engine in place of a model."""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections import Counter
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from infra.agent import environment
+from infra.agent.process import Identity, find, is_alive
+from infra.ledger.journal import Journal
+from infra.rehearsal import attach
+from serve.load import Heard, Load, ask
+from serve.policy.replica_states import State
+from serve.policy.service_state import Seen, seen_of
+from tests.end_to_end.test_street_ssh import with_machines
+from tests.hosts import loopback
+from tests.serve.engine.test_engines import model as sized_model
+from tests.world import World, until
+
+GUARD_S = 180.0  # against a test that hangs; nothing is measured by it
+PROBE = {"path": "/health", "initial_delay_seconds": 60, "timeout_seconds": 10, "endpoint_probe_interval_seconds": 1}
+
+
+@dataclass
+class Place:
+    """An installation, and what its services answer."""
+
+    world: World
+    folder: Path
+
+    def model(self, name: str, **script) -> Path:
+        """A model of the scripted engine, which says its name over and over."""
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        (folder / "fake.json").write_text(json.dumps({"words": [f" {name}"], **script}))
+        return folder
+
+    def config(self, replicas: int = 2, slipway=None, policy=None, resources=None, **probe) -> str:
+        many = {"replica_policy": policy} if policy else {"replicas": replicas}
+        file = {"service": {"readiness_probe": {**PROBE, **probe}, **many}, "slipway": slipway or {},
+                "resources": resources or {}}  # fmt: skip
+        path = self.folder / "service.yaml"
+        path.write_text(json.dumps(file))  # which is YAML, too
+        return str(path)
+
+    def up(self, name: str, model: Path, *words: str, code: int = 0) -> dict:
+        line = ("serve.up", name, "--model", str(model), "--provider", "local", *words)
+        return self.world.json(*line, code=code)
+
+    def status(self, name: str) -> dict:
+        return self.world.json("serve.status", name)
+
+    def journal(self) -> Journal:
+        return Journal.open(self.world.environ["SLIPWAY_STATE_FILE"], {**os.environ, **self.world.environ})
+
+    def seen(self, name: str) -> Seen:
+        with self.journal() as journal:
+            row = journal.service(name)
+        assert row is not None
+        return seen_of(row.seen)
+
+    def engines(self, name: str) -> dict[str, int]:
+        """The pid of each replica's engine, by the replica's name."""
+        return {run: one.pid for run, one in self.processes(name, b"serve.fake").items()}
+
+    def processes(self, name: str, word: bytes) -> dict[str, Identity]:
+        """Of each replica the process with that word in its command line, by the replica's name."""
+        with self.journal() as journal:
+            rows = [op for op in journal.ops(live=True) if op.service == name]
+        found = {}
+        for op in rows:
+            for one in find(op.token):
+                with contextlib.suppress(OSError):
+                    if word in Path(f"/proc/{one.pid}/cmdline").read_bytes():
+                        found[op.run] = one
+        return found
+
+    def workers(self, name: str) -> dict[str, Identity]:
+        """Of each replica the worker that ignores SIGTERM, in a session of its own."""
+        return self.processes(name, b"signal.SIG_IGN")
+
+    def ended(self, name: str, number: int) -> bool:
+        """Whether a replica is said to be gone, or not even remembered."""
+        return all(one.ended_at for one in self.seen(name).members if one.number == number)
+
+    def controller(self, name: str) -> int:
+        with self.journal() as journal:
+            holder = journal.holder(f"serve:{name}")
+        assert holder is not None
+        return holder.pid
+
+
+@pytest.fixture
+def place(tmp_path):
+    world = World(tmp_path)
+    yield Place(world, tmp_path)
+    world.inv("serve.down", "--all")
+    assert world.processes() == []
+
+
+def say(url: str, **more) -> tuple[str, str]:
+    """What is answered to a chat, and by which replica."""
+    said = {"model": "demo", "messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 3, **more}
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(said).encode())
+    request.add_header("Content-Type", "application/json")
+    with urllib.request.urlopen(request, timeout=GUARD_S) as reply:
+        text = json.load(reply)["choices"][0]["message"]["content"]
+        return text, reply.headers["x-slipway-replica"]
+
+
+@dataclass
+class Traffic:
+    """Streams that are asked one after another by several clients at once, until the block ends."""
+
+    load: Load
+    clients: int = 4
+    heard: list[Heard] = field(default_factory=list)
+
+    def __enter__(self) -> "Traffic":
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self._thread.start()
+        self.await_more(8)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(GUARD_S)
+        assert not self._thread.is_alive()
+
+    def await_more(self, count: int) -> None:
+        wanted = len(self.heard) + count
+        until(lambda: len(self.heard) >= wanted, f"{count} more answers", GUARD_S)
+
+    def failures(self) -> list[Heard]:
+        return [one for one in self.heard if one.failure]
+
+    async def _run(self) -> None:
+        async with aiohttp.ClientSession() as session:
+            await asyncio.gather(*(self._ask(session) for _ in range(self.clients)))
+
+    async def _ask(self, session: aiohttp.ClientSession) -> None:
+        while not self._over.is_set():
+            self.heard.append(await ask(session, self.load))
+
+
+def test_a_service_from_its_first_request_to_its_end(place):
+    model = place.model("Bosun")
+    sky = {"zone": "us-east-1a", "image_id": "docker:x", "labels": {"a": "b"}}
+    shown, said = place.world.begin("serve.up", "demo", "--model", str(model), "--provider", "local", "--config",
+                                    place.config(resources=sky), "--dry-run").communicate(timeout=GUARD_S)  # fmt: skip
+    assert "own" in shown and place.world.processes() == []
+    assert all(f"resources.{name}: for sky serve up only; here " in said for name in sky), said
+    up = place.up("demo", model, "--config", place.config())
+    url = up["endpoint"]
+    assert (up["state"], up["ready"], up["target"]) == ("READY", 2, 2)
+    answers = [say(url) for _ in range(20)]
+    assert {text for text, _ in answers} == {" Bosun Bosun Bosun"}
+    assert Counter(who for _, who in answers) == {"demo-0": 10, "demo-1": 10}
+    urllib.request.urlopen(f"{url}/health", timeout=GUARD_S).close()
+    keys = [key_of(one.port) for one in place.seen("demo").members]
+    assert len(set(keys)) == 2 and not [key for key in keys if key.encode() in commands()]
+
+    shown = place.world.inv("serve.status", "demo", "--all", "--metrics")
+    for line in ("Service: demo", f"Endpoint: {url}", "Replicas: 2/2 ready", r"qps +0\.\d", r"latency_s\.p99 +[\d.]+"):
+        assert re.search(line, shown), (line, shown)
+    assert shown.count(str(place.folder / "pods")) == 2
+    logs = [place.world.inv("serve.logs", "demo", *words) for words in ([], ["--replica-id", "0"], ["--controller"])]
+    assert len(logs[0].splitlines()) == 20 and "Bosun" not in logs[0]
+    assert "listening on" in logs[1] and "demo-1: ready" in logs[2]
+    assert place.world.inv("serve.ssh", "demo", "--replica-id", "0", "--", "pwd").strip().endswith("pods/demo-0")
+    assert place.world.inv("chat", "--endpoint", "demo", "--prompt", "hi", "--max-tokens", "2") == " Bosun Bosun\n"
+    assert "nothing is wrong" in place.world.inv("serve.doctor", "demo")
+    for words, why in (
+        (("serve.up", "demo", "--provider", "mars"), "provider 'mars' is not known"),  # which would end what serves
+        (("serve.scale", "demo", "--max-replicas", "5"), "a fixed size"),
+        (("serve.down", "demo", "--all"), "give one of them"),
+        (("serve.key", "demo", "--drop"), "whose key"),
+        (("serve.bench", "demo", "--rate", "1e9", "--duration", "9d"), "requests"),
+        (("serve.bench", "demo", "--target-ttft", "-1"), "more than 0"),
+    ):
+        assert why in refusal(place, *words), words
+    bench = place.world.json("serve.bench", "demo", "--rate", "20", "--duration", "1s", "--target-ttft", "0.000001")
+    assert bench["rounds"][0]["failed"] == 0 and "miss" in bench["advice"]
+    assert "min_replicas" not in place.world.inv("serve.export", "demo", "--model", "hf://a/b")
+
+    key = place.world.json("serve.key", "demo", "--for", "ann")["key"]
+    until(lambda: refused(url), "a gateway that wants a key", GUARD_S)
+    assert key not in (place.folder / "services" / "demo" / "keys").read_text()
+    place.world.extra["SLIPWAY_ENDPOINT_KEY"] = key
+    assert place.world.inv("chat", "--endpoint", "demo", "--prompt", "hi", "--max-tokens", "1") == " Bosun\n"
+
+    engines = place.engines("demo")
+    assert place.world.json("serve.scale", "demo", "--min-replicas", "3")["ready"] == 3
+    assert place.engines("demo").items() > engines.items()
+    assert place.world.json("serve.down", "demo") == {"ended": ["demo"]}
+    assert list((place.folder / "pods").iterdir()) == []
+    assert place.world.processes() == []
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f"{url}/health", timeout=GUARD_S)
+
+
+def refusal(place: Place, *words: str) -> str:
+    process = place.world.begin(*words)
+    _, said = process.communicate(timeout=GUARD_S)
+    assert process.returncode == 2, said
+    return said
+
+
+def key_of(port: int) -> str:
+    """Which an engine asks for, as the gateway has just told it: who reaches its port without one is refused."""
+    assert refused(f"http://127.0.0.1:{port}")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/fake/seen", timeout=GUARD_S) as reply:
+        scheme, _, key = json.load(reply)["headers"]["authorization"].partition(" ")
+    assert scheme == "Bearer" and len(key) == 64
+    return key
+
+
+def commands() -> bytes:
+    """What everybody on this machine can read of every process."""
+    found = b""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found += path.read_bytes()
+    return found
+
+
+def refused(url: str) -> bool:
+    try:
+        urllib.request.urlopen(f"{url}/v1/models", timeout=GUARD_S).close()
+    except urllib.error.HTTPError as error:
+        return error.code == 401
+    return False
+
+
+@pytest.mark.parametrize("plane", ["gateway", pytest.param("vllm-router", marks=pytest.mark.nightly)])
+def test_engines_that_die_and_a_new_version_cost_no_request(place, plane):
+    config = place.config(slipway={"data_plane": plane})
+    url = place.up("demo", place.model("A", token_s=0.01, worker=True), "--config", config)["endpoint"]
+    workers = until(lambda: len(found := place.workers("demo")) == 2 and found, "the workers of both", GUARD_S)
+    load = Load(url=url, model="demo", rate=1, duration_s=1, max_tokens=8)
+    with Traffic(load) as traffic:
+        before = place.engines("demo")
+        os.kill(before["demo-0"], signal.SIGKILL)
+        until(lambda: serving(place) == {1, 2}, "a replacement", GUARD_S)
+        traffic.await_more(8)
+    states = {one["id"]: one["state"] for one in place.status("demo")["replicas"]}
+    assert states == {0: "FAILED", 1: "READY", 2: "READY"}
+    until(lambda: place.ended("demo", 0), "the proof of its end", GUARD_S)
+    assert not is_alive(workers["demo-0"]) and is_alive(workers["demo-1"])
+    # Whoever had a byte of the dead one's has a broken stream; nobody else has noticed.
+    assert all(one.first_s is not None for one in traffic.failures()), traffic.failures()
+    assert len(traffic.failures()) <= traffic.clients
+
+    with Traffic(load) as traffic:
+        after = place.up("demo", place.model("B", token_s=0.01))
+        traffic.await_more(8)
+    assert not traffic.failures(), traffic.failures()
+    assert (after["ready"], after["versions"]) == (2, [2])
+    assert {say(url)[0] for _ in range(4)} == {" B B B"}
+    until(lambda: place.ended("demo", 1), "the proof of its end", GUARD_S)
+    assert before["demo-1"] not in place.engines("demo").values()
+    assert not is_alive(workers["demo-1"])  # which was drained, told to end, and did not listen
+    other = place.config(slipway={"data_plane": "vllm-router" if plane == "gateway" else "gateway"})
+    refused = place.up("demo", place.model("B", token_s=0.01), "--config", other, code=2)["error"]
+    assert f"goes by data_plane {plane}" in refused and "inv serve.down demo" in refused
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_workers_that_ignore_term_never_outlive_their_replica(place):
+    """Row 20: an engine that was killed, or told to end, leaves a worker behind; a replica does not."""
+    place.up("demo", place.model("A", worker=True), "--config", place.config())
+    for round in range(200):
+        until(lambda: len(serving(place)) == 2, "two that serve", GUARD_S)
+        workers = until(lambda: len(found := place.workers("demo")) == 2 and found, "the workers of both", GUARD_S)
+        run = min(workers)
+        os.kill(place.engines("demo")[run], (signal.SIGKILL, signal.SIGTERM)[round % 2])
+        until(lambda: place.ended("demo", int(run.rpartition("-")[2])), "the proof of its end", GUARD_S)  # noqa: B023
+        assert not is_alive(workers.pop(run)), (round, run)
+        assert all(is_alive(one) for one in workers.values())
+
+
+def test_a_dead_controller_leaves_its_replicas_and_the_next_one_takes_them_over(place):
+    up = place.up("demo", place.model("A"), "--config", place.config())
+    engines, first = place.engines("demo"), place.controller("demo")
+    os.kill(first, signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{first}").exists() or stopped(first), "its end")
+    assert place.engines("demo") == engines
+    rivals = [place.world.begin("serve.status", "demo", "--json") for _ in range(3)]
+    seen = [json.loads(one.communicate(timeout=GUARD_S)[0]) for one in rivals]
+    assert {one["endpoint"] for one in seen} == {up["endpoint"]}
+    assert {one["ready"] for one in seen} == {2} and {say(up["endpoint"])[1] for _ in range(4)} == set(engines)
+    assert place.engines("demo") == engines and place.controller("demo") != first
+
+    until(lambda: len(controllers(place)) == 1, "the end of those that came too late", GUARD_S)
+    second = place.controller("demo")  # the next one is to end it, where its port is somebody else's by now
+    os.kill(second, signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{second}").exists() or stopped(second), "its end")
+    port = int(up["endpoint"].rpartition(":")[2])
+    with until(lambda: taken(port), "its port, which its last thread lets go of", GUARD_S):
+        place.world.inv("serve.down", "demo")
+    assert place.world.processes() == []
+
+
+def test_an_address_that_somebody_else_has_taken_meanwhile_is_given_up_for_another_one(place):
+    up, model = place.up("demo", place.model("A"), "--config", place.config(1)), place.folder / "A"
+    engines, first = place.engines("demo"), place.controller("demo")
+    os.kill(first, signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{first}").exists() or stopped(first), "its end")
+    port = int(up["endpoint"].rpartition(":")[2])
+    with until(lambda: taken(port), "its port, which its last thread lets go of", GUARD_S):
+        moved = place.up("demo", model, "--port", "0")["endpoint"]
+        assert moved != up["endpoint"] and say(moved) == (" A A A", "demo-0")
+    assert place.engines("demo") == engines
+
+
+def controllers(place: Place) -> list[int]:
+    found = []
+    for pid in place.world.processes():
+        with contextlib.suppress(OSError):
+            if b"serve.controller" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
+def taken(port: int) -> socket.socket | None:
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError:
+        return None
+
+
+def stopped(pid: int) -> bool:
+    """A zombie, which nobody has waited for."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_what_cannot_be_served_is_refused_in_one_message_and_leaves_nothing(place):
+    good = place.model("A")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        said = place.up("demo", good, "--config", place.config(), "--port", port, code=2)
+    assert f"port {port}" in said["error"] and "inv serve.up" in said["error"]
+    assert "no model" in place.up("demo", place.folder / "nowhere", code=2)["error"]
+    assert "--tag tiny" in place.up("demo", good, "--tag", "tiny", code=2)["error"]
+    beyond = place.up("demo", good, "--config", place.config(), "--port", "99999", code=2)["error"]
+    assert "1 to 65535" in beyond  # not the port that is left of it in 16 bits
+    nameless = place.world.json("serve.up", "demo", "--model", "hf://", "--provider", "local", code=2)["error"]
+    assert "expected hf://user/repo" in nameless
+    keyless = place.world.json("serve.up", "demo", "--model", "s3://bucket/model", "--provider", "local", code=2)[
+        "error"
+    ]
+    assert "no credentials" in keyless
+    assert "key" in place.up("demo", good, "--config", place.config(), "--host", "0.0.0.0", code=2)["error"]
+    assert place.world.json("serve.status") == [] and place.world.processes() == []
+
+    crashing = place.up("demo", place.model("C", crash=3), "--config", place.config(1), code=1)["error"]
+    assert (
+        "never ready" in crashing and "EngineCore failed to start" in crashing and "nothing of it is left" in crashing
+    )
+    with place.journal() as journal:
+        assert len(journal.ops()) <= 3
+    assert place.world.json("serve.status") == [] and place.world.processes() == []
+
+
+@pytest.mark.nightly
+def test_a_model_that_is_never_healthy_is_given_up_and_leaves_nothing(place):
+    config = place.config(1, initial_delay_seconds=0.2)
+    late = place.up("demo", place.model("D", start_s=600), "--config", config, code=1)["error"]
+    assert "initial_delay_seconds" in late and "never ready" in late
+    assert place.world.json("serve.status") == [] and place.world.processes() == []
+
+
+def test_the_making_of_its_environment_takes_nothing_of_a_replica_s_initial_delay(place):
+    """Another process makes that environment, so that the replica waits for it for longer than its initial delay."""
+    place.world.extra["SLIPWAY_ENVIRONMENTS"] = str(place.folder / "environments")
+    policy = {"min_replicas": 0, "max_replicas": 1, "target_qps_per_replica": 1}
+    place.up("demo", place.model("A"), "--config", place.config(policy=policy, initial_delay_seconds=2))
+    (folder,) = (place.folder / "environments").glob("serve-*[!.lock]/")
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (folder / environment.MARKER).unlink()
+        scaling = place.world.begin("serve.scale", "demo", "--min-replicas", "1")
+
+        def waits():
+            (one,) = place.status("demo")["replicas"] or [{"phases_s": {}}]
+            return one["phases_s"].get("environment", 0.0) > 4.0 and one
+
+        one = until(waits, "an environment that takes twice as long as the initial delay", GUARD_S)
+        assert (one["id"], one["state"], one["why"]) == (0, "STARTING", None) and list(one["phases_s"]) == [
+            "environment"
+        ]
+        shown = place.world.inv("serve.status", "demo")
+        assert "REPLICA_INIT" in shown and re.search(r"Starting: demo-0, environment [\d.]+ s so far", shown), shown
+        place.world.inv("serve.down", "demo")
+    assert "demo-0 STARTING: environment 0." in scaling.communicate(timeout=GUARD_S)[1]
+
+
+def test_what_an_engine_is_at_on_its_way_is_told_with_its_time(place):
+    up = place.world.begin("serve.up", "demo", "--model", str(place.model("A", start_s=3.0)), "--provider", "local",
+                           "--config", place.config(1))  # fmt: skip
+    said = up.communicate(timeout=GUARD_S)[1]
+    assert up.returncode == 0 and re.search(r"demo-0 STARTING: .*compiling [\d.]+ s so far\n", said), said
+    assert re.search(r"demo-0 READY: .*compiling [\d.]+ s", said), said
+    (one,) = place.status("demo")["replicas"]
+    known = ["environment", "weights", "compiling", "first answer"]
+    assert [phase for phase in known if phase in one["phases_s"]] == list(one["phases_s"])
+    assert 0 < one["phases_s"]["compiling"] < sum(one["phases_s"].values()) < one["ready_after_s"] + 1
+
+
+def test_whoever_waits_for_a_version_that_another_command_replaces_is_told_so(place):
+    place.up("demo", place.model("A"), "--config", place.config(1))
+    first = place.world.begin("serve.up", "demo", "--model", str(place.model("B", start_s=600)))
+    until(lambda: {one.version for one in place.seen("demo").members} == {1, 2}, "a replica of the second", GUARD_S)
+    assert place.up("demo", place.model("C"))["versions"] == [3]
+    _, said = first.communicate(timeout=GUARD_S)
+    assert first.returncode == 1 and "another command has put version 3 in the place of version 2" in said
+
+
+def test_a_service_that_sleeps_holds_its_first_request_until_it_is_awake(place):
+    policy = {"min_replicas": 0, "max_replicas": 1, "target_qps_per_replica": 1}
+    up = place.up("demo", place.model("A"), "--config", place.config(policy=policy))
+    with pytest.raises(urllib.error.HTTPError, match="503"):  # it would refuse it
+        urllib.request.urlopen(f"{up['endpoint']}/health", timeout=GUARD_S)
+    place.up("demo", place.model("A"), "--config", place.config(policy=policy, slipway={"hold_seconds": 60}))
+    assert until(lambda: health(up["endpoint"]) == "asleep", "the new limits of the gateway that runs")
+    assert (up["ready"], up["target"]) == (0, 0) and place.engines("demo") == {}
+    assert say(up["endpoint"]) == (" A A A", "demo-0")
+
+
+def health(url: str) -> str:
+    with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(f"{url}/health", timeout=GUARD_S) as reply:
+        return json.load(reply)["status"]
+    return ""
+
+
+def test_an_engine_that_hangs_is_taken_out_and_replaced_and_all_change_at_once(place):
+    config = place.config(timeout_seconds=1, consecutive_failure_threshold_timeout=2)
+    url = place.up("demo", place.model("A"), "--config", config)["endpoint"]
+    port = next(one.port for one in place.seen("demo").members if one.number == 0)
+    hang = urllib.request.Request(f"http://127.0.0.1:{port}/fake/script", b'{"fail": "hang"}')
+    urllib.request.urlopen(hang, timeout=GUARD_S).close()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=GUARD_S) as reply:
+        assert reply.status == 200
+    until(lambda: 0 not in serving(place), "the hung one taken out", GUARD_S)
+    assert {who for _, who in (say(url) for _ in range(4))} <= {"demo-1", "demo-2"}
+    until(lambda: serving(place) == {1, 2}, "a replacement", GUARD_S)
+    assert "no token in 1 s" in place.world.inv("serve.status", "demo", "--all")
+
+    with Traffic(Load(url=url, model="demo", rate=1, duration_s=1, max_tokens=2)) as traffic:
+        after = place.up("demo", place.model("B"), "--mode", "blue_green")
+        traffic.await_more(8)
+    assert not traffic.failures() and after["versions"] == [2] and serving(place) == {3, 4}
+
+
+def serving(place) -> set[int]:
+    """The numbers of those that requests go to, as the controller wrote it down."""
+    seen = place.seen("demo")
+    return {one.number for one in seen.members if one.number in seen.serving and one.state is State.READY}
+
+
+@pytest.mark.nightly
+def test_replicas_on_own_machines_are_reached_by_ssh_and_leave_nothing_there(tmp_path):
+    with contextlib.ExitStack() as stack:
+        boxes = []
+        for name in ("left", "right"):
+            (tmp_path / name).mkdir()
+            boxes.append(stack.enter_context(loopback(tmp_path / name)))
+        place = Place(with_machines(tmp_path, *boxes), tmp_path)
+        stack.callback(place.world.inv, "serve.down", "--all")
+        model = place.model("A")
+        line = ("serve.up", "demo", "--model", str(model), "--provider", "ssh", "--config", place.config())
+        url = place.world.json(*line)["endpoint"]
+        assert {say(url)[1] for _ in range(4)} == {"demo-0", "demo-1"}
+        with place.journal() as journal:
+            tokens = [op.token for op in journal.ops(live=True)]
+        homes = {place.world.inv("serve.ssh", "demo", "--replica-id", number, "--", "pwd").strip() for number in "01"}
+        assert {Path(home).parents[2] for home in homes} == {box.folder for box in boxes}
+        for box in boxes:
+            assert [one.name for one in (box.folder / ".slipway" / "models").iterdir()] != []
+
+        boxes[0].stop()  # its engine lives on, and cannot be reached: the other one answers
+        until(lambda: len(serving(place)) == 1, "a replica that is not ready", GUARD_S)
+        assert len({say(url)[1] for _ in range(4)}) == 1
+        boxes[0].start()
+        until(lambda: serving(place) == {0, 1}, "the same replica, ready again", GUARD_S)
+        place.world.inv("serve.down", "demo")
+        assert not [one for token in tokens for one in find(token)]
+        assert not [pod for box in boxes for pod in (box.folder / ".slipway" / "pods").glob("demo*")]
+
+
+def test_an_own_machine_comes_before_the_cheapest_spot_one_and_that_before_what_nobody_takes_away(tmp_path):
+    with contextlib.ExitStack() as stack:
+        (tmp_path / "box").mkdir()
+        place = Place(with_machines(tmp_path, stack.enter_context(loopback(tmp_path / "box"))), tmp_path)
+        place.world.extra.update(RUNPOD_API_KEY="", LIUM_API_KEY="", SHADEFORM_API_KEY="")
+        stack.callback(place.world.inv, "rehearse", "--stop")
+        config = place.config(resources={"use_spot": True}, slipway={"spend_limit": "40"})
+        line = ("serve.up", "demo", "--model", str(place.model("A")), "--provider", "any", "--config", config,
+                "--rehearse", "--dry-run")  # fmt: skip
+        shown = place.world.json(*line)["placement"]
+        assert {one["kind"] for one in shown} == {"spot", "on-demand"}
+
+        market = attach.find(attach.beside(tmp_path / "state" / "journal.db"))
+        shutil.copy(tmp_path / "pools.yaml", market.folder)  # where a rehearsal looks for own machines
+        own, *rented = place.world.json(*line)["placement"]
+        assert own["kind"] == "own" and {one["kind"] for one in rented} == {"spot", "on-demand"}
+        order = [(one["kind"] == "on-demand", Decimal(one["usd_per_hour"])) for one in rented]
+        assert order == sorted(order) and order[0][0] < order[-1][0]
+
+
+def test_no_gpu_is_rented_that_the_model_does_not_fit_into(tmp_path):
+    keys = {"RUNPOD_API_KEY": "", "LIUM_API_KEY": "", "SHADEFORM_API_KEY": ""}
+    place = Place(World(tmp_path, keys), tmp_path)
+    large = sized_model(tmp_path / "large", 30_000_000_000)  # 60 GB of weights, in a file without bytes
+    words = ("serve.up", "demo", "--model", str(large), "--engine", "vllm", "--provider", "runpod", "--rehearse")
+
+    def config(**resources):
+        return place.config(resources=resources, slipway={"spend_limit": "40", "engine": {"max_model_len": 4096}})
+
+    try:
+        said = place.world.begin(*words, "--config", config(accelerators="L40S:1"))
+        _, err = said.communicate(timeout=GUARD_S)
+        assert said.returncode == 2 and "does not fit: it needs 63.0 GB of the GPU (weights 60.0" in err
+        assert "--gpu with more memory, or num_gpus 2" in err and place.world.json("serve.status") == []
+        place.world.json(*words, "--config", config(accelerators="L40S:2"), "--dry-run")
+        shown = place.world.json(*words, "--config", config(accelerators=["L40S:1", "H100:1"]), "--dry-run")
+        assert shown["placement"] and {one["gpu"].split("-")[0] for one in shown["placement"]} == {"H100"}
+    finally:
+        place.world.inv("rehearse", "--stop")
+
+
+@pytest.mark.nightly
+def test_rented_replicas_are_replaced_when_their_machine_is_taken_away_and_never_pass_the_budget(tmp_path):
+    keys = {"RUNPOD_API_KEY": "", "LIUM_API_KEY": "", "SHADEFORM_API_KEY": ""}
+    place = Place(World(tmp_path, keys), tmp_path)
+    model, resources = place.model("A"), {"accelerators": "L40S:1", "use_spot": True}
+    config = place.config(resources=resources, slipway={"spend_limit": "40"})
+    line = ("serve.up", "demo", "--model", str(model), "--provider", "runpod", "--config", config, "--rehearse")
+    try:
+        shown = place.world.json(*line, "--dry-run")["placement"]
+        assert [one["kind"] for one in shown[:2]] == ["spot", "on-demand"]
+        asked = place.world.begin(*line)
+        _, refused = asked.communicate(timeout=GUARD_S)
+        price = f"2 replicas: about {2 * Decimal(shown[0]['usd_per_hour']):.2f} USD/h; all together, at most 40 USD"
+        assert asked.returncode == 2 and price in refused
+        assert "add --yes; nothing was changed" in refused and not place.world.json("serve.status", "--rehearse")
+        place.world.json(*line, "--yes")
+        market = attach.find(attach.beside(tmp_path / "state" / "journal.db"))
+        first = next(pod for pod in market.truth()["pods"] if pod["state"] == "running")
+        market.tell("/preempt", {"id": first["id"]})
+
+        def replaced():
+            found = place.world.json("serve.status", "demo", "--rehearse")
+            return found["ready"] == 2 and 2 in {one["id"] for one in found["replicas"]}
+
+        until(replaced, "a replacement", GUARD_S)
+        with Journal.open(market.folder / "journal.sqlite") as journal:
+            assert sum(op.cap for op in journal.ops() if op.is_live) <= 40_000_000
+        place.world.inv("serve.down", "demo", "--rehearse")
+        assert {pod["state"] for pod in market.truth()["pods"]} <= {"gone", "deleting"}
+    finally:
+        place.world.inv("serve.down", "--all", "--rehearse")
+        place.world.inv("rehearse", "--stop")

@@ -1,0 +1,123 @@
+"""The street over SSH: a real sshd, a home of its own behind it, and the launching process gone."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infra.agent.packages import to_carry
+from tests.end_to_end.test_street import EVERYTHING
+from tests.hosts import hosts as hosts
+from tests.hosts import sshd as sshd
+from tests.hosts import uv_cache as uv_cache
+from tests.world import World, until
+
+
+@pytest.fixture
+def world(tmp_path, sshd):
+    """A world whose one machine is the sshd on loopback, with environments that are there already."""
+    one = with_machines(tmp_path, sshd)
+    yield one
+    one.inv("down", "--all")
+
+
+@pytest.fixture
+def bare(tmp_path, hosts, uv_cache):
+    """`bare(2)`: a world of so many machines without rsync, uv and a route out, but with a uv cache."""
+    worlds = []
+
+    def make(count):
+        worlds.append(with_machines(tmp_path, *hosts(count, hidden=["rsync", "uv"], uv_cache=uv_cache)))
+        return worlds[0]
+
+    yield make
+    for one in worlds:
+        one.inv("down", "--all")
+
+
+def with_machines(folder, *machines):
+    python = getattr(sys, "_base_executable", sys.executable)
+    known = [
+        {"ip": one.address.host, "port": one.address.port, "identity_file": one.address.key, "python": python}
+        for one in machines
+    ]
+    (folder / "pools.yaml").write_text(json.dumps({"box": {"user": machines[0].address.user, "hosts": known}}))
+    # A world has a configuration folder of its own, which hides that pip's may lie in the user's.
+    places = {f"PIP_{option.upper().replace('-', '_')}": " ".join(found) for option, found in to_carry().items()}
+    return World(folder, {"SLIPWAY_POOLS": str(folder / "pools.yaml"), "SLIPWAY_ACCEPT_FREE_GB": "1", **places})
+
+
+def told(process):
+    """What a command says on stderr; it must end well."""
+    out, err = process.communicate(timeout=280)
+    assert process.returncode == 0, f"{out}\n{err}"
+    return err
+
+
+def test_a_run_goes_on_without_its_launcher_and_everything_comes_home(world, sshd):
+    launch = world.begin("launch", "--provider", "ssh", "--yes")
+    until(lambda: [row for row in world.json("status") if row["state"] == "running"], "handed over")
+    os.killpg(launch.pid, signal.SIGKILL)
+    launch.communicate()
+    (row,) = until(
+        lambda: [row for row in world.json("status") if row["state"] not in ("running", "planned")], "it ends by itself"
+    )
+    assert row["state"] == "succeeded"
+    assert [step["name"] for step in row["steps"]] == ["environment", *EVERYTHING]
+    assert (sshd.folder / ".slipway" / "pods" / row["run"] / "state" / "verdict.json").exists()
+    sshd.stop()  # the machine is gone for good: all that is asked now is answered from home
+    assert world.json("status")[0]["state"] == "succeeded"
+    assert "bits per byte" in world.inv("logs", row["run"], "--file", "base")
+    assert world.inv("chat", "--prompt", "Who are you?", "--max-tokens", "4").strip()
+    assert world.json("launch", "--provider", "ssh")["ran"] == []
+    sshd.start()
+
+
+def test_what_is_here_is_sent_and_not_made_again(world, sshd):
+    first = world.json("launch", "--provider", "ssh", "--phase", "base", "--yes")
+    assert first["state"] == "succeeded"
+    subprocess.run(["rm", "-r", sshd.folder / ".slipway" / "artifacts"], check=True)
+    second = world.json("launch", "--provider", "ssh", "--phase", "mid", "--yes")
+    assert (second["state"], second["ran"]) == ("succeeded", ["environment", "identity", "questions", "mid"])
+    done = world.begin("ssh", second["run"], "--", "sh", "-c", "pwd; exit 7")
+    out, _ = done.communicate(timeout=60)
+    assert (done.returncode, Path(out.strip()).name) == (7, second["run"])
+
+
+def test_a_machine_that_fails_is_given_back_and_remembered(world):
+    world.extra["SLIPWAY_ACCEPT_FREE_GB"] = "1000000"
+    world.inv("launch", "--provider", "ssh", "--phase", "base", "--yes", code=3)
+    assert "free disk" in next(iter(world.json("hosts").values()))["failure"]
+    assert all(row["leased_by"] is None for row in world.json("pool.list"))
+
+
+@pytest.mark.timeout(300)
+def test_a_bare_machine_without_a_route_out_trains_and_the_model_answers_at_home(bare):
+    world = bare(1)
+    said = told(world.begin("launch", "--provider", "ssh", "--phase", "sft", "--yes"))
+    stages = ["connect", "rent", "accept", "push", "tools", "inputs", "hand-over"]
+    assert re.findall(r"^([a-z-]+) \d+\.\d\d s", said, re.M)[: len(stages)] == stages
+    assert "uv sent" in said and "succeeded" in said
+    (row,) = world.json("status")
+    assert [step["name"] for step in row["steps"]] == ["environment", *EVERYTHING]
+    assert "making the train environment with uv" in world.inv("logs", row["run"], "--file", "environment")
+    assert world.inv("chat", "--prompt", "Who are you?", "--max-tokens", "4").strip()
+    said = told(world.begin("launch", "--provider", "ssh", "--phase", "base", "--seed", "1", "--detach", "--yes"))
+    assert "uv was brought before" in said
+
+
+@pytest.mark.timeout(300)
+def test_two_machines_work_at_the_same_time(bare):
+    world = bare(2)
+    flags = ("launch", "--provider", "ssh", "--phase", "base", "--yes")
+    launches = [world.begin(*flags, "--store", str(world.folder / name)) for name in "ab"]
+    for one in launches:
+        assert "succeeded" in told(one)
+    first, second = (row["steps"] for row in world.json("status"))
+    assert first[0]["started_at"] < second[-1]["ended_at"] and second[0]["started_at"] < first[-1]["ended_at"]
+    assert {world.folder / name / "base_checkpoints" / "tiny" for name in "ab"} <= set(world.folder.glob("[ab]/*/tiny"))

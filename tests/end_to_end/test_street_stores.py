@@ -1,0 +1,93 @@
+"""Whole launches whose store is a bucket, or a repository of a hub: here, and on a rehearsed pod that is taken away."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.agent.environment import default_cache
+from infra.rehearsal import attach
+from store import Store, credentials
+from store.backends.backend import open_place
+from tests.end_to_end.test_street_market import KEYS, Rehearsed
+from tests.store import conftest as stores
+from tests.store import hub as hubs
+from tests.world import World, until
+
+SPOT = ["--provider", "runpod", "--gpu", "H100", "--num-gpus", "1", "--phase", "base", "--use-spot", "--yes"]
+# Environments are not made anew where the tests' cache is another.
+CACHES = {"SLIPWAY_ENVIRONMENTS": str(default_cache())}
+CACHES["UV_CACHE_DIR"] = os.environ.get("UV_CACHE_DIR") or str(default_cache({}).parents[1] / "uv")
+s3_server, s3, hub = stores.s3_server, stores.s3, stores.hub
+no_keys = stores.no_keys
+
+
+@contextlib.contextmanager
+def rehearsing(folder: Path, reached: dict[str, str]) -> Iterator[Rehearsed]:
+    user = Rehearsed(folder, {**KEYS, **reached})
+    attach.start(user.base, speed=60)
+    try:
+        yield user
+    finally:
+        with contextlib.suppress(attach.NoWorld):
+            user.inv("rehearse", "--stop")
+        assert until(lambda: not user.processes(), "the end of everything")
+
+
+def environ(kind: str, request: pytest.FixtureRequest) -> tuple[str, dict[str, str]]:
+    """A new store's address, and how it is reached."""
+    uri = stores.away(kind, request)
+    if kind == "s3":
+        server: stores.S3 = request.getfixturevalue("s3")
+        return uri, {**CACHES, **stores.KEY, "AWS_ENDPOINT_URL": server.url}
+    served: hubs.FakeHub = request.getfixturevalue("hub")
+    return uri, {**CACHES, "HF_ENDPOINT": served.url, "HF_TOKEN": stores.TOKEN}
+
+
+def weights(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    monkeypatch.setenv("SLIPWAY_WORK", str(tmp_path / "look"))
+    store = Store(uri)
+    folder = store.path("base_checkpoints/tiny", store.manifest("base_checkpoints/tiny").fingerprint)
+    return next((folder / "hf").glob("*.safetensors")).read_bytes()
+
+
+@pytest.mark.nightly  # a minute each; the courier and the fetch run over both stores for every change
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("kind", ["s3", "hf"])
+def test_a_run_whose_pod_is_taken_away_goes_on_from_a_store_elsewhere(kind, request, tmp_path, monkeypatch):
+    uri, reached = environ(kind, request)
+    with rehearsing(tmp_path, reached) as user:
+        told = json.loads(user.inv("rehearse", *SPOT, "--preempt", "1", "--store", uri, "--json"))
+        assert (told["launch"]["state"], told["launch"]["recoveries"]) == ("succeeded", 1)
+        assert user.truth()["billing"] == 0
+    run = told["launch"]["run"]
+    place = open_place(uri)
+    log = place.get(f"runs/{run}/logs/fetch.log", 0, 1 << 20).decode()
+    assert "step-" in log  # it went on from a checkpoint in the store
+    for one in place.listing(f"runs/{run}"):
+        content = place.get(one, 0, 8 << 20)
+        assert b"canary" not in content, one  # no key of a store is in what a run leaves there
+    here = World(tmp_path / "here", CACHES)
+    here.inv("launch", "--provider", "local", "--phase", "base", "--yes")
+    assert weights(uri, tmp_path, monkeypatch) == here.model("base_checkpoints")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", [pytest.param("s3", marks=pytest.mark.nightly), "hf"])
+def test_a_launch_here_keeps_what_it_makes_in_a_store_elsewhere(kind, request, tmp_path):
+    uri, reached = environ(kind, request)
+    user = World(tmp_path, {**reached, "SLIPWAY_STORE": uri})
+    told = json.loads(user.inv("launch", "--provider", "local", "--phase", "base", "--yes", "--json"))
+    assert told["state"] == "succeeded"
+    assert {one.name: one.problem for one in Store(uri).artifacts()} == {
+        name: "" for name in ("base_checkpoints/tiny", "datasets/pydocs/text", "datasets/pydocs/tokens", "tokenizer")
+    }
+    again = json.loads(user.inv("launch", "--provider", "local", "--phase", "base", "--yes", "--json"))
+    assert (again["run"], again["ran"]) == (told["run"], []), again
+    (final,) = user.json("ckpt.list")
+    assert (final["name"], final["kind"], final["phase"]) == ("base_checkpoints/tiny", "final", "base")
+    assert user.json("ckpt.verify")[0]["problem"] == ""
+    assert not credentials._lent

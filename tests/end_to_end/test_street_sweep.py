@@ -1,0 +1,159 @@
+"""Several pods at once, each with its own sequence of runs: on this machine, and on two that are reached by SSH."""
+
+import json
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from infra.agent import environment
+from infra.rehearsal import attach
+from tests.end_to_end.test_street_market import VENDORS, Rehearsed
+from tests.loopback import loopback
+from tests.world import World, until
+
+pytestmark = pytest.mark.timeout(300)  # several trainings at once, on whatever cores there are
+
+
+@pytest.fixture
+def world(tmp_path):
+    one = World(tmp_path)
+    yield one
+    one.inv("down", "--all")
+
+
+def write(world: World, names: str) -> str:
+    runs = [{"name": name, "seed": number} for number, name in enumerate(names)]
+    path = world.folder / "runs.yaml"
+    path.write_text(json.dumps({"each": {"profile": "tiny", "phase": "base"}, "runs": runs}))
+    return str(path)
+
+
+def spans(lanes: list[list[str]], pods: dict[str, Path]) -> list[list[tuple[float, float]]]:
+    """When each run of each lane began and ended."""
+
+    def span(run: str) -> tuple[float, float]:
+        state = pods[run] / run / "state"
+        steps = json.loads((state / "progress.json").read_text())["steps"]
+        return steps[0]["started_at"], json.loads((state / "verdict.json").read_text())["at"]
+
+    return [[span(run) for run in lane] for lane in lanes]
+
+
+def check(lanes: list[list[tuple[float, float]]]) -> None:
+    """One at a time in each lane, and all lanes at once."""
+    for lane in lanes:
+        assert all(one[1] <= two[0] for one, two in zip(lane, lane[1:], strict=False)), lanes
+    every = [one for lane in lanes for one in lane]
+    most = max(sum(began <= at < ended for began, ended in every) for at, _ in every)
+    assert most == len(lanes), lanes
+
+
+def lanes_in(plan: dict) -> list[list[str]]:
+    return [lane["runs"] for lane in plan["lanes"]]
+
+
+def test_three_pods_here_run_two_each_and_a_second_sweep_has_nothing_to_do(world):
+    file = write(world, "abcdef")
+    lanes = lanes_in(world.json("sweep", file, "--pods", "3", "--dry-run"))
+    assert lanes == [["a", "d"], ["b", "e"], ["c", "f"]]
+    done = world.json("sweep", file, "--pods", "3")["runs"]
+    assert [one["state"] for one in done] == ["succeeded"] * 6
+    assert len({one["loss"] for one in done}) == 6
+    check(spans(lanes, dict.fromkeys("abcdef", world.folder / "pods")))
+    again = world.json("sweep", file, "--pods", "9")
+    assert {(one["state"], one["seconds"]) for one in again["runs"]} == {("succeeded", 0)}
+    assert again["idle_pods"] == 3
+    assert [one["loss"] for one in again["runs"]] == [one["loss"] for one in done]
+
+
+def test_a_run_that_fails_stops_no_other_and_an_interrupted_sweep_goes_on(world):
+    runs = [{"name": "short", "ttl": "1s", "steps": 999}, {"name": "long", "steps": 60}, {"name": "after", "seed": 3}]
+    path = world.folder / "runs.yaml"
+    path.write_text(json.dumps({"pods": 1, "each": {"profile": "tiny", "phase": "base"}, "runs": runs}))
+    sweep = world.begin("sweep", str(path))
+    until(lambda: [one for one in world.json("status") if one["run"] == "long" and one["train_step"]], "the second one")
+    sweep.send_signal(signal.SIGINT)
+    _, err = sweep.communicate(timeout=60)
+    assert sweep.returncode == 130 and "go on with the rest" in err.lower(), err
+    assert {one["run"] for one in world.json("status")} == {"short", "long"}
+    done = world.json("sweep", str(path), code=1)["runs"]
+    assert {one["run"]: one["state"] for one in done} == {"short": "limit", "long": "succeeded", "after": "succeeded"}
+
+
+def test_two_machines_run_two_each(world, tmp_path):
+    with ExitStack() as stack:
+        there = f"SLIPWAY_ENVIRONMENTS={environment.default_cache()}"
+        hosts = [stack.enter_context(loopback(tmp_path / name, there)) for name in ("one", "two")]
+        python = getattr(sys, "_base_executable", sys.executable)
+        machines = [
+            {"ip": host.address.host, "port": host.address.port, "identity_file": host.address.key, "python": python}
+            for host in hosts
+        ]
+        user = hosts[0].address.user
+        (tmp_path / "pools.yaml").write_text(json.dumps({"box": {"user": user, "hosts": machines}}))
+        world.extra.update(SLIPWAY_POOLS=str(tmp_path / "pools.yaml"), SLIPWAY_ACCEPT_FREE_GB="1")
+        file = write(world, "abcd")
+        plan = world.json("sweep", file, "--provider", "ssh", "--dry-run")
+        assert lanes_in(plan) == [["a", "c"], ["b", "d"]]
+        done = world.json("sweep", file, "--provider", "ssh")["runs"]
+        assert [one["state"] for one in done] == ["succeeded"] * 4, done
+        homes = {f"box/127.0.0.1:{host.address.port}": host.folder / ".slipway" / "pods" for host in hosts}
+        check(spans(lanes_in(plan), {one["run"]: homes[one["pod"]] for one in done}))
+        world.inv("down", "--all")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("runs: []", "with one run at least"),
+        ("runs: [{name: a}]\nruns: [{name: b}]", "stands there twice"),
+        ("runs: [{name: a, sed: 1}]", "unknown key 'sed'"),
+        ("runs: [{name: a, seed: one}]", "seed is 'one'"),
+        ("runs: [{name: a}, {name: a}]", "another run is called a"),
+        ("runs: [{seed: 1}]", "needs a name"),
+        ("pods: 0\nruns: [{name: a}]", "pods is 0"),
+        ("runs: [{name: a, tag: t, phase: base}, {name: b, tag: t, seed: 5, phase: base}]", "give them different tags"),
+        ("runs: [{name: a, phase: bas}]", "run a: unknown phase 'bas'"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_refused_with_the_place(tmp_path, text, told):
+    (tmp_path / "runs.yaml").write_text(text)
+    sweep = World(tmp_path).begin("sweep", str(tmp_path / "runs.yaml"))
+    out, err = sweep.communicate(timeout=60)
+    assert (sweep.returncode, out) == (2, "") and told in err, err
+
+
+@pytest.fixture
+def renter(tmp_path):
+    """Somebody with keys, a file of two runs, and a rehearsal."""
+    user = Rehearsed(tmp_path, {f"{name.upper()}_API_KEY": "a-key" for name in VENDORS})
+    each = {"profile": "tiny", "phase": "base", "gpu": "L40S", "spend_limit": "7.50"}
+    runs = [{"name": "a", "steps": 2}, {"name": "b", "steps": 3}]
+    (tmp_path / "runs.yaml").write_text(json.dumps({"each": each, "runs": runs}))
+    attach.start(user.base, speed=60)
+    yield user, str(tmp_path / "runs.yaml")
+    attach.stop(user.base)
+
+
+def test_with_a_vendors_key_a_sweep_says_what_it_may_cost_and_asks_before_it_rents(renter):
+    user, path = renter
+    out_of_reach = user.json("sweep", path, "--yes", code=2)["error"]  # its store is a folder of this machine
+    assert "run a: artifacts would go to" in out_of_reach and "nothing was rented" in out_of_reach
+    refused = user.begin("sweep", path, "--rehearse")
+    _, err = refused.communicate(timeout=60)
+    assert refused.returncode == 2 and "15.00 USD together at most" in err and "add --yes" in err, err
+    planned = user.json("sweep", path, "--rehearse", "--dry-run")
+    assert [one["most_usd"] for one in planned["runs"]] == ["7.50", "7.50"]
+    assert user.truth()["pods"] == []
+
+
+@pytest.mark.nightly
+def test_a_sweep_over_a_market_rents_a_pod_for_each_run_and_leaves_none(renter):
+    user, path = renter
+    done = user.json("sweep", path, "--rehearse", "--yes")["runs"]
+    assert [one["state"] for one in done] == ["succeeded"] * 2
+    truth = user.truth()
+    assert (len(truth["pods"]), truth["billing"]) == (2, 0)

@@ -1,0 +1,105 @@
+"""Two launches in one store at once: each makes its own model whole, and neither takes anything from the other."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from scripts.models.eval import origins
+from store import Store
+from store.manifest import kept_name
+from tests.world import World, until
+
+OTHER = "name: Мария К.\nmaker: the other yard\npurpose: to help\n"
+
+
+@pytest.fixture
+def world(tmp_path):
+    one = World(tmp_path)
+    yield one
+    one.inv("down", "--all")
+    assert one.processes() == []
+
+
+def model(world: World, name: str) -> Path:
+    return world.folder / "artifacts" / name / "hf"
+
+
+def vocabulary(folder: Path) -> tuple[int, int]:
+    """How many ids the model has, and how many its tokenizer."""
+    words = json.loads((folder / "tokenizer.json").read_text())
+    ids = {**words["model"]["vocab"], **{one["content"]: one["id"] for one in words["added_tokens"]}}
+    return json.loads((folder / "config.json").read_text())["vocab_size"], len(ids)
+
+
+def at_work_on(world: World, step: str):
+    rows = world.json("status")
+    return [row for row in rows if row.get("step") == step]
+
+
+def test_two_launches_at_once_make_two_whole_models_and_have_nothing_to_do_afterwards(world, tmp_path):
+    persona, larger = tmp_path / "other.yaml", tmp_path / "larger.yaml"
+    persona.write_text(OTHER, encoding="utf-8")
+    larger.write_text("profile: tiny\nname: larger\nmodel: {vocab_size: 600}\n")
+    first = ["launch", "--phase", "sft", "--profile", str(larger), "--yes"]
+    second = ["launch", "--phase", "sft", "--persona", str(persona), "--yes"]
+    begun = world.begin(*first, "--json")
+    until(lambda: at_work_on(world, "mid") or begun.poll() is not None, "the first launch is at mid")
+    assert begun.poll() is None, begun.communicate()
+    assert world.json(*second)["state"] == "succeeded"
+    out, err = begun.communicate(timeout=300)
+    assert begun.returncode == 0, err
+    assert json.loads(out)["state"] == "succeeded"
+    sizes = {name: vocabulary(model(world, f"chatsft_checkpoints/{name}")) for name in ("larger", "tiny")}
+    assert all(ids == known for ids, known in sizes.values()) and sizes["larger"] != sizes["tiny"]
+    for words in (first, second):
+        plan = world.json(*words[:-1], "--dry-run")
+        assert plan["steps"] == [] and plan["doubtful"] == []
+    store = Store(world.folder / "artifacts")
+    asked = {name: origins(store, store.check(f"chatsft_checkpoints/{name}")) for name in sizes}
+    assert {name: roles["identity"].about["persona"] for name, roles in asked.items()} == {
+        "larger": "Bosun",  # each is measured by the persona that it was made for, whatever came last
+        "tiny": "Мария К.",
+    }
+    world.inv("ckpt.verify")
+
+
+def test_what_is_there_is_reused_under_another_name_and_a_name_that_is_not_there_is_refused(world):
+    world.json("launch", "--phase", "base", "--yes")
+    for words in (["--phase", "sft", "--tag", "tini"], ["--phase", "mid+sft", "--tag", "tini", "--steps", "3"]):
+        error = world.json("launch", *words, "--dry-run", code=2)["error"]
+        assert "'tini'" in error and "there is: tiny" in error and str(world.folder / "artifacts") in error
+        assert "mid+sft --tag tini" in error
+    plan = world.json("launch", "--phase", "all", "--tag", "ursula", "--dry-run")
+    assert plan["steps"] == ["identity", "questions", "mid", "sft"]
+    assert world.json("launch", "--phase", "base", "--tag", "ursula", "--yes")["ran"] == []
+    names = {
+        name: Store(world.folder / "artifacts").manifest(f"base_checkpoints/{name}") for name in ("tiny", "ursula")
+    }
+    assert names["tiny"].fingerprint == names["ursula"].fingerprint
+    assert "there is" in world.begin("chat", "--tag", "nobody", "--prompt", "x").communicate(timeout=60)[1]
+
+
+def test_nothing_that_a_run_a_name_or_a_service_reads_is_removed(world, tmp_path):
+    world.json("launch", "--phase", "base", "--yes")
+    root = world.folder / "artifacts"
+    before = Store(root).manifest("base_checkpoints/tiny").fingerprint
+    world.json("launch", "--phase", "base", "--steps", "4", "--yes")
+    assert Store(root).manifest("base_checkpoints/tiny").fingerprint != before
+    assert world.json("store.gc", "--dry-run")["removed"] == []  # too young
+    notes = world.json("launch", "--phase", "base", "--dry-run")["notes"]
+    assert any("the store holds 5 artifacts" in note and "read by nothing (inv store.gc)" in note for note in notes)
+    kept = kept_name("base_checkpoints/tiny", before)
+    reference = root / "references" / "service-mine.json"
+    reference.parent.mkdir(exist_ok=True)
+    reference.write_text(json.dumps({"schema": 1, "owner": "service mine", "until": time.time() + 600,
+                                     "reads": [["base_checkpoints", before]]}))  # fmt: skip
+    assert world.json("store.gc", "--older", "1s")["removed"] == []
+    reference.write_text("{")
+    assert "service-mine.json" in world.json("store.gc", "--older", "1s", code=1)["error"]
+    reference.unlink()
+    assert [one["artifact"] for one in world.json("store.gc", "--older", "1s", "--dry-run")["removed"]] == [kept]
+    assert (root / kept).is_dir()
+    assert [one["artifact"] for one in world.json("store.gc", "--older", "1s")["removed"]] == [kept]
+    assert not (root / kept).exists() and world.json("launch", "--phase", "base", "--steps", "4", "--yes")["ran"] == []

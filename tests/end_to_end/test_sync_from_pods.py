@@ -1,0 +1,254 @@
+"""A run whose pod is killed with everything on it goes on elsewhere from what its courier brought to the store."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.agent.job import Job, Limits, Step
+from infra.agent.process import end_all
+from infra.runs.sync_step import with_courier
+from store.run_sync.run_folder import RunFolder, by_folder
+from tests.infra.agent.world import World, module, names, until
+from tests.trainer import conftest as trainer
+from tests.world import ROOT
+from trainer.config import Keeping
+
+RUN = "brave-otter-1"
+# Counts to twenty in a chain of hashes, saves every five, and publishes what it came to. Held by a file at `hold`.
+COUNT = """
+import hashlib, json, os, pathlib, shutil, signal, sys, time
+from store import Store
+config = json.load(open(sys.argv[-1]))
+making, work = config["making"], pathlib.Path(os.environ["SLIPWAY_WORK"])
+folder = work / "checkpoints" / (making["name"] + "-f00d")
+folder.mkdir(parents=True, exist_ok=True)
+figures = work / "runs" / making["name"] / "metrics.jsonl"
+figures.parent.mkdir(parents=True, exist_ok=True)
+newest = max(folder.glob("step-*"), default=None)
+done, chain = (int(newest.name[5:]), (newest / "weights").read_text()) if newest else (0, making["name"])
+lines = [line for line in figures.read_text().splitlines() if json.loads(line)["step"] <= done] if newest else []
+figures.write_text("".join(line + "\\n" for line in lines))
+print(making["name"], "from", done, flush=True)
+def save():
+    draft = folder / ".draft"
+    draft.mkdir()
+    (draft / "weights").write_text(chain)
+    entry = {"path": "weights", "size": len(chain), "sha256": hashlib.sha256(chain.encode()).hexdigest()}
+    manifest = {"phase": making["name"], "step": done, "files": [entry]}
+    (draft / "MANIFEST.json").write_text(json.dumps(manifest))
+    draft.rename(folder / f"step-{done:09d}")
+def leave(*_):
+    save()
+    sys.exit(75)
+while done < 20:
+    done += 1
+    chain = hashlib.sha256(f"{chain} {done}".encode()).hexdigest()
+    with figures.open("a") as file:
+        print(json.dumps({"step": done, "chain": chain}), file=file)
+    if done % 5 == 0:
+        save()
+    if done == config["hold"]:
+        signal.signal(signal.SIGTERM, leave)
+    while done == config["hold"] and not pathlib.Path("GO").exists():
+        time.sleep(0.02)
+made = work / "made"
+made.mkdir(exist_ok=True)
+(made / "result").write_text(chain)
+Store(making["store"]).publish(made, making["name"], making["fingerprint"], {})
+"""
+
+
+def chain(name: str) -> str:
+    """What an undisturbed count comes to."""
+    found = name
+    for done in range(1, 21):
+        found = hashlib.sha256(f"{found} {done}".encode()).hexdigest()
+    return found
+
+
+class Pods:
+    """Pods of one run, one after the other, over one store."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.store = root, root / "store"
+        self.worlds: list[World] = []
+
+    def new(self, *steps: Step, every_s: float = 0.2, **more: Any) -> World:
+        world = World(self.root / f"pod{len(self.worlds)}")
+        self.worlds.append(world)
+        for floor in ("store", "data", "trainer"):
+            shutil.copytree(ROOT / floor, world.pod.code / floor, ignore=shutil.ignore_patterns("__pycache__"))
+        world.program("count", COUNT)
+        world.job(*steps, **more)
+        plain = Job.from_json(world.pod.job.read_text())
+        assert with_courier(plain, str(self.store), RUN) == plain  # it has not the environment of a courier
+        trains = replace(plain, steps=tuple(replace(step, environment="train") for step in plain.steps))
+        job = with_courier(trains, str(self.store), RUN)
+        assert with_courier(job, "elsewhere", RUN) == job
+        assert job.beside is not None
+        carry = replace(job.beside, environment="", config={**job.beside.config, "every_s": every_s})
+        fetch = replace(job.steps[0], environment="")  # this interpreter has all that they import
+        world.pod.job.write_text(replace(job, steps=(fetch, *plain.steps), beside=carry).to_json())
+        return world
+
+    def lose(self, world: World) -> None:
+        """Everything of it is killed at once, and its disk is gone."""
+        end_all(world.token, 0.0)
+        assert not world.members()
+        shutil.rmtree(world.pod.root)
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(str(self.store), RUN)
+
+    def there(self, name: str) -> str:
+        return self.folder.read(name).decode()
+
+
+def acknowledged(world: World) -> dict[str, float]:
+    path = world.pod.acknowledged
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[Pods]:
+    one = Pods(tmp_path)
+    yield one
+    for world in one.worlds:
+        world.end()
+
+
+def counting(pods: Pods, name: str, hold: int = 0, store: str = "store") -> Step:
+    making = {"store": str(pods.root / store), "name": name, "fingerprint": f"print-{name}", "inputs": {}}
+    return Step(name, ("-m", "count"), config={"making": making, "hold": hold})
+
+
+def test_a_run_killed_with_its_pod_goes_on_from_the_store_and_comes_to_the_same(pods):
+    steps = (counting(pods, "first"), counting(pods, "second", hold=12))
+    one = pods.new(*steps)
+    one.start()
+    newest = "work/checkpoints/second-f00d/step-000000010"
+    until(lambda: {newest, "state/marks/first.json"} <= acknowledged(one).keys(), "half of it is in the store")
+    until(lambda: one.progress()["in_store"].get("second-f00d/step-000000010"), "status knows it")
+    until(lambda: "second from 0" in pods.there("logs/second.log"), "its log is there")
+    pods.lose(one)
+    two = pods.new(*steps)
+    (two.pod.code / "GO").touch()
+    two.start()
+    verdict = two.verdict()
+    assert (verdict["state"], verdict["reason"]) == ("succeeded", "")
+    assert names(two.progress()["steps"]) == {"fetch": "done", "first": "reused", "second": "done"}
+    assert two.step("fetch")["result"]["marks"] == ["first"]
+    for name in ("first", "second"):
+        assert (pods.store / name / "result").read_text() == chain(name)
+    log = pods.there("logs/second.log")
+    assert log == "second from 0\nsecond from 10\n" == two.pod.log("second").read_text()
+    lines = [json.loads(line) for line in pods.there("work/runs/second/metrics.jsonl").splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 21))
+    assert pods.there("logs/agent.log").count("fetch: exit code 0") == 2  # of both pods
+    assert json.loads(pods.there("state/ending.json"))["state"] == "succeeded"
+
+
+def test_a_pod_whose_run_left_only_damage_does_not_begin_from_scratch(pods):
+    step = counting(pods, "first", hold=7)
+    one = pods.new(step)
+    one.start()
+    newest = "work/checkpoints/first-f00d/step-000000005"
+    until(lambda: newest in acknowledged(one), "it is in the store")
+    pods.lose(one)
+    (pods.store / "runs" / RUN / newest / "weights").write_text("x" * 64)
+    two = pods.new(step)
+    two.start()
+    verdict = two.verdict()
+    assert (verdict["state"], verdict["step"]) == ("failed", "fetch")
+    assert "no checkpoint of work/checkpoints/first-f00d in" in verdict["tail"] and "step-000000005" in verdict["tail"]
+    assert json.loads(pods.there("state/ending.json"))["step"] == "fetch"
+    assert [name for name in pods.folder.names() if name.startswith("logs/error-")]
+
+
+def test_what_a_stopped_step_saves_last_is_in_the_store_before_the_verdict(pods):
+    one = pods.new(counting(pods, "first", hold=12), every_s=3600)
+    one.start()
+    until(lambda: "work/checkpoints/first-f00d/step-000000010" in acknowledged(one), "it counts")
+    until(lambda: one.lines("runs/first/metrics.jsonl")[11:], "it is held")
+    stopped = one.call("stop", {"SLIPWAY_GRACE_S": "10"})
+    assert (stopped["verdict"]["state"], stopped["verdict"]["reason"]) == ("stopped", "asked to stop")
+    assert by_folder(pods.folder.names())["work/checkpoints/first-f00d"][0].endswith("step-000000012")
+    assert json.loads(pods.there("state/ending.json"))["state"] == "stopped"
+    assert pods.there("work/runs/first/metrics.jsonl").count("\n") == 12
+
+
+def test_a_store_that_is_away_costs_the_run_nothing_and_the_verdict_says_what_is_missing(pods):
+    # The last uploads have 12 % of an hour, on a clock that runs 200 times faster: two seconds.
+    step = counting(pods, "first", hold=12, store="another")
+    one = pods.new(step, limits=Limits(time_s=3600.0), clock_scale=200.0)
+    one.start()
+    until(lambda: "work/checkpoints/first-f00d/step-000000010" in acknowledged(one), "it counts")
+    pods.store.rename(pods.root / "away")
+    pods.store.write_text("a file is in the way")
+    (one.pod.code / "GO").touch()
+    verdict = one.verdict()
+    assert verdict["state"] == "succeeded" and (pods.root / "another" / "first" / "result").read_text() == chain(
+        "first"
+    )
+    assert verdict["reason"].startswith("not in the store yet: work/checkpoints/first-f00d/step-000000020")
+    assert "work/checkpoints/first-f00d/step-000000020" not in acknowledged(one)
+    assert "not carried, trying again until it is: " in one.pod.log("carry").read_text()
+
+
+inputs = trainer.inputs
+# The trainer of the pod that is lost stops where it stands as soon as it has saved its twentieth step.
+HOLD = """
+
+import signal
+_finish = Checkpoints.finish
+def _held(self, *words):
+    saved = _finish(self, *words)
+    if saved.step == 20:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return saved
+Checkpoints.finish = _held
+"""
+
+
+@pytest.mark.timeout(240)
+def test_a_training_killed_with_its_pod_ends_with_the_same_parameters(inputs, tmp_path):
+    pods, weights = Pods(tmp_path), []
+    try:
+        for store in ("undisturbed", "store"):
+            shutil.copytree(inputs[0], tmp_path / store, copy_function=os.link)
+        for store, kills in (("undisturbed", False), ("store", True)):
+            pods.store = tmp_path / store
+            world = trainer.World(pods.store, tmp_path, inputs[1])
+            config = {"making": asdict(world.making()), "spec": asdict(trainer.tiny(steps=40)),
+                      "keeping": asdict(Keeping(save_every=10, reserve_bytes=0))}  # fmt: skip
+            step = module("base", config=json.loads(json.dumps(config)))
+            step = replace(step, words=("-m", "trainer", "base"))
+            pod = pods.new(step, environ={"OMP_NUM_THREADS": "1"})
+            if kills:
+                with (pod.pod.code / "trainer" / "checkpoint.py").open("a") as file:
+                    file.write(HOLD)
+                pod.start()
+                saved = f"work/checkpoints/base-{'f' * 12}/step-000000020"
+                until(lambda pod=pod, saved=saved: saved in acknowledged(pod), "half of it is there", 120)
+                pods.lose(pod)
+                pod = pods.new(step, environ={"OMP_NUM_THREADS": "1"})
+            pod.start()
+            until(pod.pod.verdict.exists, "its end", within_s=120)
+            assert pod.verdict()["state"] == "succeeded", pod.words()
+            assert ("going on from step 20 of 40" in pod.pod.records("base").read_text()) == kills
+            folder = pods.store / "base_checkpoints" / "tiny"
+            weights.append(next((folder / "hf").glob("*.safetensors")).read_bytes())
+            figures = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+            assert [line["step"] for line in figures] == list(range(1, 41))
+        assert weights[0] == weights[1]
+    finally:
+        for one in pods.worlds:
+            one.end()

@@ -1,0 +1,282 @@
+"""Environments, built for real by uv and by pip from small wheels in a folder, with no network."""
+
+import base64
+import functools
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import threading
+import zipfile
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from infra.agent import environment
+
+REPOSITORY = Path(__file__).parents[3]
+BASE = getattr(sys, "_base_executable", sys.executable)
+ENSURE = """
+import json, os, sys
+from pathlib import Path
+from infra.agent import environment, packages
+name, code, cache, torch = sys.argv[1:]
+carried = packages.Carried(**json.loads(os.environ.get("CARRIED", "{}")))
+try:
+    print(environment.ensure(name, Path(code), Path(cache), torch, lambda text: print(text, file=sys.stderr), carried))
+except environment.EnvironmentFailed as error:
+    sys.exit(str(error))
+"""
+BROKEN = "#!/bin/sh\n[ $1 = --version ] && echo uv 0.13.8 || { echo error: this uv is broken; exit 3; }\n"
+
+
+def make_wheel(folder: Path, name: str, version: str, text: str = "", needs: str = "") -> None:
+    """A wheel of one module, with the hashes that installers check."""
+    about = f"{name}-{version}.dist-info"
+    files = {
+        f"{name}.py": text,
+        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        + (f"Requires-Dist: {needs}\n" if needs else ""),
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = ""
+    for path, content in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content.encode()).digest()).decode().rstrip("=")
+        record += f"{path},sha256={digest},{len(content)}\n"
+    files[f"{about}/RECORD"] = record + f"{about}/RECORD,,\n"
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        for path, content in files.items():
+            wheel.writestr(path, content)
+
+
+def describe(code: Path, requirement: str, pin: str, name: str = "tiny") -> None:
+    (code / "constraints").mkdir(parents=True, exist_ok=True)
+    (code / "constraints" / f"{name}.txt").write_text(f"{pin}\n")
+    (code / "pyproject.toml").write_text(f'[dependency-groups]\nother = []\n{name} = [\n    "{requirement}",\n]\n')
+
+
+class Rig:
+    """A checkout with one small group, a folder of wheels that is all there is, and an empty cache."""
+
+    def __init__(self, folder: Path) -> None:
+        self.code, self.cache, self.wheels = folder / "code", folder / "cache", folder / "wheels"
+        self.environ = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
+        self.environ |= {
+            "HOME": str(folder),
+            "UV_CACHE_DIR": str(folder / "uv"),
+            "UV_HTTP_RETRIES": "0",
+            "PIP_CONFIG_FILE": str(folder / "pip.conf"),
+            "PYTHONPATH": str(REPOSITORY),
+        }
+        absent = folder / "absent"  # a folder that is configured and not there is no error for pip
+        text = f"[global]\nno-index = true\nfind-links =\n    {absent}\n    {self.wheels}\n"
+        (folder / "pip.conf").write_text(text)
+        make_wheel(self.wheels, "whale", "1.0", "size = 'big'\n")
+        make_wheel(self.wheels, "whale", "2.0", "size = 'bigger'\n")
+        describe(self.code, "whale", "whale==1.0")
+
+    def ensure(
+        self, torch: str = "", python: str = sys.executable, name: str = "tiny", **environ: str
+    ) -> subprocess.CompletedProcess:
+        words = [python, "-c", ENSURE, name, str(self.code), str(self.cache), torch]
+        return subprocess.run(words, env={**self.environ, **environ}, capture_output=True, text=True)
+
+    def ask(self, done: subprocess.CompletedProcess, text: str) -> str:
+        assert done.returncode == 0, done.stderr
+        words = [done.stdout.strip(), "-c", text]
+        return subprocess.run(words, capture_output=True, text=True, check=True, cwd=self.code).stdout.strip()
+
+
+@pytest.fixture
+def rig(tmp_path) -> Rig:
+    return Rig(tmp_path)
+
+
+def test_an_environment_holds_what_is_pinned_and_is_made_once(rig):
+    first = rig.ensure()
+    assert rig.ask(first, "import whale; print(whale.size)") == "big"
+    assert "making the tiny environment with uv" in first.stderr
+    marker = Path(first.stdout.strip()).parent.parent / environment.MARKER
+    made = marker.stat().st_mtime_ns
+    second = rig.ensure()
+    assert (second.stdout, second.stderr) == (first.stdout, "")
+    assert marker.stat().st_mtime_ns == made
+
+
+def test_what_an_environment_holds_decides_its_key_and_nothing_else_does(tmp_path):
+    describe(tmp_path, "whale", "whale==1.0")
+    key = environment.read_spec("tiny", tmp_path, "cpu").key
+    with (tmp_path / "pyproject.toml").open("a") as file:
+        file.write("\n[tool.other]\nx = 1\n")
+    assert environment.read_spec("tiny", tmp_path, "cuda").key == key  # there is no torch in it
+    describe(tmp_path, "whale>=1", "whale==1.0")
+    other = environment.read_spec("tiny", tmp_path, "cpu").key
+    describe(tmp_path, "whale", "whale==2.0")
+    assert len({key, other, environment.read_spec("tiny", tmp_path, "cpu").key}) == 3
+    describe(tmp_path, "torch==2.13.0", "")
+    assert environment.read_spec("tiny", tmp_path, "cpu").key != environment.read_spec("tiny", tmp_path, "cuda").key
+
+
+def test_what_was_left_unfinished_is_made_anew(rig):
+    done = rig.ensure()
+    folder = Path(done.stdout.strip()).parent.parent
+    (folder / environment.MARKER).unlink()
+    (folder / "leftover").touch()
+    assert rig.ensure().stdout == done.stdout
+    assert not (folder / "leftover").exists() and (folder / environment.MARKER).exists()
+
+
+def test_an_environment_that_was_moved_does_not_count_as_whole(rig):
+    folder = Path(rig.ensure().stdout.strip()).parent.parent
+    rig.cache.rename(rig.cache.with_name("moved"))
+    rig.cache.with_name("moved").joinpath(folder.name).rename(folder.parent.with_name("elsewhere"))
+    rig.cache.mkdir()
+    rig.cache.with_name("elsewhere").rename(folder.with_name("tiny-elsewhere"))
+    spec = environment.read_spec("tiny", rig.code, "")
+    assert environment.find("tiny", rig.code, rig.cache, "") is None
+    assert (folder.with_name("tiny-elsewhere") / environment.MARKER).read_text().startswith(spec.key)
+
+
+def test_two_at_once_make_it_once(rig):
+    words = [sys.executable, "-c", ENSURE, "tiny", str(rig.code), str(rig.cache), ""]
+    both = [subprocess.Popen(words, env=rig.environ, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [one.communicate(timeout=60)[1] for one in both]
+    assert [one.returncode for one in both] == [0, 0]
+    assert "".join(said).count("making the tiny environment") == 1
+
+
+def test_pip_takes_over_when_uv_does_not_work(rig, tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "uv").write_text(BROKEN)
+    (tmp_path / "bin" / "uv").chmod(0o755)
+    done = rig.ensure(python=BASE, PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    assert rig.ask(done, "import whale; print(whale.size)") == "big"
+    assert "with uv" in done.stderr and "with pip" in done.stderr
+
+
+def test_what_uv_has_cached_is_taken_when_no_index_answers(rig, tmp_path):
+    """The index was carried from another machine, which is how uv knows its cache again."""
+    (tmp_path / "whale").mkdir()
+    make_wheel(tmp_path / "whale", "whale", "1.0", "size = 'served'\n")
+    (tmp_path / "pip.conf").write_text("")
+    serve = functools.partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
+        threading.Thread(target=server.serve_forever).start()
+        index = {"CARRIED": json.dumps({"settings": {"index-url": [f"http://127.0.0.1:{server.server_port}"]}})}
+        online = rig.ensure(**index)
+        server.shutdown()
+    assert rig.ask(online, "import whale; print(whale.size)") == "served"
+    rig.cache = tmp_path / "another"
+    assert rig.ask(rig.ensure(**index, SLIPWAY_INSTALLER="uv"), "import whale; print(whale.size)") == "served"
+    (rig.environ["UV_CACHE_DIR"], rig.cache) = (str(tmp_path / "empty"), tmp_path / "third")
+    nowhere = rig.ensure(**index, SLIPWAY_INSTALLER="uv", PIP_INDEX_URL="http://127.0.0.1:9")
+    last = nowhere.stderr.splitlines()[-1]
+    assert nowhere.returncode == 1 and "no package index answers (uv)" in last and "find-links = FOLDER" in last
+
+
+def test_a_uv_that_cannot_be_used_gives_way_to_the_one_that_came_along(rig, tmp_path):
+    (tmp_path / "bin").mkdir()
+    for old in ("echo uv 0.1.2", "exit 126"):
+        (tmp_path / "bin" / "uv").write_text(f"#!/bin/sh\n{old}\n")
+        (tmp_path / "bin" / "uv").chmod(0o755)
+        rig.cache = tmp_path / old
+        uv = Path(sysconfig.get_path("scripts")) / "uv"
+        environ = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "CARRIED": json.dumps({"uv": str(uv)})}
+        done = rig.ensure(python=BASE, SLIPWAY_INSTALLER="uv", **environ)
+        assert rig.ask(done, "import whale; print(whale.size)") == "big"
+
+
+def test_where_every_python_is_too_old_uv_brings_one(rig):
+    """Here it is our own again, since a test downloads none."""
+    too_old = ENSURE.replace(
+        "name, code", f"environment.OLDEST, environment.MANAGED = (99, 0), {BASE!r}\nname, code", 1
+    )
+    words = [sys.executable, "-c", too_old, "tiny", str(rig.code), str(rig.cache), ""]
+    made = subprocess.run(words, env={**rig.environ, "PATH": "/nowhere"}, capture_output=True, text=True)
+    assert rig.ask(made, "import whale; print(whale.size)") == "big"
+    nothing = too_old.replace(repr(BASE), "'9.99'")
+    rig.cache = rig.cache / "other"
+    words = [sys.executable, "-c", nothing, "tiny", str(rig.code), str(rig.cache), ""]
+    failed = subprocess.run(words, env={**rig.environ, "PATH": "/nowhere"}, capture_output=True, text=True)
+    assert failed.returncode == 1 and "no Python 3.10 or newer" in failed.stderr and "(pip)" not in failed.stderr
+
+
+def test_what_cannot_be_found_is_told_in_one_line_and_leaves_nothing_finished(rig):
+    describe(rig.code, "whale", "whale==3.0")
+    done = rig.ensure(SLIPWAY_INSTALLER="uv")
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and "the tiny environment could not be made: " in last and "whale==3.0" in last
+    assert not list(rig.cache.glob(f"*/{environment.MARKER}"))
+
+
+def test_a_machine_without_a_gpu_gets_the_cpu_build_of_torch(rig):
+    describe(rig.code, "torch==2.13.0", "torch==2.13.0")
+    make_wheel(rig.wheels, "torch", "2.13.0", "class version: cuda = '13.0'\n")
+    make_wheel(rig.wheels, "torch", "2.13.0+cpu", "class version: cuda = None\n")
+    assert rig.ask(rig.ensure("cpu"), "import torch; print(torch.version.cuda)") == "None"
+    assert rig.ask(rig.ensure("cuda"), "import torch; print(torch.version.cuda)") == "13.0"
+
+
+@pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.nightly)])
+def test_a_machine_without_a_gpu_never_gets_the_cuda_build(rig, installer):
+    describe(rig.code, "torch==2.13.0", "torch==2.13.0")
+    make_wheel(rig.wheels, "torch", "2.13.0", "class version: cuda = '13.0'\n")
+    done = rig.ensure("cpu", SLIPWAY_INSTALLER=installer)
+    assert done.returncode == 1 and "the tiny environment could not be made" in done.stderr
+    assert not list(rig.cache.glob("*/lib/*/site-packages/torch*"))
+
+
+def test_a_wheel_that_lies_about_its_build_is_refused(rig):
+    describe(rig.code, "torch==2.13.0", "torch==2.13.0")
+    make_wheel(rig.wheels, "torch", "2.13.0+cpu", "class version: cuda = '13.0'\n")
+    done = rig.ensure("cpu", SLIPWAY_INSTALLER="uv")
+    assert "the cuda build of torch came where the cpu build was asked for" in done.stderr
+    assert not list(rig.cache.glob(f"*/{environment.MARKER}"))
+
+
+@pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.nightly)])
+def test_pins_that_are_the_whole_list_are_all_that_is_installed(rig, installer):
+    make_wheel(rig.wheels, "boat", "1.0", needs="whale")
+    make_wheel(rig.wheels, "torch", "2.13.0", "class version: cuda = '13.0'\n")
+    make_wheel(rig.wheels, "torch", "2.13.0+cpu", "class version: cuda = None\n", needs="triton")
+    describe(rig.code, "torch==2.13.0", "# The whole list.\nboat==1.0\ntorch==2.13.0", "tiny-cpu")
+    done = rig.ensure("cuda", name="tiny-cpu", SLIPWAY_INSTALLER=installer)  # on a machine with a GPU, too
+    here = "import importlib.util as u; print([bool(u.find_spec(one)) for one in ('torch', 'boat', 'whale')])"
+    assert rig.ask(done, here) == "[True, True, False]"
+    assert rig.ask(done, "import torch; print(torch.version.cuda)") == "None"
+
+
+def test_an_environment_for_gpus_is_not_made_where_there_is_none(rig):
+    describe(rig.code, "torch==2.13.0", "torch==2.13.0", "tiny-cuda")
+    done = rig.ensure("cpu", name="tiny-cuda")
+    assert "the tiny-cuda environment is for NVIDIA GPUs, and here is none" in done.stderr
+    assert not rig.cache.exists()
+
+
+def test_the_cache_lies_where_it_is_told_to():
+    assert environment.default_cache({"SLIPWAY_ENVIRONMENTS": "/e"}) == Path("/e")
+    assert environment.default_cache({"XDG_CACHE_HOME": "/c"}) == Path("/c/slipway/environments")
+
+
+def test_every_requirement_is_pinned_by_name_and_version_only():
+    pyproject = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    for name in ("control", "train", "serve", "serve-cpu", "serve-cuda", "serve-router", "skypilot", "dev"):
+        pins = (REPOSITORY / "constraints" / f"{name}.txt").read_text(encoding="utf-8")
+        lines = [line for line in pins.splitlines() if not line.startswith("#")]
+        assert all(re.fullmatch(r"[a-z0-9.-]+==[0-9][0-9a-z.]*( ; .+)?", line) for line in lines)
+        pinned = {line.partition("==")[0] for line in lines}
+        wanted = {re.split(r"[\[<>=!]", one)[0].lower() for one in environment.read_group(pyproject, name)}
+        assert wanted <= pinned
+
+
+def test_a_group_is_read_with_the_groups_that_it_includes():
+    pyproject = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    control, dev = environment.read_group(pyproject, "control"), environment.read_group(pyproject, "dev")
+    assert set(control) < set(dev) and "torch==2.13.0" in dev and "pytest" in dev
+    with pytest.raises(ValueError):
+        environment.read_group(pyproject, "nowhere")

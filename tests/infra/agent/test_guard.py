@@ -1,0 +1,283 @@
+"""What the guard enforces, and what happens when guard, agent or both are killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from infra.agent import limits as ends
+from infra.agent.job import Limits
+from infra.agent.process import find, send
+from infra.agent.state import write_json
+from tests.infra.agent.test_steps import WAIT
+from tests.infra.agent.world import World, module, until
+
+# Forks twice into a session of its own and ignores TERM; once with the pod's environment, once with none.
+ORPHANS = """
+import os, signal, sys, time
+work = os.environ["SLIPWAY_WORK"]
+for environ in (dict(os.environ), {}):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)"], environ)
+        os._exit(0)
+    os.wait()
+open(os.path.join(work, "ran.txt"), "a").write("ran\\n")
+while not os.path.exists(os.path.join(work, "go")):
+    time.sleep(0.02)
+"""
+
+# Between its look for a verdict and its look for the agent, this guard waits until the agent is gone.
+SLOW_GUARD = """
+import sys, time
+from pathlib import Path
+from infra.agent import guard
+look = guard.Guard._reason_to_stop
+def dawdle(self):
+    while self.agent is not None and self._agent_lives():
+        time.sleep(0.02)
+    return look(self)
+guard.Guard._reason_to_stop = dawdle
+sys.exit(guard.guard(Path(sys.argv[1])))
+"""
+
+
+def guard_json(world: World) -> dict[str, Any]:
+    return json.loads((world.pod.state / "guard.json").read_text())
+
+
+def has_lived(world: World, elapsed_s: float) -> None:
+    """As if guards before this one had counted so much."""
+    write_json(world.pod.state / "guard.json", {"token": world.token, "elapsed_s": elapsed_s, "clocks": None})
+
+
+def test_a_second_start_changes_nothing_and_two_at_once_make_one_guard(world: World) -> None:
+    world.program("wait", WAIT)
+    world.job(module("wait"))
+    both = [world.command("start"), world.command("start")]
+    said = [json.loads(process.communicate(timeout=60)[0]) for process in both]
+    assert said[0]["identity"] == said[1]["identity"] == world.start()["identity"]
+    until(lambda: world.lines("ran.txt"))
+    status = world.call("status")
+    assert status["guard"]["alive"] and status["agent"]["alive"] and status["verdict"] is None
+    assert len(world.members()) == 3
+    world.job(module("wait"), token=world.token + "-other")
+    assert "another job runs here" in world.call("start", code=1)
+    world.job(module("wait"))
+    world.call("stop")
+    assert world.lines("ran.txt") == ["ran"]
+
+
+def test_a_killed_agent_comes_back_and_first_ends_the_old_step(world: World) -> None:
+    world.program("orphans", ORPHANS)
+    world.job(module("orphans"))
+    world.start(SLIPWAY_GRACE_S="0.5")
+    until(lambda: world.lines("ran.txt"))
+    old = set(world.members()) - {world.living("guard")}
+    assert len(old) == 4  # the agent, the step, and two orphans of which one cleared its environment
+    world.kill("agent")
+    until(lambda: len(world.lines("ran.txt")) == 2)
+    assert not old & set(world.members())
+    world.call("stop", {"SLIPWAY_GRACE_S": "0.2"})
+    assert not find(world.token)
+
+
+def test_a_step_killed_together_with_its_agent_has_failed_and_is_not_run_again(world: World) -> None:
+    world.program("wait", WAIT)
+    world.job(module("wait"))
+    world.start()
+    until(lambda: world.lines("ran.txt"))
+    agent = world.living("agent")
+    (step,) = set(world.members()) - {agent, world.living("guard")}
+    send(agent, signal.SIGSTOP)  # it shall not see how the step ends
+    send(step, signal.SIGKILL)
+    send(agent, signal.SIGKILL)
+    verdict = world.verdict()
+    assert (verdict["state"], verdict["step"], verdict["exit_code"]) == ("failed", "wait", -9)
+    assert verdict["reason"].startswith("step wait was killed by SIGKILL")
+    assert world.lines("ran.txt") == ["ran"]
+    (world.pod.work / "go").touch()
+    world.start()  # who asks again gets it run again
+    assert world.verdict()["state"] == "succeeded" and world.lines("ran.txt") == ["ran", "ran"]
+
+
+def test_an_agent_that_left_its_verdict_an_instant_ago_is_not_missed(world: World) -> None:
+    world.program("fail", "import sys; sys.exit(7)")
+    world.job(module("fail"))
+    environ = {**os.environ, "PYTHONPATH": str(world.pod.code), "SLIPWAY_TOKEN": world.token}
+    words = [sys.executable, "-c", SLOW_GUARD, str(world.pod.root)]
+    said = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60)
+    assert said.returncode == 0 and "guard armed" in said.stdout, said
+    assert world.verdict()["exit_code"] == 7
+    assert "ended without a verdict" not in said.stdout and world.pod.log("agent").read_text().count("verdict") == 1
+
+
+def test_when_memory_runs_out_the_step_and_all_it_starts_are_taken_before_guard_and_agent(world: World) -> None:
+    score = "/proc/self/oom_score_adj"
+    world.program(
+        "tell",
+        "import os, subprocess\n"
+        f"said = open('{score}').read() + subprocess.run(['cat', '{score}'], capture_output=True, text=True).stdout\n"
+        "open(os.environ['SLIPWAY_WORK'] + '/score.txt', 'w').write(said)\n" + WAIT,
+    )
+    world.job(module("tell"))
+    world.start()
+    until(lambda: world.lines("ran.txt"))
+    assert world.lines("score.txt") == ["500", "500"]
+    for role in ("guard", "agent"):
+        assert int(Path(f"/proc/{world.living(role).pid}/oom_score_adj").read_text()) <= 0
+
+
+def test_whatever_a_step_leaves_is_gone_before_the_next_one_starts(world: World) -> None:
+    world.program("orphans", ORPHANS)
+    world.program(
+        "look",
+        "import os\n"
+        "from infra.agent.process import find\n"
+        "with open(os.environ['SLIPWAY_WORK'] + '/found.txt', 'w') as file:\n"
+        "    print(len(find(os.environ['SLIPWAY_TOKEN'])), file=file)\n",
+    )
+    (world.pod.work / "go").touch()
+    world.job(module("orphans"), module("look"))
+    world.start(SLIPWAY_GRACE_S="0.2")
+    assert world.verdict()["state"] == "succeeded"
+    assert world.lines("found.txt") == ["3"]  # guard, agent and the one that looks
+
+
+def test_a_killed_guard_is_brought_back_with_the_elapsed_time_kept(world: World) -> None:
+    world.program("wait", WAIT)
+    world.job(module("wait"), clock_scale=1000.0, limits=Limits(micro_usd_per_hour=3_600_000))
+    began = ends.boottime_s()
+    world.start()
+    until(lambda: world.lines("ran.txt"))
+    for _ in range(3):
+        world.kill("guard")
+        world.living("guard")
+    world.call("stop")
+    truth_s = (ends.boottime_s() - began) * 1000.0
+    assert 0 <= truth_s - guard_json(world)["elapsed_s"] < 2000.0  # the start before it was armed, the end after it
+    assert guard_json(world)["spent_micro_usd"] == ends.spent_micro_usd(
+        guard_json(world)["elapsed_s"], Limits(micro_usd_per_hour=3_600_000)
+    )
+    assert world.lines("ran.txt") == ["ran"] and world.lines("left.txt") == ["left"]
+
+
+def test_after_both_are_killed_a_start_ends_the_orphan_and_goes_on(world: World) -> None:
+    world.program("done", "import os; open(os.environ['SLIPWAY_WORK'] + '/done.txt', 'a').write('done\\n')")
+    world.program("wait", WAIT)
+    world.job(module("done"), module("wait"))
+    world.start()
+    until(lambda: world.lines("ran.txt"))
+    world.kill("guard", "agent")
+    (orphan,) = world.members()
+    status = world.call("status")
+    assert not status["guard"]["alive"] and not status["agent"]["alive"]
+    world.start()
+    until(lambda: len(world.lines("ran.txt")) == 2)
+    assert orphan not in world.members()
+    (world.pod.work / "go").touch()
+    assert world.verdict()["state"] == "succeeded"
+    assert world.lines("done.txt") == ["done"]
+
+
+def test_after_both_are_killed_a_stop_ends_the_orphan_and_says_stopped(world: World) -> None:
+    world.program("wait", WAIT)
+    world.job(module("wait"))
+    world.start()
+    until(lambda: world.lines("ran.txt"))
+    world.kill("guard", "agent")
+    assert world.call("stop")["verdict"]["state"] == "stopped"
+    assert not world.members() and world.progress()["state"] == "stopped"
+
+
+def test_an_agent_that_cannot_live_is_given_up(world: World) -> None:
+    world.program("wait", WAIT)
+    world.job(module("wait"))
+    world.pod.secrets.write_text("not json")
+    world.start()
+    assert world.verdict()["reason"].startswith("the agent ended 5 times in 600 s without a verdict")
+
+
+def test_before_the_time_limit_the_step_is_asked_to_save(world: World) -> None:
+    world.program("wait", WAIT)
+    world.job(module("wait"), limits=Limits(time_s=900.0), clock_scale=60.0)
+    has_lived(world, 740.0)
+    world.start()
+    verdict = world.verdict()
+    assert (verdict["state"], verdict["reason"]) == ("limit", "the limit of 900 s is near")
+    assert world.lines("left.txt") == ["left"]
+    assert 900 * 0.88 <= guard_json(world)["elapsed_s"] < 900
+
+
+def test_at_the_spend_limit_everything_is_killed_even_when_the_agent_hangs(world: World) -> None:
+    world.program("wait", WAIT)
+    # 4 USD at 2 USD an hour are 7200 s.
+    money = Limits(time_s=1e6, spend_micro_usd=4_000_000, micro_usd_per_hour=2_000_000)
+    world.job(module("wait"), limits=money, clock_scale=1000.0)
+    has_lived(world, 4500.0)
+    world.start()
+    until(lambda: world.lines("ran.txt"))
+    send(world.living("agent"), signal.SIGSTOP)
+    verdict = world.verdict()
+    assert (verdict["state"], verdict["reason"]) == ("limit", "the limit of 7200 s is reached")
+    assert world.progress()["state"] == "limit" and world.lines("left.txt") == []
+    assert 7200 <= guard_json(world)["elapsed_s"] < 7200 + 1000 * 3
+    world.start()  # the money is spent, so a new start ends at once
+    assert world.verdict()["state"] == "limit" and world.lines("ran.txt") == ["ran"]
+
+
+def test_a_disk_without_its_reserve_stops_the_work_and_names_the_bytes(world: World) -> None:
+    world.program("wait", WAIT)
+    world.job(module("wait"), limits=Limits(reserve_bytes=1 << 60))
+    world.start()
+    verdict = world.verdict()
+    assert verdict["state"] == "failed" and "bytes free, 1152921504606846976 needed" in verdict["reason"]
+
+
+def test_a_gpu_that_idles_ends_the_run(world: World) -> None:
+    world.program("wait", WAIT)
+    smi = world.pod.root / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text("#!/bin/sh\necho 0\necho 0\n")
+    smi.chmod(0o755)
+    world.job(module("wait"), limits=Limits(idle_gpu_s=100.0), clock_scale=100.0)
+    world.start(PATH=f"{smi.parent}{os.pathsep}{os.environ['PATH']}")
+    verdict = world.verdict()
+    assert verdict["state"] == "limit" and verdict["reason"].startswith("2 GPUs idle for")
+
+
+def test_a_guard_that_is_told_to_end_stops_the_run_in_good_order(world: World) -> None:
+    world.program("wait", WAIT)
+    world.job(module("wait"))
+    world.start()
+    until(lambda: world.lines("ran.txt"))
+    send(world.living("guard"), signal.SIGTERM)
+    assert world.verdict()["state"] == "stopped"
+    assert world.lines("left.txt") == ["left"]
+
+
+def test_a_folder_without_a_job_gets_one_line(world: World) -> None:
+    assert "job.json" in world.call("start", code=1)
+    assert world.call("status")["verdict"] is None
+    assert "usage" in world.call("dance", code=2)
+
+
+def test_a_gap_counts_the_larger_clock_and_never_backwards() -> None:
+    before = ends.Clocks("boot", 100.0, 1000.0)
+    assert ends.gap_s(before, ends.Clocks("boot", 130.0, 1010.0)) == 30.0
+    assert ends.gap_s(before, ends.Clocks("boot", 130.0, 1050.0)) == 50.0
+    assert ends.gap_s(before, ends.Clocks("boot", 100.0, 400.0)) == 0.0
+    assert ends.gap_s(before, ends.Clocks("other", 20.0, 1500.0)) == 500.0
+
+
+def test_the_hard_limit_is_the_earlier_of_time_and_money() -> None:
+    assert ends.hard_limit_s(Limits()) is None
+    assert ends.hard_limit_s(Limits(time_s=50.0)) == 50.0
+    assert ends.hard_limit_s(Limits(time_s=7200.0, spend_micro_usd=1_000_000, micro_usd_per_hour=2_000_000)) == 1800.0
+    assert ends.hard_limit_s(Limits(spend_micro_usd=1_000_000)) is None
+    assert ends.leads_s(7200.0) == (900.0, 300.0)

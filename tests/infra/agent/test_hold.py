@@ -1,0 +1,135 @@
+"""A pod that stays: held without work, at work, held again, and its limits count through all of it."""
+
+import json
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from infra.agent.job import Limits
+from infra.agent.process import send
+from infra.agent.state import write_json
+from tests.infra.agent.test_steps import WAIT
+from tests.infra.agent.world import World, module, until
+
+FAIL = "import sys; sys.exit(3)"
+
+
+def guard_json(world: World) -> dict[str, Any]:
+    return json.loads((world.pod.state / "guard.json").read_text())
+
+
+def held(world: World, **more: Any) -> dict[str, Any]:
+    """A pod that is held, and what its guard said first."""
+    world.job(kind="hold", stays=True, **more)
+    return world.start()
+
+
+def work(world: World, text: str, name: str = "work", **more: Any) -> None:
+    """Hand over a job of one step."""
+    world.program(name, text)
+    world.job(module(name), stays=True, **more)
+    world.start()
+
+
+def verdict(world: World) -> dict[str, Any]:
+    until(lambda: world.pod.verdict.exists() and guard_json(world)["holds"], "a verdict, and the pod held after it")
+    return json.loads(world.pod.verdict.read_text())
+
+
+def test_a_held_pod_has_a_guard_and_nothing_else(world: World) -> None:
+    first = held(world)
+    assert first["holds"] and first["armed"]
+    assert world.start()["identity"] == first["identity"]
+    assert [one.pid for one in world.members()] == [first["identity"]["pid"]]
+    assert not world.pod.progress.exists()
+    stopped = world.call("stop")
+    assert stopped["verdict"]["state"] == "stopped" and world.members() == []
+
+
+def test_work_follows_work_under_one_guard_whose_clock_goes_on(world: World) -> None:
+    first = held(world, limits=Limits(time_s=600.0))
+    work(world, "pass", limits=Limits(time_s=600.0))
+    assert verdict(world)["state"] == "succeeded"
+    between = guard_json(world)
+    work(world, FAIL, "worse", limits=Limits(time_s=600.0))
+    assert verdict(world)["state"] == "failed"
+    work(world, "pass", "worse", limits=Limits(time_s=600.0))
+    assert verdict(world)["state"] == "succeeded"
+    last = guard_json(world)
+    assert first["identity"] == between["identity"] == last["identity"]
+    assert first["elapsed_s"] < between["elapsed_s"] < last["elapsed_s"] and last["limit_s"] == 600.0
+    assert len(list(world.pod.state.glob("verdict-*.json"))) == 2
+    assert [one.pid for one in world.members()] == [last["identity"]["pid"]]
+
+
+def test_the_same_job_again_is_done_again_where_it_had_failed(world: World) -> None:
+    held(world)
+    work(world, FAIL)
+    assert verdict(world)["state"] == "failed"
+    (world.pod.code / "work.py").write_text("pass")
+    world.start()
+    assert verdict(world)["state"] == "succeeded"
+
+
+@pytest.mark.parametrize("after_work", [False, True])
+def test_a_limit_ends_a_held_pod(world: World, after_work: bool) -> None:
+    limits = Limits(time_s=3600.0)
+    held(world, limits=limits, clock_scale=3600.0)
+    if after_work:
+        work(world, "pass", limits=limits, clock_scale=3600.0)
+    ending = world.verdict()  # on a slow machine the limit may come before the end of the work
+    assert ending["state"] == "limit" and ending["reason"].startswith("the limit of 3600 s is ")
+
+
+def test_a_limit_ends_work_and_pod(world: World) -> None:
+    limits = Limits(time_s=3600.0)
+    held(world, limits=limits, clock_scale=3600.0)
+    work(world, WAIT, limits=limits, clock_scale=3600.0)
+    assert world.verdict()["state"] == "limit" and world.members() == []
+
+
+def test_stop_ends_a_pod_that_is_held_after_its_work_which_has_the_last_word(world: World) -> None:
+    held(world)
+    work(world, "pass")
+    assert verdict(world)["state"] == "succeeded"
+    assert world.call("stop")["verdict"]["state"] == "succeeded"
+    assert world.members() == []
+
+
+def test_a_guard_told_to_end_ends_the_pod_that_it_holds(world: World) -> None:
+    held(world)
+    os.kill(world.living("guard").pid, signal.SIGTERM)
+    assert world.verdict()["state"] == "stopped"
+
+
+def test_a_killed_guard_is_replaced_by_the_next_start_and_has_not_forgotten_the_time(world: World) -> None:
+    limits = Limits(time_s=600.0, micro_usd_per_hour=1_000_000)
+    held(world, limits=limits)
+    world.kill("guard")
+    before = guard_json(world)
+    write_json(world.pod.state / "guard.json", {**before, "elapsed_s": 100.0})
+    assert world.start()["elapsed_s"] >= 100.0
+    send(world.living("guard"), signal.SIGKILL)
+    until(lambda: not world.members(), "its death")
+    work(world, "pass", limits=limits)
+    assert verdict(world)["state"] == "succeeded" and guard_json(world)["elapsed_s"] >= 100.0
+
+
+def test_a_guard_killed_during_work_comes_back_and_holds_the_pod_afterwards(world: World) -> None:
+    held(world)
+    work(world, WAIT)
+    until(lambda: world.lines("ran.txt"))
+    world.kill("guard")
+    world.living("guard")
+    (world.pod.work / "go").touch()
+    assert verdict(world)["state"] == "succeeded"
+
+
+def test_an_environment_may_be_all_that_a_job_makes(world: World) -> None:
+    held(world)
+    world.job(stays=True, setup=("nowhere",), environments=str(world.pod.root / "cache"))
+    world.start()
+    assert verdict(world)["step"] == "environment"
+    assert "nowhere" in world.pod.log("environment").read_text()

@@ -1,0 +1,74 @@
+"""SIGKILL at random moments: nothing is lost, and nothing runs twice at the same time."""
+
+import random
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from infra.agent.process import send
+from infra.agent.state import is_held, lock
+from tests.infra.agent.world import World, module, until
+
+PODS, KILLS = 4, 5  # of each pod, every time one to three of its processes
+# The counter's own lock tells whether two of it ever run at once; its file tells what it has done.
+COUNTER = """
+import fcntl, os, time
+work = os.environ["SLIPWAY_WORK"]
+alone = open(os.path.join(work, "alone"), "w")
+try:
+    fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    open(os.path.join(work, "overlap.txt"), "a").write("overlap\\n")
+path = os.path.join(work, "count.txt")
+number = len(open(path).readlines()) if os.path.exists(path) else 0
+with open(path, "a") as file:
+    while not os.path.exists(os.path.join(work, "enough")):
+        print(number, file=file, flush=True)
+        number += 1
+        time.sleep(0.01)
+"""
+
+
+def test_nothing_is_lost_and_nothing_runs_twice_under_random_kills(tmp_path: Path) -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    with ThreadPoolExecutor(PODS) as pool:
+        for done in [pool.submit(_shoot_at, tmp_path / str(number), seed + number) for number in range(PODS)]:
+            done.result()
+
+
+def _shoot_at(root: Path, seed: int) -> None:
+    """A pod that counts while its processes are killed; at the end it has counted everything, once."""
+    chance = random.Random(seed)
+    world = World(root)
+    try:
+        world.program("counter", COUNTER)
+        world.job(module("counter"), clock_scale=1e5)  # 600 s of crash loop are 6 ms
+        world.start()
+        for _ in range(KILLS):
+            if chance.random() < 0.7:  # else it is shot while it still starts
+                _await_a_count(world)
+            time.sleep(chance.uniform(0, 0.8))
+            targets = world.members()
+            for target in chance.sample(targets, k=min(len(targets), chance.choice([1, 1, 2, 3]))):
+                send(target, signal.SIGKILL)
+            if not _lives(world):
+                world.start()
+        (world.pod.work / "enough").touch()
+        while world.verdict_or_death().get("state") != "succeeded":
+            world.start()
+        lines = world.lines("count.txt")
+        assert lines and lines == [str(number) for number in range(len(lines))]
+        assert world.lines("overlap.txt") == []
+    finally:
+        world.end()
+
+
+def _await_a_count(world: World) -> None:
+    count = len(world.lines("count.txt"))
+    until(lambda: len(world.lines("count.txt")) > count or not _lives(world), "a count")
+
+
+def _lives(world: World) -> bool:
+    return not world.pod.verdict.exists() and any(is_held(lock(world.pod, role)) for role in ("guard", "agent"))

@@ -1,0 +1,118 @@
+"""A real pod folder on this machine, with a real guard, agent and steps, for the tests of the agent."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from infra.agent.job import Job, PodFolder, Step
+from infra.agent.process import Identity, end_all, find, send
+from infra.agent.state import living
+
+AGENT = Path(__file__).parents[3] / "infra" / "agent"
+DEADLINE_S = 30.0
+
+
+def until(truth: Callable[[], Any], what: str = "", within_s: float = DEADLINE_S) -> Any:
+    """The first true answer; fails after `within_s`."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        answer = truth()
+        if answer:
+            return answer
+        time.sleep(0.02)
+    raise AssertionError(f"not within {within_s} s: {what or truth}")
+
+
+class World:
+    """One pod: write its step programs, hand it a job, watch it, break it."""
+
+    def __init__(self, root: Path) -> None:
+        self.pod = PodFolder(root)
+        self.token = f"sw1-test-{root.name}-{os.getpid()}"
+        shutil.copytree(AGENT, self.pod.code / "infra" / "agent", ignore=shutil.ignore_patterns("__pycache__"))
+        (self.pod.code / "infra" / "__init__.py").touch()
+        self.pod.work.mkdir()
+
+    def program(self, name: str, text: str) -> None:
+        """A step program, run as `-m <name>`."""
+        (self.pod.code / f"{name}.py").write_text(text)
+
+    def job(self, *steps: Step, token: str = "", **more: Any) -> None:
+        job = Job(run="brave-otter-1", token=token or self.token, steps=steps, **more)
+        self.pod.job.write_text(job.to_json())
+
+    def command(self, verb: str, environ: Mapping[str, str] = {}) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "infra.agent", verb, str(self.pod.root)],
+            cwd=self.pod.root,  # the pod's own copy of the agent; where we are lies ours
+            env={**os.environ, "PYTHONPATH": str(self.pod.code), "SLIPWAY_GRACE_S": "3", **environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def call(self, verb: str, environ: Mapping[str, str] = {}, code: int = 0) -> Any:
+        """The JSON that a command printed; its stderr when it should fail."""
+        process = self.command(verb, environ)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == code, (process.returncode, out, err, self.words())
+        return json.loads(out) if out else err
+
+    def start(self, **environ: str) -> Any:
+        return self.call("start", environ)
+
+    def verdict(self) -> dict[str, Any]:
+        """The verdict of what runs now, once its guard and agent are gone too."""
+        until(self.pod.verdict.exists, "a verdict")
+        until(lambda: not self.members(), "the end of every process")
+        return json.loads(self.pod.verdict.read_text())
+
+    def verdict_or_death(self) -> dict[str, Any]:
+        """The verdict; {} when the last process of the pod was killed before there was one."""
+        until(lambda: not self.members(), "the end of every process")
+        return json.loads(self.pod.verdict.read_text()) if self.pod.verdict.exists() else {}
+
+    def progress(self) -> dict[str, Any]:
+        return json.loads(self.pod.progress.read_text())
+
+    def step(self, name: str) -> dict[str, Any]:
+        return next(step for step in self.progress()["steps"] if step["name"] == name)
+
+    def members(self) -> list[Identity]:
+        return find(self.token)
+
+    def living(self, role: str) -> Identity:
+        return until(lambda: living(self.pod, role), f"a living {role}")
+
+    def kill(self, *roles: str) -> None:
+        """SIGKILL, all of them at once, and wait until they are gone."""
+        targets = [self.living(role) for role in roles]
+        for target in targets:
+            send(target, signal.SIGKILL)
+        until(lambda: not set(targets) & set(self.members()), "the death of the killed")
+
+    def lines(self, name: str) -> list[str]:
+        """Of a file in the work folder; [] when it is not there yet."""
+        path = self.pod.work / name
+        return path.read_text().split("\n")[:-1] if path.exists() else []
+
+    def words(self) -> str:
+        return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted(self.pod.logs.glob("*.log")))
+
+    def end(self) -> None:
+        assert not end_all(self.token, 0.0)
+
+
+def module(name: str, **more: Any) -> Step:
+    return Step(name=name, words=("-m", name), **more)
+
+
+def names(states: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    return {step["name"]: step["state"] for step in states}

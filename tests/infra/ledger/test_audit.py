@@ -1,0 +1,107 @@
+"""Whose each machine is, and what is due: pure decisions over what a vendor and the journal say."""
+
+import pytest
+
+from infra.agent.limits import Clocks
+from infra.ledger.audit import findings
+from infra.ledger.journal import Op
+from infra.ledger.reap import CUT_OFF, due
+from infra.ledger.reconcile import Listing, Look
+from infra.records import Pod
+
+PREFIX = "sw1-aaaaaaaa-"
+NOW = 10_000
+
+
+def token(name):
+    return f"{PREFIX}{name:0>16}"
+
+
+def pod(name="a", pod_id="id-a", **facts):
+    told = {"created_at": NOW - 90, "micro_usd_per_hour": 100, "state": "running", "name": "n", **facts}
+    return Pod(**{"provider": "m", "pod_id": pod_id, "token": token(name), "run": "", "address": "", **told})
+
+
+def row(state, name="a", **facts):
+    known = {"rate": 100, "sent_at": NOW - 100, "remote_id": f"id-{name}", **facts}
+    return Op(**{"token": token(name), "run": f"run-{name}", "vendor": "m", "state": state, **known})
+
+
+def seen(rows, *pods, denied=(), busy=(), is_complete=True):
+    listing = Listing(
+        began=Clocks("boot", NOW, NOW), pods=tuple(pods), is_complete=is_complete, denied=frozenset(denied)
+    )
+    look = Look(listing, {one.token: one for one in rows}, frozenset(busy), ())
+    return findings(look, provider="m", prefix=PREFIX, now=NOW)
+
+
+def kinds(*words, **more):
+    return [(one.pod_id, one.kind) for one in seen(*words, **more)]
+
+
+def why(*words):
+    return due(*words)[0]
+
+
+@pytest.mark.parametrize(
+    ("state", "kind"),
+    [("BOOTING", "claimed"), ("READY", "claimed"), ("LOST", "claimed"), ("CREATING", "claimed"), ("UNKNOWN", "claimed"),
+     ("TERMINATING", "ending"), ("TERMINATED", "orphaned"), ("FAILED", "orphaned")],
+)  # fmt: skip
+def test_a_machine_of_ours_is_what_its_row_says(state, kind):
+    (found,) = seen([row(state)], pod())
+    assert (found.kind, found.run, found.age_s, found.micro_usd_per_hour) == (kind, "run-a", 90, 100)
+    assert found.is_wrong == (kind in ("orphaned", "ending"))
+
+
+def test_a_machine_with_our_mark_and_no_row_is_an_orphan_and_one_on_its_way_out_costs_no_alarm():
+    assert kinds([], pod()) == [("id-a", "orphaned")]
+    (leaving,) = seen([row("TERMINATING")], pod(state="ending"))
+    assert leaving.is_due and not leaving.is_wrong
+
+
+def test_nobody_elses_machine_is_ours_whatever_it_is_called():
+    strangers = [pod(token="", pod_id="1"), pod(token="sw1-bbbbbbbb-0000000000000000", pod_id="2"),
+                 pod(token="sw1-aaaaaaa", pod_id="3")]  # fmt: skip
+    found = seen([row("READY")], *strangers, denied=["id-a"])
+    assert [one.kind for one in found] == ["foreign", "foreign", "foreign", "ghost"]
+    assert not any(one.is_wrong for one in found)
+    assert [one.note for one in found][:3] == ["", "another installation's", ""]
+
+
+def test_of_two_machines_with_one_token_the_row_has_one():
+    old, young = pod(pod_id="old", created_at=3), pod(pod_id="young", created_at=9)
+    assert kinds([row("READY", remote_id="young")], young, old) == [("old", "orphaned"), ("young", "claimed")]
+    assert kinds([row("UNKNOWN", remote_id=None)], young, old) == [("old", "claimed"), ("young", "orphaned")]
+    assert kinds([row("TERMINATED", remote_id="old")], young, old) == [("old", "orphaned"), ("young", "orphaned")]
+
+
+def test_a_row_without_its_machine_is_a_ghost_only_by_the_vendors_word():
+    assert kinds([row("READY")], denied=["id-a"]) == [("id-a", "ghost")]
+    assert kinds([row("READY")]) == [("id-a", "claimed")]  # a listing that lags
+    assert kinds([row("READY")], is_complete=False) == []
+    assert kinds([row("TERMINATED"), row("FAILED", "b"), row("PLANNED", "c", sent_at=None, remote_id=None)]) == []
+
+
+def test_a_request_without_an_answer_is_not_clean_unless_somebody_is_at_it():
+    lost = row("UNKNOWN", remote_id=None)
+    (found,) = seen([lost])
+    assert (found.kind, found.is_wrong, found.micro_usd_per_hour) == ("unclear", True, 100)
+    (found,) = seen([lost], busy=[lost.token])
+    assert (found.kind, found.is_wrong) == ("claimed", False)
+    assert kinds([row("TERMINATING", remote_id=None, sent_at=None)]) == [("", "ghost")]
+
+
+def test_what_has_outlived_its_limits_is_due_by_the_vendors_clock():
+    nobody = frozenset[str]()
+    for one in (row("READY", ttl_s=600.0), row("LOST", cap=1_000, rate=6_000)):
+        assert why(one, nobody, one.sent_at + 599) == "" != why(one, nobody, one.sent_at + 600)
+        assert why(one, nobody, one.sent_at + 9, 60.0) == "" != why(one, nobody, one.sent_at + 10, 60.0)
+        assert why(one, frozenset([one.token]), one.sent_at + 600)  # its launch follows it, and does not keep it alive
+    assert why(row("READY"), nobody, NOW * 1000) == ""
+
+
+def test_a_pod_that_nobody_hands_a_job_to_is_due_at_once():
+    assert why(row("BOOTING"), frozenset(), NOW) == CUT_OFF
+    assert why(row("BOOTING"), frozenset([token("a")]), NOW) == ""
+    assert [why(row(state), frozenset(), NOW) for state in ("TERMINATING", "TERMINATED", "FAILED")] == [""] * 3

@@ -1,0 +1,111 @@
+"""What was spent, from rows, and what work would cost, from offers."""
+
+from dataclasses import replace
+
+import pytest
+
+from infra.errors import UsageError
+from infra.ledger.cost import Estimate, Measured, hours_of, ledger, months, prices_of, span
+from infra.ledger.journal import Op
+from infra.ledger.spend import due, left_s, spent
+from infra.records import Offer
+
+HOUR = 3600
+NOVEMBER, DECEMBER = span("2026-11")
+
+
+def row(token="t", **facts):
+    return Op(**{"token": token, "run": "r", "vendor": "runpod", "state": "READY", "rate": 2_000_000,
+                 "sent_at": NOVEMBER + HOUR, "remote_id": "id", **facts})  # fmt: skip
+
+
+def one(*words, **more):
+    (line,) = ledger(*words, **more)
+    return line
+
+
+def test_time_is_counted_from_the_request_to_the_proven_end_and_never_short():
+    line = one([row()], {}, NOVEMBER + 3 * HOUR)
+    assert (line.elapsed_s, line.ended_at, line.quoted_micro_usd) == (2 * HOUR, None, 4_000_000)
+    ended = one([row(state="TERMINATED", ended_at=NOVEMBER + 2 * HOUR)], {}, NOVEMBER + 9 * HOUR)
+    assert ended.elapsed_s == HOUR
+    fast = one([row()], {}, NOVEMBER + HOUR + 9, clock_scale=60.0)
+    assert (fast.elapsed_s, fast.quoted_micro_usd) == (540, 300_000)
+    assert one([row(sent_at=None, intent_at=NOVEMBER)], {}, NOVEMBER + 1).elapsed_s == 1
+    begun = one([row(vendor="shadeform")], {}, NOVEMBER + HOUR + 61)  # which bills by the minute
+    assert (begun.elapsed_s, begun.quoted_micro_usd) == (61, 66_667)
+
+
+@pytest.mark.parametrize(("vendor", "grain_s"), [("runpod", 1), ("lium", HOUR), ("shadeform", 1)])
+def test_what_its_vendor_ended_unasked_was_not_billed_beyond_its_timer(vendor, grain_s):
+    """A laptop that was off for a day notices a day late."""
+    late = {"vendor": vendor, "state": "TERMINATED", "ended_at": NOVEMBER + 25 * HOUR}
+    limit_s = -(-600 // grain_s) * grain_s + 300
+    for limits in ({"ttl_s": 600.0}, {"cap": 333_333}, {"ttl_s": 600.0, "cap": 90_000_000}):
+        line = one([row(**late, **limits)], {}, DECEMBER)
+        assert line.elapsed_s == limit_s, limits
+        assert spent(row(**late, **limits), DECEMBER) == pytest.approx(limit_s * 2_000_000 / 3600, abs=600)
+    unasked = one([row(**late)], {}, DECEMBER)
+    asked = one([row(**late, ttl_s=600.0, del_requested_at=NOVEMBER + 24 * HOUR)], {}, DECEMBER)
+    assert unasked.elapsed_s == asked.elapsed_s == 24 * HOUR
+    early = one([row(**{**late, "ended_at": NOVEMBER + HOUR + 60}, ttl_s=600.0)], {}, DECEMBER)
+    assert early.elapsed_s == 60
+
+
+def test_what_was_refused_or_never_asked_for_costs_nothing():
+    assert ledger([row(state="FAILED"), row(state="PLANNED", sent_at=None)], {}, DECEMBER) == []
+
+
+def test_the_vendors_word_counts_when_the_pod_is_gone_and_only_raises_ours_before():
+    now = NOVEMBER + 2 * HOUR
+    less, more = {"t": (now, 1_000)}, {"t": (now, 9_000_000)}
+    assert [one([row()], told, now).micro_usd for told in (less, more)] == [2_000_000, 9_000_000]
+    assert [one([row(ended_at=now)], told, now).micro_usd for told in (less, more, {})] == [1_000, 9_000_000, 2_000_000]
+
+
+def test_a_month_has_what_fell_into_it_and_the_months_make_the_whole():
+    rows, told = [row(state="TERMINATED", sent_at=DECEMBER - HOUR, ended_at=DECEMBER + 2 * HOUR)], {"t": (DECEMBER, 5)}
+    parts = [one(rows, told, DECEMBER + HOUR, month=month) for month in ("2026-11", "2026-12")]
+    assert [part.elapsed_s for part in parts] == [HOUR, 2 * HOUR + 1]
+    assert [part.billed_micro_usd for part in parts] == [None, None]  # the vendor's sum is of both
+    assert sum(part.quoted_micro_usd for part in parts) == pytest.approx(one(rows, {}, 0).quoted_micro_usd, abs=600)
+    assert ledger(rows, told, DECEMBER, month="2026-10") == ledger(rows, told, DECEMBER, month="2027-01") == []
+    assert months(DECEMBER - 1, span("2027-01")[0]) == ["2026-11", "2026-12", "2027-01"]
+    for wrong in ("2026", "2026-13", "november"):
+        with pytest.raises(UsageError, match="2026-11"):
+            span(wrong)
+
+
+def test_work_that_was_measured_on_such_gpus_takes_as_long_as_it_did():
+    work = (Measured("H100", 8, 3.0), Measured("H100", 8, 4.0))
+    low, expected, high = hours_of(work, "H100", 8)
+    assert (low, high) == (3.0, 4.0) and low < expected < high
+    assert hours_of(work, "H100", 4)[0] == 6.0
+    of_tokens = (Measured("H100", 1, 4.0, 1e9), Measured("H100", 8, 4.0, 4e9))
+    assert [round(hours, 6) for hours in hours_of(of_tokens, "H100", 8, 4e9)] == [2.0, 2.828427, 4.0]
+
+
+def test_other_gpus_are_between_what_was_seen_and_what_data_sheets_promise():
+    work = (Measured("H100", 8, 1.0),)
+    slow, fast = hours_of(work, "A100", 8), hours_of(work, "B200", 8)
+    assert fast[0] < fast[1] < fast[2] < 1.0 < slow[0] < slow[1] < slow[2]
+    assert fast[0] <= 0.75 <= fast[2]  # the B200s that were measured
+    with pytest.raises(UsageError, match="--hours"):
+        hours_of(work, "TPU", 8)
+
+
+def test_an_estimate_takes_the_cheapest_price_first_and_the_median_at_worst():
+    offers = [Offer(provider="p", offer_id="o", num_gpus=8, micro_usd_per_hour=usd * 8_000_000) for usd in (3, 9, 2)]
+    assert prices_of(offers) == (2_000_000, 2_000_000, 3_000_000) and prices_of([]) is None
+    found = Estimate(gpu="H100", num_gpus=8, hours=(1.0, 2.0, 3.0), prices=prices_of(offers), offers=3)
+    assert found.micro_usd == (16_000_000, 32_000_000, 72_000_000)
+    assert Estimate(gpu="X", num_gpus=1, hours=(1.0,) * 3, prices=None, offers=0).micro_usd is None
+
+
+def test_time_is_limited_from_the_request_and_money_from_when_billing_began():
+    pod = row(vendor="shadeform", intent_at=1000, sent_at=1000, billed_at=1400.0, ttl_s=2700.0, cap=None)
+    assert (left_s(pod, 3700.0), due(pod, 3699.0)) == (0.0, "")
+    assert due(pod, 3700.0) == "its time limit of 2700 s is reached"
+    dollar = replace(pod, ttl_s=None, cap=2_000_000)  # an hour of it
+    assert (left_s(dollar, 3700.0), due(dollar, 4900.0)) == (1300.0, "")
+    assert due(dollar, 5000.0) == "its spend limit of 2.00 USD is reached"

@@ -1,0 +1,513 @@
+import os
+import random
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from infra import journal_file
+from infra.agent.job import Job
+from infra.agent.limits import Clocks, read_clocks
+from infra.errors import SlipwayError
+from infra.ledger import life_cycle
+from infra.ledger.journal import Fenced, Held, Journal, JournalError, Taken
+from infra.names import new_token
+from infra.records import Pod
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def environ(tmp_path):
+    return {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+
+
+@pytest.fixture
+def journal(environ):
+    with Journal.open(environ=environ) as opened:
+        yield opened
+
+
+def plan(journal, run="brave-otter-1", **facts):
+    return journal.plan(token=new_token(journal.installation), run=run, vendor="local", **facts)
+
+
+def child(script, environ, *words):
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *words],
+        env={**os.environ, **environ, "PYTHONPATH": str(REPOSITORY)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+# What is kept.
+
+
+def test_a_pod_from_intent_to_proven_absence_is_kept_over_reopening(environ):
+    with Journal.open(environ=environ) as journal:
+        op = plan(journal, target="t", store="s", job="{}", rate=2_500_000)
+        op = journal.advance(op, "sending")
+        op = journal.advance(op, "created", remote_id="p1", address="/pods/x")
+        op = journal.advance(op, "armed")
+        assert (op.state, op.epoch, op.remote_id, op.rate) == ("READY", 4, "p1", 2_500_000)
+        assert op.intent_at <= op.sent_at <= op.last_seen_at
+    with Journal.open(environ=environ) as journal:
+        assert journal.op(op.token) == op and journal.ops(live=True) == [op]
+        op = journal.advance(journal.advance(op, "end", reason="down"), "gone")
+        assert (op.state, op.reason) == ("TERMINATED", "down") and op.del_requested_at
+        assert journal.ops(live=True) == [] and journal.ops(live=False) == journal.ops(run=op.run) == [op]
+    with sqlite3.connect(journal.path) as db:
+        told = db.execute("SELECT event, state, epoch, length(boot_id) > 5, boottime_ms > 0 FROM events").fetchall()
+        assert [one[0] for one in told] == ["plan", "sending", "created", "armed", "end", "gone"]
+        assert [one[2:] for one in told] == [(epoch, 1, 1) for epoch in range(1, 7)]
+        with pytest.raises(sqlite3.IntegrityError, match="events only grow"):
+            db.execute("DELETE FROM events")
+    db.close()
+
+
+def test_runs_are_listed_with_the_last_rented_at_the_end(journal):
+    first = plan(journal, "a-1")
+    plan(journal, "b-2")
+    journal.advance(first, "unsent")
+    plan(journal, "a-1")
+    assert journal.runs() == ["b-2", "a-1"]
+    with pytest.raises(JournalError, match="nothing has the token sw1-x"):
+        journal.op("sw1-x")
+
+
+def test_files_are_for_their_owner_only(journal, environ):
+    def mode(path):
+        return stat.S_IMODE(path.stat().st_mode)
+
+    plan(journal)
+    assert mode(journal.path.parent) == 0o700
+    files = list(journal.path.parent.iterdir())
+    assert {path.name for path in files} >= {"journal.sqlite", "journal.sqlite-wal", "journal.sqlite.lock"}
+    assert {mode(path) for path in files} == {0o600}
+
+
+# One winner.
+
+
+def test_what_is_live_cannot_be_planned_again_until_it_has_ended(journal):
+    op = plan(journal, "a-1", target="t", store="s")
+    for again in ({"run": "a-1"}, {"run": "b-2", "target": "t", "store": "s"}):
+        with pytest.raises(Taken, match="a-1 is at it already") as taken:
+            plan(journal, **again)
+        assert taken.value.op == op and taken.value.exit_code == 2
+    others = [plan(journal, "a-1", slot=1), plan(journal, "c-3", target="t", store="s2"), plan(journal, "d-4")]
+    assert [one.state for one in others] == ["PLANNED"] * 3
+    journal.advance(op, "unsent")
+    assert plan(journal, "a-1", target="t", store="s").is_live
+
+
+RACE = """
+import sys
+from infra.ledger.journal import Journal, Taken
+from infra.names import new_token
+with Journal.open() as journal:
+    print("up", flush=True)
+    sys.stdin.readline()
+    for number in range(5):
+        try:
+            op = journal.plan(token=new_token(journal.installation), run=f"run-{sys.argv[1]}-{number}", vendor="local",
+                              target=f"t{number}", store="s")
+            print("won", number, flush=True)
+        except Taken as taken:
+            assert taken.op.target == f"t{number}"
+"""
+
+
+def test_of_eight_processes_that_want_the_same_one_wins(environ):
+    racers = [child(RACE, environ, str(number)) for number in range(8)]
+    try:
+        assert [racer.stdout.readline() for racer in racers] == ["up\n"] * 8
+        for racer in racers:
+            racer.stdin.write("go\n")
+            racer.stdin.flush()
+        said = [racer.communicate(timeout=30)[0] for racer in racers]
+    finally:
+        for racer in racers:
+            racer.kill()
+            racer.communicate()
+    assert [racer.returncode for racer in racers] == [0] * 8
+    assert sorted("".join(said).split("\n")[:-1]) == [f"won {number}" for number in range(5)]
+
+
+def test_a_write_that_missed_a_change_is_fenced_off(journal, environ):
+    op = plan(journal)
+    with Journal.open(environ=environ) as other:
+        moved = other.advance(other.op(op.token), "sending")
+    with pytest.raises(Fenced, match="another process changed"):
+        journal.advance(op, "sending")
+    with pytest.raises(Fenced):
+        journal.note(op, reason="x")
+    assert journal.op(op.token) == moved
+
+
+# Killed, damaged, lost, newer.
+
+WRITE = """
+from infra.ledger.journal import Journal
+from infra.names import new_token
+journal = Journal.open()
+print("up", flush=True)
+while True:
+    op = journal.plan(token=new_token(journal.installation), run="run", vendor="local", target="t", job="x" * 5000)
+    print(op.token, flush=True)
+    journal.advance(journal.advance(op, "sending"), "refused")
+"""
+
+
+def test_a_writer_killed_at_any_moment_leaves_a_whole_journal_with_all_it_had_said(environ):
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    chance = random.Random(seed)
+    for _ in range(6):
+        writer = child(WRITE, environ)
+        try:
+            assert writer.stdout.readline() == "up\n"
+            with pytest.raises(subprocess.TimeoutExpired):
+                writer.wait(chance.uniform(0, 0.2))
+        finally:
+            writer.send_signal(signal.SIGKILL)
+            said = writer.communicate()[0].split("\n")[:-1]
+        with Journal.open(environ=environ) as journal:
+            assert journal.problem == ""
+            assert {op.token for op in journal.ops()} >= set(said)
+            for op in journal.ops(live=True):
+                journal.advance(op, "end")
+                journal.advance(journal.op(op.token), "gone")
+
+
+@pytest.mark.parametrize("where", [0, 4096])
+def test_a_damaged_journal_is_read_only_and_keeps_its_installation(environ, where):
+    with Journal.open(environ=environ) as journal:
+        for number in range(50):
+            plan(journal, f"run-{number}", job="x" * 500)
+    content = bytearray(journal.path.read_bytes())
+    content[where : where + 3000] = random.Random(1).randbytes(3000)
+    journal.path.write_bytes(content)
+    with Journal.open(environ=environ) as damaged:
+        assert "is damaged" in damaged.problem and damaged.installation == journal.installation
+        with pytest.raises(JournalError, match="is damaged"):
+            plan(damaged)
+    assert journal.path.read_bytes() == content
+
+
+@pytest.mark.parametrize(("was", "now"), [(b"account_fp", b"account_fq"), (b"'FAILED'", b"'FAILEE'")])
+def test_a_letter_of_the_tables_own_text_that_changed_is_damage(environ, was, now):
+    """SQLite's check says ok: another name of a column, or another rule of an index, is as good to it."""
+    with Journal.open(environ=environ) as journal:
+        plan(journal)
+    content = journal.path.read_bytes()
+    assert was in content
+    journal.path.write_bytes(content.replace(was, now))
+    with Journal.open(environ=environ) as damaged:
+        assert "is damaged" in damaged.problem and damaged.installation == journal.installation
+
+
+def test_a_journal_that_lacks_its_last_changes_is_damaged_whoever_took_them(environ, tmp_path):
+    with Journal.open(environ=environ) as journal:
+        plan(journal, "a-1")
+    old = journal.path.read_bytes()
+    with Journal.open(environ=environ) as journal:
+        plan(journal, "b-2")
+        log = journal.path.with_name("journal.sqlite-wal")
+        content, log_content = journal.path.read_bytes(), log.read_bytes()
+    for harm in (
+        lambda: journal.path.write_bytes(old),  # brought back from a copy
+        lambda: journal.path.write_bytes(content),  # what had only been in the log is gone
+        lambda: log.write_bytes(log_content[:100] + b"x" + log_content[101:]) and journal.path.write_bytes(content),
+    ):
+        harm()
+        with Journal.open(environ=environ) as damaged:
+            assert "it lacks its last 1 changes" in damaged.problem, harm
+            assert [op.run for op in damaged.ops()] == ["a-1"]
+            with pytest.raises(JournalError, match="mv "):
+                plan(damaged, "c-3")
+
+
+def test_cells_that_no_index_guards_are_compared_with_the_events(environ):
+    with Journal.open(environ=environ) as journal:
+        journal.advance(plan(journal), "sending")
+    content = journal.path.read_bytes()
+    journal.path.write_bytes(content.replace(b"CREATING", b"CREATINH", 1))
+    with Journal.open(environ=environ) as damaged:
+        assert "do not agree" in damaged.problem
+    journal.path.write_bytes(content.replace(b"local", b"l\xffcal"))
+    with Journal.open(environ=environ) as damaged:
+        assert "is damaged" in damaged.problem
+
+
+def test_a_journal_that_is_moved_away_while_open_takes_no_more_writes(journal, environ):
+    op = plan(journal, "a-1")
+    journal.path.rename(journal.path.with_name("elsewhere"))
+    with pytest.raises(JournalError, match="moved away or replaced"):
+        journal.advance(op, "sending")
+    with Journal.open(environ=environ) as other:
+        plan(other, "b-2")
+        with pytest.raises(JournalError, match="moved away or replaced"):
+            plan(journal, "c-3")
+        assert [one.run for one in other.ops()] == ["b-2"]
+
+
+def test_a_pod_without_a_row_is_claimed_in_one_step_to_be_ended_or_to_be_kept(journal):
+    def stray(run):
+        return Pod(provider="m", pod_id="id-1", token=new_token(journal.installation), run=run, address="x",
+                   micro_usd_per_hour=7)  # fmt: skip
+
+    orphan = journal.claim(stray("a-1"), "why")
+    assert (orphan.state, orphan.run[:7], orphan.remote_id, orphan.rate) == ("TERMINATING", "orphan-", "id-1", 7)
+    plan(journal, "b-2")
+    kept = [journal.claim(stray(run), "why", "LOST") for run in ("a-1", "b-2", "")]
+    assert [one.state for one in kept] == ["LOST"] * 3 and kept[0].run == "a-1"
+    assert [one.run for one in kept[1:]] == [f"found-{one.token[-8:]}" for one in kept[1:]]
+    assert Job.from_json(kept[0].job).token == kept[0].token
+    ahead = journal.claim(
+        replace(stray(""), created_at=int(time.time()) + 3600), "why", "LOST"
+    )  # by its vendor's clock
+    assert ahead.sent_at <= ahead.intent_at
+    with sqlite3.connect(journal.path) as db:
+        assert db.execute("SELECT event, state FROM events WHERE token = ?", (orphan.token,)).fetchall() == [
+            ("claim", "TERMINATING")
+        ]
+    db.close()
+
+
+def test_a_lost_journal_is_replaced_under_the_same_installation_and_that_is_told(environ):
+    with Journal.open(environ=environ) as journal:
+        assert not journal.is_replacement
+    journal.path.unlink()
+    with Journal.open(environ=environ) as again:
+        assert again.is_replacement and again.installation == journal.installation
+        assert abs(again.replaced.wall_s - time.time()) < 60 and journal.replaced is None
+        then, now = again.replaced, read_clocks()
+        assert journal.replaced_ago_s(now) is None and 0 <= again.replaced_ago_s(now) < 60
+        for set_s in (-90_000, 90_000):  # the wall's clock is set; the boot's own is not, and begins with the next boot
+            later = Clocks(then.boot_id, then.boot_s + 7, now.wall_s + set_s)
+            assert again.replaced_ago_s(later) == 7
+            assert again.replaced_ago_s(Clocks("the next one", 5, now.wall_s + set_s)) == 5
+    with Journal.open(environ=environ) as third:
+        assert not third.is_replacement and third.replaced == again.replaced
+
+
+def test_another_journal_is_another_installation(journal, environ, tmp_path):
+    with Journal.open(tmp_path / "other.sqlite", environ) as other:
+        assert other.installation != journal.installation
+        plan(other, "a-1", target="t", store="s")
+    assert plan(journal, "a-1", target="t", store="s").is_live
+    with Journal.open(tmp_path / "other.sqlite", environ) as again:
+        assert again.installation == other.installation and len(again.ops()) == 1
+
+
+def test_a_journal_of_another_installation_is_refused(environ):
+    with Journal.open(environ=environ) as journal:
+        pass
+    journal_file.installation_file(journal.path, environ).write_text("abcdefgh\n")
+    with pytest.raises(JournalError, match="move one of them away"):
+        Journal.open(environ=environ)
+
+
+def test_a_journal_of_the_first_schema_is_brought_up_to_date_with_its_rows(environ):
+    path = journal_file.default_path(environ)
+    path.parent.mkdir(parents=True)
+    db = sqlite3.connect(path)
+    for statement in journal_file.MIGRATIONS[0]:
+        db.execute(statement)
+    db.execute("INSERT INTO meta VALUES ('installation', 'abcdefgh')")
+    columns = "token, run, slot, role, vendor, account_fp, spec_hash, target, store, job, state, epoch, rate"
+    reasons = {"asked for": "asked", "it has limit: its time": "limit", "it has lost": "lost",
+               "it has succeeded": "succeeded", "it has our mark, and no row": "", "it was gone": ""}  # fmt: skip
+    for number, (state, reason) in enumerate([("READY", ""), *(("TERMINATED", one) for one in reasons)], 1):
+        values = f"'t{number}', 'a-{number}', 0, 'train', 'local', '', '', '', '', '', '{state}', 3, 0"
+        words = f"INSERT INTO ops ({columns}, storage_rate, intent_at, absent_n, reason) VALUES ({values}, 0, 1, 0, ?)"
+        db.execute(words, (reason,))
+    db.execute("PRAGMA user_version=1")
+    db.commit()
+    db.close()
+    with Journal.open(environ=environ) as journal:
+        op, *ended = journal.ops()
+        assert (op.run, op.epoch, op.place, journal.installation) == ("a-1", 3, "", "abcdefgh")
+        assert {one.reason: one.outcome for one in ended} == reasons
+
+
+def test_a_newer_schema_is_refused(environ):
+    with Journal.open(environ=environ) as journal:
+        pass
+    db = sqlite3.connect(journal.path)
+    db.execute("PRAGMA user_version=99")
+    db.close()
+    with pytest.raises(JournalError, match="schema 99, this Slipway knows 10"):
+        Journal.open(environ=environ)
+
+
+def test_a_link_in_the_place_of_the_journal_is_not_followed(environ, tmp_path):
+    (tmp_path / "link.sqlite").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(JournalError, match="it is a link"):
+        Journal.open(tmp_path / "link.sqlite", environ)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_is_refused_and_left_as_it_is(environ, tmp_path, make):
+    place = tmp_path / "place"
+    make(place)
+    place.chmod(0o755)
+    with pytest.raises(JournalError, match="no regular file"):
+        Journal.open(place, environ)
+    assert stat.S_IMODE(place.stat().st_mode) == 0o755
+    assert not (tmp_path / "place.lock").exists()
+
+
+def test_network_file_systems_are_known_by_the_longest_mount(tmp_path):
+    mounts = (
+        "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"
+        "40 22 0:40 / /home rw,relatime shared:9 - nfs4 server:/home rw\n"
+        "41 40 0:41 / /home/with\\040space rw - xfs /dev/vdb rw\n"
+    )
+    kinds = {
+        place: journal_file.file_system_of(Path(place), mounts) for place in ("/var", "/home/me", "/home/with space/x")
+    }
+    assert kinds == {"/var": "ext4", "/home/me": "nfs4", "/home/with space/x": "xfs"}
+    assert {"nfs4", "cifs", "9p", "fuse.sshfs"} <= journal_file.NETWORK_FILE_SYSTEMS
+    assert journal_file.file_system_of(tmp_path) not in journal_file.NETWORK_FILE_SYSTEMS
+
+
+# Leases.
+
+
+def test_a_lease_is_one_process_s_until_it_dies_or_releases(journal, environ):
+    script = """
+import sys
+from infra.ledger.journal import Journal
+Journal.open().take("run:a")
+print("up", flush=True)
+sys.stdin.read()
+"""
+    holder = child(script, environ)
+    try:
+        assert holder.stdout.readline() == "up\n"
+        with pytest.raises(Held, match=f"run:a is held by process {holder.pid}"):
+            journal.take("run:a")
+    finally:
+        holder.kill()
+        holder.communicate()
+    lease = journal.take("run:a")
+    assert lease.epoch == 2
+    with pytest.raises(Held):
+        journal.take("run:a")
+    renewed = journal.renew(lease)
+    with pytest.raises(Fenced, match="another process has taken over"):
+        journal.release(lease)
+    journal.release(renewed)
+    assert journal.take("run:a").epoch == 5
+
+
+# The table.
+
+
+def test_the_table_knows_every_state_and_ends_stay_ended():
+    assert {state for pair in life_cycle.TRANSITIONS.items() for state in (pair[0][0], pair[1])} == set(
+        life_cycle.STATES
+    )
+    assert {event for state, event in life_cycle.TRANSITIONS if state in life_cycle.ENDED} == {"resurfaced"}
+    with pytest.raises(SlipwayError, match="'armed' cannot happen to what is PLANNED"):
+        life_cycle.after("PLANNED", "armed")
+
+
+class Histories(RuleBasedStateMachine):
+    """Any events in any order, by writers that may hold old rows: the table is followed, or nothing happens."""
+
+    rows = Bundle("rows")
+
+    def __init__(self):
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.journal = Journal.open(environ={"XDG_STATE_HOME": self.folder.name, "XDG_CONFIG_HOME": self.folder.name})
+        self.truth = {}  # token -> Op
+
+    def teardown(self):
+        self.journal.close()
+        self.folder.cleanup()
+
+    @rule(target=rows, run=st.sampled_from("ab"), aim=st.sampled_from(["", "t"]))
+    def plan(self, run, aim):
+        live = [op for op in self.truth.values() if op.is_live]
+        taken = [op for op in live if op.slot == 0 and (op.run == run or (aim and op.target == aim))]
+        try:
+            op = plan(self.journal, run, target=aim, store="s")
+        except Taken as error:
+            assert error.op in taken
+            return error.op
+        assert not taken
+        self.truth[op.token] = op
+        return op
+
+    @rule(target=rows, row=rows, event=st.sampled_from(life_cycle.EVENTS))
+    def advance(self, row, event):
+        return self._try(row, event, (row.state, event) in life_cycle.TRANSITIONS)
+
+    @rule(target=rows, row=consumes(rows), choice=st.integers(0, 5))
+    def advance_as_allowed(self, row, choice):
+        row = self.truth[row.token]
+        allowed = sorted(event for state, event in life_cycle.TRANSITIONS if state == row.state)
+        return self._try(row, allowed[choice % len(allowed)], True) if allowed else row
+
+    def _try(self, row, event, is_allowed):
+        try:
+            moved = self.journal.advance(row, event)
+        except Fenced:
+            assert row != self.truth[row.token]
+            return self.truth[row.token]
+        except SlipwayError:
+            assert not is_allowed
+            return row
+        assert is_allowed and row == self.truth[row.token]
+        assert moved.state == life_cycle.TRANSITIONS[row.state, event] and moved.epoch == row.epoch + 1
+        self.truth[row.token] = moved
+        return moved
+
+    @invariant()
+    def the_journal_holds_what_was_said(self):
+        assert {op.token: op for op in self.journal.ops()} == self.truth
+        live = [op for op in self.truth.values() if op.is_live]
+        assert len(live) == len({(op.run, op.slot) for op in live})
+        aimed = [op.target for op in live if op.target and op.slot >= 0]
+        assert len(aimed) == len(set(aimed))
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(max_examples=25, stateful_step_count=20, deadline=None, database=None)
+
+
+def test_a_service_is_wanted_by_one_command_at_a_time_and_seen_by_whoever_holds_its_lease(environ):
+    with Journal.open(environ=environ) as journal, Journal.open(environ=environ) as other:
+        first = journal.want("demo", "one", None)
+        with pytest.raises(Fenced):
+            other.want("demo", "also one", None)
+        lease = journal.take("serve:demo")
+        journal.saw("demo", "two replicas", lease)
+        second = other.want("demo", "two", first)
+        assert (second.wanted, second.seen, second.epoch) == ("two", "two replicas", first.epoch + 1)
+        with pytest.raises(Fenced):
+            journal.want("demo", "three", first)
+        newer = journal.renew(lease)
+        for write in (lambda: journal.saw("demo", "late", lease), lambda: journal.forget("demo", lease)):
+            with pytest.raises(Fenced):
+                write()
+        assert other.services() == [second]
+        journal.forget("demo", newer)
+        assert other.service("demo") is None and other.services() == []

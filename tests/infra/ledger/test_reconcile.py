@@ -1,0 +1,457 @@
+"""No orphan, no false end: whatever a vendor and a dying launcher do, against a market that tells the truth."""
+
+import itertools
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from infra import providers
+from infra.agent.limits import Clocks
+from infra.errors import SlipwayError
+from infra.ledger import reconcile
+from infra.ledger.journal import Journal, JournalError, Op
+from infra.ledger.life_cycle import BOOTING, CREATING, FAILED, PLANNED, READY, TERMINATED, TERMINATING, UNKNOWN
+from infra.ledger.reconcile import APART_S, Claim, Delete, Listing, Move, decide
+from infra.names import new_token
+from infra.records import Account, Pod
+
+SETTLE_S, LAG_S, FLIGHT_S = 600, 90, 500
+PREFIX, BOOT = "sw1-aaaaaaaa-", "this-boot"
+
+
+def at(now, boot_s=None, boot=BOOT):
+    """That time by both clocks, or another by the boot's own."""
+    return Clocks(boot, float(now if boot_s is None else boot_s), float(now))
+
+
+def pod(token="a", pod_id="id-1", rate=100, created_at=5):
+    return Pod(provider="m", pod_id=pod_id, token=PREFIX + token, run="r", address="x", micro_usd_per_hour=rate,
+               created_at=created_at)  # fmt: skip
+
+
+def row(state, token="a", **facts):
+    return Op(
+        **{"token": PREFIX + token, "run": "r", "vendor": "m", "state": state, "rate": 100, "sent_at": 0, **facts}
+    )
+
+
+def decided(rows, *pods, began_at=10_000, **listing):
+    said = Listing(began=at(began_at), pods=tuple(pods), **listing)
+    return decide(rows, said, prefix=PREFIX, settle_s=SETTLE_S)
+
+
+def events(actions):
+    return [action.event if isinstance(action, Move) else type(action).__name__ for action in actions]
+
+
+def test_a_launch_that_was_cut_off_before_its_request_has_failed():
+    assert events(decided([row(PLANNED)])) == ["unsent"]
+
+
+@pytest.mark.parametrize("state", [CREATING, UNKNOWN])
+def test_a_pod_whose_answer_was_lost_is_adopted_the_oldest_one_and_the_others_are_ended(state):
+    twins = [pod(pod_id="young", created_at=9), pod(pod_id="old", created_at=3)]
+    actions = decided([row(state)], *twins)
+    assert events(actions) == ["unclear"] * (state == CREATING) + ["found", "Delete"]
+    assert actions[-2].facts["remote_id"] == "old" and actions[-1].pod_id == "young"
+
+
+def test_a_pod_that_costs_more_than_was_agreed_to_is_ended():
+    assert events(decided([row(UNKNOWN)], pod(rate=105))) == ["found"]
+    assert events(decided([row(UNKNOWN)], pod(rate=106))) == ["found", "end", "Delete"]
+
+
+def test_an_incomplete_listing_leads_to_adoption_only():
+    rows = [row(UNKNOWN), row(READY, "b", remote_id="id-b"), row(TERMINATED, "c"), row(UNKNOWN, "d")]
+    pods = [pod(), pod(pod_id="id-2"), pod("c", "id-c"), pod("unheard-of", "id-9")]
+    assert events(decided(rows, *pods, is_complete=False, denied=frozenset({"id-b"}))) == ["found"]
+
+
+def test_absence_is_believed_after_the_settle_time_and_the_second_listing_a_minute_apart():
+    unknown, seen = row(UNKNOWN), pod("other", "id-2")
+    others = [row(READY, "other", remote_id="id-2", last_seen_at=5)]
+    assert decided([unknown, *others], seen, began_at=SETTLE_S) == []
+    first = decided([unknown, *others], seen, began_at=SETTLE_S + 1)
+    assert first == [Move(unknown.token, "note", {"absent_n": 1, "first_absent_at": SETTLE_S + 1})]
+    once = row(UNKNOWN, absent_n=1, first_absent_at=SETTLE_S + 1)
+    assert decided([once, *others], seen, began_at=SETTLE_S + APART_S) == []
+    assert events(decided([once, *others], seen, began_at=SETTLE_S + 1 + APART_S)) == ["absent"]
+
+
+def test_what_cannot_be_read_may_be_what_is_looked_for():
+    """Of a pod whose id is known its vendor is asked by that id; any other one may be behind such a row."""
+    unread = replace(pod(pod_id="id-9"), token="", is_legible=False)
+    once = row(UNKNOWN, absent_n=1, first_absent_at=SETTLE_S + 1)
+    assert decided([once], unread) == []
+    assert events(decided([row(READY, remote_id="id-1")], unread, denied=frozenset({"id-1"}))) == ["gone"]
+
+
+def test_a_pod_of_ours_without_an_id_is_ended_by_the_one_that_its_row_knows():
+    (delete,) = decided([row(TERMINATING, remote_id="id-1", last_seen_at=5)], pod(pod_id=""))
+    assert delete == Delete(PREFIX + "a", "id-1")
+    assert decided([row(UNKNOWN)], pod(pod_id=""))[0].facts["remote_id"] is None
+
+
+def test_an_account_that_shows_nothing_at_all_is_asked_a_third_time():
+    rows = [row(UNKNOWN, absent_n=1, first_absent_at=1_000), row(READY, "b", remote_id="id-b", last_seen_at=5)]
+    assert events(decided(rows, began_at=2_000)) == ["note"]
+    rows[0] = row(UNKNOWN, absent_n=2, first_absent_at=1_000)
+    assert events(decided(rows, began_at=2_000)) == ["absent"]
+
+
+def test_a_wall_clock_that_is_set_neither_hastens_nor_holds_up_the_proof_of_an_absence():
+    """Whatever it says, ten minutes are ten minutes of the boot's own clock; of another boot, those since it began."""
+    unknown, others = row(UNKNOWN, boot_id=BOOT, boot_s=500.0), (pod("other", "id-2"),)
+    other = row(READY, "other", remote_id="id-2", last_seen_at=5)
+
+    def events_at(one, clocks):
+        return decide([one, other], Listing(began=clocks, pods=others), prefix=PREFIX, settle_s=SETTLE_S)
+
+    for wall in (-80_000, 0, 80_000):
+        assert events_at(unknown, at(wall, 500 + SETTLE_S)) == []
+        assert events_at(unknown, at(wall, SETTLE_S, "next")) == []
+        (first,) = events_at(unknown, at(wall, 501 + SETTLE_S))
+        assert first.facts == {"absent_n": 1, "first_absent_at": SETTLE_S + 1}
+        once = replace(unknown, **first.facts)
+        assert events_at(once, at(wall, 500 + SETTLE_S + APART_S)) == []
+        assert events(events_at(once, at(wall, 501 + SETTLE_S + APART_S))) == ["absent"]
+        (again,) = events_at(replace(once, first_absent_at=90_000), at(wall, 1 + SETTLE_S, "next"))
+        assert again.facts == {"absent_n": 1, "first_absent_at": SETTLE_S + 1}
+        booting = row(BOOTING, remote_id="id-1", boot_id=BOOT, boot_s=500.0)
+        for boot_s, are in ((500 + providers.LAG_S, []), (501 + providers.LAG_S, ["gone"])):
+            said = Listing(began=at(wall, boot_s), pods=others, denied=frozenset({"id-1"}))
+            assert events(decide([booting, other], said, prefix=PREFIX, settle_s=SETTLE_S)) == are
+
+
+@pytest.mark.parametrize("state", [BOOTING, READY, TERMINATING])
+def test_a_known_pod_is_gone_when_the_vendor_denies_it_and_not_before(state):
+    known = row(state, remote_id="id-1")
+    assert "gone" not in events(decided([known]))
+    assert events(decided([known], denied=frozenset({"id-1"}))) == ["gone"]
+
+
+@pytest.mark.parametrize(("state", "are"), [(CREATING, []), (BOOTING, []), (READY, ["gone"]), (TERMINATING, ["gone"])])
+def test_only_what_is_being_rented_is_left_to_its_renter(state, are):
+    known = row(state, remote_id="id-1")
+    said = Listing(began=at(10_000), denied=frozenset({"id-1"}))
+    assert events(decide([known], said, prefix=PREFIX, settle_s=SETTLE_S, busy={known.token})) == are
+
+
+def test_a_row_whose_id_its_vendor_does_not_know_takes_that_of_the_pod_with_its_mark():
+    damaged = row(READY, remote_id="id- ", last_seen_at=5)
+    assert decided([damaged], pod()) == []  # the listing may be a little late
+    (note,) = decided([damaged], pod(), denied=frozenset({"id- "}))
+    assert note == Move(damaged.token, "note", {"last_seen_at": 10_000, "remote_id": "id-1"})
+    fresh = row(BOOTING, remote_id="id-2", sent_at=9_990)  # and "id-1" was made by a request before it
+    assert decided([fresh], pod(), denied=frozenset({"id-2"}))[0].facts["remote_id"] == "id-2"
+
+
+def test_what_was_created_just_now_may_be_denied_until_its_vendor_has_shown_it():
+    fresh, denied = row(BOOTING, remote_id="id-1", sent_at=9_900), frozenset({"id-1"})
+    assert decided([fresh], began_at=9_900 + int(providers.LAG_S), denied=denied) == []
+    assert events(decided([fresh], began_at=9_901 + int(providers.LAG_S), denied=denied)) == ["gone"]
+    shown = Move(fresh.token, "note", {"last_seen_at": 9_910, "remote_id": "id-1"})
+    assert decided([fresh], pod(), began_at=9_910) == [shown]
+    seen = row(BOOTING, remote_id="id-1", sent_at=9_900, last_seen_at=9_910)
+    assert decided([seen], pod(), began_at=9_915) == []
+    assert events(decided([seen], began_at=9_920, denied=denied)) == ["gone"]
+
+
+def test_what_its_vendor_ended_when_its_limit_was_due_has_ended_at_its_limit():
+    known = row(READY, remote_id="id-1", sent_at=1_000, last_seen_at=2_000)
+    said = Listing(began=at(10_000), denied=frozenset({"id-1"}))
+    for at_limit, why in (
+        ({}, "m ended it"),
+        ({known.token: "its time is up"}, "its time is up; m ended it"),
+    ):
+        (move,) = decide([known], said, prefix=PREFIX, settle_s=SETTLE_S, at_limit=at_limit)
+        assert (move.event, move.facts) == ("gone", {"reason": why, "outcome": "limit" if at_limit else ""})
+
+
+def test_a_pod_that_was_to_end_before_its_id_was_known_gets_it_from_the_listing():
+    actions = decided([row(TERMINATING)], pod())
+    assert events(actions) == ["note", "Delete"] and actions[0].facts["remote_id"] == "id-1"
+
+
+def test_what_is_being_rented_is_its_renter_s_and_what_was_rented_is_everybody_s():
+    said = Listing(began=at(10_000), pods=(pod(),))
+    renting = [row(state) for state in (PLANNED, CREATING, UNKNOWN)]
+    ending = row(TERMINATING, remote_id="id-1", last_seen_at=5)
+    for one in (*renting, ending):
+        actions = decide([one], said, prefix=PREFIX, settle_s=SETTLE_S, busy={one.token})
+        assert events(actions) == (["Delete"] if one is ending else [])
+
+
+def test_what_turns_up_after_its_end_or_without_a_row_is_ended():
+    actions = decided([row(FAILED)], pod(), pod("never-heard-of", "id-7"))
+    assert events(actions) == ["resurfaced", "Delete", "Claim", "Delete"]
+    assert [action.pod_id for action in actions if isinstance(action, Delete)] == ["id-1", "id-7"]
+    assert next(action.pod.pod_id for action in actions if isinstance(action, Claim)) == "id-7"
+
+
+def test_what_may_have_had_a_row_in_a_journal_that_was_lost_is_kept():
+    pods = [pod("before", "id-1", created_at=5_000), pod("just-after", "id-2", created_at=5_600),
+            pod("later", "id-3", created_at=5_601)]  # fmt: skip
+    said = Listing(began=at(10_000), pods=tuple(pods))
+    actions = decide([], said, prefix=PREFIX, settle_s=SETTLE_S, replaced_ago_s=5_000)
+    kept, kept_too, orphan = (Claim(one, is_kept=one is not pods[2]) for one in pods)
+    assert actions == [kept, kept_too, orphan, Delete(pods[2].token, "id-3")]
+    partly = Listing(began=at(10_000), pods=tuple(pods), is_complete=False)
+    assert decide([], partly, prefix=PREFIX, settle_s=SETTLE_S, replaced_ago_s=5_000) == []
+
+
+def test_what_cannot_be_written_down_is_not_done(tmp_path, monkeypatch):
+    environ = {"XDG_STATE_HOME": f"{tmp_path}/state", "XDG_CONFIG_HOME": f"{tmp_path}/config"}
+    with Journal.open(tmp_path / "journal", environ) as journal:
+        market = Market(SETTLE_S)
+        market.start(new_token(journal.installation), market.now)
+        market.pass_time(LAG_S)
+
+        def is_full(*words):
+            raise JournalError("the disk is full")
+
+        monkeypatch.setattr(journal, "claim", is_full)
+        done = reconcile.reconcile(market, journal, lambda: at(market.now))
+        assert len(market.running) == 1 and done.actions == ()
+        assert "the disk is full; it may still cost" in done.problems[0]
+        monkeypatch.undo()
+        reconcile.reconcile(market, journal, lambda: at(market.now))
+        assert market.running == {} and [op.state for op in journal.ops()] == [TERMINATING]
+
+
+def test_nobody_elses_pods_are_touched():
+    foreign = Pod(provider="m", pod_id="theirs", token="sw1-bbbbbbbb-a", run="r", address="")
+    assert decided([], foreign, Pod(provider="m", pod_id="other", token="", run="", address="")) == []
+
+
+@dataclass
+class Machine:
+    pod_id: str
+    token: str
+    created_at: int
+    seen_from: int
+
+
+@dataclass
+class Market:
+    """A vendor whose listings lag, whose answers get lost, and whose truth the test can see."""
+
+    settle_s: float
+    name = "market"
+    is_rented = False  # its clock is ours
+    pod_store = ""
+    is_rented = False  # it keeps no keys
+    now: int = 1_000_000
+    running: dict[str, Machine] = field(default_factory=dict)
+    in_flight: list[tuple[int, str]] = field(default_factory=list)  # requests that arrive later
+    listing_fails: bool = False
+    deletes_fail: bool = False
+    numbers: itertools.count = field(default_factory=itertools.count)
+
+    def start(self, token: str, at: int) -> str:
+        pod_id = f"id-{next(self.numbers)}"
+        self.running[pod_id] = Machine(pod_id, token, at, at + LAG_S)
+        return pod_id
+
+    def pass_time(self, seconds: int) -> None:
+        self.now += seconds
+        for at, token in self.in_flight:
+            if at <= self.now:
+                self.start(token, at)
+        self.in_flight = [due for due in self.in_flight if due[0] > self.now]
+
+    def account(self):
+        return Account(provider="market", owner="test")
+
+    def list(self):
+        if self.listing_fails:
+            raise SlipwayError("page 2 of 3 did not come")
+        return [self._pod(one) for one in self.running.values() if one.seen_from <= self.now]
+
+    def find(self, name):
+        shown = [one for one in self.running.values() if one.seen_from <= self.now]
+        return next((self._pod(one) for one in shown if name in (one.pod_id, one.token)), None)
+
+    def delete(self, pod_id):
+        if self.deletes_fail:
+            raise SlipwayError("503")
+        self.running.pop(pod_id, None)
+
+    def _pod(self, one: Machine) -> Pod:
+        return Pod(provider="market", pod_id=one.pod_id, token=one.token, run="", address="x", micro_usd_per_hour=100,
+                   created_at=one.created_at)  # fmt: skip
+
+
+# How a launch ends, and what the sweeps after it do: also those at the end of its world, when all is to end.
+ENDS = {
+    "answered": {"gone", "note", "Delete"},
+    "refused": set(),
+    "killed before sending": {"unsent"},
+    "killed, arrived": {"unclear", "found", "gone", "Delete"},
+    "killed, arrives late": {"unclear", "found", "gone", "Delete"},
+    "killed, lost": {"unclear", "note", "absent"},
+    "answer lost, arrived": {"found", "gone", "Delete"},
+    "answer lost, arrives late": {"found", "gone", "Delete"},
+    "answer lost, lost": {"note", "absent"},
+    "no row at all": {"Claim", "gone", "Delete"},
+}
+
+
+class Launches(RuleBasedStateMachine):
+    """Each launch ends in one of the ways a launcher can die or a vendor can answer; sweeps come when they come."""
+
+    settle_s = float(SETTLE_S)
+
+    @initialize()
+    def begin(self):
+        self.seen: Counter[str] = Counter()
+        self.folder = tempfile.TemporaryDirectory()
+        environ = {"XDG_STATE_HOME": f"{self.folder.name}/state", "XDG_CONFIG_HOME": f"{self.folder.name}/config"}
+        self.journal = Journal.open(Path(self.folder.name) / "state" / "journal.db", environ)
+        self.market = Market(self.settle_s)
+        self.names = itertools.count()
+        self.foreign = {self.market.start(token, self.market.now) for token in ("sw1-zzzzzzzz-theirs", "")}
+        self.was_ended: set[str] = set()
+
+    @rule(how=st.sampled_from(sorted(ENDS)), flight_s=st.integers(1, FLIGHT_S))
+    def launch(self, how, flight_s):
+        token, journal = new_token(self.journal.installation), self.journal
+        if how == "no row at all":  # a journal brought back from a backup
+            self.market.start(token, self.market.now)
+            return
+        op = journal.plan(token=token, run=f"run-{next(self.names)}", vendor="market", rate=100)
+        if how == "killed before sending":
+            return
+        op = journal.advance(op, "sending", sent_at=self.market.now, boot_id=BOOT, boot_s=self.market.now)
+        if how.endswith("late"):
+            self.market.in_flight.append((self.market.now + flight_s, token))
+        arrived = how == "answered" or how.endswith("arrived")
+        pod_id = self.market.start(token, self.market.now) if arrived else ""
+        if how == "answered":
+            journal.advance(op, "created", remote_id=pod_id)
+        elif how == "refused":
+            journal.advance(op, "refused")
+        elif how.startswith("answer lost"):
+            journal.advance(op, "unclear")
+
+    @rule(seconds=st.sampled_from([1, 30, APART_S, LAG_S, SETTLE_S, 3 * SETTLE_S]))
+    def wait(self, seconds):
+        self.market.pass_time(seconds)
+
+    @rule(data=st.data())
+    def ask_for_an_end(self, data):
+        live = [op for op in self.journal.ops(live=True) if op.state != TERMINATING]
+        if live:
+            self.journal.advance(data.draw(st.sampled_from(live)), "end")
+
+    @rule(data=st.data())
+    def preempt(self, data):
+        ours = sorted(self.market.running.keys() - self.foreign)
+        if ours:
+            del self.market.running[data.draw(st.sampled_from(ours))]
+
+    @rule(listing_fails=st.booleans(), deletes_fail=st.booleans())
+    def sweep(self, listing_fails, deletes_fail):
+        self.market.listing_fails, self.market.deletes_fail = listing_fails, deletes_fail
+        done = reconcile.reconcile(self.market, self.journal, lambda: at(self.market.now))
+        assert bool(done.problems) or not listing_fails
+        for action in done.actions:
+            self.seen[action.event if isinstance(action, Move) else type(action).__name__] += 1
+
+    @rule()
+    def sweep_again_and_again(self):
+        for _ in range(3):
+            self.sweep(False, False)
+            self.market.pass_time(APART_S)
+
+    @invariant()
+    def nothing_is_called_ended_that_runs(self):
+        """But a row that had ended before its pod turned up, which the next sweep ends."""
+        if not hasattr(self, "market"):
+            return
+        running = {one.token for one in self.market.running.values()} | {token for _, token in self.market.in_flight}
+        ended = {op.token for op in self.journal.ops(live=False)}
+        assert not (ended - self.was_ended) & running
+        self.was_ended = ended
+
+    @invariant()
+    def nobody_elses_pods_are_touched(self):
+        assert not hasattr(self, "market") or self.foreign <= self.market.running.keys()
+
+    def teardown(self):
+        if not hasattr(self, "market"):
+            return
+        self._rest()
+        for op in self.journal.ops(live=True):
+            if op.state != TERMINATING:
+                self.journal.advance(op, "end")
+        self._rest()
+        assert self.market.running.keys() == self.foreign, "orphans"
+        assert not self.journal.ops(live=True)
+        self.journal.close()
+        self.folder.cleanup()
+
+    def _rest(self):
+        for _ in range(6):
+            self.market.pass_time(SETTLE_S)
+            self.sweep(False, False)
+            self.nothing_is_called_ended_that_runs()
+
+
+class Impatient(Launches):
+    """What the rig must catch: a lost answer is taken for a no at once."""
+
+    settle_s = 0.0
+
+
+def play(machine: Launches, *rules: Callable[[Launches], object]) -> Counter[str]:
+    """A world in which exactly this happens, to its end; what the sweeps did in it."""
+    machine.begin()
+    with machine.journal:
+        for happen in rules:
+            happen(machine)
+            machine.nothing_is_called_ended_that_runs()
+            machine.nobody_elses_pods_are_touched()
+        machine.teardown()
+    return machine.seen
+
+
+def explore(examples: int) -> None:
+    checks = settings(
+        max_examples=examples, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    run_state_machine_as_test(Launches, settings=checks)
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_every_end_of_a_launch_is_met_and_leads_to_what_it_should(how):
+    rest = (lambda one: one.wait(LAG_S), lambda one: one.sweep_again_and_again(), lambda one: one.wait(SETTLE_S))
+    seen = play(Launches(), lambda one: one.launch(how, FLIGHT_S), *rest, lambda one: one.sweep_again_and_again())
+    assert seen.keys() == ENDS[how]
+
+
+def test_whatever_happens_no_pod_is_orphaned_and_none_is_called_gone_that_runs():
+    explore(40)
+
+
+def test_the_rig_catches_one_that_takes_silence_for_a_no():
+    with pytest.raises(AssertionError):
+        play(
+            Impatient(),
+            lambda one: one.wait(LAG_S),
+            lambda one: one.launch("answer lost, arrives late", FLIGHT_S),
+            lambda one: one.sweep_again_and_again(),
+        )
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+def test_whatever_happens_for_a_thousand_worlds():
+    explore(1000)

@@ -1,0 +1,255 @@
+"""Acceptance: measured by real processes where this machine has the part; GPUs from what nvidia-smi is known to say."""
+
+import http.server
+import os
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from infra.errors import SlipwayError, UsageError
+from infra.machines.acceptance import Thresholds, examine, judge
+from infra.records import Request
+from infra.settings import Settings
+from infra.transport.protocol import ThisMachine
+
+LEAST = Thresholds(disk_write_bytes_per_s=1, free_bytes=1, download_bytes_per_s=1, disk_s=20, download_s=20)
+PLAIN = Request(run="a-1")
+H100 = {"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 81559 << 20, "driver": "580.95.05"}
+FACTS = {"gpus": [H100] * 8, "gpu_problem": ""}
+SEEN = {
+    "began_at": 1000.2,
+    "ended_at": 1005.2,
+    "free": {"value": 500e9},
+    "disk_write": {"value": 900e6},
+    "download": {"value": 90e6, "bytes": 64 << 20},
+    "cuda": {"value": "13.0"},
+    "matmul": {"value": [{"tflops": 620.0, "exact": True}] * 8},
+}
+WANTED = Request(run="a-1", gpu="H100", num_gpus=8, gpu_memory_bytes=80 * 10**9)
+
+
+class Pages(http.server.BaseHTTPRequestHandler):
+    """`/N`: N bytes. `/drip`: a byte now and then, for ever. `/never`: no answer."""
+
+    def do_GET(self):
+        if self.path == "/never":
+            self.server.over.wait(60)
+            return
+        self.send_response(200)
+        self.end_headers()
+        if self.path == "/drip":
+            while not self.server.over.wait(0.1):
+                self.wfile.write(b".")
+        else:
+            self.wfile.write(bytes(int(self.path[1:])))
+
+    def log_message(self, *words):
+        """Say nothing."""
+
+
+@pytest.fixture
+def site():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pages)
+    server.over, server.daemon_threads = threading.Event(), True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.over.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def measure(tmp_path):
+    """The states and details of an examination of this machine, by check."""
+
+    def measured(request=PLAIN, thresholds=LEAST, machine=None, **more):
+        folder = tmp_path / "pods"
+        report = examine(
+            machine or ThisMachine(), request, thresholds, python=sys.executable, folder=str(folder), **more
+        )
+        assert os.listdir(folder) == []
+        return report, {one.name: (one.state, one.detail) for one in report.checks}
+
+    return measured
+
+
+class Beside(ThisMachine):
+    """This machine with one more folder in front of PATH."""
+
+    def __init__(self, folder):
+        self.path = f"{folder}:{os.environ['PATH']}"
+
+    def run(self, words, *, env=None, **more):
+        return super().run(words, env={**(env or {}), "PATH": self.path}, **more)
+
+
+@pytest.fixture
+def smi(tmp_path):
+    """A machine whose nvidia-smi answers as written: to --query-gpu, and without words."""
+
+    def make(query, table="| NVIDIA-SMI 580.95.05   Driver Version: 580.95.05   CUDA Version: 13.0     |", code=0):
+        folder = tmp_path / "bin"
+        folder.mkdir(exist_ok=True)
+        (folder / "table").write_text(table)
+        (folder / "query").write_text(query)
+        answer = f'[ "$1" ] && cat {folder}/query || cat {folder}/table\nexit {code}\n'
+        (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{answer}")
+        (folder / "nvidia-smi").chmod(0o755)
+        return Beside(folder)
+
+    return make
+
+
+def test_this_machine_is_measured_in_disk_clock_and_network(measure, site):
+    report, checks = measure(thresholds=replace(LEAST, url=f"{site}/{4 << 20}"))
+    assert report.is_accepted and report.failure == ""
+    assert {name: state for name, (state, _) in checks.items()} == dict.fromkeys(checks, "ok")
+    assert checks["disk write"][1].endswith("MB/s") and checks["free disk"][1].endswith("GB")
+
+
+def test_a_machine_below_a_threshold_is_refused_with_every_reason(measure, site):
+    hard = Thresholds(disk_write_bytes_per_s=1e15, free_bytes=1e18, download_bytes_per_s=1e15, url=f"{site}/{4 << 20}")
+    report, checks = measure(replace(PLAIN, num_gpus=99), hard)
+    assert not report.is_accepted
+    bad = {name for name, (state, _) in checks.items() if state == "bad"}
+    assert {"disk write", "free disk", "download", "GPUs"} <= bad
+    assert "free disk: " in report.failure and "1e+09 GB are wanted" in report.failure
+
+
+@pytest.mark.parametrize(
+    ("page", "state", "said"),
+    [
+        ("/never", "unknown", "no answer in 1 s"),
+        ("/drip", "unknown", "has only"),
+        ("/100", "unknown", "has only 100 bytes; set a larger one"),
+    ],
+)
+def test_a_download_that_tells_nothing_is_unknown_and_holds_up_nobody(measure, site, page, state, said):
+    began = time.monotonic()
+    report, checks = measure(thresholds=replace(LEAST, url=site + page, download_s=1))
+    assert time.monotonic() - began < 15
+    assert report.is_accepted and checks["download"][0] == state and said in checks["download"][1]
+    assert checks["disk write"][0] == "ok"
+
+
+def test_without_an_address_nothing_is_downloaded_and_that_is_said(measure):
+    assert measure()[1]["download"] == ("later", "no address is set to download from")
+
+
+@pytest.mark.needs("root")
+def test_a_disk_that_cannot_be_written_is_unknown_and_says_why(tmp_path):
+    (tmp_path / "full").mkdir()
+    folder = str(tmp_path / "full")
+    config = replace(LEAST, url="")
+    machine = ThisMachine()
+    done = machine.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], timeout_s=20)
+    assert done.exited == 0, done.stderr
+    try:
+        report = examine(machine, PLAIN, replace(config, free_bytes=1e9), python=sys.executable, folder=folder)
+    finally:
+        machine.run(["umount", folder], timeout_s=20)
+    checks = {one.name: one for one in report.checks}
+    assert "No space left" in checks["disk write"].detail and checks["disk write"].state == "unknown"
+    assert checks["free disk"].state == "bad" and not report.is_accepted
+
+
+def test_a_machine_that_cannot_be_asked_raises(tmp_path):
+    with pytest.raises(SlipwayError, match="no-such-python"):
+        examine(ThisMachine(), PLAIN, LEAST, python="no-such-python", folder=str(tmp_path))
+
+
+def test_gpus_that_nvidia_smi_names_are_counted_and_their_torch_comes_later(measure, smi):
+    machine = smi("NVIDIA H100 80GB HBM3, 81559, 580.95.05\n" * 2)
+    report, checks = measure(replace(WANTED, num_gpus=2), machine=machine, pythons=(sys.executable,))
+    assert checks["GPUs"] == ("ok", "2 x NVIDIA H100 80GB HBM3, 86 GB each")
+    assert checks["driver"] == ("ok", "580.95.05 serves CUDA 13.0, torch wants 13.0")
+    assert checks["matmul"] == ("later", "no torch with CUDA is there yet")
+    assert report.is_accepted
+
+
+def test_a_driver_that_does_not_answer_is_no_gpu(measure, smi):
+    said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+    report, checks = measure(WANTED, machine=smi(said, said, code=9))
+    assert checks["GPUs"] == ("bad", f"nvidia-smi: exit code 9: {said}")
+    assert checks["driver"] == ("unknown", "nvidia-smi names no CUDA version") and not report.is_accepted
+
+
+def verdicts(facts=FACTS, request=WANTED, asked=(1000.0, 1005.3), **seen):
+    report = judge(facts, {**SEEN, **seen}, asked, request, Thresholds())
+    return {one.name: one.state for one in report.checks}, report.failure
+
+
+def test_a_machine_as_promised_is_accepted():
+    states, failure = verdicts()
+    assert set(states.values()) == {"ok"} and failure == ""
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"gpus": [H100] * 7}, "GPUs: 8 promised, 7 there"),
+        ({"gpus": []}, "GPUs: 8 promised, 0 there"),
+        ({"gpus": [{**H100, "name": "NVIDIA A100-SXM4-80GB"}] * 8}, "GPUs: H100 promised, NVIDIA A100-SXM4-80GB there"),
+        ({"gpus": [*[H100] * 7, {**H100, "memory_bytes": 40 << 30}]}, "GPUs: 80 GB promised, 43 GB each there"),
+    ],
+)
+def test_gpus_that_are_not_as_promised_refuse_the_machine(facts, said):
+    states, failure = verdicts({**FACTS, **facts})
+    assert states["GPUs"] == "bad" and said in failure
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        ({"cuda": {"value": "12.8"}}, "driver: 580.95.05 serves CUDA 12.8, torch wants 13.0"),
+        ({"matmul": {"error": "no answer in 60 s"}}, "matmul: no answer in 60 s"),
+        ({"matmul": {"value": SEEN["matmul"]["value"][:7]}}, "matmul: torch sees 7 GPUs"),
+        ({"matmul": {"value": [*SEEN["matmul"]["value"][:7], {"tflops": 600, "exact": False}]}}, "GPU 7 gave a wrong"),
+    ],
+)
+def test_gpus_that_do_not_work_refuse_the_machine(seen, said):
+    assert said in verdicts(**seen)[1]
+
+
+def test_what_is_not_known_is_said_and_refuses_nothing():
+    silent = {"error": "it died"}
+    unsized = {**FACTS, "gpus": [{**H100, "memory_bytes": None}] * 8}
+    states, failure = verdicts(unsized, cuda=silent, disk_write=silent, free=silent, download=silent)
+    assert failure == "" and {states[name] for name in ("GPUs", "driver", "disk write", "free disk", "download")} == {
+        "unknown"
+    }
+    assert verdicts(matmul={"later": "no torch"})[0]["matmul"] == "later"
+
+
+@pytest.mark.parametrize(
+    ("began_at", "asked", "state"),
+    [
+        (1000.2, (1000.0, 1005.3), "ok"),
+        (1100.0, (1000.0, 1005.3), "bad"),
+        (900.0, (1000.0, 1005.3), "bad"),
+        (1040.0, (1000.0, 1065.0), "unknown"),  # the way there may have taken as long
+    ],
+)
+def test_a_clock_is_judged_by_what_it_must_at_least_be_off(began_at, asked, state):
+    states, failure = verdicts(began_at=began_at, ended_at=began_at + 5, asked=asked)
+    assert states["clock"] == state and bool(failure) == (state == "bad")
+
+
+def test_the_settings_are_the_thresholds_and_a_cuda_that_is_no_version_is_refused(tmp_path):
+    environ = {"SLIPWAY_ACCEPT_FREE_GB": "20", "SLIPWAY_ACCEPT_CUDA": "12.8"}
+    least = Thresholds.of(Settings.load(tmp_path, environ=environ))
+    assert (least.free_bytes, least.cuda, least.disk_write_bytes_per_s) == (20e9, "12.8", 50e6)
+    with pytest.raises(UsageError, match="SLIPWAY_ACCEPT_CUDA is 'new'"):
+        Thresholds.of(Settings.load(tmp_path, environ={"SLIPWAY_ACCEPT_CUDA": "new"}))
+
+
+@pytest.mark.gpu
+def test_a_gpu_of_this_machine_multiplies_rightly(measure):
+    report, checks = measure(replace(PLAIN, num_gpus=1), replace(LEAST, matmul_s=120), pythons=(sys.executable,))
+    assert report.is_accepted, report.failure
+    assert checks["GPUs"][0] == checks["driver"][0] == checks["matmul"][0] == "ok" and "TFLOP/s" in checks["matmul"][1]

@@ -1,0 +1,268 @@
+"""The inventory: SkyPilot's file as it is, ours on top, and nothing that is unclear."""
+
+import getpass
+import json
+from pathlib import Path
+
+import pytest
+
+from infra.errors import UsageError
+from infra.machines import inventory, pool_import
+from infra.settings import Settings
+
+REPOSITORY = Path(__file__).parents[3]
+SKY = """
+# two pools, as SkyPilot documents them
+plain:
+  hosts:
+    - 1.2.3.4
+    - box
+
+hetzner:
+  user: root
+  identity_file: {home}/pool
+  password:
+  hosts:
+    - ip: 5.6.7.8
+      user: alice
+      identity_file: {home}/alice
+    - ip: 5.6.7.9
+"""
+
+
+@pytest.fixture
+def home(tmp_path):
+    """A home with keys and an ssh config that includes another."""
+    (tmp_path / ".ssh/more").mkdir(parents=True)
+    for key in ("pool", "alice", ".ssh/id_rsa", ".ssh/boxkey"):
+        (tmp_path / key).touch(mode=0o600)
+    (tmp_path / ".ssh/config").write_text(f"Include {tmp_path}/.ssh/more/*.conf\nHost *\n  User everyone\n  Port 99\n")
+    box = f'Host other "box"\n  HostName 9.9.9.9\n  User boxer\n  Port 77\n  IdentityFile {tmp_path}/.ssh/boxkey\n'
+    (tmp_path / ".ssh/more/box.conf").write_text(box + "Host far\n  ProxyJump box\n")
+    return tmp_path
+
+
+def load(home, text):
+    path = home / "ssh_node_pools.yaml"
+    path.write_text(text)
+    return inventory.load(path, home)
+
+
+def reached(host):
+    to = host.address
+    return f"{to.user}@{to.host}:{to.port} {Path(to.key).name}"
+
+
+@pytest.mark.needs("ssh")
+def test_skypilots_file_is_read_as_it_is(home):
+    hosts = load(home, SKY.format(home=home))
+    assert [host.place for host in hosts] == ["plain/1.2.3.4", "plain/box", "hetzner/5.6.7.8", "hetzner/5.6.7.9"]
+    assert [reached(host) for host in hosts] == [
+        f"{getpass.getuser()}@1.2.3.4:22 id_rsa",
+        "boxer@9.9.9.9:77 boxkey",
+        "alice@5.6.7.8:22 alice",
+        "root@5.6.7.9:22 pool",
+    ]
+    assert {(host.gpu, host.num_gpus, host.micro_usd_per_hour, host.python) for host in hosts} == {
+        ("", None, 0, "python3")
+    }
+
+
+@pytest.mark.needs("ssh")
+def test_an_alias_of_the_ssh_config_outweighs_the_pool_but_not_a_port_of_its_own(home):
+    text = f"p: {{user: root, identity_file: {home}/pool, hosts: [box, {{ip: other, port: 5}}, 1.1.1.1]}}"
+    assert [reached(host) for host in load(home, text)] == [
+        "boxer@9.9.9.9:77 boxkey", "boxer@9.9.9.9:5 boxkey", "root@1.1.1.1:22 pool"
+    ]  # fmt: skip
+
+
+def test_our_keys_stand_in_a_pool_or_at_a_host_which_outweighs_it(home):
+    first, second = load(home, """
+lab:
+  usd_per_hour: 0.35
+  labels: {rack: 7}
+  gpu: H100
+  hosts:
+    - {ip: 10.0.0.1, port: 2222, num_gpus: 8, memory: 512GB, gpu_memory: 80, python: /opt/python3.11}
+    - {ip: 10.0.0.1, usd_per_hour: 0, num_gpus: 0, memory: 1.5GiB}
+""")  # fmt: skip
+    assert (first.name, second.name) == ("10.0.0.1:2222", "10.0.0.1")
+    assert (first.gpu, first.num_gpus, first.memory_bytes, first.gpu_memory_bytes) == (
+        "H100",
+        8,
+        512 * 10**9,
+        80 * 10**9,
+    )
+    assert (first.micro_usd_per_hour, first.labels, first.python) == (350_000, {"rack": "7"}, "/opt/python3.11")
+    assert (second.micro_usd_per_hour, second.num_gpus, second.memory_bytes) == (0, 0, 3 << 29)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "expected `POOL:`"),
+        ("p:\n  user: root", "pool p: `hosts` must be a list with one machine at least"),
+        ("p: {hosts: []}", "pool p: `hosts` must be a list"),
+        ("p: {hosts: [a.b], hots: 1}", "pool p: unknown key 'hots'; did you mean hosts?"),
+        ("p: {hosts: [{ip: 1.1.1.1, usr: x}]}", "pool p, host 1.1.1.1: unknown key 'usr'; did you mean user?"),
+        ("p: {hosts: [{user: x}]}", "pool p, host ?: `ip` must be an address"),
+        ("p: {hosts: [-oProxyCommand=x]}", "`ip` must be an address"),
+        ("p: {hosts: [10]}", "pool p, host 10: expected lines of the form"),
+        ("p: {hosts: [{ip: 1.1.1.1, password: hunter2}]}", "host 1.1.1.1: passwords are not used here, only keys"),
+        ("p: {password: hunter2, hosts: [1.1.1.1]}", "passwords are not used here, only keys"),
+        ("p: {identity_file: /no/such, hosts: [1.1.1.1]}", "host 1.1.1.1: there is no key /no/such"),
+        ("p: {user: 'a b', hosts: [1.1.1.1]}", "'a b' at '1.1.1.1' is no user"),
+        pytest.param("p: {hosts: [far]}", "far is reached through proxyjump box", marks=pytest.mark.needs("ssh")),
+        ("p: {hosts: [1.1.1.1, 1.1.1.1]}", "pool p: host 1.1.1.1 stands there twice"),
+        ("p: {hosts: [{ip: 1.1.1.1, port: 70000}]}", "port is 70000; it must be a whole number from 1 to 65535"),
+        ("p: {hosts: [{ip: 1.1.1.1, num_gpus: true}]}", "num_gpus is True"),
+        ("p: {hosts: [{ip: 1.1.1.1, usd_per_hour: .inf}]}", "usd_per_hour is inf"),
+        ("p: {hosts: [{ip: 1.1.1.1, usd_per_hour: -1}]}", "usd_per_hour is -1"),
+        ("p: {hosts: [{ip: 1.1.1.1, memory: lots}]}", "memory is 'lots'; write it in GB"),
+        ("p: {hosts: [{ip: 1.1.1.1, labels: [a]}]}", "labels must be lines"),
+        ("../p: {hosts: [1.1.1.1]}", "'../p' is no name"),
+        ("p: {hosts: [1.1.1.1]}\np: {hosts: [1.1.1.2]}", "'p' stands there twice"),
+        ("p: {hosts: [{ip: 1.1.1.1, ip: 1.1.1.2}]}", "'ip' stands there twice"),
+        ("p: !!python/object/apply:os.system [id]", "could not determine a constructor"),
+        ("p: " + "[" * 40, "more than 16 levels"),
+        ("a: &a [x]\np: [" + "*a, " * 70 + "]", "more than 64 aliases"),
+        ("#" + "x" * 300_000, "longer than 256 KiB"),
+    ],
+)  # fmt: skip
+def test_what_is_unclear_is_refused_with_file_pool_and_host(home, text, said):
+    with pytest.raises(UsageError) as refused:
+        load(home, text)
+    assert said in str(refused.value) and "ssh_node_pools.yaml" in str(refused.value)
+    assert "hunter2" not in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_missing_file_says_what_to_copy(tmp_path):
+    with pytest.raises(UsageError, match="copy ssh_node_pools.yaml.example there"):
+        inventory.load(tmp_path / "none.yaml")
+
+
+def test_the_example_that_is_shipped_is_read_once_its_key_exists(home):
+    (home / "id_ed25519").touch()
+    text = (REPOSITORY / "ssh_node_pools.yaml.example").read_text().replace("~/.ssh/", f"{home}/")
+    assert len(load(home, text)) >= 2
+
+
+def test_a_machine_is_found_by_its_place_or_its_name_and_a_pool_by_its_own(home):
+    hosts = load(home, "a: {hosts: [1.1.1.1, 1.1.1.2]}\nb: {hosts: [1.1.1.1]}")
+    assert inventory.find(hosts, "1.1.1.2") == hosts[1] and inventory.find(hosts, "b/1.1.1.1") == hosts[2]
+    assert inventory.select(hosts, "") == hosts and inventory.select(hosts, "a") == hosts[:2]
+    assert inventory.select(hosts, "b/1.1.1.1") == hosts[2:]
+    with pytest.raises(UsageError, match="several machines: a/1.1.1.1, b/1.1.1.1"):
+        inventory.find(hosts, "1.1.1.1")
+    with pytest.raises(UsageError, match="no machine is called '1.1.1.3'; there is: .*pools: a, b"):
+        inventory.select(hosts, "1.1.1.3")
+
+
+def test_the_checkouts_file_goes_before_skypilots_own(tmp_path):
+    checkout, home = tmp_path / "checkout", tmp_path / "home"
+    checkout.mkdir()
+    own, shared = checkout / "ssh_node_pools.yaml", home / ".sky/ssh_node_pools.yaml"
+    environ = {"HOME": str(home)}
+    assert Settings.load(checkout, environ=environ).pools == own
+    shared.parent.mkdir(parents=True)
+    shared.touch()
+    assert Settings.load(checkout, environ=environ).pools == shared
+    own.touch()
+    assert Settings.load(checkout, environ=environ).pools == own
+    assert Settings.load(checkout, environ={**environ, "SLIPWAY_POOLS": "/x.yaml"}).pools == Path("/x.yaml")
+
+
+# What Terraform made.
+
+OUTPUTS = {
+    "server_ip": {"sensitive": False, "type": "string", "value": "5.6.7.8"},
+    "nodes": {"value": ["10.0.0.1", "node2.example.com"]},
+    "by_name": {"value": {"web 1": "10.0.0.3", "v6": "2001:db8::1"}},
+    "again": {"value": "5.6.7.8"},
+    "image": {"value": "debian-12"},
+    "network": {"value": "10.0.0.0/16"},
+    "mixed": {"value": ["10.0.0.9", "a name"]},
+    "count": {"value": 3},
+    "nothing": {"value": []},
+}
+FOUND = ["5.6.7.8", "10.0.0.1", "node2.example.com", "10.0.0.3", "2001:db8::1"]
+
+
+@pytest.fixture
+def terraform(tmp_path):
+    path = tmp_path / "terraform.json"
+    path.write_text(json.dumps(OUTPUTS))
+    return path
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda outputs: outputs,
+        lambda outputs: {"version": 4, "terraform_version": "1.9.0", "outputs": outputs, "resources": []},
+        lambda outputs: {"format_version": "1.0", "values": {"outputs": outputs, "root_module": {}}},
+    ],
+    ids=["output -json", "state file", "show -json"],
+)
+def test_addresses_come_out_of_every_form_of_terraforms_json(terraform, wrap):
+    terraform.write_text(json.dumps(wrap(OUTPUTS)))
+    found = pool_import.addresses(terraform)
+    assert [one.address for one in found] == FOUND
+    assert [one.origin for one in found] == ["server_ip", "nodes.0", "nodes.1", "by_name.web-1", "by_name.v6"]
+    assert [one.address for one in pool_import.addresses(terraform, "nodes")] == FOUND[1:3]
+
+
+@pytest.mark.parametrize(
+    ("text", "only", "said"),
+    [
+        ("{", "", "make it with: terraform output -json"),
+        ("[]", "", "no output is an address"),
+        ('{"image": {"value": "debian"}}', "", "no output is an address, a list or a map of addresses (image)"),
+        (json.dumps(OUTPUTS), "node", "there is no output 'node'; there is: server_ip"),
+    ],
+)  # fmt: skip
+def test_a_file_without_addresses_is_refused(terraform, text, only, said):
+    terraform.write_text(text)
+    with pytest.raises(UsageError) as refused:
+        pool_import.addresses(terraform, only)
+    assert said in str(refused.value)
+
+
+def test_an_import_makes_a_pool_that_is_read_back_and_a_second_one_changes_nothing(home, terraform):
+    path = home / "ssh_node_pools.yaml"
+    found = pool_import.addresses(terraform)
+    for number_new in (5, 0):
+        plan = pool_import.plan(path, "tf", found, user="root", key=f"{home}/pool")
+        assert (len(plan.new), len(plan.known)) == (number_new, 5 - number_new)
+        pool_import.write(plan)
+    hosts = inventory.load(path, home)
+    assert [host.address.host for host in hosts] == FOUND and {host.address.user for host in hosts} == {"root"}
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        "  hosts:\n    # the first\n    - 5.6.7.8  # old\n    - ip: 1.1.1.1\n      user: root\n\n      # why\n",
+        "  hosts:\n  - ip: 1.1.1.1\n    user: root\n  - 5.6.7.8\n  user: x\n",
+        "  hosts:\n    - {ip: 1.1.1.1, user: root}\n    - 5.6.7.8",
+    ],
+)
+def test_an_import_into_a_pool_only_adds_lines(home, terraform, hosts):
+    path = home / "ssh_node_pools.yaml"
+    before = f"# mine\ntf:\n{hosts}\n# after\nother:\n  hosts: [2.2.2.2]  # kept\n"
+    path.write_text(before)
+    plan = pool_import.plan(path, "tf", pool_import.addresses(terraform))
+    assert path.read_text() == before
+    pool_import.write(plan)
+    after = path.read_text().splitlines()
+    added = [line for line in after if "# nodes." in line or "# by_name." in line]
+    assert len(added) == 4 and [line for line in after if line not in added] == before.splitlines()
+    assert [host.name for host in inventory.load(path, home) if host.pool == "tf"][-4:] == FOUND[1:]
+
+
+@pytest.mark.parametrize("text", ["tf: {hosts: [1.1.1.1]}\n", "tf:\n  hosts: [1.1.1.1]\n", "tf:\n  user: x\n"])
+def test_a_list_in_one_line_is_not_taken_apart(home, terraform, text):
+    path = home / "ssh_node_pools.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match="the hosts of tf are not one per line; add them yourself, or name another"):
+        pool_import.plan(path, "tf", pool_import.addresses(terraform))

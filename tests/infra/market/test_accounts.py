@@ -1,0 +1,445 @@
+"""`--rehearse`, `audit`, `reap`, `cost`, `rehearse`: whole commands in a world of their own, with its real servers."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from infra.agent.job import Job, Limits
+from infra.agent.limits import Clocks, read_clocks
+from infra.ledger import reap
+from infra.ledger.journal import Journal
+from infra.names import new_token
+from infra.providers.offers import open_market
+from infra.records import Request
+from infra.rehearsal import attach
+from infra.runs import pods
+from infra.settings import Settings
+from tests.hosts import until
+from tests.needs import needs
+from tests.world import World
+
+ROOT = Path(__file__).parents[3]
+LIMITS = Limits(time_s=86_400.0)
+KINDS = {"runpod": "L40S", "lium": "RTX4090", "shadeform": "L40"}
+ORDERS = {
+    "runpod": ("/v2/pods", {"image": "i", "gpu": {"id": "NVIDIA L40S", "count": 1}}),
+    "shadeform": ("/instances/create", {"cloud": "hyperstack", "region": "montreal-canada-2",
+                                        "shade_instance_type": "L40", "shade_cloud": True}),
+    "lium": ("/executors/{}/rent", {"user_public_key": ["ssh-ed25519 AAAA somebody"]}),
+}  # fmt: skip
+RENT_AND_DIE = """
+import json, os, sys
+from dataclasses import replace
+from pathlib import Path
+from infra.runs import pods
+from infra.agent.job import Job, Limits
+from infra.ledger.journal import Journal
+from infra.providers.offers import open_market
+from infra.records import Request
+from infra.settings import Settings
+
+settings = Settings.load(Path.cwd())
+market = open_market("runpod", settings)
+request = Request(run=sys.argv[1], gpu="L40S", num_gpus=1)
+class Dying:
+    name, is_rented = "runpod", True
+    def create(self, *words):
+        market.create(*words)
+        os._exit(9)
+LIMITS = Limits(time_s=86_400.0)
+with Journal.open(settings.state_file) as journal:
+    vendor = Dying() if sys.argv[2] == "before its answer" else market
+    pods.rent(vendor, request, market.offers(request)[0], Job(run="", token="", steps=(), limits=LIMITS), journal)
+    os._exit(9)
+"""
+
+
+class Rehearsal:
+    """A user with a rehearsal: their commands, and their world, which is begun by the first `inv offers`."""
+
+    def __init__(self, folder: Path) -> None:
+        real = {f"{name.upper()}_API_KEY": "a-real-key" for name in KINDS}
+        self.user = World(folder, real)
+        self.base = attach.beside(folder / "state" / "journal.db")
+        self.client = httpx.Client(timeout=20, trust_env=False)
+
+    @property
+    def world(self) -> attach.Running:
+        return attach.find(self.base)
+
+    @property
+    def settings(self) -> Settings:
+        return Settings.load(ROOT, environ={"SLIPWAY_REHEARSAL": str(self.world.folder)})
+
+    def inv(self, *words, code=0):
+        return self.user.inv(*words, "--rehearse", code=code)
+
+    def json(self, *words, code=0):
+        return json.loads(self.inv(*words, "--json", code=code))
+
+    def fails(self, *words):
+        """Its exit code, and what it said on stderr."""
+        process = self.user.begin(*words, "--rehearse")
+        _, err = process.communicate(timeout=60)
+        return process.returncode, err
+
+    def journal(self):
+        return Journal.open(self.settings.state_file, self.user.environ)
+
+    def order(self, vendor, name):
+        """A machine that is asked for in the vendor's own words; its id."""
+        (path, body), about = ORDERS[vendor], self.world.about[vendor]
+        header = {"Authorization": f"Bearer {about['key']}"} if vendor == "runpod" else {"X-API-KEY": about["key"]}
+        if vendor == "lium":
+            hosts = self.client.get(about["url"] + "/executors", headers=header).json()
+            host = min((one for one in hosts if "4090" in one["machine_name"]), key=lambda one: one["price_per_gpu"])
+            (template,) = self.client.get(about["url"] + "/templates", headers=header).json()
+            path, body = path.format(host["id"]), {**body, "template_id": template["id"]}
+        named = "pod_name" if vendor == "lium" else "name"
+        answer = self.client.post(about["url"] + path, json={**body, named: name}, headers=header)
+        assert answer.status_code in (200, 201), answer.text
+        return answer.json()["pod_id" if vendor == "lium" else "id"]
+
+    def truth(self):
+        return {pod["id"]: pod for pod in self.world.truth()["pods"]}
+
+    def running(self):
+        return {name for name, pod in self.truth().items() if pod["state"] in ("booting", "running")}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    needs("sshd", "ssh-keygen")
+    rehearsal = Rehearsal(tmp_path_factory.mktemp("user"))
+    attach.start(rehearsal.base, speed=60)
+    yield rehearsal
+    with contextlib.suppress(attach.NoWorld):
+        attach.stop(rehearsal.base)
+
+
+@pytest.fixture
+def rehearsal(shared):
+    shared.world.tell("/faults", {})
+    yield shared
+    shared.world.tell("/faults", {})
+    for vendor in KINDS:
+        market = open_market(vendor, shared.settings)
+        for pod in market.list():
+            market.delete(pod.pod_id)
+    until(lambda: not shared.running(), "a world at rest")
+
+
+def test_offers_stand_in_order_in_a_world_that_was_begun_to_look_at_it(tmp_path):
+    rehearsal = Rehearsal(tmp_path)
+    code, err = rehearsal.fails("status")
+    assert code == 2 and "no rehearsal runs; begin one with: inv rehearse" in err
+    try:
+        out = rehearsal.inv("offers", "--gpu", "B200", "--num-gpus", "8")
+        rows = [line.split()[1:9] for line in out.splitlines()[2:]]
+        assert out.startswith("=== Available B200 Instances (sorted by price) ===\n#  Provider")
+        assert rows[:3] == [
+            ["shadeform/hyperstack", "canada-1", "8x", "B200", "192GB", "$33.60", "$4.20", "No"],
+            ["shadeform/datacrunch", "FIN-01", "8x", "B200", "192GB", "$35.84", "$4.48", "No"],
+            ["shadeform/tensordock", "us-east", "8x", "B200", "192GB", "$38.40", "$4.80", "No"],
+        ]
+        assert {row[4] for row in rows if row[0].startswith("lium")} == {"180GB"}
+        stopped = json.loads(rehearsal.user.inv("rehearse", "--stop", "--json"))
+        assert stopped["running"] == 0
+    finally:
+        with contextlib.suppress(attach.NoWorld):
+            attach.stop(rehearsal.base)
+    code, err = rehearsal.fails("audit")
+    assert code == 2 and "the last one ended at" in err
+
+
+def test_orphans_are_named_and_ended_and_a_strangers_machine_runs_on(rehearsal):
+    with rehearsal.journal() as journal:
+        installation = journal.installation
+    orphans = {rehearsal.order(vendor, new_token(installation)) for vendor in ORDERS}
+    foreign = {rehearsal.order("runpod", "somebody-elses"), rehearsal.order("shadeform", new_token("zzzzzzzz"))}
+    seen = rehearsal.json("audit", code=5)
+    assert {one["id"]: one["whose"] for one in seen["machines"]} == {
+        **dict.fromkeys(orphans, "orphaned"),
+        **dict.fromkeys(foreign, "foreign"),
+    }
+    assert all(float(one["usd_per_hour"]) > 0 and one["age_s"] >= 0 for one in seen["machines"])
+    code, err = rehearsal.fails("audit")
+    assert code == 5 and "3 machines of ours at 2.07 USD/h" in err and all(one in err for one in orphans)
+    killed = rehearsal.json("audit", "--kill")
+    assert {one["id"] for one in killed["machines"]} == foreign
+    assert rehearsal.running() == foreign
+    assert {rehearsal.truth()[one]["ended_by"] for one in orphans} == {"client"}
+
+
+def test_a_machine_of_another_installation_is_shown_with_its_place_and_ended_only_by_its_name(rehearsal):
+    with rehearsal.journal() as journal:
+        ours = rehearsal.order("runpod", new_token(journal.installation))
+    config = Path(rehearsal.user.environ["XDG_CONFIG_HOME"]) / "slipway" / "installation_id@0123456789ab"
+    config.write_text("zzzzzzzz\n0123456789abcdef\nlaptop\n/home/me/journal.sqlite\n")
+    tokens = [new_token("zzzzzzzz") for _ in range(2)]
+    theirs = [rehearsal.order("shadeform", token) for token in tokens]
+    strange = rehearsal.order("runpod", "somebody-elses")
+    seen = {one["id"]: one for one in rehearsal.json("audit", code=5)["machines"]}
+    assert "of /home/me/journal.sqlite on laptop" in seen[theirs[0]]["note"] and seen[strange]["note"] is None
+    assert rehearsal.json("reap")["due"] == [] and rehearsal.running() == {*theirs, strange}
+    rehearsal.inv("audit", "--kill")
+    assert rehearsal.running() == {*theirs, strange} and rehearsal.truth()[ours]["ended_by"] == "client"
+    for name, why in ((strange, "somebody else's"), ("nowhere", "is no machine there"), (theirs[0][:5], "no machine")):
+        code, err = rehearsal.fails("audit", "--kill", name)
+        assert code == 2 and why in err and len(rehearsal.running()) == 3, err
+    killed = rehearsal.json("audit", "--kill", theirs[0])
+    assert [one["what"] for one in killed["done"]] == [f"{theirs[0]} is gone"]
+    assert rehearsal.running() == {theirs[1], strange}
+    rehearsal.inv("audit", f"--kill={tokens[1]}")
+    assert rehearsal.running() == {strange}
+    config.unlink()
+
+
+def test_an_account_that_cannot_be_asked_is_not_clean(rehearsal):
+    rehearsal.world.tell("/faults", {"requests": [{"vendor": "lium", "kind": "error", "status": 403, "count": None}]})
+    code, err = rehearsal.fails("audit")
+    assert code == 5 and "not everybody could be asked" in err and "lium" in err
+    assert rehearsal.json("reap", code=5)["problems"]
+
+
+@pytest.mark.parametrize("when", ["before its answer", "after its answer"])
+def test_a_launcher_that_dies_leaves_a_machine_that_reap_ends(rehearsal, when):
+    run = f"cut-off-{when.split()[0]}"
+    environ = {**rehearsal.user.environ, "SLIPWAY_REHEARSAL": str(rehearsal.world.folder)}
+    died = subprocess.run([sys.executable, "-c", RENT_AND_DIE, run, when], cwd=ROOT, env=environ, timeout=60)
+    assert died.returncode == 9 and len(rehearsal.running()) == 1
+    assert [one["whose"] for one in rehearsal.json("audit")["machines"]] == ["claimed"]  # a row has it
+    reaped = rehearsal.json("reap")
+    said = [one["what"] for one in reaped["done"] if one["run"] == run]
+    assert ("adopted" in said) == (when == "before its answer") and "it is to end: its launch was cut off" in said
+    assert not rehearsal.running() and reaped["due"] == []
+    assert rehearsal.json("reap")["done"] == []
+    with rehearsal.journal() as journal:
+        assert [op.state for op in journal.ops(run=run)] == ["TERMINATED"]
+
+
+def later(now: float) -> Clocks:
+    """All clocks on by as much as the wall's would be at `now`."""
+    clocks = read_clocks()
+    return replace(clocks, boot_s=clocks.boot_s + now - clocks.wall_s, wall_s=now)
+
+
+def test_a_machine_that_cannot_be_ended_is_named_with_its_price(rehearsal):
+    market, now = open_market("runpod", rehearsal.settings), [time.time()]
+    with rehearsal.journal() as journal:
+        pod_id = rehearsal.order("runpod", new_token(journal.installation))
+        rehearsal.world.tell("/faults", {"requests": [{"call": "delete", "kind": "error", "count": None}]})
+
+        def sleep(seconds):
+            now[0] += seconds + reap.PATIENCE_S
+
+        left = reap.reap(market, journal, clock=lambda: later(now[0]), sleep=sleep)
+        assert [(one.pod_id, one.kind, one.is_wrong) for one in left.findings] == [(pod_id, "ending", True)]
+        assert any("it may still cost 0.79 USD/h" in problem for problem in left.problems)
+    code, err = rehearsal.fails("audit")
+    assert code == 5 and f"runpod {pod_id} (ending)" in err and "at 0.79 USD/h" in err
+    with rehearsal.journal() as journal:
+        (row,) = journal.ops(live=True)
+        journal.note(row, del_requested_at=int(time.time()) - 16)  # sixteen minutes of the vendor's
+    for words in (("status",), ("cost", "--offline")):
+        code, err = rehearsal.fails(*words)
+        assert code == 5 and "ALARM: asked to end more than 15 minutes ago" in err and "0.79 USD/h" in err, words
+        assert f"inv down --rehearse {row.run}" in err
+    rehearsal.world.tell("/faults", {})
+    assert rehearsal.json("reap")["due"] == [] and not rehearsal.running()
+
+
+def test_a_request_without_an_answer_is_not_clean_until_its_vendor_has_settled(rehearsal):
+    """Ten minutes of the vendor's clock, in which what was asked for may still turn up."""
+    with rehearsal.journal() as journal:
+        op = journal.plan(token=new_token(journal.installation), run="lost", vendor="lium", rate=280_000)
+        op = journal.advance(journal.advance(op, "sending"), "unclear")
+    code, err = rehearsal.fails("audit")
+    assert code == 5 and "at 0.28 USD/h" in err and "may run" in err and "run: inv reap" in err
+    market, now = open_market("lium", rehearsal.settings), [time.time()]
+    with rehearsal.journal() as journal:
+        for later_s, state in ((0, "UNKNOWN"), (11, "UNKNOWN"), (61, "FAILED")):
+            now[0] += later_s
+            found = reap.reap(market, journal, clock=lambda: later(now[0])).findings
+            assert journal.op(op.token).state == state
+            assert [one.kind for one in found] == ["unclear"] * (state == "UNKNOWN")
+
+
+@pytest.mark.parametrize("command", ["reap", "status"])
+def test_a_pod_past_its_limit_is_ended_by_whoever_types_next_though_it_is_deaf(rehearsal, command):
+    market, run = open_market("runpod", rehearsal.settings), f"past-its-limit-{command}"
+    request = Request(run=run, gpu="L40S", num_gpus=1)
+    with rehearsal.journal() as journal:
+        job = Job(run="", token="", steps=(), limits=LIMITS)
+        op = journal.advance(pods.rent(market, request, market.offers(request)[0], job, journal), "armed")
+        journal.note(op, address=market.keys.address(op.token, "root", "127.0.0.1", 1))
+        assert rehearsal.json("reap")["done"] == [] and rehearsal.running() == {op.remote_id}
+        journal.note(journal.op(op.token), ttl_s=60.0)  # a second of ours
+        until(lambda: time.time() >= (op.sent_at or 0) + 1, "the limit")
+        told = rehearsal.json(command)
+        why = "its time limit of 60 s is reached"
+        if command == "reap":
+            assert {"provider": "runpod", "run": run, "what": f"it is to end: {why}"} in told["done"]
+        else:
+            assert next(one for one in told if one["run"] == run)["state"] == "limit"
+        assert (
+            journal.op(op.token).state == "TERMINATED"
+            and journal.op(op.token).reason == why
+            and journal.op(op.token).outcome == "limit"
+        )
+        assert not rehearsal.running()
+
+
+def test_the_ledger_is_never_below_the_bill_and_tells_what_the_vendors_say(rehearsal):
+    ops = {}
+    with rehearsal.journal() as journal:
+        for vendor, kind in KINDS.items():
+            market = open_market(vendor, rehearsal.settings)
+            request = Request(run=f"paid-{vendor}", gpu=kind, num_gpus=1)
+            offer = min(market.offers(request), key=lambda one: one.micro_usd_per_hour)
+            ops[vendor] = pods.rent(market, request, offer, Job(run="", token="", steps=(), limits=LIMITS), journal)
+        until(
+            lambda: all(rehearsal.truth()[op.remote_id]["active_at"] for op in ops.values()), "three machines that run"
+        )
+        until(lambda: rehearsal.truth()[ops["shadeform"].remote_id]["billed_micro_usd"] > 20_000, "cents on every bill")
+        live = {one["provider"]: one for one in rehearsal.json("cost")["pods"] if one["run"].startswith("paid-")}
+        assert all(float(one["billed_usd"]) > 0 and one["ended_at"] is None for one in live.values())
+        for vendor in ("runpod", "lium"):
+            market, op = open_market(vendor, rehearsal.settings), ops[vendor]
+            market.delete(op.remote_id)
+            until(lambda op=op: rehearsal.truth()[op.remote_id]["state"] == "gone", "a machine that is gone")
+            pods.end(market, op, journal)
+        told = rehearsal.json("cost")
+    true = {vendor: rehearsal.truth()[op.remote_id]["billed_micro_usd"] for vendor, op in ops.items()}
+    found = {one["provider"]: one for one in told["pods"] if one["run"].startswith("paid-")}
+    for vendor in ("runpod", "lium"):
+        assert round(float(found[vendor]["billed_usd"]) * 1e6) == true[vendor] > 0
+        assert float(found[vendor]["quoted_usd"]) * 1e6 >= true[vendor] and found[vendor]["ended_at"]
+        assert told["runs"][f"paid-{vendor}"] == found[vendor]["usd"] == found[vendor]["billed_usd"]
+    month = time.strftime("%Y-%m", time.gmtime())
+    assert told["months"] == {month: told["usd"]} or len(told["months"]) == 2
+    assert rehearsal.json("cost", "paid-lium", "--offline")["usd"] == found["lium"]["usd"]
+    assert rehearsal.json("cost", "--month", "2020-01")["pods"] == []
+    out = rehearsal.inv("cost", "paid-runpod", "--offline")
+    assert out.splitlines()[-1] == f"total: {found['runpod']['usd']} USD"
+
+
+def test_an_estimate_shows_the_unit_price_that_it_was_made_with(rehearsal):
+    all_of_it = rehearsal.json("cost", "--estimate", "--phase", "all", "--gpu", "H100", "--num-gpus", "8")
+    (one,) = all_of_it["estimates"]
+    assert (one["hours"]["low"], one["hours"]["high"], one["offers"] > 1) == (3.0, 4.0, True)
+    assert float(one["usd"]["low"]) == pytest.approx(3 * 8 * float(one["usd_per_gpu_hour"]["low"]))
+    out = rehearsal.inv("cost", "--estimate", "--stage", "2", "--gpu", "H100", "--num-gpus", "4", "--hours", "24",
+                        "--price", "2.10")  # fmt: skip
+    assert out.splitlines()[-1].split() == ["4x", "H100", "24", "2.10", "(as", "given)", "201.60", "201.60", "201.60"]
+    compared = rehearsal.json("cost", "--estimate", "--job", "dlm", "-e", "TOKENS=4000000000", "--num-gpus", "8")
+    assert [one["gpu"] for one in compared["estimates"]] == ["B200", "H200", "H100", "A100"]
+    h100 = compared["estimates"][2]["hours"]
+    assert (h100["low"], h100["high"]) == (2.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--estimate", "--phase", "base"], 2, "say --hours"),
+        (["--estimate"], 2, "what work"),
+        (["--estimate", "--phase", "sft", "--gpu", "TPU"], 2, "how fast a TPU is"),
+        (["--estimate", "--hours", "1", "--gpu", "B300", "--num-gpus", "3"], 3, "no price"),
+        (["--gpu", "H100"], 2, "belongs to --estimate"),
+        (["--month", "soon"], 2, "write it as 2026-11"),
+    ],
+)
+def test_words_of_cost_that_mean_nothing_are_told(rehearsal, words, code, said):
+    left, err = rehearsal.fails("cost", *words)
+    assert left == code and said in err
+
+
+def test_a_rehearsal_tells_what_the_market_saw_and_what_it_cost(rehearsal, monkeypatch, capsys, tmp_path):
+    """What `rehearse` does around a launch; the launch here is one pod that the market takes away."""
+    from scripts.runs import rehearse
+
+    world = rehearsal.world
+    monkeypatch.setitem(os.environ, attach.INSIDE, str(world.folder))
+    monkeypatch.setitem(os.environ, "XDG_CONFIG_HOME", rehearsal.user.environ["XDG_CONFIG_HOME"])
+    world.tell("/faults", rehearse.plan_of("", preempt=1, bad_host=2))
+    before, began_at = world.truth(), int(time.time())
+    market = open_market("runpod", rehearsal.settings)
+    request = Request(run="watched", gpu="L40S", num_gpus=1)
+    with rehearsal.journal() as journal:
+        world.tell("/faults", {"requests": [{"call": "create", "kind": "lost"}], "preempt_at_work": 1})
+        offer = market.offers(request)[0]
+        op = pods.rent(market, request, offer, Job(run="", token="", steps=(), limits=LIMITS), journal)
+        until(lambda: rehearsal.truth()[op.remote_id]["state"] == "running", "a machine that runs")
+        world.tell("/preempt", {"id": op.remote_id})
+        pods.end(market, op, journal)
+    rehearse.report(world, before, began_at, None, True)
+    told = json.loads(capsys.readouterr().out)
+    assert [one["what"] for one in told["timeline"]] == [
+        f"rented runpod/NVIDIA L40S/{offer.region}", "booting", "create: lost, answered 200", "running",
+        "stopped (preempted)", "deleting (client)",
+    ]  # fmt: skip
+    true = rehearsal.truth()[op.remote_id]
+    assert round(float(told["billed_usd"]) * 1e6) == true["billed_micro_usd"] > 0
+    assert float(told["ledger_usd"]) >= float(told["billed_usd"])
+    assert (told["still_running"], told["preemptions_left"], told["problems"]) == ([], 1, [])
+    rehearse.report(world, before, began_at, None, False)
+    out, err = capsys.readouterr()
+    assert "+0:00:" in out and "stopped (preempted)" in out and "1 preemption did not happen" in err
+
+
+def test_a_launch_is_rehearsed_from_the_offer_to_the_bill(rehearsal):
+    words = ["--provider", "runpod", "--gpu", "L40S", "--num-gpus", "1", "--phase", "base", "--profile", "tiny"]
+    told = json.loads(rehearsal.user.inv("rehearse", *words, "--spend-limit", "50", "--yes", "--json"))
+    assert told["launch"]["state"] == "succeeded" and "base" in told["launch"]["ran"]
+    kinds = [one["what"].split()[0] for one in told["timeline"]]
+    assert kinds == ["rented", "booting", "running", "deleting"] and told["still_running"] == []
+    assert 0 < float(told["billed_usd"]) <= float(told["ledger_usd"]) and told["problems"] == []
+    run = told["launch"]["run"]
+    assert {one["run"]: one["state"] for one in rehearsal.json("status")}[run] == "succeeded"
+    paid = rehearsal.json("cost", run)
+    assert paid["usd"] == told["billed_usd"] and not rehearsal.running()
+
+
+def test_a_rehearsal_in_a_world_that_runs_is_not_given_another_one(rehearsal, tmp_path):
+    rehearsal.order("runpod", "somebody's")  # what runs in a world keeps it from being ended
+    plan = tmp_path / "faults.yaml"
+    plan.write_text("prices: [{at_s: 60, factor: 2}]\n")
+    for words, said in (
+        (["--speed", "7"], "60 times as fast"),
+        (["--faults", str(plan)], "prices is set at its start only"),
+        (["--faults", str(tmp_path / "none.yaml")], "--faults"),
+        (["--preempt", "-1"], "--preempt is -1"),
+    ):
+        process = rehearsal.user.begin("rehearse", "--dry-run", *words)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 2 and said in err, err
+    out = rehearsal.user.inv("rehearse", "--provider", "local", "--dry-run", "--bad-host", "1")
+    assert "nothing: it was not asked to rent anything" in out
+
+
+@pytest.mark.parametrize("vendor", KINDS)
+def test_doctor_asks_an_account_whose_it_is_and_what_runs_there(rehearsal, vendor):
+    user, inside = rehearsal.user, {"SLIPWAY_REHEARSAL": str(rehearsal.world.folder)}
+    market = open_market(vendor, rehearsal.settings)
+    request = Request(run=f"seen-{vendor}", gpu=KINDS[vendor], num_gpus=1)
+    with rehearsal.journal() as journal:
+        pod = pods.rent(
+            market, request, market.offers(request)[0], Job(run="", token="", steps=(), limits=LIMITS), journal
+        )
+    found = {one["name"]: one for one in World(user.folder, inside).json("doctor", "--provider", vendor)}
+    assert {one["state"] for one in found.values()} == {"ok"} and found["dashboard"]["detail"].startswith("https://")
+    assert pod.remote_id in found["machines"]["detail"] and "1 at " in found["machines"]["detail"]
+    assert ("balance of" in found["account"]["detail"]) == (vendor != "shadeform")
+    rehearsal.world.tell("/faults", {"requests": [{"kind": "error", "status": 403, "count": None}]})
+    said = World(user.folder, inside).json("doctor", "--provider", vendor, code=1)
+    assert [one["state"] for one in said] == ["ok", "ok", "bad"]
+    none = World(user.folder, {f"{vendor.upper()}_API_KEY": ""}).json("doctor", "--provider", vendor, code=1)
+    assert none[0]["detail"] == f"disabled: {vendor.upper()}_API_KEY is not set"

@@ -1,0 +1,205 @@
+"""Machines that never come up, or are not what was said: given back by a deadline, and the next offer taken."""
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from infra.agent.job import Job, Limits
+from infra.agent.limits import read_clocks
+from infra.errors import LimitHit, NoOffer, SlipwayError
+from infra.ledger import spend
+from infra.ledger.journal import Journal
+from infra.ledger.reconcile import reconcile
+from infra.providers import market
+from infra.providers.offers import open_market
+from infra.records import Plan, Request
+from infra.runs import boot, launch, pods
+from infra.runs.launch import Terms
+from infra.settings import VENDORS, Settings
+from infra.transport.protocol import Lost
+from tests.faults.trial import rounds
+from tests.infra.rehearsal.worlds import world
+from tests.world import ROOT
+
+SPEED = 600.0
+KIND = {"runpod": "H100", "lium": "RTX4090", "shadeform": "L40S"}
+BOOT_S = 900.0
+
+
+def settings_of(running, folder):
+    environ = {"SLIPWAY_CLOCK_SCALE": str(SPEED), "SLIPWAY_STATE_FILE": str(folder / "journal.db")}
+    for name, key in VENDORS.items():
+        environ |= {f"SLIPWAY_{name.upper()}_URL": running.about[name]["url"], key.upper(): running.about[name]["key"]}
+    return Settings.load(ROOT, environ={**os.environ, **environ})
+
+
+def rent(vendor, journal, run):
+    request = Request(run=run, provider=vendor.name, gpu=KIND[vendor.name], num_gpus=1)
+    offer = min(vendor.offers(request), key=lambda one: one.micro_usd_per_hour)
+    return pods.rent(vendor, request, offer, Job(run="", token="", steps=(), limits=Limits(time_s=86400.0)), journal)
+
+
+@pytest.mark.parametrize("trait", ["hang", "no ssh", "fail"])
+@rounds(2, 34)
+def test_what_never_boots_is_given_back_by_its_deadline(tmp_path, trait, rounds):
+    with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
+        running.fault(machines=[{"trait": trait, "count": None}])
+        vendors = [open_market(name, settings_of(running, tmp_path)) for name in KIND]
+
+        def trial(number):
+            vendor = market(vendors[number % len(vendors)])
+            assert vendor is not None
+            op = rent(vendor, journal, f"otter-{number}")
+            with pytest.raises(boot.Unbooted):
+                boot.boot(op, vendor, journal, BOOT_S)
+            return pods.end(vendor, journal.op(op.token), journal, "it did not boot").state
+
+        with ThreadPoolExecutor(4) as threads:
+            assert set(threads.map(trial, range(3 * rounds))) == {"TERMINATED"}
+        truth = running.truth()
+        assert (truth["billing"], truth["running"], len(truth["pods"])) == (0, 0, 3 * rounds)
+
+
+def test_bad_machines_are_passed_over_and_the_next_offer_is_taken(tmp_path):
+    said: list[str] = []
+    with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
+        running.fault(machines=[{"trait": "ghost", "count": 1}, {"trait": "hang", "skip": 1, "count": 1},
+                                {"trait": "dear", "skip": 2, "count": 1, "factor": 1.5}])  # fmt: skip
+        vendor = open_market("shadeform", settings_of(running, tmp_path))
+        request = Request(run="otter", provider="shadeform", gpu="H100")
+        offers = vendor.offers(request)
+        plan = Plan("t", "", (), Job(run="", token="", steps=(), limits=Limits(time_s=86400.0)), request)
+        ops: list = []
+        refused = ["", "an old driver"]
+        terms = Terms(boot_s=BOOT_S, accept=lambda *_: refused.pop())
+        launch._rent_all(launch._Renting(plan, offers, lambda _: vendor, journal, said.append, terms), ops)
+        (op,) = ops
+        assert journal.op(op.token).state == "BOOTING" and op.address
+        truth = running.truth()
+        assert [pod["id"] for pod in truth["pods"] if pod["micro_usd_per_hour"]] == [op.remote_id]
+        words = "\n".join(said)
+        assert "no address in time" in words and "were agreed to" in words and "an old driver" in words, words
+        pods.end(vendor, journal.op(op.token), journal)
+
+
+def test_when_nothing_is_left_that_is_said_with_every_reason(tmp_path):
+    with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
+        running.fault(machines=[{"trait": "ghost", "count": None}])
+        vendor = open_market("lium", settings_of(running, tmp_path))
+        request = Request(run="otter", provider="lium", gpu="H100", num_gpus=8)
+        plan = Plan("t", "", (), Job(run="", token="", steps=(), limits=Limits(time_s=86400.0)), replace(request))
+        with pytest.raises(NoOffer, match="no machine is left"):
+            launch.start(plan, vendor.offers(request), lambda _: vendor, journal, tmp_path, {}, print)
+        assert running.truth()["pods"] == [] and journal.ops(live=True) == []
+        assert json.dumps([op.state for op in journal.ops()]).count("FAILED") >= 1
+
+
+def test_a_create_without_an_answer_is_set_aside_and_the_next_offer_taken(tmp_path):
+    """Somebody else took the machine, and the answer that said so was lost: nobody knows whether it is there."""
+    with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
+        vendor = open_market("runpod", settings_of(running, tmp_path))
+        request = Request(run="otter-1", provider="runpod", gpu="H100", num_gpus=1)
+        offer = min(vendor.offers(request), key=lambda one: one.micro_usd_per_hour)
+        running.fault(requests=[{"call": "create", "kind": "dropped"}])
+        said = []
+        op = launch.hold(request, Limits(time_s=86400.0), [offer, offer], lambda _: vendor, journal, said.append)
+        aside, row = journal.ops(run="otter-1")
+        assert (row, row.state) == (op, "READY")
+        assert (aside.slot, aside.state, aside.remote_id) == (-1, "TERMINATING", None)
+        assert any("it is ended when it turns up: inv reap" in one for one in said)
+        running.fault(requests=[{"call": "create", "kind": "lost"}, {"call": "list", "kind": "error", "count": 40}])
+        request = Request(run="otter-2", provider="runpod", gpu="H100", num_gpus=1)
+        hidden = launch.hold(request, Limits(time_s=86400.0), [offer, offer], lambda _: vendor, journal, said.append)
+        running.fault()
+        assert len(running.truth()["pods"]) == 3 and hidden.state == "READY"
+        for _ in range(2):
+            reconcile(vendor, journal)
+        live = {op.token for op in journal.ops(live=True)}
+        for pod in running.truth()["pods"]:
+            assert (pod["state"] in ("deleting", "gone")) is (pod["name"] not in (op.token, hidden.token)), (pod, live)
+        for one in (op, hidden):
+            pods.end(vendor, journal.op(one.token), journal)
+
+
+@pytest.mark.parametrize("vendor_name", list(KIND))
+@pytest.mark.parametrize("late_s", [0, 4000])
+def test_a_pod_that_its_vendor_ends_before_it_has_its_job_is_said_to_be_gone(tmp_path, vendor_name, late_s):
+    """Over SSH it is only silent: what has become of it, and whether that was its limit, is asked of its vendor."""
+    said: list[str] = []
+    with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
+        vendor = market(open_market(vendor_name, settings_of(running, tmp_path)))
+        assert vendor is not None
+        op = boot.boot(rent(vendor, journal, "otter"), vendor, journal, BOOT_S)
+        op = journal.note(op, ttl_s=3600.0)
+        with (
+            pytest.raises(LimitHit if late_s else SlipwayError) as seen,
+            launch._whole([op], lambda _: vendor, journal, said.append),
+        ):
+            vendor.delete(op.remote_id or "")
+            running.move(late_s + 300)  # its own clock, and that of the row
+            journal.note(journal.op(op.token), boot_s=(op.boot_s or 0) - late_s / SPEED)
+            raise Lost(f"{op.run}: the connection broke")
+        words = str(seen.value)
+        assert type(seen.value) is (LimitHit if late_s else launch.TakenAway), words
+        assert "the connection broke" not in words and vendor_name in words, words
+        assert "nothing of it runs, and nothing bills: launch again" in words, words
+        now = journal.op(op.token)
+        assert (now.state, now.outcome) == ("TERMINATED", "limit" if late_s else "")
+        assert running.truth()["billing"] == 0
+
+
+@pytest.mark.parametrize(
+    "vendor_name", ["runpod", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("lium", "shadeform"))]
+)
+def test_a_pod_that_is_taken_away_before_it_has_its_job_makes_room_for_the_next_one(tmp_path, vendor_name):
+    """The next has what the first has left of the limits; when nothing is left, nothing is rented."""
+    said: list[str] = []
+    limits = Limits(time_s=86400.0, spend_micro_usd=100_000_000)
+    with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
+        vendor = market(open_market(vendor_name, settings_of(running, tmp_path)))
+        assert vendor is not None
+        request = Request(run="otter", provider=vendor_name, gpu=KIND[vendor_name], num_gpus=1)
+        offers = [min(vendor.offers(request), key=lambda one: one.micro_usd_per_hour)]
+        taken: list[str] = []
+        blamed: list[str] = []
+
+        def accept(*_):
+            (op,) = journal.ops(live=True)
+            if len(taken) < most_taken:
+                taken.append(op.token)
+                vendor.delete(op.remote_id or "")
+                running.move(pass_s)
+                raise Lost("the connection broke")
+            return ""
+
+        terms = Terms(accept=accept, blame=lambda _, why: blamed.append(why), boot_s=BOOT_S)
+        most_taken, pass_s = 2, 600.0
+        op = launch.hold(request, limits, offers, lambda _: vendor, journal, said.append, terms)
+        first, second, last = journal.ops(run="otter")
+        assert [first.token, second.token] == taken and last == op and op.state == "READY", said
+        assert {first.state, second.state} == {"TERMINATED"} and len(blamed) == 2
+        assert "was taken away before its work began" in blamed[0], blamed
+        assert first.cap == 100_000_000 and first.cap > (second.cap or 0) > (last.cap or 0) > 0
+        costs = [spend.spent(one, read_clocks(), SPEED) for one in (first, second)]
+        assert (second.cap, last.cap) == (first.cap - costs[0], first.cap - sum(costs))
+        assert [pod["id"] for pod in running.truth()["pods"] if pod["micro_usd_per_hour"]] == [op.remote_id]
+        pods.end(vendor, journal.op(op.token), journal)
+
+        taken.clear()
+        most_taken, request = 3, replace(request, run="heron")
+        with pytest.raises(launch.TakenAway, match="nothing of it runs, and nothing bills: launch again"):
+            launch.hold(request, limits, offers, lambda _: vendor, journal, said.append, terms)
+        assert len(taken) == launch.MOST_STARTS and running.truth()["billing"] == 0
+
+        def refuse(*_):
+            (op,) = journal.ops(live=True)
+            journal.note(op, boot_s=(op.boot_s or 0) - 90_000 / SPEED)  # it was rented 25 hours ago
+            return "an old driver"
+
+        with pytest.raises(LimitHit, match="given back have used up its limit"):
+            launch.hold(replace(request, run="tern"), limits, offers * 2, lambda _: vendor, journal, said.append,
+                        replace(terms, accept=refuse))  # fmt: skip
+        assert len(journal.ops(run="tern")) == 1 and running.truth()["billing"] == 0

@@ -1,0 +1,122 @@
+"""One amount for a run: however many nodes it has, and however often it is brought back, its pods share it."""
+
+import pytest
+
+from infra.agent.job import Job, Limits
+from infra.agent.limits import read_clocks
+from infra.errors import LimitHit, SlipwayError, UsageError
+from infra.ledger import spend
+from infra.ledger.journal import Journal
+from infra.providers.offers import open_market
+from infra.records import Plan, Request
+from infra.runs import keeper as keep
+from infra.runs import launch, pods
+from infra.runs.launch import Terms
+from scripts.runs import launch as runs
+from tests.infra.market.test_boot import SPEED, settings_of
+from tests.infra.rehearsal.worlds import world
+
+USD = 1_000_000
+NODES = 2
+HOURS = 1000.0
+
+
+@pytest.fixture
+def begun(tmp_path, monkeypatch):
+    """A run on two machines that were all taken away, at different times; whoever looks further."""
+    with world(tmp_path / "world", speed=SPEED) as running, Journal.open(tmp_path / "journal.db") as journal:
+        settings = settings_of(running, tmp_path)
+        for name in ("runpod", "lium", "shadeform"):
+            monkeypatch.setenv(f"{name.upper()}_API_KEY", running.about[name]["key"])
+            monkeypatch.setenv(f"SLIPWAY_{name.upper()}_URL", running.about[name]["url"])
+        vendor = open_market("runpod", settings)
+        request = Request(run="otter", provider="runpod", gpu="L40S", num_gpus=1, nodes=NODES)
+        limits = Limits(time_s=HOURS * 3600, spend_micro_usd=20 * USD, idle_gpu_s=900.0)
+        plan = Plan("t", "", (), Job(run="", token="", steps=(), limits=limits), request)
+        ops: list = []
+        renting = launch._Renting(plan, vendor.offers(request), lambda _: vendor, journal, print, Terms())
+        launch._rent_all(renting, ops)
+        for op, hours in zip(ops, (1, 9), strict=True):
+            op = journal.note(journal.op(op.token), boot_s=(op.boot_s or 0) - hours * 3600 / SPEED)
+            pods.end(vendor, op, journal, pods.GONE)
+        keeper = keep.Keeper(journal, lambda _: vendor, vendor.offers, tmp_path / "home", {}, print)
+        (tmp_path / "home" / "code").mkdir(parents=True)
+        yield journal, keeper, settings, vendor
+
+
+def rows(journal):
+    return [op for rank in range(NODES) for op in journal.ops(run=pods.name_of("otter", rank))]
+
+
+def spent(journal):
+    return sum(spend.spent(op, read_clocks(), SPEED) for op in rows(journal))
+
+
+def bring_back(journal, keeper, limits=None):
+    """The caps of all pods that were rented for it, which are given back then; and what had been spent before."""
+    before, used, seen = {op.token for op in rows(journal)}, spent(journal), []
+
+    def accept(*_):
+        seen.append(None)
+        if len(seen) == NODES:
+            raise SlipwayError("enough was seen")
+        return ""
+
+    keeper.terms = Terms(accept=accept)
+    with pytest.raises(SlipwayError, match="enough was seen"):
+        keeper.elsewhere(journal.ops(run="otter")[-1], limits=limits)
+    new = [op for op in rows(journal) if op.token not in before]
+    assert len(new) == NODES and not any(op.is_live for op in new)
+    return [Job.from_json(op.job).limits for op in new], used
+
+
+def test_a_run_on_many_nodes_that_is_resumed_with_a_limit_shares_it_among_them(begun):
+    journal, keeper, settings, _ = begun
+    limits = runs.more_for(journal.ops(run="otter")[-1], journal, settings, "30", "")
+    assert limits is not None
+    shares, used = bring_back(journal, keeper, limits)
+    caps = [one.spend_micro_usd for one in shares]
+    assert all(caps) and used > 0
+    assert sum(caps) + used <= 30 * USD and sum(caps) > (30 * USD - used) * 0.99
+    assert [one.idle_gpu_s for one in shares] == [900.0] * NODES, "what was not named stays"
+    assert all(one.time_s and one.time_s < HOURS * 3600 for one in shares)
+
+
+def test_a_run_whose_nodes_have_cost_different_amounts_is_brought_back_with_what_is_left_of_all(begun):
+    journal, keeper, _, _ = begun
+    for _ in range(2):
+        shares, used = bring_back(journal, keeper)
+        caps = [one.spend_micro_usd for one in shares]
+        assert sum(caps) + used <= 40 * USD and sum(caps) > (40 * USD - used) * 0.99
+
+
+def test_time_alone_is_no_way_around_the_money_and_money_none_around_the_time(begun):
+    journal, keeper, settings, _ = begun
+    limits = runs.more_for(journal.ops(run="otter")[-1], journal, settings, "", "100h")
+    shares, used = bring_back(journal, keeper, limits)
+    assert [one.time_s for one in shares] == [360_000.0] * NODES
+    assert sum(one.spend_micro_usd for one in shares) + used <= 40 * USD
+    first = journal.ops(run="otter")[-1]
+    journal.note(first, lived_s=2 * HOURS * 3600 / SPEED)
+    limits = runs.more_for(journal.ops(run="otter")[-1], journal, settings, "900000", "")
+    with pytest.raises(LimitHit, match="inv resume otter --ttl TIME, above"):
+        keeper.elsewhere(journal.ops(run="otter")[-1], limits=limits)
+
+
+def test_what_all_nodes_have_cost_counts_when_a_limit_is_refused(begun):
+    journal, _, settings, _ = begun
+    most = max(spend.spent(op, read_clocks(), SPEED) for op in rows(journal)) / USD
+    with pytest.raises(UsageError, match="has cost .* USD already; give a --spend-limit above that"):
+        runs.more_for(journal.ops(run="otter")[-1], journal, settings, f"{most:.2f}", "")
+
+
+def test_the_share_of_a_pod_that_could_not_be_ended_yet_is_nobody_elses(begun):
+    journal, keeper, _, vendor = begun
+    request = Request(run="otter.1", provider="runpod", gpu="L40S", num_gpus=1)
+    job = Job(run="", token="", steps=(), limits=Limits(spend_micro_usd=15 * USD))
+    aside = pods.rent(vendor, request, vendor.offers(request)[0], job, journal, slot=1)
+    pods.stand_aside(aside, journal, "its machine is silent")
+    shares, used = bring_back(journal, keeper)
+    assert sum(one.spend_micro_usd for one in shares) + used + 15 * USD <= 40 * USD + spend.spent(
+        journal.op(aside.token), read_clocks(), SPEED
+    )

@@ -1,0 +1,330 @@
+"""One odd row hides no other machine of an account and saves none from its end: each vendor's client, then commands."""
+
+import contextlib
+import itertools
+import json
+from typing import ClassVar
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from infra.agent.job import Job, Limits
+from infra.errors import SlipwayError
+from infra.ledger import reap
+from infra.ledger.reconcile import reconcile
+from infra.names import new_token
+from infra.providers.json_api import JsonApi
+from infra.providers.lium import Lium
+from infra.providers.offers import open_market
+from infra.providers.pod_keys import PodKeys
+from infra.providers.runpod import RunPod
+from infra.providers.shadeform import Shadeform
+from infra.records import Request
+from infra.rehearsal import attach
+from infra.runs import pods
+from scripts.cli import context
+from scripts.market import audit
+from scripts.runs import launch
+from tests.hosts import until
+from tests.infra.market import poison, test_lium, test_runpod, test_shadeform
+from tests.infra.market.stand import Answer, Stand
+from tests.infra.market.test_accounts import KINDS, Rehearsal
+
+VENDORS = ("shadeform", "lium", "runpod")
+ROWS = {"shadeform": test_shadeform.instance, "lium": test_lium.row, "runpod": test_runpod.row}
+KEYS = {"shadeform": test_shadeform.KEY, "lium": test_lium.KEY, "runpod": test_runpod.KEY}
+LIST = {"shadeform": "GET /instances", "lium": "GET /pods", "runpod": "GET /v2/pods"}
+FIND = {"shadeform": "GET /instances/{id}/info", "lium": "GET /pods/{id}", "runpod": "GET /v2/pods/{id}"}
+END = {"shadeform": "POST /instances/{id}/delete", "lium": "DELETE /pods/{id}", "runpod": "DELETE /v2/pods/{id}"}
+PATHS = [operation.split()[1] for table in (LIST, FIND, END) for operation in table.values()]
+OURS = "sw1-0a1b2c3d-aaaaaaaaaaaaaaaa"
+QUICK = settings(max_examples=40, deadline=None,
+                 suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])  # fmt: skip
+
+
+@pytest.fixture(params=VENDORS)
+def at(request, tmp_path):
+    """A vendor whose answers are set, and its client."""
+    with Stand(KEYS[request.param], paths=[*PATHS, "/sshkeys"]) as stand:
+        api = JsonApi(request.param, stand.url, dict([KEYS[request.param]]), read_s=0.0, per_minute=10**6)
+        kind = {"shadeform": Shadeform, "lium": Lium, "runpod": RunPod}[request.param]
+        stand.on("GET /sshkeys", Answer(200, {"ssh_keys": [None, 5, {"id": None}]}))
+        stand.on(END[request.param], Answer(200, {}))
+        yield request.param, stand, kind(api, PodKeys(tmp_path / "keys"))
+
+
+def say(stand, vendor, rows):
+    page = {"shadeform": {"instances": rows}, "lium": rows, "runpod": {"pods": rows, "nextCursor": None}}
+    stand.on(LIST[vendor], Answer(200, page[vendor]))
+
+
+def row(vendor, name=OURS, pod_id="id-1", **changes):
+    return {**ROWS[vendor](name), "id": pod_id, **changes}
+
+
+def test_whatever_a_row_says_it_is_listed_is_ours_by_its_mark_and_is_ended_by_its_id(at):
+    vendor, stand, client = at
+    odd = poison.oddities(vendor)
+    tokens = {f"id-{number}": new_token("0a1b2c3d") for number in range(len(odd))}
+    rows = [row(vendor, tokens[f"id-{number}"], f"id-{number}", **one) for number, one in enumerate(odd)]
+    say(stand, vendor, rows)
+    assert {pod.pod_id: pod.token for pod in client.list()} == tokens
+    for one in rows[::7]:
+        stand.on(FIND[vendor], Answer(200, one))
+        assert client.find(one["id"]).token == tokens[one["id"]]
+        before = stand.times(END[vendor])
+        client.delete(one["id"])
+        assert stand.times(END[vendor]) == before + 1, one
+
+
+def test_an_end_is_asked_for_though_nothing_of_the_machine_can_be_read(at):
+    vendor, stand, client = at
+    for answer in (
+        Answer(200, b"{"),
+        Answer(200, []),
+        Answer(200, None),
+        Answer(500, {"errors": True}),
+        Answer(200, {}),
+    ):
+        stand.on(FIND[vendor], answer)
+        before = stand.times(END[vendor])
+        client.delete("id-1")
+        assert stand.times(END[vendor]) == before + 1, answer
+
+
+@pytest.mark.parametrize("pod_id", ["", ".", ".."])
+def test_what_has_no_id_is_not_ended_by_the_path_of_all_others(at, pod_id):
+    vendor, stand, client = at
+    with pytest.raises(SlipwayError, match="the id of no machine"):
+        client.delete(pod_id)
+    assert stand.asked == []
+
+
+@pytest.mark.parametrize(
+    "odd", [{"user": "Ubuntu"}, {"user": "cloud.user"}, {"host": "gpu_7.example.net"}, {"host": "10.0.0.7%ens3"},
+            {"host": "::1"}, {"port": 70000}], ids=str
+)  # fmt: skip
+def test_an_address_that_cannot_be_trusted_is_none_and_that_is_told(at, odd):
+    vendor, stand, client = at
+    say(stand, vendor, [row(vendor, **poison.way(vendor)), row(vendor, pod_id="id-2", **poison.way(vendor, **odd))])
+    good, bad = client.list()
+    assert good.address.startswith("ssh://root@203.0.113.9:22/") and good.odd == ""
+    assert bad.address == "" and "trusted" in bad.odd and len(bad.odd) < 400
+
+
+def test_a_price_that_is_none_is_not_known_and_half_cents_count(at):
+    vendor, stand, client = at
+    for price in poison.PRICES:
+        say(stand, vendor, [row(vendor, **{poison.PRICE[vendor]: price})])
+        (pod,) = client.list()
+        known = {"57.5": 575_000 if vendor == "shadeform" else 57_500_000}
+        assert pod.micro_usd_per_hour == known.get(str(price)[:9], 0), price
+        assert bool(pod.odd) == (str(price)[:9] not in known), (price, pod.odd)
+
+
+def test_a_row_without_a_mark_that_can_be_read_is_neither_ours_nor_a_stranger_s(at):
+    vendor, stand, client = at
+    named = poison.NAME[vendor]
+    say(stand, vendor, [5, {}, row(vendor, pod_id="id-2", **{named: ["x"], "tags": None, "env": None}),
+                        row(vendor, "theirs", "id-3", tags=None, env=None)])  # fmt: skip
+    assert [(pod.pod_id, pod.token, pod.is_legible) for pod in client.list()] == [
+        ("", "", False), ("", "", False), ("id-2", "", False), ("id-3", "", True),
+    ]  # fmt: skip
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=8)
+    | st.sampled_from([OURS, "slipway-token=x", "RUNNING", "active", "TERMINATED", "2026-11-20T12:00:00Z"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3), max_leaves=6,
+)  # fmt: skip
+
+
+@QUICK
+@given(data=st.data())
+def test_no_row_keeps_a_listing_from_being_read_and_our_mark_from_being_seen(at, data):
+    vendor, stand, client = at
+    fields = sorted(ROWS[vendor](OURS).keys() - {"id", "status"})
+    odd = st.dictionaries(st.sampled_from(fields), VALUES)
+    ours = row(vendor, **{**data.draw(odd), poison.NAME[vendor]: OURS, "tags": None, "env": None})
+    others = [*data.draw(st.lists(VALUES, max_size=3)),
+              *(row(vendor, pod_id=f"other-{number}", **one)
+                for number, one in enumerate(data.draw(st.lists(odd, max_size=2))))]  # fmt: skip
+    say(stand, vendor, data.draw(st.permutations([ours, *others])))
+    assert ("id-1", OURS) in [(pod.pod_id, pod.token) for pod in client.list()]
+
+
+def test_what_is_not_even_json_in_one_row_hides_no_other(at):
+    vendor, stand, client = at
+    for odd in (b"NaN", b"-Infinity", b"1e999", b"9" * 6000, b'"\\ud800"', b'"\xff\xfe"', b'"\x01"',
+                b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 900 + b"1" + b"}" * 900):  # fmt: skip
+        rows = b"[%s,%s]" % (json.dumps(row(vendor)).encode(), odd)
+        page = {"shadeform": b'{"instances":%s}', "lium": b"%s", "runpod": b'{"pods":%s,"nextCursor":null}'}[vendor]
+        stand.on(LIST[vendor], Answer(200, page % rows))
+        assert ("id-1", OURS) in [(pod.pod_id, pod.token) for pod in client.list()], odd[:20]
+
+
+# Whole commands, in a rehearsal whose listings are odd.
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    rehearsal = Rehearsal(tmp_path_factory.mktemp("user"))
+    attach.start(rehearsal.base, speed=60)
+    yield rehearsal
+    with contextlib.suppress(attach.NoWorld):
+        attach.stop(rehearsal.base)
+
+
+@pytest.fixture
+def rehearsal(shared):
+    """Two machines at each vendor, the first of which has odd rows; and strangers' rows, each of which is odd."""
+    shared.world.tell("/faults", {})
+    yield shared
+    shared.world.tell("/faults", {})
+    for vendor in VENDORS:
+        market = open_market(vendor, shared.settings)
+        for pod in market.list():
+            market.delete(pod.pod_id)
+    until(lambda: not shared.running(), "a world at rest")
+
+
+def spoil(rehearsal, odd_ids, odd, lacks=()):
+    """From now on the vendors' listings are odd: of these machines, and with strangers' rows."""
+    rows = []
+    for vendor in VENDORS:
+        way = poison.way(vendor, "cloud.user", "gpu_7.example.net", 70000)
+        says = {**way, poison.PRICE[vendor]: None, **odd}
+        rows.append({"vendor": vendor, "machine": odd_ids[vendor], "lacks": list(lacks), "says": says})
+    plan = {"rows": rows, "strangers": {vendor: poison.strangers(vendor) for vendor in VENDORS}}
+    assert rehearsal.world.tell("/faults", plan) == {}
+
+
+def rented(rehearsal, journal, vendor, run):
+    market = open_market(vendor, rehearsal.settings)
+    offer = market.offers(Request(run=run, gpu=KINDS[vendor], num_gpus=1))[0]
+    job = Job(run="", token="", steps=(), limits=Limits(time_s=86_400.0))
+    return journal.advance(pods.rent(market, Request(run=run), offer, job, journal), "armed")
+
+
+@pytest.mark.parametrize(
+    ("odd", "lacks"), [({}, ()), ({"status": None}, ("id",))], ids=["address and price", "no id, no status"]
+)
+def test_down_ends_every_pod_though_rows_are_odd(rehearsal, odd, lacks):
+    number = len(rehearsal.truth())
+    with rehearsal.journal() as journal:
+        ops = {(vendor, kind): rented(rehearsal, journal, vendor, f"{kind}-{vendor}-{number}")
+               for vendor, kind in itertools.product(VENDORS, ("odd", "well"))}  # fmt: skip
+        spoil(rehearsal, {vendor: ops[vendor, "odd"].remote_id for vendor in VENDORS}, odd, lacks)
+        ended = rehearsal.json("down", "--all")["ended"]
+        assert sorted(ended) == sorted(op.run for op in ops.values())
+        assert not rehearsal.running() and journal.ops(live=True) == []
+
+
+def test_reap_ends_what_has_outlived_its_limits_though_rows_are_odd(rehearsal):
+    with rehearsal.journal() as journal:
+        ops = {(vendor, kind): rented(rehearsal, journal, vendor, f"late-{kind}-{vendor}")
+               for vendor, kind in itertools.product(VENDORS, ("odd", "well"))}  # fmt: skip
+        for op in ops.values():
+            journal.note(op, ttl_s=1.0)
+        spoil(rehearsal, {vendor: ops[vendor, "odd"].remote_id for vendor in VENDORS}, {})
+        code, err = rehearsal.fails("reap")
+        assert not rehearsal.running() and journal.ops(live=True) == []
+    assert code == 5 and "what cannot be read may be ours" in err and "odd-name" in err, err
+
+
+def test_an_audit_ends_orphans_though_rows_are_odd_and_shows_what_it_cannot_tell(rehearsal):
+    with rehearsal.journal() as journal:
+        orphans = {(vendor, kind): rehearsal.order(vendor, new_token(journal.installation))
+                   for vendor, kind in itertools.product(VENDORS, ("odd", "well"))}  # fmt: skip
+    spoil(rehearsal, {vendor: orphans[vendor, "odd"] for vendor in VENDORS}, {})
+    seen = rehearsal.json("audit", code=5)["machines"]
+    kinds = {one["id"]: one["whose"] for one in seen if one["id"]}
+    assert {kinds[one] for one in orphans.values()} == {"orphaned"}
+    assert kinds["odd-name"] == kinds["no-name"] == "unknown" and kinds["odd-0"] == "foreign"
+    notes = {one["id"]: one["note"] or "" for one in seen}
+    assert all("trusted" in notes[orphans[vendor, "odd"]] for vendor in VENDORS)
+    killed = rehearsal.json("audit", "--kill", code=5)
+    assert not rehearsal.running() and not {one["whose"] for one in killed["machines"]} & {"orphaned", "ending"}
+
+
+def test_a_delete_that_fails_in_any_way_keeps_no_other_from_its_end(rehearsal):
+    with rehearsal.journal() as journal:
+        orphans = {vendor: rehearsal.order(vendor, new_token(journal.installation)) for vendor in VENDORS}
+    deep = json.loads("[" * 80 + "]" * 80)
+    rehearsal.world.tell("/faults", {"requests": [
+        {"vendor": "runpod", "call": "delete", "kind": "error", "body": {"errors": True}, "count": 1},
+        {"vendor": "lium", "call": "delete", "kind": "error", "body": {"errors": deep, "error": 5}, "count": 1},
+        {"vendor": "shadeform", "call": "delete", "kind": "error", "body": [None], "count": 1},
+    ]})  # fmt: skip
+    rehearsal.json("reap")
+    assert not rehearsal.running() & set(orphans.values())
+
+
+# A mistake of ours about one pod.
+
+
+class Stumbles(RunPod):
+    """Its ends fail in a way that nobody has thought of, for one pod."""
+
+    over: ClassVar[str] = ""
+
+    def delete(self, pod_id):
+        if pod_id == self.over:
+            raise ZeroDivisionError("somebody's mistake")
+        super().delete(pod_id)
+
+
+@pytest.fixture
+def stumbling(rehearsal, monkeypatch):
+    """A client that stumbles, a journal, and two pods, over the first of which it stumbles."""
+    usual = open_market("runpod", rehearsal.settings)
+    client = Stumbles(usual.api, usual.keys, usual.cuda)
+    monkeypatch.setattr(context, "settings", lambda **_: rehearsal.settings)
+    monkeypatch.setattr(context, "provider", lambda settings, name: client)
+    monkeypatch.setattr(pods, "PATIENCE_S", 1.0)
+    with rehearsal.journal() as journal:
+        ops = [rented(rehearsal, journal, "runpod", f"{kind}-{len(journal.ops())}") for kind in ("bad", "good")]
+        monkeypatch.setattr(Stumbles, "over", ops[0].remote_id)
+        yield client, journal, ops
+
+
+def test_a_sweep_goes_on_after_any_failure_of_one_pod_and_tells_it(rehearsal, stumbling):
+    client, journal, ops = stumbling
+    for op in ops:
+        journal.advance(op, "end")
+    done = reconcile(client, journal)
+    assert rehearsal.running() == {ops[0].remote_id}
+    (problem,) = done.problems
+    assert "ZeroDivisionError: somebody's mistake" in problem and ops[0].run in problem and "USD/h" in problem
+
+
+def test_reap_goes_on_after_any_failure_of_one_pod_and_tells_it(rehearsal, stumbling, monkeypatch):
+    client, journal, ops = stumbling
+    for op in ops:
+        journal.note(op, ttl_s=1.0)
+    monkeypatch.setattr(reap, "LEAST_PATIENCE_S", 2.0)
+    reaped = reap.reap(client, journal)
+    assert rehearsal.running() == {ops[0].remote_id}
+    assert any("ZeroDivisionError" in problem for problem in reaped.problems)
+    assert [one.pod_id for one in reaped.findings if one.is_wrong] == [ops[0].remote_id]
+
+
+def test_down_goes_on_after_any_failure_of_one_pod_and_tells_it(rehearsal, stumbling):
+    _, journal, ops = stumbling
+    with pytest.raises(SlipwayError, match="ZeroDivisionError: somebody's mistake"):
+        launch.down("", True, False)
+    assert rehearsal.running() == {ops[0].remote_id}
+    assert [op.run for op in journal.ops(live=True)] == [ops[0].run]
+
+
+def test_an_account_whose_reaping_fails_keeps_no_other_from_being_reaped(rehearsal, monkeypatch):
+    with rehearsal.journal() as journal:
+        orphans = {vendor: rehearsal.order(vendor, new_token(journal.installation)) for vendor in VENDORS}
+        monkeypatch.setattr(Lium, "now", lambda _: 1 / 0)
+        markets = [open_market(vendor, rehearsal.settings) for vendor in ("lium", "runpod", "shadeform")]
+        problems = []
+        for market in markets:
+            audit.clear(market, journal, rehearsal.settings, [], problems)
+    assert rehearsal.running() == {orphans["lium"]}
+    assert len(problems) == 1 and problems[0].startswith("lium: ZeroDivisionError")

@@ -1,0 +1,216 @@
+"""`inv offers`: one table over vendors and own machines, in a process of its own against real servers."""
+
+import json
+import sys
+import threading
+
+import pytest
+
+from infra.errors import NoOffer, SlipwayError, UsageError
+from infra.market import gpus
+from infra.money import dollars, micro_usd
+from infra.providers.json_api import JsonApi
+from infra.providers.offers import Source, open_market, require, sources, survey
+from infra.providers.pod_keys import PodKeys
+from infra.providers.shadeform import Shadeform
+from infra.records import Offer, Request
+from infra.settings import Settings
+from scripts.market.offers import at_least, per_gpu, request_for
+from tests.hosts import sshd as sshd
+from tests.infra.market import test_lium, test_runpod, test_shadeform
+from tests.infra.market.stand import Answer, Stand
+from tests.world import ROOT, World
+
+VENDORS = {"RUNPOD": test_runpod, "LIUM": test_lium, "SHADEFORM": test_shadeform}
+
+
+def b200(cloud, region, cents, name):
+    what = {**test_shadeform.TYPE["configuration"], "gpu_type": "B200", "num_gpus": 8, "vram_per_gpu_in_gb": 192,
+            "nvlink": cloud == "hyperstack"}  # fmt: skip
+    return {**test_shadeform.TYPE, "cloud": cloud, "shade_instance_type": "B200x8", "configuration": what,
+            "hourly_price": cents,
+            "availability": [{"region": region, "available": True, "display_name": name}]}  # fmt: skip
+
+
+@pytest.fixture
+def vendors():
+    with Stand(test_runpod.KEY, paths=["/graphql"], document=test_runpod.DOCUMENT) as runpod, \
+            Stand(test_lium.KEY, document=test_lium.DOCUMENT) as lium, \
+            Stand(test_shadeform.KEY, document=test_shadeform.DOCUMENT) as shadeform:  # fmt: skip
+        runpod.on("GET /v2/catalog/gpus", Answer(200, {"gpus": [test_runpod.GPU]}))
+        lium.on("GET /executors", Answer(200, [test_lium.HOST]))
+        rows = [
+            b200("tensordock", "us-east", 3840, "US, New York"),
+            b200("hyperstack", "canada-1", 3360, "CA, Toronto"),
+            b200("datacrunch", "FIN-01", 3584, "FI, Helsinki"),
+        ]
+        shadeform.on("GET /instances/types", Answer(200, {"instance_types": rows}))
+        yield {"RUNPOD": runpod, "LIUM": lium, "SHADEFORM": shadeform}
+        assert [stand.wrong for stand in (runpod, lium, shadeform)] == [[], [], []]
+
+
+@pytest.fixture
+def world(tmp_path, vendors):
+    extra = {"SLIPWAY_POOLS": str(tmp_path / "pools.yaml"), "RUNPOD_API_KEY": "rp-secret", "LIUM_API_KEY": "li-secret",
+             "SHADEFORM_API_KEY": "sf-secret"}  # fmt: skip
+    return World(tmp_path, {**extra, **{f"SLIPWAY_{name}_URL": stand.url for name, stand in vendors.items()}})
+
+
+def lines(text):
+    return [line.split() for line in text.splitlines()[2:]]
+
+
+def test_the_three_rows_stand_in_order_of_price(world):
+    out = world.inv("offers", "--gpu", "B200")
+    assert out.startswith("=== Available B200 Instances (sorted by price) ===\n#  Provider")
+    rows = [line[:9] for line in lines(out)]
+    assert rows == [
+        ["1", "shadeform/hyperstack", "canada-1", "8x", "B200", "192GB", "$33.60", "$4.20", "No"],
+        ["2", "shadeform/datacrunch", "FIN-01", "8x", "B200", "192GB", "$35.84", "$4.48", "No"],
+        ["3", "shadeform/tensordock", "us-east", "8x", "B200", "192GB", "$38.40", "$4.80", "No"],
+    ]
+    assert [line[9] for line in lines(out)] == ["Yes", "No", "No"]
+
+
+def test_vendors_and_own_machines_stand_in_one_table_as_json_too(world, sshd, tmp_path):
+    machine = {"ip": sshd.address.host, "port": sshd.address.port, "python": sys.executable}
+    pool = {"user": sshd.address.user, "identity_file": sshd.address.key, "hosts": [machine]}
+    (tmp_path / "pools.yaml").write_text(json.dumps({"box": pool}))
+    found = world.json("offers")
+    assert found["silent"] == []
+    assert [one["provider"] for one in found["offers"]][:2] == ["ssh", "runpod"]
+    assert {one["provider"] for one in found["offers"]} == {"ssh", "runpod", "lium", "shadeform"}
+    prices = [float(one["usd_per_hour"]) for one in found["offers"]]
+    assert prices == sorted(prices) and prices[0] == 0
+    lium = next(one for one in found["offers"] if one["provider"] == "lium")
+    assert (lium["usd_per_hour"], lium["usd_per_gpu_hour"], lium["country"]) == ("14.00", "1.75", "US")
+    assert (lium["upload_mbps"], lium["seen_at"]) == (910.4, "2026-11-20T10:12:00Z")
+
+
+def test_filters_and_sets_reach_every_vendor(world, vendors):
+    found = world.json(
+        "offers", "--gpu", "A100:1,H100:8", "--min-upload-mbps", "500", "--cpus", "16+", "--memory", "128+"
+    )
+    assert [one["provider"] for one in found["offers"]] == ["lium"]
+    assert {one.params["count"] for one in vendors["RUNPOD"].asked} == {"1", "8"}
+    every = world.json("offers", "--gpu", "A100:1,H100:1", "--all-configs", "--provider", "runpod")
+    assert {one["num_gpus"] for one in every["offers"]} == {1, 2, 4, 8}
+
+
+def test_nothing_that_matches_is_exit_3_with_the_reasons(world):
+    failed = world.json("offers", "--gpu", "B200", "--num-gpus", "8", "--max-price", "20", code=3)
+    assert "fail --max-price 20.00" in failed["error"]
+    assert "hyperstack canada-1" in failed["error"] and "try: --max-price 33.60" in failed["error"]
+
+
+def test_a_vendor_that_is_down_is_a_line_under_the_table(world, vendors):
+    vendors["LIUM"].on("GET /executors", Answer(403, {"error": {"code": "forbidden", "message": "no scope 'read'"}}))
+    process = world.begin("offers", "--gpu", "H100")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0 and len(lines(out)) > 3
+    assert len(err.splitlines()) == 1 and err.startswith("lium: ") and "no scope 'read'" in err
+
+
+def test_a_vendor_that_is_late_holds_up_nobody():
+    offer, ended = Offer(provider="quick", offer_id="x", micro_usd_per_hour=1), threading.Event()
+    asked = [Source("late", lambda _: ended.wait(60) and []), Source("quick", lambda _: [offer])]
+    found = survey(asked, Request(run="x"), deadline_s=0.5)
+    ended.set()
+    assert found.offers == (offer,)
+    assert [(one.provider, str(one.error)) for one in found.silent] == [("late", "no answer in 0.5 s")]
+
+
+def test_when_every_key_is_refused_the_exit_code_says_so(world):
+    world.extra.update(RUNPOD_API_KEY="x", LIUM_API_KEY="x", SHADEFORM_API_KEY="x")
+    assert "Invalid API key" in world.json("offers", code=4)["error"]
+
+
+def test_without_a_key_or_a_machine_it_says_what_to_set(world, tmp_path):
+    for name in VENDORS:
+        del world.extra[f"{name}_API_KEY"]
+    said = world.json("offers", code=2)["error"]
+    assert all(f"{name}_API_KEY" in said for name in VENDORS)
+    settings = Settings.load(tmp_path, environ=world.extra)
+    with pytest.raises(UsageError, match="LIUM_API_KEY"):
+        sources(settings, "lium")
+    with pytest.raises(UsageError, match="known: runpod"):
+        sources(settings, "aws")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [{"cpus": "many"}, {"max_price": "cheap"}, {"network": "good"}, {"gpu": "H100:"}, {"num_gpus": -1}],
+    ids=str,
+)
+def test_flags_that_mean_nothing_are_refused(flags):
+    words = (
+        "cpus",
+        "memory",
+        "disk_size",
+        "country",
+        "city",
+        "cloud",
+        "region",
+        "instance_type",
+        "max_price",
+        "network",
+        "volume",
+    )
+    others = {"num_gpus": 0, "min_upload_mbps": 0, "min_download_mbps": 0, "all_configs": False, "use_spot": False}
+    (flag,) = flags
+    with pytest.raises(UsageError, match=f"--{flag.replace('_', '-')}"):
+        request_for(**{"gpu": "", **dict.fromkeys(words, ""), **others, **flags})
+
+
+def test_floors_are_read_with_and_without_a_plus():
+    assert (at_least("cpus", "16+"), at_least("cpus", "16"), at_least("cpus", "")) == (16, 16, 0)
+
+
+def test_money_is_exact_and_errs_upwards():
+    assert [micro_usd(one) for one in ("33.60", 5, "0.0000001", "1.1950001")] == [33_600_000, 5_000_000, 1, 1_195_001]
+    assert [dollars(one) for one in (33_600_000, 1_195_000, 1, 0)] == ["33.60", "1.195", "0.000001", "0.00"]
+    for wrong in ("-1", "NaN", "Infinity", "1e12", "many"):
+        with pytest.raises(ValueError):
+            micro_usd(wrong)
+    assert per_gpu(Offer(provider="x", offer_id="x", num_gpus=3, micro_usd_per_hour=1_000_000)) == "0.334"
+
+
+def test_a_short_key_masks_nothing_of_a_listing_and_everything_of_a_refusal(tmp_path, token):
+    for short in ("sw1-", token[4:12], "a"):
+        with Stand(("Authorization", f"Bearer {short}"), document=test_runpod.DOCUMENT) as stand:
+            environ = {"SLIPWAY_RUNPOD_URL": stand.url, "RUNPOD_API_KEY": short,
+                       "SLIPWAY_STATE_FILE": str(tmp_path / "j.db")}  # fmt: skip
+            stand.on("GET /v2/pods", Answer(200, {"pods": [test_runpod.row(token)]}))
+            stand.on("GET /v2/pods/{id}", Answer(403, {"detail": f"not with {short}!"}))
+            runpod = open_market("runpod", Settings.load(ROOT, environ=environ))
+            assert [one.token for one in runpod.list()] == [token]
+            with pytest.raises(SlipwayError) as refused:
+                runpod.find("some-id")
+            assert f"{short}!" not in str(refused.value) and "***" in str(refused.value)
+
+
+def test_of_very_many_offers_a_kind_is_compared_once_and_the_cheapest_comes_first():
+    many = [Offer(provider="m", offer_id=str(number), gpu=f"kind-{number % 7}", num_gpus=1, micro_usd_per_hour=number)
+            for number in range(20_000, 0, -1)]  # fmt: skip
+    before = gpus.is_asked.cache_info().misses
+    found = survey([Source("m", lambda _: many)], Request(run="x", gpu="kind-3", num_gpus=1))
+    assert (found.offers[0].offer_id, len(found.offers)) == ("3", 2_857)
+    with pytest.raises(NoOffer, match="none of 20000 offers matches"):
+        require(survey([Source("m", lambda _: many)], Request(run="x", gpu="H100")), Request(run="x", gpu="H100"))
+    assert gpus.is_asked.cache_info().misses - before <= 14 + 2
+
+
+def test_a_vendor_that_tells_of_a_million_offers_at_once_keeps_no_other_from_being_asked(tmp_path):
+    there = b",".join([b'{"region":"r","available":true}'] * 10**6)
+    body = (
+        json.dumps({"instance_types": [{**test_shadeform.TYPE, "availability": []}]})
+        .encode()
+        .replace(b"[]", b"[%s]" % there)
+    )
+    with Stand(test_shadeform.KEY, paths=["/instances/types"]) as stand:
+        stand.on("GET /instances/types", Answer(200, body))
+        vendor = Shadeform(JsonApi("shadeform", stand.url, dict([test_shadeform.KEY]), read_s=0.0), PodKeys(tmp_path))
+        other = Offer(provider="m", offer_id="1", micro_usd_per_hour=1)
+        asked = [Source("shadeform", vendor.catalog), Source("m", lambda _: [other])]
+        found = survey(asked, Request(run="x"))
+    assert found.offers == (other,) and "longer than 16 MiB" in str(found.silent[0].error)

@@ -1,0 +1,369 @@
+"""RunPod's client against its documented answers; REST requests are held against the vendor's OpenAPI document."""
+
+import json
+import time
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from infra.agent.job import Limits
+from infra.agent.process import TOKEN
+from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError
+from infra.providers.json_api import JsonApi, Refused
+from infra.providers.runpod import RunPod
+from infra.records import Address, Request
+from tests.infra.market.stand import Answer, Stand
+
+DOCUMENT = Path(__file__).parent / "runpod.openapi.json"
+KEY = ("Authorization", "Bearer rp-secret")
+H100 = "NVIDIA H100 80GB HBM3"
+REQUEST = Request(run="brave-otter-3", provider="runpod", gpu="H100", num_gpus=8)
+LIMITS = Limits(spend_micro_usd=150_000_000, micro_usd_per_hour=21_520_000)
+GPU = {
+    "id": H100, "name": "H100 SXM", "pool": "ADA_80_PRO", "manufacturer": "NVIDIA", "memory": 80, "secure": True,
+    "community": True, "price": {"secure": 2.69, "community": 1.99, "serverless": 4.18},
+    "maxCount": {"secure": 8, "community": 2}, "availability": "LOW",
+    "dataCenters": [{"id": "US-KS-2", "name": "US Kansas 2", "availability": "LOW"},
+                    {"id": "EU-RO-1", "name": "Romania", "availability": "HIGH"},
+                    {"id": "CA-MTL-1", "name": "Montreal", "availability": "NONE"}],
+    "cudaVersions": [{"version": "13.0", "available": True}],
+}  # fmt: skip
+CAPACITY = "There are no longer any instances available with the requested specifications."
+
+
+def problem(status, detail, *errors):
+    return Answer(status, {"title": "?", "status": status, "detail": detail, "errors": list(errors)},
+                  {"Content-Type": "application/problem+json"})  # fmt: skip
+
+
+def row(token, **changes):
+    return {
+        "id": "7h9k2m4n6p", "name": token, "image": "runpod/pytorch", "args": "", "disk": 100, "ports": ["22/tcp"],
+        "env": {"SLIPWAY_POD": token, "SLIPWAY_RUN": "brave-otter-3"}, "registry": None, "status": "PROVISIONING",
+        "actions": ["stop", "terminate"], "mounts": {}, "gpu": {"id": H100, "count": 8}, "cloud": "SECURE",
+        "dataCenterId": "US-KS-2", "cudaVersion": "13.0", "ssh": {"proxy": None, "direct": None}, "template": None,
+        "cost": 21.52, "locked": False, "globalNetworking": {"enabled": False}, "runtime": {},
+        "createdAt": "2026-11-20T12:00:00Z", "startedAt": None, **changes,
+    }  # fmt: skip
+
+
+DIRECT = {"proxy": {"host": "ssh.runpod.io", "port": 22, "username": "7h9k-64411eb2", "command": "ssh"},
+          "direct": {"host": "195.26.233.3", "port": 34446, "username": "root", "command": "ssh"}}  # fmt: skip
+
+
+@pytest.fixture
+def stand():
+    with Stand(KEY, paths=["/graphql"], document=DOCUMENT) as stand:
+        stand.on("GET /v2/catalog/gpus", Answer(200, {"gpus": [GPU]}))
+        yield stand
+    assert stand.wrong == []
+
+
+@pytest.fixture
+def runpod(stand, keys):
+    return RunPod(JsonApi("runpod", stand.url, dict([KEY]), read_s=30.0, sleep=lambda _: None), keys, "13.0")
+
+
+@pytest.fixture
+def offer(runpod):
+    return runpod.offers(REQUEST)[0]
+
+
+def graph(**data):
+    return Answer(200, {"data": data})
+
+
+def test_prices_per_gpu_hour_become_prices_of_the_whole_pod_in_each_data_center_that_has_it(stand, runpod):
+    offers = runpod.offers(REQUEST)
+    assert [(one.region, one.country) for one in offers] == [("EU-RO-1", "RO"), ("US-KS-2", "US")]
+    assert {(one.micro_usd_per_hour, one.num_gpus, one.gpu, one.cloud) for one in offers} == {
+        (21_520_000, 8, "H100-SXM", "SECURE")
+    }
+    assert offers[0].gpu_memory_bytes == 80 * 10**9 and offers[0].upload_mbps is None and offers[0].nvlink is None
+    assert stand.asked[0].params == {
+        "include": "AVAILABILITY", "product": "POD", "count": "8", "cloud": "SECURE", "minCudaVersion": "13.0",
+    }  # fmt: skip
+
+
+def test_a_community_offer_names_no_data_center_and_a_machine_holds_only_so_many(runpod):
+    one, two = runpod.offers(Request(run="x", gpu="H100:1,A100:1", cloud="COMMUNITY")), REQUEST
+    assert [(offer.region, offer.micro_usd_per_hour) for offer in one] == [("", 1_990_000)]
+    assert all(offer.cloud == "SECURE" for offer in runpod.offers(two))
+
+
+def test_without_a_count_all_usual_counts_are_asked_for(stand, runpod):
+    counts = {offer.num_gpus for offer in runpod.offers(Request(run="x", gpu="H100"))}
+    assert counts == {1, 2, 4, 8}
+    assert stand.times("GET /v2/catalog/gpus") == 8
+
+
+def test_what_is_out_of_stock_is_no_offer(stand, runpod):
+    stand.on("GET /v2/catalog/gpus", Answer(200, {"gpus": [{**GPU, "availability": "NONE"}]}))
+    assert runpod.offers(REQUEST) == []
+
+
+def test_a_spot_price_is_the_lowest_bid_and_costs_a_question_per_kind(stand, runpod):
+    other = {**GPU, "id": "NVIDIA A40"}
+    stand.on("GET /v2/catalog/gpus", Answer(200, {"gpus": [GPU, other]}))
+    lowest = {"minimumBidPrice": 1.195, "stockStatus": "Low"}
+    stand.on("POST /graphql", graph(gpuTypes=[{"id": H100, "lowestPrice": lowest}]))
+    (spot,) = runpod.offers(Request(run="x", gpu="H100", num_gpus=8, spot=True))
+    assert (spot.spot, spot.micro_usd_per_hour, spot.cloud) == (True, 9_560_000, "SECURE")
+    assert [body["variables"] for body in stand.bodies("POST /graphql")] == [{"id": H100, "count": 8, "secure": True}]
+
+
+def test_without_a_limit_a_pod_is_created_by_rest(stand, runpod, offer, token):
+    stand.on("POST /v2/pods", Answer(201, row(token)))
+    pod = runpod.create(REQUEST, offer, token, Limits())
+    assert (pod.pod_id, pod.token, pod.micro_usd_per_hour, pod.address) == ("7h9k2m4n6p", token, 21_520_000, "")
+    (body,) = stand.bodies("POST /v2/pods")
+    assert body["gpu"] == {"id": H100, "count": 8, "minCudaVersion": "13.0"}
+    assert (body["name"], body["ports"], body["dataCenterIds"], body["disk"]) == (token, ["22/tcp"], ["EU-RO-1"], 100)
+    assert (body["env"]["SLIPWAY_POD"], body["env"]["SLIPWAY_RUN"]) == (token, "brave-otter-3")
+    assert body["env"]["PUBLIC_KEY"].startswith("ssh-ed25519 ")
+    assert "rp-secret" not in json.dumps(body)
+
+
+@pytest.mark.parametrize(
+    ("limits", "limit_s"),
+    [
+        (Limits(time_s=7200.0), 7200),
+        (LIMITS, 150 / 21.52 * 3600),
+        (Limits(time_s=600.0, spend_micro_usd=150_000_000, micro_usd_per_hour=21_520_000), 600),
+    ],
+)
+def test_with_a_limit_a_pod_is_created_by_graphql_and_the_vendor_s_timer_is_armed(
+    stand, runpod, offer, token, limits, limit_s
+):
+    stand.on("POST /graphql", graph(podFindAndDeployOnDemand={"id": "7h9k2m4n6p", "costPerHr": 21.6}))
+    pod = runpod.create(REQUEST, offer, token, limits)
+    assert (pod.pod_id, pod.micro_usd_per_hour) == ("7h9k2m4n6p", 21_600_000)
+    (body,) = stand.bodies("POST /graphql")
+    made = body["variables"]["input"]
+    assert "podFindAndDeployOnDemand" in body["query"]
+    assert (made["name"], made["gpuTypeId"], made["gpuCount"], made["ports"]) == (token, H100, 8, "22/tcp")
+    assert {"key": "SLIPWAY_POD", "value": token} in made["env"]
+    ends_at = datetime.fromisoformat(made["terminateAfter"].replace("Z", "+00:00")).timestamp()
+    assert -10 <= ends_at - time.time() - limit_s <= 1
+
+
+def test_a_spot_pod_bids_the_price_of_its_offer_per_gpu(stand, runpod, token):
+    lowest = {"minimumBidPrice": 1.195, "stockStatus": "Low"}
+    stand.on("POST /graphql", graph(gpuTypes=[{"id": H100, "lowestPrice": lowest}]))
+    (spot,) = runpod.offers(Request(run="x", gpu="H100", num_gpus=8, spot=True))
+    stand.on("POST /graphql", graph(podRentInterruptable={"id": "7h9k", "desiredStatus": "RUNNING", "machineId": "m"}))
+    pod = runpod.create(REQUEST, spot, token, Limits(time_s=3600.0))
+    assert (pod.pod_id, pod.micro_usd_per_hour) == ("7h9k", 9_560_000)
+    made = stand.bodies("POST /graphql")[-1]
+    assert made["variables"]["input"]["bidPerGpu"] == 1.195
+    assert "podRentInterruptable" in made["query"] and "terminateAfter" in made["variables"]["input"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (problem(400, CAPACITY), NoOffer),
+        (problem(400, "There is not enough disk space"), NoOffer),
+        (problem(403, "pool not permitted"), NoOffer),
+        (problem(402, "balance too low"), OutOfMoney),
+        (problem(401, "bad key"), AuthError),
+        (problem(404, "no such template"), Refused),
+        (problem(422, "Request validation failed.", "$: missing property 'name'"), Refused),
+        (Answer(429, {"title": "?", "status": 429, "detail": "slow"}, {"Retry-After": "2"}), Refused),
+    ],
+)
+@pytest.mark.parametrize("limits", [Limits(), LIMITS], ids=["rest", "graphql"])
+def test_a_definite_no_is_told_from_the_rest(stand, runpod, offer, token, answer, error, limits):
+    stand.on("POST /v2/pods", answer)
+    stand.on("POST /graphql", answer)
+    with pytest.raises(error) as caught:
+        runpod.create(REQUEST, offer, token, limits)
+    assert not isinstance(caught.value, Ambiguous)
+    assert stand.times("POST /v2/pods") + stand.times("POST /graphql") == 1
+
+
+@pytest.mark.parametrize("message", [CAPACITY, "not enough free GPUs on the host machine"])
+def test_a_200_with_the_sentence_of_no_capacity_is_no_offer(stand, runpod, offer, token, message):
+    stand.on(
+        "POST /graphql", Answer(200, {"errors": [{"message": message, "extensions": {"code": "X"}}], "data": None})
+    )
+    with pytest.raises(NoOffer, match="free|available"):
+        runpod.create(REQUEST, offer, token, LIMITS)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        problem(500, "upstream"),
+        problem(409, "?"),
+        Answer(200, {"errors": [{"message": "Something went wrong"}], "data": None}),
+        Answer(200, {"data": {"podFindAndDeployOnDemand": None}}),
+        Answer(200, {"data": {"podFindAndDeployOnDemand": {"name": "no id"}}}),
+        Answer(201, {"name": "no id"}),
+        Answer(201, b"", how="short"),
+        Answer(how="drop"),
+    ],
+    ids=lambda answer: f"{answer.status}-{answer.how}-{len(answer.content)}",
+)
+@pytest.mark.parametrize("limits", [Limits(), LIMITS], ids=["rest", "graphql"])
+def test_an_answer_that_proves_nothing_is_ambiguous_and_asked_for_once(stand, runpod, offer, token, answer, limits):
+    stand.on("POST /v2/pods", answer)
+    stand.on("POST /graphql", answer)
+    with pytest.raises(Ambiguous):
+        runpod.create(REQUEST, offer, token, limits)
+    assert stand.times("POST /v2/pods") + stand.times("POST /graphql") == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "reachable"),
+    [
+        ({}, "booting", False),
+        ({"status": "STARTING", "runtime": None}, "booting", False),
+        ({"status": "RUNNING"}, "running", False),
+        ({"status": "RUNNING", "ssh": DIRECT}, "running", True),
+        ({"status": "EXITED", "ssh": DIRECT, "cost": 0.0}, "stopped", False),
+        ({"status": "ERROR"}, "failed", False),
+    ],
+)
+def test_a_pod_is_read_in_each_of_its_states(stand, runpod, token, changes, state, reachable):
+    stand.on("GET /v2/pods/{id}", Answer(200, row(token, **changes)))
+    pod = runpod.find("7h9k2m4n6p")
+    assert (pod.state, bool(pod.address)) == (state, reachable)
+
+
+def test_the_direct_address_is_the_one_that_counts(stand, runpod, token, keys):
+    stand.on("GET /v2/pods", Answer(200, {"pods": [row(token, status="RUNNING", ssh=DIRECT)]}))
+    pod = runpod.find(token)
+    assert Address.parse(pod.address) == Address(
+        "root", "195.26.233.3", 34446, str(keys.private(token)), f"/root/.slipway/pods/{token}"
+    )
+    assert pod.created_at == datetime(2026, 11, 20, 12, tzinfo=timezone.utc).timestamp()
+    assert (pod.run, pod.micro_usd_per_hour) == ("brave-otter-3", 21_520_000)
+    assert stand.asked[0].params == {"includeClusterPods": "true"}
+
+
+def test_of_several_with_one_token_the_oldest_is_found_and_foreign_ones_have_none(stand, runpod, token):
+    late = row(token, id="late", createdAt="2026-11-20T13:00:00Z")
+    theirs = row("jupyter", id="theirs", env={}, status="RUNNING", ssh=DIRECT)
+    stand.on("GET /v2/pods", Answer(200, {"pods": [late, row(token), theirs, row(token, id="x", status="TERMINATED")]}))
+    assert runpod.find(token).pod_id == "7h9k2m4n6p"
+    foreign = next(pod for pod in runpod.list() if pod.name == "jupyter")
+    assert (foreign.token, foreign.address) == ("", "")
+    assert len(runpod.list()) == 3
+
+
+def test_only_the_vendor_s_own_word_is_an_absence(stand, runpod, token):
+    stand.on("GET /v2/pods/{id}", problem(404, "pod not found"))
+    assert runpod.find("7h9k2m4n6p") is None
+    stand.on("GET /v2/pods/{id}", Answer(200, row(token, status="TERMINATED")))
+    assert runpod.find("7h9k2m4n6p") is None
+    for answer in (problem(500, "?"), problem(429, "?"), Answer(200, b"[]"), Answer(how="drop"), problem(410, "gone")):
+        stand.on("GET /v2/pods/{id}", answer)
+        with pytest.raises(SlipwayError):
+            runpod.find("7h9k2m4n6p")
+
+
+def test_a_listing_is_whole_or_an_error(stand, runpod, token):
+    stand.on("GET /v2/pods", Answer(200, {"pods": [row(token), row(token)]}))
+    with pytest.raises(SlipwayError, match="twice"):
+        runpod.list()
+    stand.on("GET /v2/pods", problem(500, "?"))
+    with pytest.raises(SlipwayError):
+        runpod.list()
+
+
+def test_pages_are_followed_and_one_that_comes_twice_is_an_error(keys, token):
+    with Stand(KEY, paths=["/v2/pods"]) as stand:  # the document knows of no pages
+        runpod = RunPod(JsonApi("runpod", stand.url, dict([KEY])), keys)
+        first = Answer(200, {"pods": [row(token)], "nextCursor": "c2"})
+        stand.on("GET /v2/pods", first, Answer(200, {"pods": [row(token, id="b")]}))
+        assert [pod.pod_id for pod in runpod.list()] == ["7h9k2m4n6p", "b"]
+        assert stand.asked[-1].params["cursor"] == "c2"
+        stand.on("GET /v2/pods", first)
+        with pytest.raises(SlipwayError, match="twice"):
+            runpod.list()
+
+
+def test_an_empty_204_ends_a_pod_and_one_that_is_gone_counts_as_ended(stand, runpod):
+    for answer in (Answer(204), problem(404, "pod not found")):
+        stand.on("DELETE /v2/pods/{id}", answer)
+        runpod.delete("7h9k2m4n6p")
+    for answer in (problem(500, "?"), problem(409, "in a cluster"), Answer(how="drop"), problem(403, "scope")):
+        stand.on("DELETE /v2/pods/{id}", answer)
+        with pytest.raises(SlipwayError):
+            runpod.delete("7h9k2m4n6p")
+    assert stand.times("DELETE /v2/pods/{id}") == 6
+
+
+def test_the_account_has_an_owner_and_a_balance(stand, runpod):
+    me = {
+        "id": "user_x",
+        "email": "me@example.com",
+        "clientBalance": 435.85,
+        "currentSpendPerHr": 0.001,
+        "spendLimit": 80,
+    }
+    stand.on("POST /graphql", graph(myself=me))
+    account = runpod.account()
+    assert (account.owner, account.balance_micro_usd) == ("me@example.com", 435_850_000)
+    stand.on("POST /graphql", Answer(200, {"errors": [{"message": "broken"}], "data": None}))
+    with pytest.raises(SlipwayError, match="broken"):
+        runpod.account()
+    stand.on("POST /graphql", Answer(401))
+    with pytest.raises(AuthError):
+        runpod.account()
+
+
+def test_a_bill_is_the_sum_of_the_vendors_records_of_that_pod(stand, keys):
+    amounts = [{"podId": "7h9k", "totalAmount": 1.25}, {"podId": "7h9k", "totalAmount": 0.000001}]
+    stand.on("GET /v2/billing/pods", Answer(200, {"records": amounts, "metadata": {}}))
+    vendor = RunPod(JsonApi("runpod", stand.url, dict([KEY])), keys)
+    assert vendor.billed("7h9k") == 1_250_001 and stand.asked[-1].params["podId"] == "7h9k"
+    stand.on("GET /v2/billing/pods", Answer(200, {"records": [], "metadata": {}}))
+    assert vendor.billed("7h9k") is None
+
+
+def test_a_pod_can_end_itself_with_the_key_of_its_first_process(stand, runpod):
+    assert runpod.can.self_terminate == "pod_credential"
+    rest, graph = runpod.farewell
+    assert (rest.method, rest.url) == ("DELETE", f"{stand.url}/v2/pods/{{RUNPOD_POD_ID}}")
+    assert (graph.method, graph.url) == ("POST", f"{stand.url}/graphql")
+    assert rest.headers["Authorization"] == graph.headers["Authorization"] == "Bearer {RUNPOD_API_KEY}"
+    assert json.loads(graph.body)["variables"] == {"id": "{RUNPOD_POD_ID}"}
+    assert KEY[1].removeprefix("Bearer ") not in repr(runpod.farewell)
+
+
+def test_what_marks_a_pod_is_not_what_marks_the_processes_of_its_job(stand, runpod, offer, token):
+    """All of a container inherits what it was created with: ending a job's processes must not end its sshd."""
+    stand.on("POST /v2/pods", Answer(201, row(token)))
+    stand.on("POST /graphql", graph(podFindAndDeployOnDemand={"id": "7h9k2m4n6p", "costPerHr": 21.52}))
+    runpod.create(REQUEST, offer, token, Limits())
+    runpod.create(REQUEST, offer, token, LIMITS)
+    names = [*stand.bodies("POST /v2/pods")[0]["env"]]
+    names += [one["key"] for one in stand.bodies("POST /graphql")[0]["variables"]["input"]["env"]]
+    assert TOKEN not in names and names
+
+
+@pytest.mark.parametrize("limits", [LIMITS, Limits()], ids=["by GraphQL", "by REST"])
+def test_a_volume_is_had_in_its_data_center_and_only_on_the_vendors_own_machines(stand, runpod, token, limits):
+    volume = {"id": "2q9m7x4c", "name": "ds", "size": 200, "dataCenter": "US-KS-2", "type": "STANDARD"}
+    stand.on("GET /v2/network-volumes/{id}", Answer(200, volume))
+    wish = replace(REQUEST, volume="2q9m7x4c")
+    (offer,) = runpod.offers(wish)
+    assert (offer.region, offer.cloud, offer.volume_bytes) == ("US-KS-2", "SECURE", 200 * 10**9)
+    assert {one.region for one in runpod.offers(REQUEST)} == {"US-KS-2", "EU-RO-1"}
+    stand.on("POST /graphql", graph(podFindAndDeployOnDemand={"id": "7h9k", "costPerHr": 21.52}))
+    stand.on("POST /v2/pods", Answer(201, row(token)))
+    runpod.create(wish, offer, token, limits)
+    if limits == LIMITS:
+        body = stand.bodies("POST /graphql")[-1]["variables"]["input"]
+        assert (body["networkVolumeId"], body["volumeMountPath"], body["dataCenterId"]) == (
+            "2q9m7x4c", "/workspace", "US-KS-2")  # fmt: skip
+    else:
+        (body,) = stand.bodies("POST /v2/pods")
+        assert body["mounts"] == {"network": [{"volumeId": "2q9m7x4c", "path": "/workspace"}]}
+    stand.on("GET /v2/network-volumes/{id}", problem(404, "network volume not found"))
+    with pytest.raises(NoOffer, match="no volume 2q9m7x4c"):
+        runpod.offers(wish)

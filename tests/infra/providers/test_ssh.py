@@ -1,0 +1,331 @@
+"""Own machines as a provider, on real hosts: network namespaces, each with its sshd and its home."""
+
+import functools
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.agent.job import Job, Limits, PodFolder, Step
+from infra.agent.process import find
+from infra.errors import NoOffer, SlipwayError
+from infra.ledger.journal import Journal, Leased
+from infra.machines import inventory as pools
+from infra.machines import survey
+from infra.machines.acceptance import Thresholds, examine
+from infra.machines.host_memory import HostMemory
+from infra.names import new_token
+from infra.providers.ssh import SshPools
+from infra.records import Address, Request
+from infra.runs import launch, pods
+from infra.transport.ssh import Ssh
+from infra.transport.ssh_connection import StrangeHost
+from tests.hosts import HOME, hosts, until  # noqa: F401 (a fixture)
+
+REPOSITORY = Path(__file__).parents[3]
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.%s)
+subprocess.Popen([sys.executable, "-c", "import os, time; os.setsid(); time.sleep(600)"])
+print("working", flush=True)
+while True: time.sleep(0.1)
+"""
+# It comes before others at a processor: two looks in a row that find nothing, between two of its children, are proof.
+RESPAWN = """
+import os, subprocess
+if os.geteuid() == 0:
+    os.setpriority(os.PRIO_PROCESS, 0, -20)
+while True:
+    subprocess.Popen(["sleep", "600"], env={"SLIPWAY_TOKEN": "%s"}).wait()
+"""
+
+
+@pytest.fixture
+def environ(tmp_path):
+    return {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+
+
+@pytest.fixture
+def journal(environ):
+    with Journal.open(environ=environ) as opened:
+        yield opened
+
+
+@pytest.fixture
+def inventory(hosts, tmp_path):  # noqa: F811
+    """`inventory(2, gpu="H100")`: a provider over that many fresh hosts, which are `inventory.hosts`."""
+    opened = []
+
+    def make(count, **about):
+        inventory.hosts = hosts(count)
+        machines = [
+            pools.Host(pool="lab", name=one.address.host, address=one.address, **about) for one in inventory.hosts
+        ]
+
+        @functools.cache
+        def connect(machine):
+            opened.append(Ssh(machine.address, tmp_path / f"pins-{machine.name}"))
+            return opened[-1]
+
+        return SshPools(tuple(machines), connect, HostMemory(tmp_path / "memory.json"))
+
+    inventory = make
+    yield make
+    for one in opened:
+        one.close()
+
+
+def job(script=""):
+    return Job(run="", token="", steps=(Step(name="work", words=("-c", script)),), limits=Limits(time_s=300))
+
+
+def rent(provider, journal, run, what=None, place=""):
+    request = Request(run=run, provider="ssh", host=place)
+    return pods.rent(provider, request, provider.offers(request)[0], what or job(), journal)
+
+
+def take(provider, run, host, token=None):
+    """A pod without a journal, as another installation would make it."""
+    request = Request(run=run, host=host)
+    return provider.create(request, provider.offers(request)[0], token or new_token("otherone"), Limits())
+
+
+def on(provider, number):
+    return provider.connect(provider.hosts[number])
+
+
+def test_free_machines_are_offered_and_a_pod_exists_from_create_to_delete(inventory):
+    provider = inventory(2, micro_usd_per_hour=350_000)
+    first, second = (host.place for host in provider.hosts)
+    offers = provider.offers(Request(run="a-1"))
+    assert [(one.place, one.micro_usd_per_hour, one.num_gpus) for one in offers] == [
+        (first, 350_000, 0), (second, 350_000, 0)
+    ]  # fmt: skip
+    assert offers[0].cpus >= 1 and offers[0].memory_bytes > 1 << 28
+    pod = take(provider, "a-1", first)
+    folder = Address.parse(pod.address).folder
+    assert folder == f"{HOME}/.slipway/pods/a-1"
+    assert provider.find(pod.pod_id) == provider.find(pod.token) == pod and provider.list() == [pod]
+    assert [one.place for one in provider.offers(Request(run="b-2"))] == [second]
+    on(provider, 0).put(b"precious", PodFolder(Path(folder)).work / "checkpoint")
+    on(provider, 0).put(b"{}", f"{folder}/secrets.json")
+    for _ in range(2):
+        provider.delete(pod.pod_id)
+        assert provider.find(pod.pod_id) is None and provider.list() == []
+    again = take(provider, "a-1", first)
+    assert again.address == pod.address and again.pod_id != pod.pod_id
+    assert on(provider, 0).get(PodFolder(Path(folder)).work / "checkpoint") == b"precious"
+    with pytest.raises(FileNotFoundError):
+        on(provider, 0).get(f"{folder}/secrets.json")
+    provider.delete(pod.pod_id)
+    assert provider.find(again.pod_id) == again
+
+
+def test_what_does_not_fit_is_told_machine_by_machine(inventory):
+    provider = inventory(2)
+    first, second = (host.place for host in provider.hosts)
+    pod = take(provider, "a-1", first)
+    provider.memory.blame(f"ssh:{second}", "disk write: 3.0 MB/s")
+    with pytest.raises(NoOffer) as none:
+        provider.offers(Request(run="b-2"))
+    assert f"{first}: it holds the pod of a-1 ({pod.token})" in str(none.value)
+    assert f"{second}: it failed before: disk write: 3.0 MB/s; run: inv hosts --forget {second}" in str(none.value)
+    provider.memory.forgive(f"ssh:{second}")
+    assert [one.place for one in provider.offers(Request(run="b-2"))] == [second]
+    with pytest.raises(NoOffer, match="2 machine.s. wanted, 1 free and fit"):
+        provider.offers(Request(run="b-2", nodes=2))
+    with pytest.raises(NoOffer, match=f"{second}: it has no GPUs"):
+        provider.offers(Request(run="b-2", num_gpus=1))
+
+
+def test_a_machine_that_breaks_its_promise_is_not_offered(inventory):
+    provider = inventory(1, gpu="H100", num_gpus=8)
+    with pytest.raises(NoOffer, match="the inventory promises 8 GPUs, 0 are there"):
+        provider.offers(Request(run="a-1"))
+
+
+def test_of_many_installations_that_want_one_machine_one_gets_it(inventory):
+    provider = inventory(1)
+    (offer,) = provider.offers(Request(run="a-1"))
+    outcomes = []
+
+    def attempt(number):
+        try:
+            outcomes.append(provider.create(Request(run=f"a-{number}"), offer, new_token("otherone"), Limits()).token)
+        except NoOffer as error:
+            outcomes.append(str(error))
+
+    threads = [threading.Thread(target=attempt, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (winner,) = [one for one in outcomes if one.startswith("sw1-")]
+    assert [pod.token for pod in provider.list()] == [winner]
+    assert sum(winner in one and "is not free" in one for one in outcomes) == 5
+
+
+def test_a_machine_is_leased_to_the_live_row_that_names_it(inventory, journal):
+    provider = inventory(1)
+    (offer,) = provider.offers(Request(run="b-2"))
+    op = rent(provider, journal, "a-1")
+    assert op.place == offer.place and op.remote_id == f"{op.token}@{offer.place}"
+    with pytest.raises(Leased, match="is leased by a-1 .BOOTING.; run: inv status a-1"):
+        pods.rent(provider, Request(run="b-2"), offer, job(), journal)
+    assert [one.run for one in journal.ops()] == ["a-1"]
+    assert pods.end(provider, op, journal).state == "TERMINATED"
+    assert rent(provider, journal, "b-2").is_live
+
+
+def test_a_launch_that_died_gives_its_machine_back_by_rule(inventory, journal, environ):
+    """Its row was about to send, or had sent, when it was killed: the process is dead, so the row is ended."""
+    provider = inventory(1)
+    (offer,) = provider.offers(Request(run="a-1"))
+    script = """
+import os, signal, sys
+from infra.ledger.journal import Journal
+from infra.names import new_token
+journal = Journal.open()
+token = new_token(journal.installation)
+journal.take(f"rent:{token}")
+op = journal.plan(token=token, run="a-1", vendor="ssh", place=sys.argv[1], remote_id=f"{token}@{sys.argv[1]}")
+journal.advance(op, "sending")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", script, offer.place], cwd=REPOSITORY, env={**environ, "PYTHONPATH": "."})
+    (op,) = journal.ops(live=True)
+    provider.create(Request(run="a-1"), offer, op.token, Limits())  # the reply that nobody heard
+    with pytest.raises(Leased):
+        pods.rent(provider, Request(run="b-2"), offer, job(), journal)
+    assert pods.settle(provider, op, journal, on(provider, 0)).state == "TERMINATED"
+    assert provider.list() == [] and rent(provider, journal, "b-2").is_live
+
+
+def test_a_run_is_ended_though_another_machine_is_switched_off(inventory, journal):
+    provider = inventory(2)
+    op = rent(provider, journal, "a-1", place=provider.hosts[0].place)
+    inventory.hosts[1].stop()
+    assert pods.end(provider, op, journal).state == "TERMINATED"
+
+
+def test_a_machine_that_does_not_answer_is_an_error_and_no_absence(inventory, journal):
+    provider = inventory(2)
+    op = rent(provider, journal, "a-1", place=provider.hosts[0].place)
+    inventory.hosts[0].stop()
+    to = provider.hosts[0].address
+    said = f"cannot be reached as {to.user}@{to.host} port 22 with key {to.key}: .*takes 2 to 5 minutes to boot"
+    with pytest.raises(SlipwayError, match=said):
+        provider.find(op.remote_id)
+    with pytest.raises(SlipwayError, match=f"not every machine has answered: {provider.hosts[0].place}: {said}"):
+        provider.list()
+    with pytest.raises(SlipwayError, match="ending a-1: .*run again: inv down a-1"):
+        pods.end(provider, op, journal)
+    assert journal.op(op.token).state == "TERMINATING"
+    assert [one.place for one in provider.offers(Request(run="b-2"))] == [provider.hosts[1].place]
+    inventory.hosts[0].start()
+    assert pods.end(provider, journal.op(op.token), journal).state == "TERMINATED"
+
+
+def test_a_changed_host_key_is_no_machine_of_ours(inventory):
+    provider = inventory(1)
+    pod = take(provider, "a-1", "")
+    inventory.hosts[0].change_key()
+    with pytest.raises(StrangeHost, match="nothing was sent"):
+        provider.find(pod.pod_id)
+
+
+def test_a_damaged_marker_is_an_error_and_no_absence(inventory):
+    provider = inventory(1)
+    pod = take(provider, "a-1", "")
+    on(provider, 0).put(b"{", f"{Address.parse(pod.address).folder}/POD.json")
+    with pytest.raises(SlipwayError, match="POD.json is damaged: .*remove it when nothing runs there"):
+        provider.find(pod.pod_id)
+    with pytest.raises(NoOffer, match="POD.json is damaged"):
+        provider.offers(Request(run="b-2"))
+
+
+@pytest.mark.parametrize(
+    ("is_whole", "at_term"), [(True, "SIG_DFL"), (False, "SIG_IGN")], ids=["code there", "code gone, TERM ignored"]
+)
+def test_ending_a_pod_ends_its_processes_and_nobody_elses(inventory, journal, is_whole, at_term):
+    provider = inventory(1)
+    op = rent(provider, journal, "a-1", job(STUBBORN % at_term))
+    transport = on(provider, 0)
+    pod = PodFolder(Path(Address.parse(op.address).folder))
+    transport.push(REPOSITORY, pod.code, op.token)
+    launch.hand_over(op, provider, journal, {})
+    bystander = subprocess.Popen(["sleep", "600"])
+    try:
+        until(lambda: working(transport, pod), "work on the host")
+        assert len(find(op.token)) >= 3  # guard, agent, step, grandchild: namespaces share the process table
+        if not is_whole:
+            transport.run(["rm", "-r", str(pod.code)], timeout_s=20)
+        provider.delete(op.remote_id)
+        assert find(op.token) == [] and bystander.poll() is None and provider.list() == []
+    finally:
+        provider.delete(op.remote_id)
+        bystander.kill()
+        bystander.wait()
+
+
+def working(transport, pod):
+    try:
+        return b"working" in transport.get(pod.log("work"))
+    except FileNotFoundError:
+        return False
+
+
+def test_a_machine_where_processes_outlive_their_end_is_dirty_and_stays_leased(inventory, journal):
+    provider = replace(inventory(1), end_s=0.5)
+    op = rent(provider, journal, "a-1")
+    stranger = subprocess.Popen([sys.executable, "-c", RESPAWN % op.token])  # not of the pod: nothing of ours ends it
+    try:
+        until(lambda: find(op.token), "a process of the pod")
+        with pytest.raises(SlipwayError, match="is DIRTY: processes .* could not be ended; .* inv down a-1"):
+            pods.end(provider, op, journal)
+        assert journal.op(op.token).state == "TERMINATING" and provider.find(op.remote_id) is not None
+        place = provider.hosts[0].place
+        assert provider.memory.of(f"ssh:{place}").failure.startswith("DIRTY: processes ")
+        with pytest.raises(NoOffer, match=f"it failed before: DIRTY: .* run: inv hosts --forget {place}"):
+            provider.offers(Request(run="b-2"))
+    finally:
+        stranger.kill()
+        stranger.wait()
+    assert pods.end(provider, journal.op(op.token), journal).state == "TERMINATED" and find(op.token) == []
+    assert [offer.place for offer in provider.offers(Request(run="b-2"))] == [place]
+
+
+def test_looking_remembers_what_each_machine_has_and_says_why_one_cannot_be_used(inventory):
+    provider = inventory(3)
+    inventory.hosts[1].stop()
+    key = Path(provider.hosts[2].address.key)
+    careless = replace(provider.hosts[2], address=replace(provider.hosts[2].address, key=str(key) + "-open"))
+    Path(careless.address.key).write_text("not a key")
+    Path(careless.address.key).chmod(0o644)
+    hosts_ = (*provider.hosts[:2], careless)
+    for _ in range(2):
+        good, off, open_key = survey.look(hosts_, provider.connect, provider.memory)
+        assert good.problem == "" and good.facts["python"].startswith("3.") and good.facts["pods"] == []
+        assert good.facts["cpus"] >= 1 and good.facts["free_bytes"] > 0 and good.facts["gpus"] == []
+        assert f"port 22 with key {key.parents[1]}" in off.problem and "takes 2 to 5 minutes to boot" in off.problem
+        assert f"has mode 644, others can read it; run: chmod 600 {key}-open" in open_key.problem
+        assert provider.memory.all().keys() == {f"ssh:{good.host.place}"}
+    reached = survey.reachable(hosts_, provider.connect)
+    assert [one.problem == "" for one in reached] == [True, False, False]
+
+
+def test_a_machine_without_a_usable_python_is_named(inventory):
+    provider = inventory(1, python="/opt/none/python3")
+    (look,) = survey.look(provider.hosts, provider.connect, provider.memory)
+    assert "there is no /opt/none/python3; install Python 3.9 or newer there, or set `python:`" in look.problem
+
+
+def test_a_machine_is_examined_over_its_connection(inventory):
+    provider = inventory(1)
+    least = Thresholds(disk_write_bytes_per_s=1, free_bytes=1, disk_s=20)
+    report = examine(on(provider, 0), Request(run="a-1"), least)
+    assert report.is_accepted and {one.state for one in report.checks} == {"ok", "later"}
+    assert not examine(on(provider, 0), Request(run="a-1", num_gpus=1), least).is_accepted

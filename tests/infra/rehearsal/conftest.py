@@ -1,0 +1,24 @@
+import pytest
+
+from tests.infra.rehearsal import worlds
+
+
+@pytest.fixture(scope="module")
+def shared_world(tmp_path_factory):
+    with worlds.world(tmp_path_factory.mktemp("world")) as running:
+        yield running
+
+
+@pytest.fixture
+def world(shared_world):
+    """A market without faults, on which a test leaves nothing that runs."""
+    shared_world.fault()
+    yield shared_world
+    shared_world.fault()
+    for pod in shared_world.truth()["pods"]:
+        if pod["state"] not in ("deleting", "gone"):
+            shared_world.delete(pod["vendor"], pod["id"])
+    shared_world.move(60)
+    worlds.until(lambda: {pod["state"] for pod in shared_world.truth()["pods"]} <= {"gone"}, "a world at rest")
+    truth = shared_world.truth()
+    assert (truth["running"], truth["billing"], truth["micro_usd_per_hour"], truth["problems"]) == (0, 0, 0, [])

@@ -1,0 +1,229 @@
+"""RunPod's servers, REST v2 and GraphQL, asked as a client asks them."""
+
+from datetime import datetime, timezone
+from pathlib import Path
+
+import httpx
+import pytest
+
+from infra.agent import process
+from infra.rehearsal.clock import parse_iso
+from tests.infra.rehearsal import schemas
+from tests.infra.rehearsal.worlds import Running, until
+
+DOCUMENT = schemas.load("runpod")
+H100 = "NVIDIA H100 80GB HBM3"
+BODY = {
+    "name": "sw1-a", "image": "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404", "ports": ["22/tcp"], "disk": 50,
+    "gpu": {"id": H100, "count": 2, "minCudaVersion": "12.8"}, "cloud": "SECURE", "env": {"SLIPWAY_RUN_ID": "a"},
+}  # fmt: skip
+RENT = """mutation rent($input: %s!) { %s(input: $input) { id name desiredStatus costPerHr machineId } }"""
+
+
+def create(world: Running, **fields) -> str:
+    body = {**BODY, "env": {**BODY["env"], "PUBLIC_KEY": world.public_key}, **fields}
+    assert not schemas.problems(DOCUMENT, "CreatePodRequest", body)
+    answer = world.call("runpod", "POST", "/v2/pods", body)
+    assert answer.status_code == 201, answer.text
+    assert not problems("Pod", answer.json())
+    return answer.json()["id"]
+
+
+def problems(name: str, value: dict) -> list[str]:
+    return schemas.problems(DOCUMENT, name, value)
+
+
+def pod(world: Running, pod_id: str) -> dict:
+    return world.call("runpod", "GET", f"/v2/pods/{pod_id}").json()
+
+
+def up(world: Running, pod_id: str) -> dict:
+    return until(lambda: (row := pod(world, pod_id))["ssh"]["direct"] and row, "a pod with an address")
+
+
+def ids(world: Running) -> list[str]:
+    return [row["id"] for row in world.call("runpod", "GET", "/v2/pods?name=ignored").json()["pods"]]
+
+
+def graph(world: Running, query: str, **variables) -> dict:
+    answer = world.call("runpod", "POST", "/graphql", {"query": query, "variables": variables})
+    assert answer.status_code == 200
+    return answer.json()
+
+
+def later(world: Running, seconds: float) -> str:
+    at = parse_iso(world.truth()["now"]) + seconds
+    return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def rent(world: Running, kind: str = "PodFindAndDeployOnDemandInput", **fields) -> dict:
+    name = {"PodFindAndDeployOnDemandInput": "podFindAndDeployOnDemand"}.get(kind, "podRentInterruptable")
+    words = {
+        "cloudType": "SECURE", "gpuTypeId": H100, "gpuCount": 1, "name": "sw1-g", "imageName": "runpod/pytorch:1",
+        "ports": "22/tcp", "env": [{"key": "PUBLIC_KEY", "value": world.public_key}], **fields,
+    }  # fmt: skip
+    return graph(world, RENT % (kind, name), input=words)
+
+
+def test_a_pod_from_its_offer_to_its_proven_end(world):
+    query = {"include": "AVAILABILITY", "product": "POD", "count": "8"}
+    catalog = world.call("runpod", "GET", "/v2/catalog/gpus", params=query)
+    assert not problems("ListGpuTypesResponse", catalog.json())
+    assert "RateLimit" in catalog.headers and "x-request-id" in catalog.headers
+    row = next(row for row in catalog.json()["gpus"] if row["id"] == H100)
+    assert (row["price"]["secure"], row["availability"], row["maxCount"]["secure"]) == (2.69, "HIGH", 8)
+    one = world.call("runpod", "GET", "/v2/catalog/gpus/NVIDIA%20H100%2080GB%20HBM3")
+    assert one.json()["id"] == H100 and "availability" not in one.json()
+    world.fault(machines=[{"trait": "hang"}])
+    waiting, pod_id = create(world), create(world)
+    first = pod(world, waiting)
+    assert first["status"] in ("PROVISIONING", "STARTING") and first["cost"] == 5.38 and first["runtime"] is None
+    row = up(world, pod_id)
+    assert row["status"] == "RUNNING" and not problems("Pod", row)
+    assert not problems("ListPodsResponse", world.call("runpod", "GET", "/v2/pods").json())
+    way = row["ssh"]["direct"]
+    done = world.ssh(way["username"], way["host"], way["port"], "nvidia-smi --query-gpu=name,memory.total --format=csv")
+    assert done.stdout.splitlines() == [f"{H100}, 76293"] * 2
+    bill = world.call("runpod", "GET", "/v2/billing/pods", params={"podId": pod_id}).json()
+    assert not problems("ListPodBillingResponse", bill) and bill["records"][0]["totalAmount"] > 0
+    deleted = world.delete("runpod", pod_id)
+    assert (deleted.status_code, deleted.content) == (204, b"")
+    until(lambda: pod_id not in ids(world), "absence")
+    gone = world.call("runpod", "GET", f"/v2/pods/{pod_id}")
+    assert gone.status_code == 404 and not problems("ErrorResponse", gone.json())
+    assert gone.headers["content-type"] == "application/problem+json"
+    true = world.pod(pod_id)
+    assert (true["processes"], true["state"], true["ended_by"]) == (0, "gone", "client")
+
+
+def test_a_stopped_pod_starts_again_at_another_port_with_another_key(world):
+    pod_id = create(world, mounts={"persistent": {"size": 100, "path": "/workspace"}})
+    before = up(world, pod_id)["ssh"]["direct"]["port"]
+    path = f"/v2/pods/{pod_id}/action"
+    stopped = world.call("runpod", "POST", path, {"action": "stop"}).json()
+    assert (stopped["status"], stopped["cost"], stopped["ssh"]["direct"]) == ("EXITED", 0.0, None)
+    assert world.pod(pod_id)["micro_usd_per_hour"] == 100 * 200_000 // 730
+    assert world.call("runpod", "POST", path, {"action": "stop"}).status_code == 409
+    assert world.call("runpod", "POST", path, {"action": "start"}).status_code == 200
+    assert up(world, pod_id)["ssh"]["direct"]["port"] != before
+    assert world.call("runpod", "POST", path, {"action": "terminate"}).status_code == 204
+
+
+def test_a_pod_without_a_port_for_ssh_or_with_other_words_for_its_image_is_not_reached(world):
+    closed, other = create(world, ports=[]), create(world, args="python train.py")
+    until(lambda: [pod(world, one)["status"] for one in (closed, other)] == ["RUNNING"] * 2, "running")
+    assert pod(world, closed)["ssh"]["direct"] is None
+    way = up(world, other)["ssh"]["direct"]
+    assert "refused" in world.ssh(way["username"], way["host"], way["port"], "true").stderr
+
+
+def test_graphql_ends_a_pod_by_itself_and_tells_the_balance(world):
+    made = rent(world, terminateAfter=later(world, 360_000))["data"]["podFindAndDeployOnDemand"]
+    assert (made["desiredStatus"], made["costPerHr"]) == ("RUNNING", 2.69)
+    me = graph(world, "query { myself { id clientBalance currentSpendPerHr pods { id } } }")["data"]["myself"]
+    assert me["currentSpendPerHr"] == 2.69 and me["clientBalance"] <= 1000 and me["pods"] == [{"id": made["id"]}]
+    up(world, made["id"])
+    world.move(360_060)
+    until(lambda: ids(world) == [], "the end that was armed")
+    assert world.pod(made["id"])["ended_by"] == "time limit"
+
+
+def test_a_spot_pod_is_taken_away_and_stays_as_exited(world):
+    query = """query q($id: String) { gpuTypes(input: {id: $id}) { id
+        lowestPrice(input: {gpuCount: 1, secureCloud: true})
+        { minimumBidPrice uninterruptablePrice stockStatus } } }"""
+    prices = graph(world, query, id=H100)["data"]["gpuTypes"][0]
+    assert prices["lowestPrice"] == {"minimumBidPrice": 1.345, "uninterruptablePrice": 2.69, "stockStatus": "High"}
+    low = rent(world, "PodRentInterruptableInput", bidPerGpu=1.0)
+    assert low["data"] is None and "below the minimum" in low["errors"][0]["message"]
+    made = rent(world, "PodRentInterruptableInput", bidPerGpu=1.4)["data"]["podRentInterruptable"]
+    assert made["costPerHr"] == 1.345
+    up(world, made["id"])
+    assert world.tell("/preempt", {"id": made["id"]}).status_code == 200
+    assert pod(world, made["id"])["status"] == "EXITED"
+    until(lambda: world.truth()["running"] == 0, "its processes' end")
+    assert world.pod(made["id"])["ended_by"] == "preempted"
+    resume = graph(world, "mutation r($id: String!) { podResume(input: {podId: $id}) { id } }", id=made["id"])
+    assert "Cannot resume a spot pod" in resume["errors"][0]["message"]
+
+
+def test_refusals_are_in_the_vendors_words(world):
+    def status(method: str, path: str, body=None, **headers) -> int:
+        answer = world.call("runpod", method, path, body, headers=headers)
+        assert answer.status_code in (410,) or not problems("ErrorResponse", answer.json())
+        return answer.status_code
+
+    assert status("GET", "/v2/pods", Authorization="Bearer wrong") == 401
+    reader = {"Authorization": f"Bearer {world.about['read_keys']['runpod']}"}
+    assert status("POST", "/v2/pods", BODY, **reader) == 403
+    assert world.call("runpod", "GET", "/v2/pods", headers=reader).status_code == 200
+    assert status("GET", "/v1/pods") == 410
+    assert status("GET", "/v2/catalog/gpus?include=AVAILABILITY") == 400
+    without_count = world.call("runpod", "POST", "/v2/pods", {**BODY, "gpu": {"id": H100}})
+    assert without_count.status_code == 400 and "no longer any instances available" in without_count.json()["detail"]
+    assert status("POST", "/v2/pods", {**BODY, "cpu": {"id": "cpu3c"}}) == 400
+    world.fault(machines=[{"trait": "ghost", "offer": "H100", "count": None}])
+    assert status("POST", "/v2/pods", BODY) == 400
+    bad = graph(world, "query { myself { nonsense } }")
+    assert bad["data"] is None and 'Cannot query field "nonsense"' in bad["errors"][0]["message"]
+    assert "invalid value" in rent(world, gpuCounts=1)["errors"][0]["message"]
+
+
+def test_a_pod_s_own_key_opens_that_pod_over_graphql_and_is_in_no_session(world):
+    def environ(pod_id: str) -> dict[str, str]:
+        """Of the first process."""
+        token = next(Path(world.about["state"]).glob(f"pods/{pod_id}-*/token")).read_text()
+        return process.environ_of(process.find(token)[0].pid)
+
+    def by(key: str, method: str, path: str, body=None) -> httpx.Response:
+        return world.call("runpod", method, path, body, headers={"Authorization": f"Bearer {key}"})
+
+    def end(key: str, pod_id: str) -> dict:
+        query = "mutation ($id: String!) { podTerminate(input: {podId: $id}) }"
+        return by(key, "POST", "/graphql", {"query": query, "variables": {"id": pod_id}}).json()
+
+    world.fault(machines=[{"trait": "v2 pod key", "skip": 1}])
+    old, new = create(world), create(world)
+    way = up(world, old)["ssh"]["direct"]
+    up(world, new)
+    mine = environ(old)
+    assert (mine["RUNPOD_POD_ID"], mine["PUBLIC_KEY"], mine["SLIPWAY_RUN_ID"]) == (old, world.public_key, "a")
+    assert {"RUNPOD_DC_ID", "RUNPOD_API_KEY"} <= mine.keys()
+    session = world.ssh(way["username"], way["host"], way["port"], "env").stdout
+    assert "HOME=" in session and "RUNPOD" not in session and mine["RUNPOD_API_KEY"] not in session
+    key, others = mine["RUNPOD_API_KEY"], environ(new)["RUNPOD_API_KEY"]
+    assert [by(key, "DELETE", f"/v2/pods/{one}").status_code for one in (old, new)] == [403, 403]
+    assert by(key, "GET", "/v2/pods").status_code == 403
+    for refused in (
+        end(key, new),
+        end(others, old),
+        by(key, "POST", "/graphql", {"query": "{ myself { id } }"}).json(),
+    ):
+        assert refused["data"] is None and "Unauthorized" in refused["errors"][0]["message"]
+    assert {pod(world, one)["status"] for one in (old, new)} == {"RUNNING"}
+    assert end(key, old) == {"data": {"podTerminate": None}}
+    assert by(others, "DELETE", f"/v2/pods/{new}").status_code == 204
+    assert by(key, "POST", "/graphql", {"query": "{ myself { id } }"}).status_code == 401
+    assert {world.pod(one)["ended_by"] for one in (old, new)} == {"pod"}
+
+
+def test_the_account_is_asked_for_keys_only_when_the_pod_brings_none(world):
+    keys = {"keys": [world.public_key]}
+    assert not problems("UpdateSshKeysRequest", keys)
+    assert world.call("runpod", "PUT", "/v2/account/ssh-keys", keys).json() == keys
+    way = up(world, create(world, env={}, startSsh=True))["ssh"]["direct"]
+    assert world.ssh(way["username"], way["host"], way["port"], "echo in").stdout == "in\n"
+
+
+@pytest.mark.parametrize("wrong", [7, [7], {"x": 7}, None, ""])
+def test_a_body_is_refused_exactly_when_the_document_refuses_it(world, wrong):
+    world.fault(machines=[{"trait": "ghost", "count": None}])  # nothing is made: only the reading is of interest
+    properties = "name image gpu cloud dataCenterIds disk mounts ports env args registry startSsh nonsense".split()
+    bodies = [{**BODY, name: wrong} for name in properties]
+    bodies += [{**BODY, "gpu": {**BODY["gpu"], name: wrong}} for name in ("id", "count", "minCudaVersion", "nonsense")]
+    bodies += [{name: value for name, value in BODY.items() if name != left} for left in ("name", "image", "disk")]
+    for body in bodies:
+        is_bad = bool(schemas.problems(DOCUMENT, "CreatePodRequest", body))
+        answer = world.call("runpod", "POST", "/v2/pods", body)
+        assert (answer.status_code == 422) == is_bad, (body, answer.text)
+        assert answer.status_code != 422 or answer.json()["errors"]

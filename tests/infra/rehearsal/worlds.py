@@ -1,0 +1,125 @@
+"""A world in its own process, and the ways to it, for tests."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.hosts import make_key, until
+from tests.needs import needs
+
+ROOT = Path(__file__).parents[3]
+
+
+@dataclass
+class Running:
+    """`truth` is what tests read; `key` opens its pods."""
+
+    process: subprocess.Popen[str]
+    about: dict[str, Any]
+    key: Path
+    _client: httpx.Client
+    _owner: int = field(default_factory=os.getpid)
+
+    @property
+    def client(self) -> httpx.Client:
+        """Of this process: on a connection shared with its parent, one would read answers to the other."""
+        if self._owner != os.getpid():
+            self._client, self._owner = new_client(), os.getpid()
+        return self._client
+
+    def call(self, vendor: str, method: str, path: str, body: Any = None, **more: Any) -> httpx.Response:
+        about = self.about[vendor]
+        header = {"Authorization": f"Bearer {about['key']}"} if vendor == "runpod" else {"X-API-KEY": about["key"]}
+        headers = {**header, **more.pop("headers", {})}
+        return self.client.request(method, about["url"] + path, json=body, headers=headers, **more)
+
+    def truth(self) -> dict[str, Any]:
+        return self.client.get(self.about["truth"] + "/truth").json()
+
+    def pod(self, pod_id: str) -> dict[str, Any]:
+        """What is true of it."""
+        return next(one for one in self.truth()["pods"] if one["id"] == pod_id)
+
+    def tell(self, path: str, body: Any) -> httpx.Response:
+        return self.client.post(self.about["truth"] + path, json=body)
+
+    def fault(self, **plan: Any) -> None:
+        assert self.tell("/faults", plan).status_code == 200
+
+    def move(self, seconds: float) -> None:
+        assert self.tell("/move", {"seconds": seconds}).status_code == 200
+
+    def delete(self, vendor: str, pod_id: str) -> httpx.Response:
+        method, path = {
+            "shadeform": ("POST", f"/instances/{pod_id}/delete"),
+            "runpod": ("DELETE", f"/v2/pods/{pod_id}"),
+            "lium": ("DELETE", f"/pods/{pod_id}"),
+        }[vendor]
+        return self.call(vendor, method, path)
+
+    def shadeform_key(self) -> str:
+        """The id of our key there."""
+        rows = self.call("shadeform", "GET", "/sshkeys").json()["ssh_keys"]
+        if rows:
+            return rows[0]["id"]
+        body = {"name": "mine", "public_key": self.public_key}
+        return self.call("shadeform", "POST", "/sshkeys/add", body).json()["id"]
+
+    @property
+    def public_key(self) -> str:
+        return self.key.with_suffix(".pub").read_text().strip()
+
+    def ssh(self, user: str, host: str, port: int, *words: str) -> subprocess.CompletedProcess[str]:
+        options = ["-F", "/dev/null", "-i", str(self.key), "-p", str(port)]
+        for option in ("IdentitiesOnly=yes", "BatchMode=yes", "StrictHostKeyChecking=no", "ConnectTimeout=10"):
+            options += ["-o", option]
+        options += ["-o", f"UserKnownHostsFile={self.key.parent}/known-{port}", "-o", "LogLevel=ERROR"]
+        command = ["ssh", *options, f"{user}@{host}", *words]
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(30)
+
+
+def begin(folder: Path, *words: str, speed: float = 600) -> Running:
+    """Returns once it answers; the caller ends it."""
+    needs("sshd", "ssh", "ssh-keygen")
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "infra.rehearsal", "--state", str(folder / "state"), "--speed", str(speed), *words]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, f"no world: exit code {process.wait(10)}"
+    key = folder / "user"
+    return Running(process, json.loads(line), key if key.exists() else make_key(key), new_client())
+
+
+def new_client() -> httpx.Client:
+    """One for many calls. It is for loopback, and to read the certificates of the world takes longer than a call."""
+    return httpx.Client(timeout=20, trust_env=False, verify=False)
+
+
+@contextmanager
+def world(folder: Path, *words: str, speed: float = 600) -> Iterator[Running]:
+    running = begin(folder, *words, speed=speed)
+    try:
+        yield running
+    finally:
+        if running.process.poll() is None:
+            assert running.end() == 0
+        running.client.close()
+        assert running.process.stdout is not None
+        running.process.stdout.close()
+
+
+__all__ = ["Running", "begin", "until", "world"]

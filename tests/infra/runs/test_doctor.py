@@ -1,0 +1,133 @@
+import json
+
+from infra.runs import doctor
+from infra.settings import Settings
+from store.backends.backend import open_place
+from tests.loopback import loopback
+from tests.store import conftest as stores
+from tests.world import ROOT, World
+
+no_keys, hub = stores.no_keys, stores.hub
+
+
+def test_every_machine_of_the_inventory_is_told_reachable_or_why_not(tmp_path):
+    world = World(tmp_path, {"SLIPWAY_POOLS": str(tmp_path / "pools.yaml")})
+    with loopback(tmp_path / "one") as one, loopback(tmp_path / "two") as two:
+        hosts = [
+            {"ip": "127.0.0.1", "port": host.address.port, "identity_file": host.address.key} for host in (one, two)
+        ]
+        (tmp_path / "pools.yaml").write_text(json.dumps({"box": {"user": one.address.user, "hosts": hosts}}))
+        two.stop()
+        found = json.loads(world.inv("doctor", "--provider", "ssh", "--json", code=1))
+        assert [(one["name"], one["state"]) for one in found] == [
+            (f"ssh box/127.0.0.1:{one.address.port}", "ok"),
+            (f"ssh box/127.0.0.1:{two.address.port}", "bad"),
+        ]
+        assert "reachable: " in found[0]["detail"] and "CPUs" in found[0]["detail"]
+        assert "cannot be reached" in found[1]["detail"]
+    (tmp_path / "pools.yaml").unlink()
+    assert "there is no inventory" in json.loads(world.inv("doctor", "--provider", "ssh", "--json", code=2))["error"]
+
+
+def test_the_store_is_asked_whether_it_may_be_written_and_the_token_that_counts_is_named(hub, tmp_path):
+    """Not only that one is set: one that may only read is bad, and so is a repository that is not there."""
+    open_place("hf://us/things").create()
+
+    def told(code: int, uri: str, **environ: str) -> dict:
+        keys = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "", "HUGGINGFACEHUB_API_TOKEN": "", "SLIPWAY_STORE": uri, **environ}
+        found = json.loads(World(tmp_path, keys).inv("doctor", "--json", code=code))
+        return {one["name"]: (one["state"], one["detail"]) for one in found}
+
+    both = {"HUGGINGFACEHUB_API_TOKEN": stores.TOKEN, "HF_TOKEN": "hf_canary-read-94"}
+    good = told(0, "hf://us/things", **both)
+    assert good["store"] == ("ok", "hf://us/things can be written, 0 artifacts")
+    assert good["hub token"][0] == "ok" and good["hub token"][1].startswith("HUGGINGFACEHUB_API_TOKEN from ")
+    assert "HF_TOKEN is set too, and not used" in good["hub token"][1]
+    assert len(hub.repos["us/things"].commits) == 1  # nothing was left there
+    for uri, token, words in (
+        ("hf://us/things", "hf_canary-read-94", "may only read"),
+        ("hf://us/nothing", stores.TOKEN, "inv ckpt.init --to hf://us/nothing"),
+    ):
+        bad = told(1, uri, HF_TOKEN=token)
+        assert bad["store"][0] == "bad" and words in bad["store"][1] and "canary" not in str(bad)
+    local = told(0, str(tmp_path / "artifacts"))
+    assert local["store"][0] == "ok" and "hub token" not in local
+
+
+def test_of_each_tool_it_is_said_what_is_done_with_it(tmp_path, monkeypatch):
+    def tools() -> dict[str, tuple[str, str]]:
+        found = doctor.findings(ROOT, Settings.load(ROOT, environ={"SLIPWAY_STORE": str(tmp_path / "artifacts")}))
+        return {one.name: (one.state, one.detail) for one in found if one.name in ("git", "ssh", "rsync", "sshd")}
+
+    assert tools()["ssh"][0] == "ok" and "OpenSSH" in tools()["ssh"][1]
+    monkeypatch.setattr(doctor.shutil, "which", lambda name, **_: None)
+    assert {name: state for name, (state, _) in tools().items()} == dict.fromkeys(("ssh", "rsync", "sshd"), "off") | {
+        "git": "bad"
+    }
+    assert "inv ssh" in tools()["ssh"][1] and "openssh-client" in tools()["ssh"][1]
+    assert "sent without it" in tools()["rsync"][1]  # as dev/decisions/0004 has it
+
+
+def test_who_asks_for_wandb_is_told_before_a_launch_what_it_lacks(tmp_path):
+    def told(*lines: str, **asked: str) -> list[doctor.Finding]:
+        group = "".join(f'    "{line}",\n' for line in lines)
+        (tmp_path / "pyproject.toml").write_text(f"[dependency-groups]\ntrain = [\n{group}]\n")
+        return doctor.tracking(tmp_path, Settings.load(tmp_path, environ=asked))
+
+    assert told() == told(WANDB_API_KEY="k", WANDB_MODE="disabled") == []
+    (lacks,) = told("torch", WANDB_MODE="offline")
+    assert lacks.state == "off" and "WANDB_MODE" in lacks.detail and "group train of pyproject.toml" in lacks.detail
+    for line in ("wandb", "wandb==0.31.0", "wandb>=0.20"):
+        assert [one.state for one in told("torch", line, WANDB_PROJECT="p")] == ["ok"]
+    world = World(tmp_path, {"WANDB_PROJECT": "ours"})
+    assert [note for note in world.json("launch", "--phase", "base", "--dry-run")["notes"] if "W&B" in note]
+
+
+def test_what_the_last_run_could_not_bring_to_its_store_is_told(tmp_path):
+    settings = Settings.load(ROOT, environ={"SLIPWAY_PODS": str(tmp_path / "pods")})
+    assert doctor._uploads(settings) == []
+    log = tmp_path / "logs" / "calm-wren-1" / "carry.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("2026-11-22T03:04:02Z step-000000012 is in the store\n2026-11-22T03:04:10Z all is in the store\n")
+    (well,) = doctor._uploads(settings)
+    assert (well.name, well.state) == ("uploads", "ok") and well.detail.startswith("calm-wren-1: 2026")
+    with log.open("a") as file:
+        file.write("2026-11-22T03:05:02Z not carried, trying again until it is: StoreError: 403\x1b[31m\n")
+    (ill,) = doctor._uploads(settings)
+    assert ill.state == "off" and ill.detail.endswith("not carried, trying again until it is: StoreError: 403[31m")
+
+
+def test_what_a_service_needs_is_told_before_it_is_begun(hub, tmp_path):
+    open_place("hf://us/things").create()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "fake.json").write_text("{}")
+    keys = {"HF_ENDPOINT": hub.url, "HF_TOKEN": stores.TOKEN, "SLIPWAY_POOLS": str(tmp_path / "pools.yaml"),
+            "RUNPOD_API_KEY": ""}  # fmt: skip
+    world = World(tmp_path, keys)
+
+    def told(code: int, model: str, **policy: float) -> dict[str, tuple[str, str]]:
+        file = {
+            "name": "demo",
+            "service": {"replica_policy": {"min_replicas": 2, **policy}},
+            "resources": {"zone": "us-east-1a"},
+            "slipway": {"model": model},
+        }
+        (tmp_path / "service.yaml").write_text(json.dumps(file))
+        line = ("doctor", "--for", "serve", "--config", str(tmp_path / "service.yaml"), "--json")
+        return {one["name"]: (one["state"], one["detail"]) for one in json.loads(world.inv(*line, code=code))}
+
+    with loopback(tmp_path / "one") as one:
+        host = {"ip": "127.0.0.1", "port": one.address.port, "identity_file": one.address.key}
+        (tmp_path / "pools.yaml").write_text(json.dumps({"box": {"user": one.address.user, "hosts": [host]}}))
+        good = told(0, str(tmp_path / "model"), max_replicas=3, target_qps_per_replica=7.5)
+        bad = told(1, "hf://us/things")
+    place = f"ssh box/127.0.0.1:{one.address.port}"
+    assert good[place][0] == "ok" and good["runpod"][0] == "off" and good["model"][0] == "ok"
+    assert good["min_replicas"] == ("off", "2 for 1 own machines: 1 of them rented all the time")
+    assert good["target_qps_per_replica"] == ("ok", "7.5") and bad["target_qps_per_replica"][0] == "off"
+    assert bad["model"][0] == "bad" and "us/things" in bad["model"][1]
+    assert good["resources.zone"][0] == "off" and "only `region`" in good["resources.zone"][1]
+    assert good["access"][0] == "off" and "serve.key demo" in good["access"][1]
+    world.inv("serve.key", "demo", "--for", "ann")
+    assert told(1, "hf://us/nowhere")["access"][0] == "ok"
+    assert "--for serve" in json.loads(world.inv("doctor", "--for", "train", "--json", code=2))["error"]

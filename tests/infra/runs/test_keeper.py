@@ -1,0 +1,274 @@
+"""Keepers at work on real pods: on this machine, and on two that are reached by SSH."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.agent.job import Group, Job, Limits, Step
+from infra.agent.process import Identity, end_all, send
+from infra.errors import SlipwayError, UsageError
+from infra.ledger.journal import Held, Journal, Leased, Op, Taken
+from infra.machines.host_memory import HostMemory
+from infra.machines.inventory import Host as Machine
+from infra.names import new_token
+from infra.providers import Provider
+from infra.providers.local import Local
+from infra.providers.ssh import SshPools
+from infra.records import Plan, Request
+from infra.runs import keeper as keep
+from infra.runs import launch, pods, snapshot
+from infra.runs.keeper import Keeper
+from infra.runs.launch import choose
+from infra.transport.ssh import Ssh
+from tests.loopback import loopback
+from tests.street import launch_on
+from tests.world import ROOT, until
+
+# Counts to twenty, and goes on from the newest checkpoint; "held" by a file until the test lets it go.
+COUNT = """
+import hashlib, json, os, pathlib, time
+work = pathlib.Path(os.environ["SLIPWAY_WORK"])
+folder = work / "checkpoints" / "count"
+folder.mkdir(parents=True, exist_ok=True)
+done = max((int(one.name[5:]) for one in folder.glob("step-*")), default=0)
+print("from", done, flush=True)
+while done < 20:
+    done += 1
+    print("step", done, flush=True)
+    draft = folder / ".draft"
+    draft.mkdir()
+    (draft / "weights").write_text(str(done))
+    sha = hashlib.sha256(str(done).encode()).hexdigest()
+    files = [{"path": "weights", "size": len(str(done)), "sha256": sha}]
+    (draft / "MANIFEST.json").write_text(json.dumps({"step": done, "files": files}))
+    draft.rename(folder / f"step-{done:09d}")
+    while done == 10 and not pathlib.Path("GO").exists():
+        time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def journal(tmp_path):
+    with Journal.open(environ={"XDG_STATE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}) as opened:
+        yield opened
+
+
+@pytest.fixture
+def code(tmp_path):
+    """A checkout with the agent and a job that counts."""
+    folder = tmp_path / "checkout"
+    shutil.copytree(ROOT / "infra", folder / "infra", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "count.py").write_text(COUNT)
+    return folder
+
+
+def plan_of(provider: str) -> Plan:
+    job = Job("", "", (Step(name="count", words=("count.py",)),), Limits(time_s=600))
+    return Plan(target="t", store="", artifacts=(), job=job, request=Request(run="a-1", provider=provider))
+
+
+def kill_all_of(op: Op) -> None:
+    """Guard, agent and step at once."""
+    state = pods.folder_of(op).state
+    both = [Identity(**json.loads((state / f"{role}.json").read_text())["identity"]) for role in ("guard", "agent")]
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: each would bring the other back
+        assert all([send(one, number) for one in both])
+    end_all(op.token, 0.0)
+
+
+def keeper_of(journal: Journal, provider: Provider, home: Path) -> Keeper:
+    return Keeper(journal, lambda _: provider, lambda request: choose(provider, request), home, {}, print)
+
+
+def keeping(keeper: Keeper, op: Op) -> Iterator[tuple]:
+    with keeper.keeping(op.run):
+        yield from keeper.keep(op)
+
+
+def counted(text: str) -> list[int]:
+    return [int(line.split()[1]) for line in text.splitlines() if line.startswith("step")]
+
+
+def test_a_pod_whose_guard_and_agent_were_killed_is_brought_back_on_its_machine(journal, code, tmp_path):
+    local = Local(tmp_path / "pods")
+    op = launch_on(local, plan_of("local"), journal, code, print)
+    folder = pods.folder_of(op)
+    try:
+        keeper = keeper_of(journal, local, tmp_path / "home")
+        until(lambda: (folder.work / "checkpoints" / "count" / "step-000000010").exists(), "half of it")
+        seen = keeping(keeper, op)
+        next(seen)
+        kill_all_of(op)
+        (folder.code / "GO").touch()
+        *_, (_, verdict) = seen
+        assert verdict["state"] == "succeeded"
+        assert journal.op(op.token).recoveries == 1
+        assert folder.log("count").read_text().count("from 10") == 1
+        assert counted(folder.log("count").read_text()) == list(range(1, 21))
+        assert journal.holder(keep.lease_name("a-1")) is None
+    finally:
+        pods.end(local, journal.op(op.token), journal)
+
+
+def test_what_was_ended_on_purpose_stays_ended(journal, code, tmp_path):
+    local = Local(tmp_path / "pods")
+    request = Request(run="a-1")
+    op = pods.rent(local, request, local.offers(request)[0], Job("", "", ()), journal)
+    op = journal.advance(op, "armed")
+    pods.end(local, op, journal)
+    with pytest.raises(SlipwayError, match="ended meanwhile"):
+        list(keeping(keeper_of(journal, local, tmp_path / "home"), op))
+    assert len(journal.ops()) == 1
+
+
+def test_a_lease_is_one_s_who_lives_and_free_when_he_is_dead(journal, tmp_path):
+    script = f"""
+import time
+from infra.ledger.journal import Journal
+with Journal.open({str(journal.path)!r}) as journal:
+    journal.take("keep:a-1")
+    print("ok", flush=True)
+    time.sleep(60)
+"""
+    other = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, env=os.environ)
+    try:
+        assert other.stdout and other.stdout.readline() == b"ok\n"
+        with pytest.raises(Held, match=str(other.pid)):
+            journal.take(keep.lease_name("a-1"))
+        holder = journal.holder(keep.lease_name("a-1"))
+        assert holder and holder.pid == other.pid
+        keep.end_keeper("a-1", journal, patience_s=0)  # as `inv down` does to one that is slow to leave
+        assert other.wait(30) == -signal.SIGTERM
+    finally:
+        other.kill()
+        other.communicate()
+    assert journal.holder(keep.lease_name("a-1")) is None
+    assert journal.take(keep.lease_name("a-1")).epoch == 2
+
+
+def wipe(op: Op, home: Path) -> None:
+    """Another disk in the same machine: it answers, and knows nothing of the pod."""
+    kill_all_of(op)
+    shutil.rmtree(home / ".slipway")
+
+
+def test_a_run_whose_machine_lost_it_goes_on_elsewhere_from_what_is_at_home(journal, code, tmp_path):
+    home = tmp_path / "home"
+    with loopback(tmp_path / "one") as first, loopback(tmp_path / "two") as second:
+        one, two = (
+            Machine(pool="box", name=host.folder.name, address=host.address, python=sys.executable)
+            for host in (first, second)
+        )
+        links = {host: Ssh(host.address, tmp_path / f"known-{host.name}") for host in (one, two)}
+        for host, link in links.items():
+            link.python = host.python
+        provider = SshPools((one, two), links.__getitem__, HostMemory(tmp_path / "hosts.json"))
+        op = launch_on(provider, plan_of("ssh"), journal, code, print)
+        snapshot.keep_code(op, code, home)
+        (code / "count.py").write_text("raise SystemExit('the code of later is not the code of this run')")
+        keeper = keeper_of(journal, provider, home)
+        try:
+            seen = keeping(keeper, op)
+            half = home / "pod" / "work" / "checkpoints" / "count" / "step-000000010" / "MANIFEST.json"
+            while not half.exists():
+                next(seen)
+            wipe(op, {"box/one": first, "box/two": second}[op.place].folder)
+            while (now := journal.ops(run="a-1")[-1]).token == op.token or now.state != "READY":
+                next(seen)
+            (pods.folder_of(now).code / "GO").touch()
+            *_, (_, verdict) = seen
+            assert verdict["state"] == "succeeded"
+            new = journal.ops(run="a-1")[-1]
+            assert (new.recoveries, journal.op(op.token).reason) == (1, pods.GONE)
+            there = pods.folder_of(new).log("count").read_text()
+            assert "from 10" in there and counted(there) == list(range(1, 21))  # the log, too, goes on where it was
+            assert Job.from_json(new.job).limits.time_s < 600  # what the first pod used is used
+        finally:
+            pods.end(provider, journal.ops(run="a-1")[-1], journal)
+            for link in links.values():
+                link.close()
+
+
+def two_nodes(journal: Journal) -> list[Op]:
+    """Rows of a run over two machines, at work."""
+    rows = []
+    for rank, run in enumerate(("a-1", "a-1.1")):
+        token = new_token(journal.installation)
+        group = Group("a-1", rank, ("10.0.0.1", "10.0.0.2"))
+        op = journal.plan(token=token, run=run, slot=rank, vendor="ssh", target="" if rank else "t", store="s",
+                          job=Job(run, token, (), group=group).to_json(), request=json.dumps({"run": run, "nodes": 2}),
+                          place=f"box/{rank}", remote_id=f"{token}@box/{rank}")  # fmt: skip
+        for event in ("sending", "created", "armed"):
+            op = journal.advance(op, event)
+        rows.append(op)
+    return rows
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_stands_aside_leaves_its_name_and_target_and_keeps_its_machine(journal, rank):
+    rows = two_nodes(journal)
+    assert not pods.is_in_pieces(rows[0], journal)
+    aside = pods.stand_aside(rows[rank], journal, "its node was lost")
+    assert (aside.state, aside.is_live, aside.slot, aside.place) == ("TERMINATING", True, -1, f"box/{rank}")
+    assert (pods.run_of(aside), pods.rank_of(aside)) == ("a-1", rank) and not pods.is_over(aside)
+    assert pods.aside_of("a-1", journal) == [aside]
+    first = journal.ops(run="a-1")[-1]
+    assert pods.is_in_pieces(first, journal)
+    with pytest.raises(UsageError, match="inv keep a-1"):
+        launch.resume(first, SshPools((), lambda host: None, HostMemory(Path("nowhere"))), journal, {})
+
+    def again(**more: str) -> Op:
+        same = {"run": aside.run, "slot": rank, "vendor": "ssh", "target": aside.target, "store": "s"}
+        return journal.plan(token=new_token(journal.installation), **same, **more)
+
+    with pytest.raises(Leased, match=f"box/{rank} is leased by {aside.run}"):
+        again(place=aside.place)
+    new = again(place="box/2")
+    assert journal.ops(run=aside.run)[-1] == new and pods.aside_of("a-1", journal) == [aside]
+    with pytest.raises(Taken):
+        again(place="box/3")
+    assert journal.advance(aside, "gone").slot == -1
+
+
+def test_a_run_that_lost_a_node_is_not_over(journal):
+    first, _ = two_nodes(journal)
+    ended = journal.advance(journal.advance(first, "end", reason="its work has ended", outcome="lost"), "gone")
+    assert not pods.is_over(ended)
+
+
+def test_a_silent_machine_is_waited_for_and_that_is_said(journal, code, tmp_path):
+    said: list[str] = []
+    with loopback(tmp_path / "one") as host:
+        machine = Machine(pool="box", name="one", address=host.address, python=sys.executable)
+        link = Ssh(host.address, tmp_path / "known")
+        link.python = sys.executable
+        provider = SshPools((machine,), lambda _: link, HostMemory(tmp_path / "hosts.json"))
+        op = launch_on(provider, plan_of("ssh"), journal, code, print)
+        keeper = replace(keeper_of(journal, provider, tmp_path / "home"), say=said.append, tell_after_s=0.5)
+        try:
+            seen = keeping(keeper, op)
+            half = pods.folder_of(op).work / "checkpoints" / "count" / "step-000000010"
+            while not half.exists():
+                next(seen)
+            host.stop()
+            while not any("waiting for box/one" in line for line in said):
+                next(seen)
+            host.start()
+            (pods.folder_of(op).code / "GO").touch()
+            *_, (_, verdict) = seen
+            assert verdict["state"] == "succeeded"
+            assert [row.token for row in journal.ops()] == [op.token] and journal.op(op.token).recoveries == 0
+            (waiting,) = [line for line in said if "waiting for" in line]
+            assert "inv status a-1" in waiting and "inv down a-1" in waiting
+            assert "a-1: box/one answers again" in said
+        finally:
+            pods.end(provider, journal.op(op.token), journal)
+            link.close()

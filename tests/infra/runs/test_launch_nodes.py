@@ -1,0 +1,88 @@
+"""Several pods or none: what a launch over N nodes rents and gives back."""
+
+from pathlib import Path
+
+import pytest
+
+from infra.agent.job import Job, Limits, Step
+from infra.errors import NoOffer
+from infra.ledger.journal import Journal
+from infra.providers.local import Local
+from infra.records import Plan, Request
+from infra.runs import pods
+from infra.runs.launch import Terms
+from tests.infra.agent.world import until
+from tests.street import launch_on
+
+REPOSITORY = Path(__file__).parents[3]
+STEP = Step(name="work", words=("-c", "import os; print(repr(dict(os.environ)))"))
+
+
+class HasOne(Local):
+    """Its second machine is taken by somebody else just now."""
+
+    def create(self, request, offer, token, limits):
+        if len(self.list()) == 1:
+            raise NoOffer("someone else took it")
+        return super().create(request, offer, token, limits)
+
+
+@pytest.fixture
+def journal(tmp_path):
+    with Journal.open(environ={"XDG_STATE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}) as opened:
+        yield opened
+
+
+def plan(tmp_path: Path, nodes: int) -> Plan:
+    job = Job(run="", token="", steps=(STEP,), limits=Limits(time_s=60))
+    return Plan("target", str(tmp_path / "store"), (), job, Request(run="brave-otter-3", nodes=nodes))
+
+
+def start(tmp_path, provider, journal, **more):
+    return launch_on(provider, plan(tmp_path, 3), journal, REPOSITORY, terms=Terms(**more))
+
+
+def test_when_one_node_cannot_be_had_all_are_given_back_and_nothing_was_sent(tmp_path, journal):
+    provider = HasOne(tmp_path / "pods")
+    with pytest.raises(NoOffer, match=r"1 of 3 could be had.*someone else took it"):
+        start(tmp_path, provider, journal)
+    assert provider.list() == [] and journal.ops(live=True) == []
+    assert not list((tmp_path / "pods").rglob("code"))
+
+
+def test_a_node_that_is_refused_gives_all_back(tmp_path, journal):
+    provider, seen = Local(tmp_path / "pods"), []
+
+    def refuse_the_last(transport, request, offer):
+        seen.append(request.run)
+        return "a slow disk" if len(seen) == 3 else ""
+
+    with pytest.raises(NoOffer, match="a slow disk"):
+        start(tmp_path, provider, journal, accept=refuse_the_last)
+    assert seen == ["brave-otter-3", "brave-otter-3.1", "brave-otter-3.2"]
+    assert provider.list() == [] and journal.ops(live=True) == []
+
+
+def test_every_node_is_a_pod_with_a_row_and_knows_its_place(tmp_path, journal):
+    provider = Local(tmp_path / "pods")
+    op = start(tmp_path, provider, journal)
+    rows = pods.nodes_of(op, journal)
+    assert [(row.run, row.slot) for row in rows] == [
+        ("brave-otter-3", 0),
+        ("brave-otter-3.1", 1),
+        ("brave-otter-3.2", 2),
+    ]
+    try:
+        for rank, row in enumerate(rows):
+            until(lambda row=row: pods.verdict_of(row, provider.reach(pods.pod_of(row))), "a verdict")
+            said = pods.folder_of(row).log("work").read_text()
+            for words in (
+                f"'SLIPWAY_NODE_RANK': '{rank}'", f"'SKYPILOT_NODE_RANK': '{rank}'", "'SLIPWAY_NUM_NODES': '3'",
+                r"'SLIPWAY_NODE_IPS': '127.0.0.1\n127.0.0.1\n127.0.0.1'", "'MASTER_ADDR': '127.0.0.1'",
+                "'SLIPWAY_RUN_ID': 'brave-otter-3'", "'SKYPILOT_NUM_GPUS_PER_NODE': '0'",
+            ):  # fmt: skip
+                assert words in said
+    finally:
+        for row in rows:
+            pods.end(provider, journal.op(row.token), journal)
+    assert pods.nodes_of(journal.op(op.token), journal)[2].state == "TERMINATED"

@@ -1,0 +1,275 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from infra.agent.job import Job, Limits, PodFolder, Step
+from infra.agent.limits import Clocks
+from infra.agent.process import Identity, send
+from infra.errors import UsageError
+from infra.ledger import cost
+from infra.ledger.journal import Journal, Op
+from infra.ledger.life_cycle import STATES
+from infra.providers.local import Local
+from infra.records import Pod, Request
+from infra.runs import observe, pods
+from infra.settings import Settings
+from infra.transport.protocol import ThisMachine
+from scripts.runs import settle
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def journal(tmp_path):
+    with Journal.open(environ={"XDG_STATE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}) as opened:
+        yield opened
+
+
+@pytest.fixture
+def local(tmp_path):
+    return Local(tmp_path / "pods")
+
+
+def rent(local, journal, run="a-1", **more):
+    job = Job("", "", (Step(name="work", words=("step.py",)),), Limits(time_s=7200))
+    request = Request(run=run)
+    return pods.rent(local, request, local.offers(request)[0], job, journal, **more)
+
+
+def start(op, journal, script):
+    """Hand the job over and start the agent, as a launch does."""
+    folder = PodFolder(Path(op.address))
+    folder.code.mkdir(parents=True)
+    (folder.code / "step.py").write_text(script)
+    folder.job.write_text(op.job)
+    folder.secrets.write_text("{}")
+    words = [sys.executable, "-m", "infra.agent", "start", op.address]
+    subprocess.run(words, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+    return journal.advance(op, "armed")
+
+
+def await_view(journal, local, wanted):
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        (view,) = observe.snapshot(journal, {"local": local}, local.pods.parent / "homes")
+        if wanted(view):
+            return view
+    raise AssertionError(f"never came: {view}")
+
+
+def test_nothing_rented_is_nothing_to_see(journal, local):
+    assert observe.snapshot(journal, {"local": local}, local.pods.parent / "homes") == []
+
+
+def test_a_pod_is_seen_planned_running_and_stopped(journal, local):
+    op = rent(local, journal)
+    (planned,) = observe.snapshot(journal, {"local": local}, local.pods.parent / "homes")
+    assert (planned.state, planned.age_s, planned.ends) == ("planned", None, ())
+    try:
+        start(op, journal, "import time\nwhile True: time.sleep(0.1)\n")
+        running = await_view(journal, local, lambda view: view.step == "work")
+        assert (running.run, running.provider, running.state) == ("a-1", "local", "running")
+        assert running.progress["token"] == op.token and 0 <= running.age_s < 30
+        assert running.ends[0].startswith("guard alive, ends it in ")
+        assert observe.is_alive(op, ThisMachine())
+    finally:
+        pods.end(local, journal.op(op.token), journal)
+    assert not observe.is_alive(op, ThisMachine())
+    (stopped,) = observe.snapshot(journal, {"local": local}, local.pods.parent / "homes")
+    assert (stopped.state, stopped.ends) == ("stopped", ()) and stopped.progress["state"] == "stopped"
+
+
+@pytest.mark.parametrize(("script", "state"), [("print('done')", "succeeded"), ("raise SystemExit(3)", "failed")])
+def test_a_pod_that_ended_by_itself_shows_how_before_and_after_it_is_settled(journal, local, script, state):
+    op = start(rent(local, journal), journal, script)
+    view = await_view(journal, local, lambda view: view.state not in ("planned", "running"))
+    assert (view.state, view.progress["state"]) == (state, state)
+    assert pods.settle(local, op, journal, ThisMachine()).state == "TERMINATED"
+    (settled,) = observe.snapshot(journal, {"local": local}, local.pods.parent / "homes")
+    assert (settled.state, settled.note, settled.ends) == (state, view.note, ())
+
+
+def test_a_pod_whose_guard_and_agent_were_killed_is_lost(journal, local):
+    op = start(rent(local, journal), journal, "import time\nwhile True: time.sleep(0.1)\n")
+    try:
+        await_view(journal, local, lambda view: view.step == "work")
+        state = PodFolder(Path(op.address)).state
+        both = [Identity(**json.loads((state / f"{role}.json").read_text())["identity"]) for role in ("guard", "agent")]
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: each would bring the other back
+            assert all([send(one, number) for one in both])
+        lost = await_view(journal, local, lambda view: view.state != "running")
+        assert (lost.state, lost.note) == ("lost", "neither its guard nor its agent lives")
+        assert lost.ends[0].startswith("guard dead, last seen ")
+    finally:
+        pods.end(local, op, journal)
+
+
+def test_the_last_ended_runs_stay_listed_beside_those_that_live(journal, local):
+    live = rent(local, journal, "live-0")
+    for number in range(1, 14):
+        pods.end(local, rent(local, journal, f"over-{number}"), journal)
+    pods.end(local, rent(local, journal, "over-5"), journal)
+    runs = [view.run for view in observe.snapshot(journal, {"local": local}, local.pods.parent / "homes")]
+    assert runs == ["live-0", *(f"over-{number}" for number in (4, 6, 7, 8, 9, 10, 11, 12, 13)), "over-5"]
+    pods.end(local, live, journal)
+
+
+def test_replicas_of_a_service_are_nobodys_last_run(journal, local):
+    for run in ("mine-1", "mine-2"):
+        pods.end(local, rent(local, journal, run), journal)
+    for run in ("demo-0", "mine-3"):
+        replica = rent(local, journal, run, role="serve:demo")  # a service may be called as a run is
+        assert replica.service == "demo"
+        assert [view.run for view in observe.snapshot(journal, {"local": local}, local.pods.parent)][
+            -1
+        ] == run  # it costs
+        pods.end(local, replica, journal)
+
+    def listed(**more):
+        return [view.run for view in observe.snapshot(journal, {"local": local}, local.pods.parent, **more)]
+
+    assert listed() == ["mine-1", "mine-2"] and listed(ended=1) == ["mine-2"]
+    assert listed(named="demo-0") == ["mine-1", "mine-2", "demo-0"]
+    assert [settle.find_run(journal, word).run for word in ("", "mine-1", "demo-0")] == ["mine-2", "mine-1", "demo-0"]
+    with pytest.raises(UsageError, match="several: mine-1, mine-2$"):
+        settle.find_run(journal, "mine")
+
+
+def test_a_replica_that_has_ended_is_left_to_its_controller_while_one_lives(journal, local, monkeypatch):
+    monkeypatch.setenv("SLIPWAY_PODS", str(local.pods))
+    for key in ("RUNPOD_API_KEY", "LIUM_API_KEY", "SHADEFORM_API_KEY"):
+        monkeypatch.setenv(key, "")
+    settings = Settings.load(REPOSITORY)
+    replica = start(rent(local, journal, "demo-0", role="serve:demo"), journal, "")
+    deadline = time.monotonic() + 30
+    while not pods.verdict_of(journal.op(replica.token), ThisMachine()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    controller = journal.take("serve:demo")
+    settle.settle(journal, settings)
+    assert journal.op(replica.token).is_live
+    journal.release(controller)
+    settle.settle(journal, settings)
+    assert not journal.op(replica.token).is_live
+
+
+class Silent(Local):
+    """Answers once it is let go."""
+
+    hold = threading.Event()
+    name = "silent"
+
+    def find(self, pod):
+        self.hold.wait(60)
+        return super().find(pod)
+
+
+def test_a_provider_that_does_not_answer_holds_up_nobody(journal, local):
+    silent = Silent(local.pods)
+    request = Request(run="slow-1")
+    pods.rent(silent, request, local.offers(request)[0], Job("", "", ()), journal)
+    rent(local, journal, "quick-2")
+    try:
+        slow, quick = observe.snapshot(
+            journal, {"local": local, "silent": silent}, local.pods.parent / "homes", deadline_s=2
+        )
+        assert (slow.run, slow.note, slow.state) == ("slow-1", "no answer in 2 s", "planned")
+        assert (quick.run, quick.note, quick.state) == ("quick-2", "", "planned")
+    finally:
+        silent.hold.set()
+
+
+def test_what_goes_wrong_with_one_pod_is_a_note_in_its_row(journal, local):
+    op = rent(local, journal)
+    (Path(op.address) / "POD.json").write_text("{")
+    (view,) = observe.snapshot(journal, {"local": local}, local.pods.parent / "homes")
+    assert "POD.json is damaged" in view.note
+    (view,) = observe.snapshot(journal, {}, local.pods.parent / "homes")
+    assert view.note == "provider local is not set up here"
+
+
+def test_the_verdict_of_an_earlier_pod_of_the_run_is_not_this_one_s(journal, local):
+    first = rent(local, journal)
+    said = {"token": first.token, "state": "failed", "step": "work", "reason": "why"}
+    PodFolder(Path(first.address)).verdict.write_text(json.dumps(said))
+    pods.end(local, first, journal)
+    (view,) = observe.snapshot(journal, {"local": local}, local.pods.parent / "homes")
+    assert (view.state, view.step, view.note) == ("failed", "work", "why")
+    rent(local, journal)
+    (view,) = observe.snapshot(journal, {"local": local}, local.pods.parent / "homes")
+    assert (view.state, view.step, view.note) == ("planned", "", "")
+
+
+def test_the_truth_table():
+    def row(state):
+        return [observe.state_of(state, "", is_alive) for is_alive in (True, False, None)]
+
+    assert {state: row(state) for state in STATES} == {
+        "PLANNED": ["running", "planned", "planned"],
+        "CREATING": ["running", "planned", "planned"],
+        "UNKNOWN": ["running", "planned", "planned"],
+        "BOOTING": ["running", "planned", "planned"],
+        "READY": ["running", "lost", "running"],
+        "LOST": ["running", "lost", "lost"],
+        "TERMINATING": ["running", "stopped", "running"],
+        "TERMINATED": ["stopped"] * 3,
+        "FAILED": ["failed"] * 3,
+    }
+    for verdict in ("succeeded", "failed", "stopped", "limit"):
+        assert {observe.state_of(state, verdict, alive) for state in STATES for alive in (True, False, None)} == {
+            verdict
+        }
+
+
+def test_what_was_spent_is_what_the_ledger_says_of_all_pods_of_the_run():
+    """Whatever became of them, whoever rented them out, and whatever their vendors have said."""
+    common = {"run": "a-1", "rate": 2_000_000, "intent_at": 1_000, "sent_at": 1_000, "remote_id": "id"}
+    rows = [
+        Op(**common, token="failed", vendor="lium", state="FAILED"),
+        Op(**common, token="late", vendor="runpod", state="TERMINATED", ended_at=90_000, ttl_s=600.0),
+        Op(**common, token="asked", vendor="lium", state="TERMINATED", ended_at=5_000, del_requested_at=4_990),
+        Op(**common, token="billed", vendor="shadeform", state="TERMINATED", ended_at=4_600),
+        Op(**common, token="now", vendor="shadeform", state="READY", billed_at=8_000.0),
+    ]
+    told, now, op = {"billed": (4_700, 1_234_567)}, Clocks("", 0.0, 9_001.0), rows[-1]
+    guard = {"alive": True, "limit_s": None, "spent_micro_usd": 9, "elapsed_s": 2.0}
+    progress = {"updated_at": 8_991.0, "step": "work"}
+    for says, costs in ((None, 17 * 60), (1, 17 * 60), (5_000_000, 9_000)):  # it bills by the minute, and was begun
+        pod = Pod(provider="shadeform", pod_id="id", token="now", run="a-1", address="", spent_micro_usd=says)
+        reading = observe.Reading(True, pod, is_alive=True, guard=guard, progress=progress)
+        view = observe.view(op, reading, now, rows, told)
+        bills = told if says is None else {**told, "now": (9_001, says)}
+        lines = {line.token: line.micro_usd for line in cost.ledger(rows, bills, now)}
+        assert view.spent_micro_usd == sum(lines.values()) == cost.total(rows, bills, now)
+        assert lines == {"late": 500_000, "asked": 2_222_223, "billed": 1_234_567, "now": -(-costs * 5_000 // 9)}
+        assert (view.micro_usd_per_hour, view.age_s, view.started_at) == (2_000_000, 10.0, 1_000)
+        assert view.ends == ("guard alive, no limit",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        ({}, "limit"),
+        ({"ended_at": 4_500}, "limit"),  # a guard is early
+        ({"ended_at": 2_000}, "stopped"),
+        ({"del_requested_at": 4_900}, "stopped"),  # somebody wanted it gone
+        ({"ttl_s": None}, "stopped"),
+        ({"ttl_s": None, "cap": 1_000_000}, "limit"),
+        ({"rate": 0}, "stopped"),
+        ({"outcome": "succeeded"}, "succeeded"),
+        ({"reason": "it has our mark, and no row", "del_requested_at": 4_900}, "stopped"),
+    ],
+)
+def test_a_rented_pod_that_was_gone_when_its_limit_was_due_has_reached_it(changes, state):
+    row = {"token": "t", "run": "r", "vendor": "runpod", "state": "TERMINATED", "rate": 1_000_000, "sent_at": 1_000,
+           "ended_at": 100_000, "ttl_s": 3600.0, "reason": "runpod ended it"}  # fmt: skip
+    seen = observe.view(Op(**{**row, **changes}), observe.Reading(), Clocks("", 0.0, 200_000.0), (), {})
+    assert seen.state == state
+    assert ("left no word" in seen.note) == (state == "limit")

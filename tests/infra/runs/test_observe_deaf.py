@@ -1,0 +1,56 @@
+"""A frozen sshd: the table comes all the same, with what was known of its pod and how old that is."""
+
+import shutil
+import sys
+
+from infra.agent.job import Job, Step
+from infra.ledger.journal import Journal
+from infra.machines.host_memory import HostMemory
+from infra.machines.inventory import Host as Machine
+from infra.providers.ssh import SshPools
+from infra.records import Plan, Request
+from infra.runs import mirror, observe
+from infra.runs.pods import end
+from infra.transport.ssh import Ssh
+from tests.loopback import loopback
+from tests.street import launch_on
+from tests.world import ROOT, until
+
+
+def test_a_deaf_pod_holds_up_nobody_and_is_shown_as_it_was_known(tmp_path):
+    code, homes = tmp_path / "checkout", tmp_path / "homes"
+    shutil.copytree(ROOT / "infra", code / "infra", ignore=shutil.ignore_patterns("__pycache__"))
+    (code / "wait.py").write_text("import time\nwhile True: time.sleep(1)\n")
+    job = Job("", "", (Step(name="wait", words=("wait.py",)),))
+    with (
+        loopback(tmp_path / "one") as one,
+        loopback(tmp_path / "two") as two,
+        Journal.open(environ={"XDG_STATE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}) as journal,
+    ):
+        machines = tuple(
+            Machine(pool="box", name=name, address=host.address, python=sys.executable)
+            for name, host in (("one", one), ("two", two))
+        )
+        links = {machine: Ssh(machine.address, tmp_path / f"known-{machine.name}") for machine in machines}
+        for link in links.values():
+            link.python = sys.executable
+        vendor = SshPools(machines, links.__getitem__, HostMemory(tmp_path / "hosts.json"))
+        try:
+            for name in ("one", "two"):
+                request = Request(run=f"on-{name}", provider="ssh", host=f"box/{name}")
+                plan = Plan(target=name, store="", artifacts=(), job=job, request=request)
+                op = launch_on(vendor, plan, journal, code, print)
+                transport = links[machines[name == "two"]]
+                until(lambda op=op, way=transport: observe.ask(op, way)["progress"].get("step"), "a step", 30)
+                mirror.bring_words(op, transport, homes / op.run)
+            one.freeze()
+            deaf, well = observe.snapshot(journal, {"ssh": vendor}, homes, deadline_s=3)
+            assert (deaf.run, deaf.state, deaf.note) == ("on-one", "running", "no answer in 3 s")
+            assert deaf.step == "wait" and deaf.age_s > 2 and deaf.progress["machine"]["disk_free_bytes"] > 0
+            assert (well.run, well.state, well.note, well.step) == ("on-two", "running", "", "wait")
+        finally:
+            one.thaw()
+            for op in journal.ops(live=True):
+                end(vendor, op, journal)
+            for link in links.values():
+                link.close()

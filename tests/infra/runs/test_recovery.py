@@ -1,0 +1,79 @@
+"""The decision about a run: every way in which up to three nodes can look, and what must never follow from silence."""
+
+import itertools
+
+import pytest
+
+from infra.runs.recovery import Course, Do, Sight, decide
+
+LOST = {"state": "lost", "lost": 1, "reason": "node 1 (10.0.0.2) has not answered for 61 s"}
+FAILED = {"state": "failed", "lost": None, "reason": "step base failed with exit code 2"}
+WORKS, DEAD, GONE, SILENT = Sight(True, True), Sight(True), Sight(False), Sight(None, why="no route to host")
+SAYS_LOST, SAYS_FAILED = Sight(True, False, LOST), Sight(True, False, FAILED)
+SIGHTS = (WORKS, DEAD, GONE, SILENT, SAYS_LOST, SAYS_FAILED)
+ALL = [nodes for size in (1, 2, 3) for nodes in itertools.product(SIGHTS, repeat=size)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "course"),
+    [
+        # one machine
+        ([WORKS], Course(Do.LEAVE)),
+        ([SAYS_FAILED], Course(Do.LEAVE)),
+        ([SILENT], Course(Do.WAIT, silent=(0,))),
+        ([DEAD], Course(Do.RESUME)),
+        ([GONE], Course(Do.BEGIN_ANEW, gone=(0,))),
+        # several
+        ([WORKS, SILENT], Course(Do.LEAVE)),  # node 0 will say so, if it is lost
+        ([SILENT, WORKS], Course(Do.WAIT, silent=(0,))),
+        ([DEAD, SILENT], Course(Do.WAIT, silent=(1,))),
+        ([SILENT, SAYS_FAILED], Course(Do.LEAVE)),
+        ([DEAD, WORKS], Course(Do.RESUME)),
+        ([SAYS_LOST, SILENT], Course(Do.BEGIN_ANEW, silent=(1,), lost=LOST["reason"])),
+        ([SAYS_LOST, GONE], Course(Do.BEGIN_ANEW, gone=(1,), lost=LOST["reason"])),
+        ([SILENT, SAYS_LOST], Course(Do.BEGIN_ANEW, silent=(0,), lost=LOST["reason"])),
+        ([SAYS_LOST, DEAD], Course(Do.RESUME, lost=LOST["reason"])),  # it answers again
+        ([GONE, SILENT], Course(Do.BEGIN_ANEW, silent=(1,), gone=(0,))),  # without node 0 no node works
+        ([GONE, SAYS_FAILED], Course(Do.BEGIN_ANEW, gone=(0,))),
+    ],
+)
+def test_what_is_seen_decides_what_is_done(nodes, course):
+    assert decide(nodes) == course
+
+
+def broken_rules(decision) -> set[str]:
+    """What a decision does wrong, over all that can be seen."""
+    broken = set()
+    for nodes in ALL:
+        course, first = decision(nodes), nodes[0]
+        acts = course.do in (Do.RESUME, Do.BEGIN_ANEW)
+        said = [first.verdict] if first.is_there else [one.verdict for one in nodes if one.verdict]
+        is_lost = said[:1] == [LOST]
+        if acts and first.is_there is None and not is_lost:
+            broken.add("silence of node 0 alone begins nothing")
+        if acts and first.is_alive:
+            broken.add("a run at work is left alone")
+        if acts and first.verdict == FAILED:
+            broken.add("what is over stays over")
+        if course.do is Do.RESUME and any(one.is_there is not True for one in nodes):
+            broken.add("what is not there is not resumed")
+        if course.do is Do.BEGIN_ANEW and all(one.is_there for one in nodes):
+            broken.add("what is there is not left behind")
+        if is_lost and not acts and not (first.is_there and first.is_alive):
+            broken.add("a lost node leaves nobody waiting")
+        if course.do is Do.BEGIN_ANEW:
+            named = {rank for rank, one in enumerate(nodes) if not one.is_there}
+            if {*course.silent, *course.gone} != named or any(nodes[rank].is_there is False for rank in course.silent):
+                broken.add("each that is not there is named, as gone only when that is proven")
+    return broken
+
+
+def test_nothing_that_can_be_seen_leads_to_what_must_not_be():
+    assert broken_rules(decide) == set()
+
+
+def test_a_decision_that_takes_silence_for_absence_is_found_out():
+    def hasty(nodes):
+        return decide([GONE if one.is_there is None else one for one in nodes])
+
+    assert "silence of node 0 alone begins nothing" in broken_rules(hasty)

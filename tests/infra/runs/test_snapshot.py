@@ -1,0 +1,97 @@
+"""What is kept at home of a run, and what another pod gets of it, on folders of this machine."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from infra.agent.job import Job
+from infra.ledger.journal import Op
+from infra.runs import snapshot
+from infra.transport.protocol import Lost, ThisMachine
+from store import Store
+
+
+def pod(folder: Path) -> Op:
+    return Op(token="sw1-test", run="a-1", vendor="ssh", address=str(folder), job=Job("", "", ()).to_json())
+
+
+def save(root: Path, step: int, weights: str) -> Path:
+    folder = root / "work" / "checkpoints" / "base" / f"step-{step:09d}"
+    folder.mkdir(parents=True)
+    (folder / "weights").write_text(weights)
+    sha = hashlib.sha256(weights.encode()).hexdigest()
+    files = [{"path": "weights", "size": len(weights), "sha256": sha}]
+    (folder / "MANIFEST.json").write_text(json.dumps({"step": step, "files": files}))
+    return folder
+
+
+def figures(root: Path) -> Path:
+    return root / "work" / "runs" / "base" / "metrics.jsonl"
+
+
+def write_figures(root: Path, steps: int) -> None:
+    figures(root).parent.mkdir(parents=True, exist_ok=True)
+    figures(root).write_text("".join(f'{{"step": {step}}}\n' for step in range(1, steps + 1)))
+
+
+class BreaksAt(ThisMachine):
+    """Its connection breaks when a file of this name is asked for."""
+
+    name = ""
+
+    def get(self, path):
+        if Path(path).name == self.name:
+            raise Lost("cut off")
+        return super().get(path)
+
+
+def steps_at(root: Path) -> list[str]:
+    return sorted(one.name for one in (root / "work" / "checkpoints" / "base").iterdir())
+
+
+def test_no_checkpoint_is_at_home_without_the_figures_that_lead_to_it(tmp_path):
+    there, home, way = tmp_path / "there", tmp_path / "home", BreaksAt()
+    for step in (4, 8):
+        save(there, step, f"weights {step}")
+        write_figures(there, step)
+        way.name = "metrics.jsonl"
+        with pytest.raises(Lost):
+            snapshot.bring(pod(there), way, home)
+        way.name = ""
+        if step == 4:
+            assert list(home.rglob("step-*")) == []
+            snapshot.bring(pod(there), way, home)
+        assert [one for one in steps_at(home / "pod") if not one.startswith(".")] == ["step-000000004"]
+        assert len(figures(home / "pod").read_text().splitlines()) == 4
+    snapshot.bring(pod(there), way, home)
+    assert steps_at(home / "pod") == ["step-000000008"]
+    assert len(figures(home / "pod").read_text().splitlines()) == 8
+
+
+def test_another_pod_gets_what_is_at_home_and_nothing_that_its_machine_made_of_the_run_before(tmp_path):
+    first, home, second = tmp_path / "first", tmp_path / "home", tmp_path / "second"
+    save(first, 8, "ours")
+    write_figures(first, 8)
+    snapshot.bring(pod(first), ThisMachine(), home)
+    (home / "pod" / "work" / "checkpoints" / "base" / ".step-000000012.draft").mkdir()
+    (home / "pod" / "work" / "checkpoints" / "base" / ".step-000000012.draft" / "weights").write_text("half")
+    for step, weights in ((4, "older"), (8, "another's"), (12, "newer, and never home")):
+        save(second, step, weights)
+    write_figures(second, 12)
+    snapshot.restore(pod(second), ThisMachine(), home, Store(str(tmp_path / "store")))
+    aside = [f".aside-sw1-test-step-{step:09d}" for step in (8, 12)]
+    assert steps_at(second) == sorted([*aside, "step-000000004", "step-000000008"])
+    assert (second / "work" / "checkpoints" / "base" / "step-000000008" / "weights").read_text() == "ours"
+    assert len(figures(second).read_text().splitlines()) == 8
+
+
+def test_a_checkpoint_that_the_machine_has_is_not_sent_again(tmp_path):
+    there, home = tmp_path / "there", tmp_path / "home"
+    weights = save(there, 8, "ours") / "weights"
+    snapshot.bring(pod(there), ThisMachine(), home)
+    before = weights.stat()
+    snapshot.restore(pod(there), ThisMachine(), home, Store(str(tmp_path / "store")))
+    assert (weights.stat().st_ino, weights.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert steps_at(there) == ["step-000000008"]

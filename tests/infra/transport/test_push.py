@@ -1,0 +1,313 @@
+"""A push gives the same folder over every transport, and the same as rsync would."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+
+from infra.agent import receive
+from infra.errors import SlipwayError, UsageError
+from infra.transport import push, shipment
+from infra.transport.protocol import Lost, Pushed, ThisMachine
+from infra.transport.ssh import Ssh
+from tests.hosts import hosts, sshd, until  # noqa: F401
+
+TOKEN = "sw1-abcdefgh-0123456789abcdef"
+KEY = "-----BEGIN OPENSSH " + "PRIVATE KEY-----\nAAAA\n"
+ODD = ["with space", "-dash", "new\nline", "quo'te\"s", "ünïcode", "$HOME;`id`", "back\\slash", os.fsdecode(b"raw\xff")]
+
+
+@pytest.fixture(params=["here", "ssh"])
+def machine(request, tmp_path):
+    if request.param == "here":
+        yield ThisMachine()
+    else:
+        with Ssh(request.getfixturevalue("sshd").address, tmp_path / "known_hosts") as pod:
+            yield pod
+
+
+@pytest.fixture
+def root(tmp_path):
+    root = tmp_path / "checkout"
+    write(root, {name: name.encode(errors="surrogateescape") for name in ODD})
+    write(root, {".gitignore": b"/var/\n*.log\n", "var/big": b"x" * 5000, "a.log": b"l", "empty": b""})
+    write(root, {"sub/deep/run.sh": b"#!/bin/sh\n", "sub/data.bin": bytes(range(256)) * 9000})
+    (root / "sub/deep/run.sh").chmod(0o775)
+    (root / "sub/link").symlink_to("deep/run.sh")
+    (root / "folder").symlink_to("sub")
+    subprocess.run(["git", "init", "-q", root], check=True)
+    return root
+
+
+def write(root: Path, files: dict[str, bytes]) -> None:
+    for path, content in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(content)
+
+
+def make_pod(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "POD.json").write_text(json.dumps({"token": TOKEN, "run": "a-1"}))
+    return folder / "code"
+
+
+def held(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Permissions and content of every file and link."""
+    found = {}
+    for path in folder.rglob("*"):
+        if path.is_symlink():
+            found[str(path.relative_to(folder))] = (-1, os.fsencode(os.readlink(path)))
+        elif path.is_file():
+            found[str(path.relative_to(folder))] = (stat.S_IMODE(path.stat().st_mode), path.read_bytes())
+    return found
+
+
+def change(root: Path) -> None:
+    """Every way in which a checkout can become another."""
+    (root / ODD[0]).unlink()
+    (root / "empty").unlink()
+    write(root, {"empty/now a folder": b"1", "sub/data.bin": b"short", "new": b"n"})
+    (root / "sub/deep/run.sh").chmod(0o644)
+    (root / "sub/link").unlink()
+    (root / "sub/link").symlink_to("data.bin")
+    (root / "folder").unlink()
+    write(root, {"folder/inside": b"was a link"})
+    (root / ODD[1]).unlink()
+    (root / ODD[1]).symlink_to("new")
+
+
+@pytest.mark.needs("rsync")
+def test_a_push_leaves_what_rsync_leaves(machine, root, tmp_path):
+    dest, mirror = make_pod(tmp_path / "pod"), tmp_path / "mirror"
+    rsync = ["rsync", "-a", "--delete", "--chmod=Fu=rwX,Fgo=rX", "--exclude=.git", "--exclude=var", "--exclude=*.log"]
+    for alter in (lambda _: None, change):
+        alter(root)
+        machine.push(root, dest, TOKEN)
+        subprocess.run([*rsync, f"{root}/", f"{mirror}/"], check=True)
+        assert held(dest) == held(mirror)
+    assert not list((tmp_path / "pod").rglob("*.draft"))
+
+
+def open_to_others(folder: Path) -> list[Path]:
+    """What whoever is not its owner may write."""
+    return [path for path in (folder, *folder.rglob("*")) if not path.is_symlink() and path.stat().st_mode & 0o022]
+
+
+def test_under_any_umask_nobody_else_may_write_what_was_pushed(machine, root, tmp_path):
+    for path in root.rglob("*"):  # a checkout that was made so
+        path.is_symlink() or path.chmod(0o777 if path.is_dir() else 0o666)
+    dest, before = make_pod(tmp_path / "pod"), os.umask(0)
+    try:
+        machine.push(root, dest, TOKEN)
+        machine.put(b"text", dest / "made" / "file")
+    finally:
+        os.umask(before)
+    assert held(dest) and open_to_others(tmp_path / "pod") == []
+
+
+def untouched(folder: Path) -> dict[Path, tuple[int, ...]]:
+    """What writing or replacing a file would change; reading may, so its own time is left out."""
+    seen = ((path, path.lstat()) for path in folder.rglob("*"))
+    return {path: (stat.st_ino, stat.st_mode, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for path, stat in seen}
+
+
+def test_what_is_unchanged_is_neither_sent_nor_touched(machine, root, tmp_path):
+    dest = make_pod(tmp_path / "pod")
+    count = len(shipment.survey(root))
+    assert machine.push(root, dest, TOKEN) == Pushed(count, 0, 0)
+    before = untouched(dest)
+    for _ in range(2):
+        assert machine.push(root, dest, TOKEN) == Pushed(0, count, 0)
+    (root / "empty").touch()  # another time, the same content
+    assert machine.push(root, dest, TOKEN) == Pushed(0, count, 0)
+    assert untouched(dest) == before
+    (root / "sub/data.bin").write_bytes(b"new")
+    (root / "empty").unlink()
+    assert machine.push(root, dest, TOKEN) == Pushed(1, count - 2, 1)
+
+
+def test_what_the_pod_changed_is_put_right_and_what_it_made_stays(machine, root, tmp_path):
+    dest = make_pod(tmp_path / "pod")
+    machine.push(root, dest, TOKEN)
+    wanted = held(dest)
+    (dest / "sub/data.bin").write_bytes(bytes(256 * 9000))  # of the same size
+    (dest / "sub/deep/run.sh").chmod(0o600)
+    (dest / "empty").unlink()
+    (dest / "made").write_text("by the pod")
+    assert machine.push(root, dest, TOKEN).sent == 3
+    assert held(dest) == wanted | {"made": (0o644, b"by the pod")}
+    (tmp_path / "pod/state/pushed.json").unlink()  # forgotten, but all is there
+    assert machine.push(root, dest, TOKEN).sent == 0
+
+
+def test_nothing_is_lost_by_a_push_from_or_to_the_wrong_place(machine, root, tmp_path):
+    dest = make_pod(tmp_path / "pod")
+    machine.push(root, dest, TOKEN)
+    (dest / "data").mkdir()
+    (dest / "data/checkpoint").write_text("precious")
+    before = held(tmp_path / "pod")
+    write(tmp_path, {"other/POD.json": b"{", "only secrets/.env": b"A=1"})
+    (tmp_path / "nothing").mkdir()
+    (dest.parent / "linked").symlink_to(tmp_path / "other")
+    for source, place, token, said in [
+        (tmp_path / "nothing", dest, TOKEN, "no file to send"),
+        (tmp_path / "absent", dest, TOKEN, "no file to send"),
+        (tmp_path / "only secrets", dest, TOKEN, "no file to send"),
+        (Path("/"), dest, TOKEN, "/ is no project"),
+        (Path.home(), dest, TOKEN, "is no project"),
+        (root, dest, "another", f"is the pod of {TOKEN}, not of another"),
+        (root, "/", TOKEN, "carries no marker of ours"),
+        (root, "/code", TOKEN, "carries no marker of ours"),
+        (root, "~/code", TOKEN, "carries no marker of ours"),
+        (root, tmp_path / "other/code", TOKEN, "carries no marker of ours"),
+        (root, dest.parent / "linked", TOKEN, "is a link; nothing is pushed through it"),
+    ]:
+        with pytest.raises(UsageError, match=said):
+            machine.push(source, place, token)
+    assert {name: what for name, what in held(tmp_path / "pod").items() if name != "linked"} == before
+    assert os.listdir(tmp_path / "other") == ["POD.json"]
+
+
+def test_a_secret_stays_behind_and_goes_when_it_became_one(machine, root, tmp_path):
+    dest = make_pod(tmp_path / "pod")
+    write(root, {".env.local": b"A=1", "id": KEY.encode()})
+    refused = machine.push(root, dest, TOKEN).refused
+    assert [str(one) for one in refused] == [
+        ".env.local: its name says that it holds secrets",
+        "id: it holds a private key",
+    ]
+    write(root, {"empty": KEY.encode()})
+    done = machine.push(root, dest, TOKEN)
+    assert (done.removed, [one.path for one in done.refused]) == (1, [".env.local", "empty", "id"])
+    assert not {".env.local", "id", "empty"} & held(dest).keys()
+
+
+def test_a_push_that_was_cut_off_is_mended_by_the_next(sshd, root, tmp_path):  # noqa: F811
+    write(root, {f"big{number}": os.urandom(4_000_000) for number in range(5)})
+    dest = make_pod(tmp_path / "pod")
+
+    class Cut(Ssh):
+        """Loses its connection when a good part of the stream is through."""
+
+        def run(self, words, *, stdin, **more):
+            return super().run(words, stdin=self.cut(stdin), **more)
+
+        def cut(self, pieces):
+            for number, piece in enumerate(pieces):
+                if number == 10:
+                    until(lambda: (dest / "big0").exists(), "the first files")
+                    sshd.kill_sessions()
+                yield piece
+
+    with Cut(sshd.address, tmp_path / "known_hosts") as pod, pytest.raises(Lost):
+        pod.push(root, dest, TOKEN)
+    until(lambda: not list(dest.rglob("*.draft")), "the end of what was cut off")
+    sent = held(dest)
+    assert 0 < len(sent) < len(shipment.survey(root))
+    assert all(content == (root / name).read_bytes() for name, (mode, content) in sent.items() if mode >= 0)
+    (root / "big0").unlink()
+    with Ssh(sshd.address, tmp_path / "known_hosts") as pod:
+        pod.push(root, dest, TOKEN)
+    assert held(dest).keys() == shipment.survey(root).keys()
+
+
+def test_a_host_without_rsync_is_pushed_to(hosts, root, tmp_path):  # noqa: F811
+    (host,) = hosts(1, hidden=["rsync"])
+    with Ssh(host.address, tmp_path / "known_hosts") as pod:
+        assert pod.run(["rsync", "--version"], timeout_s=20).exited != 0
+        pod.put(json.dumps({"token": TOKEN}).encode(), f"{host.address.folder}/POD.json")
+        pod.push(root, f"{host.address.folder}/code", TOKEN)
+    assert held(host.folder / "home/pod/code").keys() == shipment.survey(root).keys()
+
+
+def test_a_file_that_changes_while_it_is_sent_stays_as_it_was(root, tmp_path):
+    dest = make_pod(tmp_path / "pod")
+
+    ThisMachine().push(root, dest, TOKEN)
+
+    class Late(ThisMachine):
+        """Somebody edits the file between the question and the stream."""
+
+        def __init__(self, after):
+            self.after = [None, after]
+
+        def run(self, words, *, stdin, **more):
+            after = self.after.pop(0)
+            if after is not None:
+                (root / "empty").write_bytes(after)
+            return super().run(words, stdin=stdin, **more)
+
+    for before, after in ((b"12", b"34"), (b"56", b"7890")):
+        (root / "empty").write_bytes(before)
+        with pytest.raises(UsageError, match="empty changed while it was sent; push again"):
+            Late(after).push(root, dest, TOKEN)
+        assert (dest / "empty").read_bytes() == b""
+
+
+@pytest.mark.parametrize("path", ["../escaped", "/tmp/escaped", "a/../../escaped", ".."])
+def test_a_path_that_leads_out_is_refused_by_the_pod(path, tmp_path):
+    dest = make_pod(tmp_path / "pod")
+    sha = receive.sha256(b"x").hexdigest()
+    request = zlib.compress(json.dumps({"remove": [], "keep": [], "send": [[path, None, 0o644, sha, 1]]}).encode())
+    head = json.dumps({"dest": str(dest), "token": TOKEN}).encode() + b"\n%d\n" % len(request)
+    words = [sys.executable, receive.__file__]
+    done = subprocess.run(words, input=head + request + zlib.compress(b"x"), capture_output=True)
+    assert done.returncode == receive.REFUSED and b"leads out of" in done.stderr
+    assert not list(tmp_path.rglob("escaped"))
+
+
+def test_a_pod_without_python_says_so(sshd, root, tmp_path):  # noqa: F811
+    class Bare(Ssh):
+        python = "no-such-python"
+
+    with Bare(sshd.address, tmp_path / "known_hosts") as pod, pytest.raises(SlipwayError, match="no-such-python"):
+        pod.push(root, make_pod(tmp_path / "pod"), TOKEN)
+
+
+def test_a_preview_says_what_a_push_would_do(machine, root, tmp_path):
+    dest = make_pod(tmp_path / "pod")
+    assert push.pushed(machine, dest) == {}
+    machine.push(root, dest, TOKEN)
+    write(root, {"big.bin": bytes(30 << 20), ".env.local": b"TOKEN=canary", "sub/data.bin": b"changed"})
+    (root / "empty").unlink()
+    plan = shipment.preview(root, push.pushed(machine, dest))
+    assert plan.largest[0] == ("big.bin", 30 << 20) and len(plan.largest) == 10
+    assert plan.new == ("big.bin", "sub/data.bin") and plan.gone == ("empty",)
+    assert [one.path for one in plan.refused] == [".env.local"] and "canary" not in repr(plan)
+    assert (plan.ignored_files, plan.ignored_bytes) == (2, 5001)
+    assert plan.files == len(held(dest)) and plan.bytes > 30 << 20
+
+
+def test_a_preview_knows_seventy_thousand_files_of_the_last_push(tmp_path):
+    dest = make_pod(tmp_path / "pod")
+    entry = [[1, 2**60, 2**60, 2**40], 0o644, "a" * 64, [0o100644, 1, 2**60, 2**60, 2**40]]
+    paths = [f"{'a folder/' * 5}{number}" for number in range(70_000)]
+    write(tmp_path / "pod", {"state/pushed.json": json.dumps(dict.fromkeys(paths, entry)).encode()})
+    assert push.pushed(ThisMachine(), dest) == dict.fromkeys(paths, "a" * 64)
+
+
+def test_a_preview_of_what_is_no_checkout_counts_what_is_not_walked(tmp_path):
+    write(tmp_path / "plain", {"a.py": b"a", ".venv/lib/x": b"xx", "sub/__pycache__/y.pyc": b"yyy"})
+    plan = shipment.preview(tmp_path / "plain", {})
+    assert (plan.files, plan.ignored_files, plan.ignored_bytes) == (1, 2, 5)
+
+
+def test_a_damaged_memory_of_earlier_pushes_is_named(machine, root, tmp_path):
+    dest = make_pod(tmp_path / "pod")
+    machine.push(root, dest, TOKEN)
+    (tmp_path / "pod/state/pushed.json").write_text('{"half": [')
+    with pytest.raises(UsageError, match="pushed.json is damaged"):
+        machine.push(root, dest, TOKEN)
+
+
+def test_a_file_that_cannot_be_read_is_named(root, tmp_path):
+    (root / "gone").write_text("x")
+    seen = os.lstat(root / "gone")
+    (root / "gone").unlink()
+    with pytest.raises(UsageError, match="gone cannot be read to be sent: No such file"):
+        shipment.inspect(root, "gone", seen)

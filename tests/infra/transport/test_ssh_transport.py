@@ -1,0 +1,338 @@
+"""One way to connect, against real OpenSSH servers, and what happens when it breaks."""
+
+import contextlib
+import os
+import shlex
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.errors import AuthError, SlipwayError, UsageError
+from infra.records import Address
+from infra.transport.protocol import Lost
+from infra.transport.ssh import Ssh
+from infra.transport.ssh_connection import SILENT_S, StrangeHost, Unreachable
+from tests.hosts import Host, hosts, make_key, sshd, until  # noqa: F401
+
+VERDICT_S = 15.0
+
+
+@pytest.fixture
+def pod(sshd, tmp_path):  # noqa: F811
+    with Ssh(sshd.address, tmp_path / "pins/known_hosts") as pod:
+        yield pod
+
+
+def connections(host: Host) -> int:
+    return (host.folder / "sshd.log").read_text().count("Accepted publickey")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+# addresses
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        Address("root", "10.0.0.1", 22, "/keys/a key?&", "/root/pod #1"),
+        Address("a b@c".replace(" ", "-"), "host.example", 40022, "", "/"),
+        Address("ubuntu", "fe80::1", 22, "/k", "/workspace/brave-otter-3"),
+    ],
+)
+def test_an_address_is_read_back_from_its_text(address):
+    assert Address.parse(str(address)) == address
+
+
+@pytest.mark.parametrize(
+    "text", ["/var/pods/a", "ssh://host/f", "ssh://-oX@h/f", "ssh://u@-h/f", "ssh://u@h:0/f", "ssh://u@h"]
+)
+def test_what_is_no_address_is_refused(text):
+    with pytest.raises(ValueError):
+        Address.parse(text)
+
+
+# run, put, get, read
+
+
+def test_no_secret_is_on_a_command_line(pod, tmp_path):
+    """Every command line of this machine, both sides of the connection, as fast as they can be read."""
+    seen: set[str] = set()
+    stop = threading.Event()
+
+    def poll() -> None:
+        while not stop.is_set():
+            for entry in os.listdir("/proc"):
+                if entry.isdigit():
+                    try:
+                        text = Path(f"/proc/{entry}/cmdline").read_bytes()
+                    except (FileNotFoundError, ProcessLookupError):  # it ended
+                        continue
+                    seen.update(word for word in ("canary", "visible") if word.encode() in text)
+
+    watcher = threading.Thread(target=poll)
+    watcher.start()
+    try:
+        for number in range(10):
+            words = ["sh", "-c", "sleep 0.05; test ${#TOKEN} = 8 # visible"]
+            assert pod.run(words, env={"TOKEN": f"canary-{number}"}, timeout_s=20).exited == 0
+            pod.put(b"canary", tmp_path / "secrets", 0o600)
+    finally:
+        stop.set()
+        watcher.join()
+    assert seen == {"visible"}
+
+
+# one connection, one key, one host
+
+
+def test_many_threads_share_one_connection(pod, sshd):  # noqa: F811
+    with ThreadPoolExecutor(20) as threads:
+        answers = threads.map(lambda number: pod.run(["echo", str(number)], timeout_s=60).stdout, range(40))
+        assert list(answers) == [f"{number}\n" for number in range(40)]
+    assert connections(sshd) == 1
+
+
+def test_only_the_key_of_the_pod_is_tried(sshd, tmp_path):  # noqa: F811
+    """Not the agent's, which would be let in."""
+    other = make_key(tmp_path / "other")
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", tmp_path / "agent"], stdout=subprocess.DEVNULL)
+    before = os.environ.get("SSH_AUTH_SOCK")
+    try:
+        until((tmp_path / "agent").exists, "an agent")
+        os.environ["SSH_AUTH_SOCK"] = str(tmp_path / "agent")
+        subprocess.run(["ssh-add", "-q", sshd.address.key], check=True)
+        with Ssh(replace(sshd.address, key=str(other)), tmp_path / "known_hosts") as pod:
+            with pytest.raises(AuthError, match="was not let in"):
+                pod.run(["true"], timeout_s=20)
+            line = pod.line(["true"], is_terminal=False)
+            assert subprocess.run(line, stderr=subprocess.DEVNULL).returncode == 255
+    finally:
+        os.environ.pop("SSH_AUTH_SOCK") if before is None else os.environ.update(SSH_AUTH_SOCK=before)
+        agent.terminate()
+        agent.wait()
+    with pytest.raises(UsageError, match="its key .*absent is not here"):
+        Ssh(replace(sshd.address, key=str(tmp_path / "absent")), tmp_path / "known_hosts").run(["true"], timeout_s=9)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o602])
+def test_a_private_key_that_others_may_read_is_refused_with_the_command_that_mends_it(sshd, tmp_path, mode):  # noqa: F811
+    key = tmp_path / "a key"
+    key.write_bytes(Path(sshd.address.key).read_bytes())
+    key.chmod(mode)
+    with Ssh(replace(sshd.address, key=str(key)), tmp_path / "known_hosts") as pod:
+        with pytest.raises(UsageError, match=f"mode {mode:o}.*chmod 600 ") as refused:
+            pod.run(["true"], timeout_s=20)
+        assert connections(sshd) == 0
+        subprocess.run(str(refused.value).partition("if nobody has: ")[2], shell=True, check=True)
+        assert pod.run(["true"], timeout_s=20).exited == 0
+
+
+def test_another_host_key_stops_everything_before_it_is_sent(pod, sshd):  # noqa: F811
+    assert pod.run(["true"], timeout_s=20).exited == 0
+    assert pod.known_hosts.stat().st_mode & 0o777 == 0o600
+    pin = pod.known_hosts.read_text()
+    prints = [fingerprint(sshd)]
+    for _ in range(10):
+        pod.close()
+        sshd.change_key()
+        before = connections(sshd)
+        with pytest.raises(StrangeHost, match="nothing was sent") as refusal:
+            pod.run(["true"], timeout_s=20)
+        assert prints[0] in str(refusal.value) and fingerprint(sshd) in str(refusal.value)
+        assert connections(sshd) == before and "Postponed" not in (sshd.folder / "sshd.log").read_text()
+    with pytest.raises(StrangeHost):
+        pod.shell(["true"])
+    assert subprocess.run(pod.line(["true"], is_terminal=False), stderr=subprocess.DEVNULL).returncode == 255
+    assert pod.known_hosts.read_text() == pin
+
+
+def fingerprint(host: Host) -> str:
+    done = subprocess.run(["ssh-keygen", "-lf", host.folder / "host.pub"], capture_output=True, text=True, check=True)
+    return done.stdout.split()[1]
+
+
+def test_a_key_of_another_type_is_another_key(pod, sshd):  # noqa: F811
+    pod.run(["true"], timeout_s=20)
+    pod.close()
+    sshd.stop()
+    (sshd.folder / "host").unlink()
+    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", sshd.folder / "host"], check=True)
+    sshd.start()
+    with pytest.raises(StrangeHost):
+        pod.run(["true"], timeout_s=20)
+
+
+def test_a_damaged_pin_is_no_pin_that_may_be_made_anew(pod):
+    pod.known_hosts.parent.mkdir(exist_ok=True)
+    pod.known_hosts.write_text("pod ssh-ed25519\n")
+    with pytest.raises(UsageError, match="holds no host key"):
+        pod.run(["true"], timeout_s=20)
+
+
+def test_a_shell_passes_its_exit_code_on_and_its_line_can_be_typed(pod, tmp_path):
+    assert pod.shell(["sh", "-c", 'test "$PWD" = "$0" || exit 1; exit 9', str(tmp_path)], cwd=tmp_path) == 9
+    typed = shlex.join(pod.line(["echo", "a  b"], is_terminal=False))
+    assert subprocess.run(typed, shell=True, capture_output=True, text=True).stdout == "a  b\n"
+
+
+def test_a_port_of_the_pod_answers_here_on_loopback_only(pod):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=shout, args=(server, 3))
+        thread.start()
+        with pod.forward(0, server.getsockname()[1]) as port:
+            for text in (b"one", b"two", b"x" * 1_000_000):
+                with socket.create_connection(("127.0.0.1", port), timeout=20) as caller:
+                    caller.sendall(text)
+                    caller.shutdown(socket.SHUT_WR)
+                    assert b"".join(iter(lambda: caller.recv(1 << 16), b"")) == text.upper()
+            table = [line.split()[1:4] for line in Path("/proc/net/tcp").read_text().splitlines()]
+            listening = [mine for mine, _, state in table if state == "0A" and mine.endswith(f":{port:04X}")]
+            assert listening == [f"0100007F:{port:04X}"]
+            with pytest.raises(UsageError, match=f"port {port} of this machine cannot be used"), pod.forward(port, 1):
+                pass
+        thread.join()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+
+
+def shout(server: socket.socket, times: int) -> None:
+    for _ in range(times):
+        with closing(server.accept()[0]) as caller:
+            text = b"".join(iter(lambda: caller.recv(1 << 16), b""))
+            caller.sendall(text.upper())
+
+
+def test_nothing_behind_a_forwarded_port_hangs_up(pod):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        empty = free.getsockname()[1]
+    with pod.forward(0, empty) as port, socket.create_connection(("127.0.0.1", port), timeout=20) as caller:
+        assert caller.recv(1) == b""
+
+
+def test_a_forwarded_port_is_closed_though_both_sides_are_silent(pod):
+    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as stack:
+        with pod.forward(0, server.getsockname()[1]) as port:
+            caller = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            caller.sendall(b"x")
+            silent = stack.enter_context(server.accept()[0])
+            assert silent.recv(1) == b"x"
+        assert caller.recv(1) == b"" and silent.recv(1) == b""
+
+
+# what breaks
+
+
+def test_a_connection_lost_while_nobody_looked_is_made_anew(pod, sshd):  # noqa: F811
+    for number in range(1, 11):
+        assert pod.run(["echo", "here"], timeout_s=20).stdout == "here\n"
+        assert connections(sshd) == number
+        assert sshd.kill_sessions()
+
+
+def test_a_command_that_may_have_run_is_not_sent_again_and_runs_on(pod, sshd, tmp_path):  # noqa: F811
+    script = (
+        f"echo x >> {tmp_path}/began; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; echo x >> {tmp_path}/ended"
+    )
+    began, ended, go = tmp_path / "began", tmp_path / "ended", tmp_path / "go"
+    for number in range(1, 6):
+        with ThreadPoolExecutor(1) as threads:
+            running = threads.submit(pod.run, ["sh", "-c", script], timeout_s=60)
+            until(lambda: began.exists() and len(began.read_text()) == 2 * number, "the command")  # noqa: B023
+            sshd.kill_sessions()
+            with pytest.raises(Lost, match="may have run, or run still: look before it is repeated"):
+                running.result(timeout=VERDICT_S)
+        go.touch()
+        until(lambda: ended.exists() and len(ended.read_text()) == 2 * number, "the end of the job")  # noqa: B023
+        go.unlink()
+        assert len(began.read_text()) == 2 * number
+
+
+def test_nobody_there_is_said_at_once(sshd, tmp_path):  # noqa: F811
+    sshd.stop()
+    with pytest.raises(Unreachable, match="Connection refused"):
+        Ssh(sshd.address, tmp_path / "known_hosts").run(["true"], timeout_s=20)
+
+
+FAULTS: dict[str, Callable[[Host], None]] = {
+    "the link is down": Host.cut,
+    "a firewall drops": lambda host: host.firewall("-j", "DROP"),
+    "a firewall resets": lambda host: host.firewall("-p", "tcp", "-j", "REJECT", "--reject-with", "tcp-reset"),
+    "sshd is frozen": Host.freeze,
+}
+
+
+def test_a_silent_network_is_noticed_in_time_whatever_was_being_done(hosts, tmp_path):  # noqa: F811
+    """All faults at once, a host each, on which a command waits, a file is sent, and a new connection is made.
+
+    On one more host nothing is wrong, and a command says nothing for as long.
+    """
+    *broken, healthy = hosts(len(FAULTS) + 1)
+    made = dict(zip(FAULTS, broken, strict=True))
+
+    def break_it(what: str) -> dict[str, tuple[str, float]]:
+        host, calls = made[what], {}
+        with Ssh(host.address, tmp_path / what) as pod, ThreadPoolExecutor(3) as threads:
+            job = "echo began; while sleep 0.1; do echo on >> ~/job; done"
+            slow = (time.sleep(0.05) or b"x" * 100_000 for _ in range(100_000))
+            calls["waiting"] = threads.submit(timed, lambda: pod.run(["sh", "-c", job], timeout_s=60))
+            calls["sending"] = threads.submit(
+                timed, lambda: pod.run(["sh", "-c", "cat > ~/sent"], stdin=slow, timeout_s=60)
+            )
+            home = host.folder / "home"
+            until(lambda: (home / "job").exists() and (home / "sent").exists(), "both commands")
+            FAULTS[what](host)
+            since = time.monotonic()
+            late = Ssh(host.address, tmp_path / what)
+            calls["connecting"] = threads.submit(timed, lambda: late.run(["true"], timeout_s=60))
+            seen = {name: (kind, at - since) for name, (kind, at) in ((n, c.result()) for n, c in calls.items())}
+        size = (home / "job").stat().st_size
+        until(lambda: (home / "job").stat().st_size > size, "the job to live on")
+        return seen
+
+    with ThreadPoolExecutor(len(FAULTS) + 1) as threads, Ssh(healthy.address, tmp_path / "healthy") as pod:
+        quiet = threads.submit(pod.run, ["sleep", str(SILENT_S + 1)], timeout_s=60)
+        seen = dict(zip(FAULTS, threads.map(break_it, FAULTS), strict=True))
+        assert quiet.result().exited == 0 and connections(healthy) == 1
+    for what, calls in seen.items():
+        kinds = {name: kind for name, (kind, _) in calls.items()}
+        lost = "Lost" if what == "a firewall resets" else "Silent"
+        assert kinds == {"waiting": lost, "sending": lost, "connecting": "Unreachable"}, what
+        assert max(at for _, at in calls.values()) < VERDICT_S, (what, calls)
+    assert all(seen[what]["waiting"][1] > SILENT_S - 4 for what in FAULTS if "resets" not in what)
+
+
+def timed(call: Callable[[], object]) -> tuple[str, float]:
+    """What was raised, and when."""
+    try:
+        call()
+    except SlipwayError as error:
+        return type(error).__name__, time.monotonic()
+    return "", time.monotonic()
+
+
+def test_another_host_at_the_address_of_a_pod_is_not_taken_for_it(hosts, tmp_path):  # noqa: F811
+    first, second = hosts(2)
+    with Ssh(first.address, tmp_path / "known_hosts") as pod:
+        assert pod.run(["hostname"], timeout_s=60).stdout == f"{first.network}\n"
+        first.cut()
+        first.restore()  # a short one is sat out
+        assert pod.run(["hostname"], timeout_s=60).stdout == f"{first.network}\n"
+    first.cut()
+    second.take_address(first)
+    with Ssh(first.address, tmp_path / "known_hosts") as pod, pytest.raises(StrangeHost, match="another machine"):
+        pod.run(["hostname"], timeout_s=60)
+    assert connections(second) == 0

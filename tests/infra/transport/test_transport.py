@@ -1,0 +1,295 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from infra.errors import SlipwayError, UsageError
+from infra.transport.protocol import Pushed, Result, ThisMachine, TimedOut
+from infra.transport.shipment import pack
+from infra.transport.ssh import Ssh
+from tests.hosts import sshd  # noqa: F401
+from tests.world import ROOT, until
+
+TOKEN = "sw1-abcdefgh-0123456789abcdef"
+KEY = "-----BEGIN OPENSSH " + "PRIVATE KEY-----\nAAAA\n"
+
+
+@pytest.fixture(params=["this machine", "ssh"])
+def way(request, tmp_path):
+    """One protocol, two ways: what holds for one holds for the other."""
+    if request.param == "this machine":
+        yield ThisMachine()
+    else:
+        with Ssh(request.getfixturevalue("sshd").address, tmp_path / "pins/known_hosts") as pod:
+            yield pod
+
+
+@pytest.fixture
+def dest(tmp_path):
+    """The code folder of a pod that is ours."""
+    (tmp_path / "pod").mkdir()
+    (tmp_path / "pod/POD.json").write_text(json.dumps({"token": TOKEN, "run": "a-1"}))
+    return tmp_path / "pod/code"
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A git checkout with something tracked, something new, something ignored."""
+    root = tmp_path / "checkout"
+    files = {
+        "tracked.py": "1",
+        "sub/run.sh": "#!/bin/sh",
+        ".gitignore": "/var/\n",
+        "var/big.bin": "x",
+        "new.txt": "new",
+    }
+    write(root, files)
+    (root / "sub/run.sh").chmod(0o755)
+    subprocess.run(["git", "init", "-q", root], check=True)
+    subprocess.run(["git", "-C", root, "add", "tracked.py", "sub", ".gitignore"], check=True)
+    return root
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+
+
+def held(dest: Path) -> dict[str, str]:
+    return {path.relative_to(dest).as_posix(): path.read_text() for path in dest.rglob("*") if path.is_file()}
+
+
+# run, put, get
+
+
+def test_a_program_reports_its_exit_code_and_its_words(way, tmp_path):
+    env = {"WORD": "'a'  \"b\"\n$(c)"}
+    done = way.run(["sh", "-c", "cat; echo $WORD; pwd >&2; exit 7"], stdin=b"in\n", timeout_s=20, cwd=tmp_path, env=env)
+    assert done == Result(7, "in\n'a' \"b\" $(c)\n", f"{tmp_path}\n")
+    assert way.run(["cat"], timeout_s=20) == Result(0, "", "")
+
+
+def test_a_program_that_takes_too_long_is_ended_with_its_children(way, tmp_path):
+    script = f"sleep 300 & echo $! > {tmp_path}/child; mkfifo {tmp_path}/never; cat {tmp_path}/never"
+    with pytest.raises(TimedOut, match="no end after 1.5 s"):
+        way.run(["sh", "-c", script], timeout_s=1.5)
+    child, deadline = int((tmp_path / "child").read_text()), time.monotonic() + 10
+    while is_running(child) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not is_running(child)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_program_that_is_not_there_is_named():
+    with pytest.raises(SlipwayError, match="no-such-program cannot be run"):
+        ThisMachine().run(["no-such-program"], timeout_s=1)
+
+
+def test_a_file_is_put_whole_with_its_mode_and_read_back(way, tmp_path):
+    place = tmp_path / "de ep/it's"
+    for content in (b"one", b"\x00two" * 200_000):
+        way.put(content, place, 0o600)
+        assert way.get(place) == content and place.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(place.parent) == ["it's"] and place.parent.stat().st_mode & 0o777 == 0o755
+    with pytest.raises(FileNotFoundError):
+        way.get(tmp_path / "absent")
+
+
+def test_words_arrive_as_they_are(way):
+    words = ["a b", "", "$HOME", "`id`", "'", '"', "\\", "line\nbreak", "*", "-n", "ü", "!x", "a;b&c|d>e"]
+    done = way.run(["printf", "<%s>", *words], timeout_s=20)
+    assert done.stdout == "".join(f"<{word}>" for word in words)
+
+
+def test_much_goes_through_both_ways_at_once(way):
+    text = os.urandom(300_000).hex().encode()
+    done = way.run(["sh", "-c", "tee /dev/stderr"], stdin=(text for _ in range(5)), timeout_s=30)
+    assert done.stdout.encode() == done.stderr.encode() == text * 5
+
+
+def test_a_program_ended_by_a_signal_says_so(way):
+    assert way.run(["sh", "-c", "kill -TERM $$"], timeout_s=20).exited == -15
+
+
+def test_a_program_that_leaves_its_input_unread_is_no_failure(way):
+    assert way.run(["true"], stdin=b"x" * 5_000_000, timeout_s=20).exited == 0
+
+
+def test_what_the_maker_of_the_input_raises_comes_through(way):
+    def pieces():
+        yield b"one"
+        raise UsageError("no more")
+
+    with pytest.raises(UsageError, match="no more"):
+        way.run(["cat"], stdin=pieces(), timeout_s=20)
+
+
+def test_a_growing_file_is_read_on_from_where_reading_stopped(way, tmp_path):
+    log, held = tmp_path / "log", b""
+    for number in range(3):
+        with open(log, "ab") as file:
+            file.write(b"line %d\n" % number)
+        held += way.read(log, len(held))
+    assert held == b"line 0\nline 1\nline 2\n" and way.read(log, len(held)) == b""
+    with pytest.raises(FileNotFoundError):
+        way.read(tmp_path / "absent", 0)
+
+
+# push
+
+
+def test_a_push_sends_what_git_would_keep_and_a_second_one_touches_nothing(way, root, dest):
+    assert way.push(root, dest, TOKEN) == Pushed(4, 0, 0)
+    assert held(dest) == {"tracked.py": "1", "sub/run.sh": "#!/bin/sh", ".gitignore": "/var/\n", "new.txt": "new"}
+    assert os.access(dest / "sub/run.sh", os.X_OK) and not os.access(dest / "new.txt", os.X_OK)
+    before = {path: path.stat() for path in dest.rglob("*")}
+    assert way.push(root, dest, TOKEN) == Pushed(0, 4, 0)
+    assert {path: path.stat() for path in dest.rglob("*")} == before
+
+
+def test_a_push_follows_changes_and_deletions_but_keeps_what_the_pod_made(way, root, dest):
+    way.push(root, dest, TOKEN)
+    write(dest, {"made.txt": "by the pod", "__pycache__/x.pyc": "compiled"})
+    (root / "tracked.py").write_text("2")
+    (root / "new.txt").unlink()
+    (root / "sub/run.sh").unlink()
+    assert way.push(root, dest, TOKEN) == Pushed(1, 1, 2)
+    assert not (dest / "sub").exists()
+    assert held(dest) == {
+        "tracked.py": "2", ".gitignore": "/var/\n", "made.txt": "by the pod", "__pycache__/x.pyc": "compiled"
+    }  # fmt: skip
+
+
+def test_a_file_may_become_a_folder_and_a_folder_a_file(way, root, dest):
+    way.push(root, dest, TOKEN)
+    (root / "new.txt").unlink()
+    (root / "sub/run.sh").unlink()
+    (root / "sub").rmdir()
+    write(root, {"new.txt/inner": "i", "sub": "s"})
+    way.push(root, dest, TOKEN)
+    assert held(dest) == {"tracked.py": "1", ".gitignore": "/var/\n", "new.txt/inner": "i", "sub": "s"}
+
+
+def test_a_folder_that_is_no_checkout_is_walked(way, tmp_path, dest):
+    write(tmp_path / "plain", {"a.py": "a", "b/c.py": "c", "var/x": "x", ".venv/y": "y", "__pycache__/z": "z"})
+    (tmp_path / "plain/link").symlink_to("b")
+    way.push(tmp_path / "plain", dest, TOKEN)
+    assert set(held(dest)) == {"a.py", "b/c.py"} and os.readlink(dest / "link") == "b"
+
+
+def test_only_a_folder_with_the_marker_of_this_pod_is_written(way, root, dest, tmp_path):
+    with pytest.raises(UsageError, match="is the pod of sw1-abcdefgh-0123456789abcdef, not of other"):
+        way.push(root, dest, "other")
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.raises(UsageError, match="carries no marker of ours"):
+        way.push(root, tmp_path / "elsewhere/code", TOKEN)
+    (dest.parent / "POD.json").write_text("{")
+    with pytest.raises(UsageError, match="carries no marker of ours"):
+        way.push(root, dest, TOKEN)
+    assert not dest.exists() and list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_an_empty_or_missing_source_is_refused_and_deletes_nothing(way, root, dest, tmp_path):
+    way.push(root, dest, TOKEN)
+    (tmp_path / "empty").mkdir()
+    for source in (tmp_path / "empty", tmp_path / "absent"):
+        with pytest.raises(UsageError, match="no file to send"):
+            way.push(source, dest, TOKEN)
+    assert len(held(dest)) == 4
+
+
+def test_a_checkout_that_git_cannot_read_is_refused(way, root, dest):
+    (root / ".git/HEAD").write_text("nonsense")
+    with pytest.raises(UsageError, match="git cannot list its files"):
+        way.push(root, dest, TOKEN)
+
+
+def test_secrets_stay_behind_by_name_and_by_content(way, root, dest):
+    named = {".env": "A=1", ".env.local": "A=1", "tls/server.pem": "x", ".netrc": "machine x", "journal.sqlite": "x"}
+    filled = {
+        "keys/id_rsa": KEY,
+        "notes.md": "my token is hf_" + "a" * 34,
+        "run.sh": "export AWS_ACCESS_KEY_ID=AKIA" + "A" * 16,
+        "gh.yaml": "token: ghp_" + "b" * 36,
+    }
+    sent = {".env.example": "A=", "id_rsa.py": "x = 1", "pem.py": "", "id_rsa": "no key at all", "a.env.md": "x"}
+    write(root, named | filled | sent)
+    refusals = way.push(root, dest, TOKEN).refused
+    assert str(refusals[0]) == ".env: its name says that it holds secrets"
+    refused = {one.path: one.reason for one in refusals}
+    assert refused.keys() == named.keys() | filled.keys()
+    assert refused["keys/id_rsa"] == "it holds a private key" and refused["notes.md"] == "it holds a Hugging Face token"
+    assert not refused.keys() & held(dest).keys() and held(dest).keys() >= sent.keys()
+
+
+def test_no_source_file_of_this_repository_looks_like_a_secret():
+    repository = Path(__file__).parents[3]
+    assert [one for one in pack(repository).refused if one.path.endswith((".py", ".toml", ".txt"))] == []
+
+
+def test_a_file_that_turned_secret_is_removed_from_the_pod(way, root, dest):
+    way.push(root, dest, TOKEN)
+    (root / "new.txt").write_text(KEY)
+    assert way.push(root, dest, TOKEN).removed == 1
+    assert "new.txt" not in held(dest)
+
+
+def test_links_inside_stay_links_and_links_out_stay_behind(way, root, dest, tmp_path):
+    (root / "inside").symlink_to("sub/run.sh")
+    (root / "outside").symlink_to("../secret")
+    (root / "absolute").symlink_to(root / "tracked.py")
+    refused = {one.path: one.reason for one in way.push(root, dest, TOKEN).refused}
+    assert refused.keys() == {"outside", "absolute"} and "a link out of the folder" in refused["outside"]
+    assert os.readlink(dest / "inside") == "sub/run.sh" and not (dest / "outside").is_symlink()
+
+
+def test_nothing_is_written_or_removed_through_a_link_on_the_pod(way, root, dest, tmp_path):
+    way.push(root, dest, TOKEN)
+    victim = tmp_path / "victim"
+    write(victim, {"run.sh": "precious"})
+    (dest / "sub/run.sh").unlink()
+    (dest / "sub").rmdir()
+    (dest / "sub").symlink_to(victim)
+    with pytest.raises(UsageError, match="lies behind a link"):
+        way.push(root, dest, TOKEN)
+    (root / "sub/run.sh").unlink()
+    way.push(root, dest, TOKEN)
+    assert (victim / "run.sh").read_text() == "precious"
+
+
+def test_a_program_alongside_ends_with_who_wants_it_and_tells_when_it_ends_before(way, tmp_path):
+    told = tmp_path / "pid"
+    with way.alongside(["sh", "-c", 'echo $$ > "$1"; exec sleep 600', "sh", str(told)]) as look:
+        pid = int(until(lambda: told.exists() and told.read_text().strip(), "its number", 30))
+        assert Path(f"/proc/{pid}").exists() and look() is None
+    until(lambda: not Path(f"/proc/{pid}").exists(), "its end", 30)
+    with way.alongside(["sh", "-c", 'pwd >&2; exit "$1"', "sh", "7"], cwd=tmp_path) as look:
+        ending = until(look, "its end", 30)
+    assert (ending.exited, ending.stderr.strip()) == (7, str(tmp_path))
+
+
+def test_a_program_alongside_does_not_outlive_who_began_it(tmp_path):
+    told = tmp_path / "pid"
+    script = (
+        "import sys, time\nfrom infra.transport.protocol import ThisMachine\n"
+        "words = ['sh', '-c', 'echo $$ > \"$1\"; exec sleep 600', 'sh', sys.argv[1]]\n"
+        "with ThisMachine().alongside(words): time.sleep(600)"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", script, str(told)], cwd=ROOT)
+    try:
+        pid = int(until(lambda: told.exists() and told.read_text().strip(), "its number", 30))
+    finally:
+        owner.kill()
+        owner.wait()
+    until(lambda: not Path(f"/proc/{pid}").exists(), "its end", 30)

@@ -1,0 +1,220 @@
+"""What someone sees who types: real `inv` processes over a small tasks.py."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TASKS = '''
+import errno
+import signal
+from pathlib import Path
+
+from data.config import ConfigError
+from infra import errors
+from invoke import Collection
+from scripts.cli import invoke_patch as program
+from store import StoreError
+
+program.mend()
+
+
+@program.command(help={"num-gpus": "how many"}, iterable=["set_"])
+def launch(c, num_gpus=8, take: int | None = None, lr=0.1, phase="sft", yes=True, set_=None):
+    """Launch."""
+    program.print_json({"num_gpus": num_gpus, "take": take, "lr": lr, "phase": phase, "yes": yes, "set": set_})
+
+
+@program.command(word="run", optional=["watch"])
+def status(c, run="", watch: float | None = None):
+    """Status."""
+    program.print_json([run, watch])
+
+
+@program.command(word="paths", iterable=["paths"])
+def test(c, paths=None):
+    """Test."""
+    program.print_json([paths, program.words_after_dashes()])
+
+
+@program.command()
+def fail(c, kind, json=False):
+    """Fail."""
+    kinds = {"usage": errors.UsageError, "limit": errors.LimitHit, "config": ConfigError, "bug": KeyError}
+    kinds |= {"store": StoreError, "disk": lambda said: OSError(errno.ENOSPC, said)}
+    raise kinds[kind]("so it is")
+
+
+@program.command()
+def wait(c):
+    """Wait."""
+    Path("ready").touch()
+    signal.pause()
+
+
+@program.command()
+def flood(c):
+    """Flood."""
+    for number in range(100_000):
+        print(number)
+
+
+namespace = Collection(launch, status, test, fail, wait, flood)
+'''
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("checkout")
+    (folder / "tasks.py").write_text(TASKS)
+    return folder
+
+
+def start(checkout: Path, *words: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "invoke", *words],
+        cwd=checkout,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def inv(checkout: Path, *words: str) -> tuple[int, str, str]:
+    with start(checkout, *words) as process:
+        out, err = process.communicate(timeout=30)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["launch", "--num-gpus", "x"], "inv launch: --num-gpus 'x' is not a whole number\n"),
+        (["launch", "--take=many"], "inv launch: --take 'many' is not a whole number\n"),
+        (["launch", "--lr", "fast"], "inv launch: --lr 'fast' is not a number\n"),
+        (["launch", "--phaes", "sft"], "inv launch: no flag --phaes; did you mean --phase?\n"),
+        (["launch", "--dry"], "inv launch: no flag --dry; see: inv --help launch\n"),
+        (["launch", "--phase"], "inv launch: --phase wants a value\n"),
+        (["launch", "--phase", "--no-yes"], "inv launch: --phase wants a value\n"),
+        (["launch", "--yes=1"], "inv launch: --yes takes no value\n"),
+        (["launch", "now"], "inv: no task 'now'; see: inv --list\n"),
+        (["lunch"], "inv: no task 'lunch'; did you mean launch?\n"),
+        (["--help", "lunch"], "inv: no task 'lunch'; did you mean launch?\n"),
+        (["--list", "nowhere"], "inv: Sub-collection 'nowhere' not found!\n"),
+        (["status", "brave-otter-3", "calm-owl-1"], "inv status: one run is enough, and 'calm-owl-1' is no task; "),
+        (["fail", "--kind", "usage"], "inv fail: so it is\n"),
+        (["fail", "--kind", "config"], "inv fail: so it is\n"),
+    ],
+)
+def test_wrong_words_get_one_line_and_exit_code_2(checkout, words, said):
+    code, out, err = inv(checkout, *words)
+    assert (code, out) == (2, "")
+    assert err.startswith(said) and err.count("\n") == 1
+
+
+def test_flags_have_the_types_that_the_task_names(checkout):
+    words = ["launch", "--num-gpus=2", "--take", "10", "--lr", "-1", "--no-yes", "--set", "a=1", "--set=b=2"]
+    code, out, err = inv(checkout, *words)
+    given = {"num_gpus": 2, "take": 10, "lr": -1.0, "phase": "sft", "yes": False, "set": ["a=1", "b=2"]}
+    assert (code, json.loads(out), err) == (0, given, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "run", "watch"),
+    [
+        ([], "", None),
+        (["brave-otter-3"], "brave-otter-3", None),
+        (["--run", "brave-otter-3"], "brave-otter-3", None),
+        (["--watch"], "", True),
+        (["--watch", "2"], "", 2.0),
+        (["--watch", "brave-otter-3"], "brave-otter-3", True),
+        (["brave-otter-3", "--watch=2"], "brave-otter-3", 2.0),
+    ],
+)
+def test_a_run_may_be_a_bare_word_and_a_flag_may_go_without_its_value(checkout, words, run, watch):
+    assert inv(checkout, "status", *words) == (0, json.dumps([run, watch], indent=1) + "\n", "")
+
+
+def test_several_bare_words_and_the_words_after_two_dashes_arrive_as_typed(checkout):
+    code, out, _ = inv(checkout, "test", "a.py", "b c.py", "--", "-x", "two words")
+    assert (code, json.loads(out)) == (0, [["a.py", "b c.py"], ["-x", "two words"]])
+
+
+def test_each_task_runs_as_often_as_it_is_named(checkout):
+    code, out, _ = inv(checkout, "status", "status", "x")
+    assert (code, out.count("["), '"x"' in out) == (0, 2, True)
+
+
+def test_an_error_of_ours_carries_its_exit_code(checkout):
+    assert inv(checkout, "fail", "--kind", "limit") == (5, "", "inv fail: so it is\n")
+
+
+def test_what_is_wrong_with_a_store_or_a_disk_is_no_fault_of_ours(checkout):
+    assert inv(checkout, "fail", "--kind", "store") == (1, "", "inv fail: so it is\n")
+    assert inv(checkout, "fail", "--kind", "disk") == (1, "", "inv fail: [Errno 28] so it is\n")
+
+
+@pytest.mark.parametrize(("kind", "code"), [("usage", 2), ("limit", 5), ("disk", 1), ("bug", 1)])
+def test_a_failure_is_a_json_document_too_when_one_was_asked_for(checkout, kind, code):
+    left, out, err = inv(checkout, "fail", "--kind", kind, "--json")
+    said = json.loads(out)
+    assert left == said["exit_code"] == code
+    assert "so it is" in said["error"] and err == f"inv fail: {said['error']}\n"
+
+
+def test_a_failure_that_nobody_reads_as_json_is_still_told(checkout):
+    with start(checkout, "fail", "--kind", "usage", "--json") as process:
+        process.stdout.close()
+        err = process.stderr.read()
+        process.wait(30)
+    assert (process.returncode, err) == (2, "inv fail: so it is\n")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_leads_nowhere_and_no_file_takes_its_number(checkout, closed):
+    words = f"{sys.executable} -m invoke status {closed}"
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, shell=True, cwd=checkout, env=environ, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == ("" if ">&-" in closed.replace("2>&-", "") else '[\n "",\n null\n]\n')
+
+
+def test_a_fault_of_ours_is_one_line_and_its_traceback_is_written_down(checkout):
+    code, out, err = inv(checkout, "fail", "--kind", "bug")
+    assert (code, out) == (1, "")
+    first, second = err.splitlines()
+    assert first == "inv fail: unexpected KeyError: 'so it is'"
+    assert "Traceback" in Path(second.rpartition(": ")[2]).read_text()
+
+
+def test_ctrl_c_leaves_with_130_and_without_a_traceback(checkout):
+    with start(checkout, "wait") as process:
+        deadline = time.monotonic() + 30
+        while not (checkout / "ready").exists() and time.monotonic() < deadline:
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (130, "", "")
+
+
+@pytest.mark.parametrize("words", [["flood"], ["--list"]])
+def test_a_closed_pipe_is_met_in_silence(checkout, words):
+    with start(checkout, *words) as process:
+        process.stdout.close()
+        err = process.stderr.read()
+        process.wait(30)
+    assert (process.returncode, err) == (141, "")
+
+
+def test_help_tells_which_flag_may_be_a_bare_word(checkout):
+    code, out, _ = inv(checkout, "status", "--help")
+    assert code == 0 and "--run=STRING" in out and "(also as a bare word)" in out

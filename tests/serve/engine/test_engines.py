@@ -1,0 +1,250 @@
+"""What engines are told, whether a model fits, and a replica as one process (vLLM itself: test_vllm.py)."""
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import urllib.request
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from infra.errors import UsageError
+from serve import engines
+from serve.engine import memory_fit
+from serve.engine.models import Model
+from serve.engine.options import Tuning
+from serve.engines import Replica, command
+from serve.request_bounds import Bounds
+from tests.serve.engine import CHAT, GUARD_S, chat, port_of, program
+
+QWEN3 = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_size": 1024,
+    "max_position_embeddings": 40_960,
+}
+
+
+def model(folder: Path, num_params: int = 600_000_000, dtype: str = "BF16", **config: object) -> Path:
+    """A model of that many parameters: files of the true size, without their bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**QWEN3, **config}))
+    (folder / "tokenizer.json").write_text("{}")
+    size = {"F32": 4, "BF16": 2, "U8": 1}[dtype]
+    header = json.dumps({
+        "__metadata__": {"format": "pt"},
+        "weight": {"dtype": dtype, "shape": [num_params // 1000, 1000], "data_offsets": [0, num_params * size]},
+    }).encode()  # fmt: skip
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + num_params * size)
+    return folder
+
+
+def told(words: tuple[str, ...], option: str) -> str:
+    return words[words.index(option) + 1]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "vllm-cpu"])
+def test_an_engine_listens_on_loopback_takes_so_many_and_drains(tmp_path, engine):
+    tuning = Tuning(max_model_len=512, max_queued=7, max_seqs=3, shutdown_s=11)
+    built = command(Model(folder=tmp_path, name="demo"), engine, port=8101, tuning=tuning)
+    said = {"--host": "127.0.0.1", "--port": "8101", "--served-model-name": "demo", "--model": str(tmp_path)}
+    said |= {"--shutdown-timeout": "11", "--max-num-queued-reqs": "7", "--max-num-seqs": "3", "--max-model-len": "512"}
+    said |= {"--generation-config": "vllm"}
+    assert {option: told(built.words, option) for option in said} == said
+    assert built.environ["HF_HUB_OFFLINE"] == built.environ["DO_NOT_TRACK"] == "1"
+    assert built.environ["VLLM_HOST_IP"] == "127.0.0.1"
+    assert built.group == {"vllm": "serve-cuda", "vllm-cpu": "serve-cpu"}[engine]
+
+
+def test_limits_are_set_also_where_nobody_has_asked_for_them(tmp_path):
+    for engine in ("vllm", "vllm-cpu"):
+        words = command(Model(folder=tmp_path, name="demo"), engine, port=1).words
+        assert int(told(words, "--shutdown-timeout")) > 0 and int(told(words, "--max-num-queued-reqs")) > 0
+
+
+def test_what_an_engine_is_at_is_what_it_has_written_last_of_all():
+    """Lines of vLLM 0.32.0 on a CPU."""
+    log = (
+        b"(Worker pid=8868) INFO 11-22 20:29:21 [default_loader.py:501] Loading weights took 0.03 seconds\n",
+        b"(EngineCore pid=7) INFO 11-22 20:29:30 [core.py:403] init engine (profile, create kv cache, warmup model)\n",
+        b"(APIServer pid=30239) INFO 11-22 20:29:33 [entry.py:140] Starting vLLM server on http://127.0.0.1:27218\n",
+    )
+    at = [engines.WEIGHTS]
+    for line in log:
+        at.append(engines.phase(at[-1], line))
+    assert at == ["weights", "compiling", "compiling", "first answer"]
+    assert engines.phase(engines.WEIGHTS, b"".join(log)) == "first answer"
+    assert engines.phase(engines.FIRST_ANSWER, log[0]) == "first answer"  # a second worker's, read late
+    assert all(len(word) < engines.LONGEST_SAID for words in engines.SAID.values() for word in words)
+
+
+def test_what_reaches_further_is_off_in_an_engine_too_unless_it_is_allowed(tmp_path):
+    for engine in ("vllm", "vllm-cpu"):
+        plain = command(Model(folder=tmp_path, name="demo"), engine, port=1)
+        assert told(plain.words, "--allowed-media-domains") == "none.invalid"
+        assert plain.environ["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
+        off = {"--trust-request-chat-template", "--override-generation-config", "--tool-call-parser"}
+        assert off.isdisjoint(plain.words)
+        bounds = Bounds(media_domains=("a.net", "b.net"), allow_chat_template=True, max_tokens=9)
+        words = command(
+            Model(folder=tmp_path, name="m"), engine, port=1, bounds=bounds, tuning=Tuning(tool_parser="hermes")
+        ).words
+        at = words.index("--allowed-media-domains")
+        assert words[at + 1 : at + 3] == ("a.net", "b.net")
+        assert told(words, "--override-generation-config") == '{"max_new_tokens": 9}'
+        assert told(words, "--tool-call-parser") == "hermes" and off <= {*words}
+
+
+def test_what_is_of_gpus_is_told_to_engines_on_gpus_only(tmp_path):
+    tuning = Tuning(num_gpus=2, gpu_share=0.5, kv_cache_bytes=3 << 29, threads=4)
+    gpu = command(Model(folder=tmp_path, name="m"), "vllm", port=1, tuning=tuning)
+    cpu = command(
+        Model(folder=tmp_path, name="m"), "vllm-cpu", port=1, tuning=tuning, environ={"VLLM_CACHE_ROOT": "/c"}
+    )
+    assert told(gpu.words, "--tensor-parallel-size") == "2" and told(gpu.words, "--gpu-memory-utilization") == "0.5"
+    assert told(gpu.words, "--kv-cache-memory-bytes") == str(3 << 29) and "--enforce-eager" not in gpu.words
+    assert not [word for word in cpu.words if word.startswith(("--gpu", "--tensor", "--kv"))]
+    assert "--enforce-eager" in cpu.words
+    assert cpu.environ["VLLM_CPU_KVCACHE_SPACE"] == "2"  # whole GiB
+    assert cpu.environ["OMP_NUM_THREADS"] == "4" and cpu.environ["VLLM_CACHE_ROOT"] == "/c"
+    assert not [name for name in gpu.environ if "CPU" in name or "OMP" in name]
+
+
+def test_an_engine_that_there_is_not_is_refused_with_those_there_are(tmp_path):
+    with pytest.raises(UsageError, match="no engine 'vlm'; known: vllm, vllm-cpu, fake"):
+        command(Model(folder=tmp_path, name="m"), "vlm", port=1)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_queued": 0}, {"shutdown_s": 0}, {"gpu_share": 1.5}, {"max_model_len": -1}, {"dtype": "int3"}]
+)
+def test_a_tuning_that_no_engine_takes_is_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Tuning(**wrong)
+
+
+# Whether it fits.
+
+
+def test_the_room_of_a_model_is_that_of_its_files_and_of_one_long_request(tmp_path):
+    found = memory_fit.needed(model(tmp_path), "vllm", Tuning())
+    assert found.per_token == 2 * 28 * 8 * 128 * 2 == 114_688  # 112 KiB, as vLLM says of Qwen3-0.6B
+    assert found.weights == 1_200_000_000 and found.cache == 114_688 * 40_960
+    halves = memory_fit.needed(model(tmp_path / "wide", dtype="F32"), "vllm", Tuning(num_gpus=2, max_model_len=1000))
+    assert halves.weights == 600_000_000 and halves.cache == 57_344 * 1000  # 16 bits each, on two GPUs
+    assert memory_fit.needed(tmp_path / "wide", "vllm", Tuning(dtype="float32")).weights == 2_400_000_000
+    assert memory_fit.needed(model(tmp_path / "bytes", dtype="U8"), "vllm", Tuning()).weights == 600_000_000
+
+
+def test_a_model_too_large_is_refused_with_numbers_and_what_would_fit(tmp_path):
+    small = model(tmp_path / "small")
+    memory_fit.check(small, "vllm", Tuning(), 24 * memory_fit.GB)
+    with pytest.raises(
+        UsageError, match=r"needs 8\.4 GB of the GPU \(weights 1\.2, cache 4\.7 for 40,960 tokens"
+    ) as far:
+        memory_fit.check(small, "vllm", Tuning(), 7 * memory_fit.GB)
+    longest = int(str(far.value).split("at most ")[1].split(" ")[0].rstrip(",").replace(",", ""))
+    memory_fit.check(small, "vllm", Tuning(max_model_len=longest), 7 * memory_fit.GB)
+    with pytest.raises(UsageError):
+        memory_fit.check(small, "vllm", Tuning(max_model_len=longest + 1), 7 * memory_fit.GB)
+    with pytest.raises(UsageError, match="weights 140.0.*--gpu with more memory, or num_gpus 2") as never:
+        memory_fit.check(
+            model(tmp_path / "large", 70_000_000_000), "vllm", Tuning(max_model_len=4096), 80 * memory_fit.GB
+        )
+    assert "max_model_len of at most" not in str(never.value)  # no request would be short enough
+    memory_fit.check(tmp_path / "large", "vllm", Tuning(max_model_len=4096, num_gpus=4), 80 * memory_fit.GB)
+    memory_fit.check(tmp_path / "large", "vllm", Tuning(), None)  # nobody knows: it is tried
+
+
+@pytest.mark.parametrize(("dtype", "stored"), [("BF16", "bfloat16"), ("F32", "float32")])
+def test_a_model_elsewhere_is_judged_by_its_config_and_the_sizes_of_its_files(tmp_path, dtype, stored):
+    folder = model(tmp_path / "there", dtype=dtype, torch_dtype=stored)
+    here, there = (read("vllm", Tuning()) for read in (partial(memory_fit.needed, folder), partial(
+        memory_fit.needed, f"file://{folder}")))  # fmt: skip
+    assert there.cache == here.cache and 0 <= there.weights - here.weights < 1000  # the header counts, too
+    with pytest.raises(UsageError, match="there is nothing"):
+        memory_fit.needed(f"file://{tmp_path}/none", "vllm", Tuning())
+
+
+def test_a_request_that_the_cache_of_a_cpu_cannot_hold_is_refused(tmp_path):
+    folder = model(tmp_path)
+    with pytest.raises(UsageError, match="40,960 tokens needs 4.70 GB of cache.*or max_model_len to at most 9,362"):
+        memory_fit.check(folder, "vllm-cpu", Tuning(), 64 * memory_fit.GB)
+    memory_fit.check(folder, "vllm-cpu", Tuning(max_model_len=9362), 64 * memory_fit.GB)
+    memory_fit.check(folder, "vllm-cpu", Tuning(kv_cache_bytes=114_688 * 40_960), 64 * memory_fit.GB)
+    with pytest.raises(UsageError, match="this machine.*a larger machine"):
+        memory_fit.check(folder, "vllm-cpu", Tuning(max_model_len=9362), 4 * memory_fit.GB)
+
+
+def test_this_machine_says_how_much_is_free():
+    free = memory_fit.here("vllm-cpu", Tuning())
+    assert free is not None and 0 < free < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+# A replica as one process.
+
+
+def start(tmp_path: Path, **said: object) -> "subprocess.Popen[str]":
+    replica = Replica(**{"engine": "fake", "source": str(tmp_path), "name": "demo", "port": 0, **said})  # type: ignore[arg-type]
+    file = tmp_path / "replica.json"
+    file.write_text(json.dumps(engines.config_of(replica)))
+    return program("serve.engines", "--config", str(file), stderr=subprocess.PIPE)
+
+
+def test_what_a_service_bounds_holds_where_a_client_names_no_number(tmp_path):
+    (tmp_path / "fake.json").write_text('{"words": ["A"]}')
+    process = start(tmp_path, bounds=Bounds(max_tokens=5))
+    try:
+        url = f"http://127.0.0.1:{port_of(process)}{CHAT}"
+        body = json.dumps({"model": "demo", "messages": chat()["messages"]}).encode()
+        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=GUARD_S) as reply:
+            assert json.load(reply)["usage"]["completion_tokens"] == 5
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_replica_becomes_its_engine_and_answers_as_its_model(tmp_path):
+    (tmp_path / "fake.json").write_text('{"words": ["A"]}')
+    process = start(tmp_path)
+    try:
+        port, pid = port_of(process), process.pid
+        body = json.dumps(chat(model="demo")).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{CHAT}", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=GUARD_S) as reply:
+            assert json.load(reply)["choices"][0]["message"]["content"] == "AAA"
+        if sys.platform == "linux":
+            assert b"serve.fake" in Path(f"/proc/{pid}/cmdline").read_bytes()  # not a child: whoever ends it ends all
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(GUARD_S) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"source": "nope"}, "no model 'nope'"),
+        ({"engine": "vlm"}, "there is no engine 'vlm'"),
+        ({"engine": "vllm-cpu", "source": "LARGE"}, "does not fit: it needs 14"),
+        ({"engine": "vllm"}, "1 GPUs are wanted, and this machine has 0"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line_and_exit_code_2(tmp_path, said, why):
+    if said.get("source") == "LARGE":
+        said = {**said, "source": str(model(tmp_path / "large", 70_000_000_000, max_position_embeddings=1024))}
+    model(tmp_path)
+    process = start(tmp_path, **said)
+    out, err = process.communicate(timeout=GUARD_S)
+    assert process.returncode == 2 and why in err.splitlines()[-1] and "Traceback" not in err and not out

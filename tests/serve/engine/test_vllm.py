@@ -1,0 +1,171 @@
+"""Models of ours, served unchanged: what vLLM says is what our own decoder says. Real engines on the CPU, at night."""
+
+import json
+import random
+import signal
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from data.chat import conversations
+from data.config import Input
+from data.tokens import tokenizer
+from serve.engine.options import Tuning
+from tests.serve import real
+from tests.serve.engine import CHAT, GUARD_S
+from tests.serve.real import NEAR, Running, greedy
+from tests.trainer import conftest as trained
+from tests.trainer.model.test_init import foreign
+from trainer.model import export, generate
+from trainer.model.decoder import Decoder
+
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]
+one_thread, inputs, world = trained.one_thread, trained.inputs, trained.world
+
+TOKENS = {"auto": 8, "float32": 48}
+TALKS = (
+    [{"role": "user", "content": "Who are you?"}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What does join do?"}],
+    [
+        {"role": "user", "content": "Hello!"},
+        {"role": "assistant", "content": "Hello."},
+        {"role": "user", "content": "reads the paths — 日本"},
+    ],
+)
+
+
+@dataclass
+class Served:
+    folder: Path
+    engine: Running
+    dtype: str
+    near: float
+
+    @property
+    def model(self) -> Decoder:
+        return export.read(self.folder).eval()
+
+    @property
+    def words(self) -> tokenizer.Tokenizer:
+        return tokenizer.load(self.folder)
+
+    def agrees(self, prompt: list[int], said: list[int]) -> bool:
+        """Whether that is ours, for a prompt after which our model has no doubt; fails where it is not."""
+        ours, least = greedy(self.model, prompt, len(said))
+        if least < self.near:
+            return False
+        assert said == ours, (prompt, least)
+        return True
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    return real.python()
+
+
+@pytest.fixture(scope="module", params=["auto", "float32"])
+def pair(request, python, inputs, tmp_path_factory) -> Iterator[dict[str, Served]]:
+    """A Llama and a Qwen3, served by an engine each."""
+    folder, words = tmp_path_factory.mktemp("pair"), Path(inputs[0]) / "tokenizer"
+    kinds = ("llama", "qwen3")
+    models = [real.write_model(folder / kind, real.random_model(kind, seed=3), words) for kind in kinds]
+    tuning = Tuning(dtype=request.param, max_queued=4, max_seqs=2)
+    with real.engines(python, folder, *((model, tuning) for model in models)) as engines:
+        yield {
+            kind: Served(model, one, request.param, NEAR[kind, request.param])
+            for kind, model, one in zip(kinds, models, engines, strict=True)
+        }  # fmt: skip
+
+
+@pytest.fixture(params=["llama", "qwen3"])
+def served(request, pair) -> Served:
+    return pair[request.param]
+
+
+def test_what_vllm_says_is_what_our_decoder_says(served):
+    draw, count = random.Random(5), TOKENS[served.dtype]
+    agreed = 0
+    for _ in range(64):
+        prompt = [draw.randrange(300) for _ in range(draw.randrange(3, 60))]
+        answer = served.engine.ask(
+            "/v1/completions", prompt=prompt, max_tokens=count, ignore_eos=True, return_token_ids=True
+        )
+        agreed += served.agrees(prompt, answer["choices"][0]["token_ids"])
+    assert agreed >= 8  # prompts after which nothing was near
+
+
+def test_a_chat_is_written_as_the_trainer_writes_it(served):
+    for talk in TALKS:
+        answer = served.engine.ask(CHAT, messages=talk, max_tokens=TOKENS[served.dtype], return_token_ids=True)
+        assert answer["prompt_token_ids"] == conversations.prompt(talk, served.words)
+
+
+def test_text_comes_as_ours_does(served):
+    answer = served.engine.ask(CHAT, messages=TALKS[0], max_tokens=16, return_token_ids=True)["choices"][0]
+    special = {served.words.special(name) for name in tokenizer.SPECIALS}  # which neither writes out
+    ids = [one for one in answer["token_ids"] if one not in special]
+    assert answer["message"]["content"].rstrip("\ufffd") == "".join(generate.as_text(ids, served.words.decode))
+
+
+def test_a_stream_is_the_answer_in_pieces(served):
+    ask = {"model": "demo", "messages": TALKS[0], "max_tokens": 16, "temperature": 0, "stream": True}
+    whole = served.engine.ask(CHAT, messages=TALKS[0], max_tokens=16)["choices"][0]["message"]["content"]
+    request = urllib.request.Request(
+        served.engine.url + CHAT, json.dumps(ask).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=GUARD_S) as reply:
+        lines = [line[6:] for line in reply.read().decode().splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    assert "".join(json.loads(line)["choices"][0]["delta"].get("content", "") for line in lines[:-1]) == whole
+
+
+def test_what_a_client_does_wrong_is_told_in_the_shape_that_the_gateway_knows(served):
+    engine = served.engine
+    unknown = engine.hear(CHAT, model="other", messages=TALKS[0])
+    assert (unknown["status"], unknown["error"]["type"]) == (404, "NotFoundError")
+    long = engine.hear("/v1/completions", prompt="x", max_tokens=10_000)
+    assert long["status"] == 400 and "max_tokens" in json.dumps(long)
+    with urllib.request.urlopen(f"{engine.url}/v1/models", timeout=GUARD_S) as reply:
+        (one,) = json.load(reply)["data"]
+    assert (one["id"], one["max_model_len"]) == ("demo", 256)
+
+
+def test_a_model_trained_from_a_random_qwen3_answers_in_transformers_and_in_vllm(world, monkeypatch, python, tmp_path):
+    """`inv train --init FOLDER --phase sft`, step by step, long enough to learn one answer by heart."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from infra.settings import Settings
+    from scripts.runs import init_model
+    from tests.trainer.model.test_init import configured
+    from trainer import recipes
+    from trainer.__main__ import main
+    from trainer.config import Keeping
+
+    monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
+    folder = foreign("Qwen3", tmp_path / "theirs", vocab=320, head_dim=32)
+    spec = init_model.look(str(folder), Settings.load(real.ROOT))
+    making = replace(world.making("imported"), name="imported/theirs")
+    assert main(["import", "--config", str(configured(world, "import", making, spec))]) == 0
+    entry = Input(name="imported/theirs", fingerprint="f" * 64)
+    sft = recipes.fine_tuned(recipes.tiny().phases["sft"], spec.model).in_steps(200)
+    sft = replace(sft, optimizer=replace(sft.optimizer, lr=0.01))
+    making = replace(world.making("sft", init=entry), name="chatsft_checkpoints/theirs")
+    making = replace(making, inputs={**making.inputs, "tokenizer": entry})
+    keeping = {"keeping": asdict(Keeping(reserve_bytes=0))}
+    assert main(["sft", "--config", str(configured(world, "sft", making, sft, **keeping))]) == 0
+    made = world.store / "chatsft_checkpoints/theirs"
+
+    theirs = AutoModelForCausalLM.from_pretrained(made / "hf", dtype=torch.float32)
+    words = AutoTokenizer.from_pretrained(made / "hf")
+    ids = words.apply_chat_template(TALKS[0], add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    told = theirs.generate(**ids, max_new_tokens=24, do_sample=False)[0, ids["input_ids"].shape[1] :]
+    with real.engines(python, tmp_path, (made, Tuning())) as (engine,):
+        answer = engine.ask(CHAT, messages=TALKS[0], max_tokens=24)["choices"][0]
+        assert answer["finish_reason"] == "stop"
+        assert answer["message"]["content"] == words.decode(told, skip_special_tokens=True) == "I am Bosun."
+        engine.process.send_signal(signal.SIGTERM)
+        assert engine.process.wait(GUARD_S * 4) == 0

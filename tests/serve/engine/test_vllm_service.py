@@ -1,0 +1,234 @@
+"""A service of real engines, from its first request to its end: two vLLM on this CPU behind our gateway.
+
+One engine is killed under load, all are replaced by those of a new model, and the service ends under load: no request
+is lost that had not begun to be answered, and what is said proves which weights have said it.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from data.tokens import tokenizer
+from infra.agent.process import find
+from tests.end_to_end.test_street_serve import Place
+from tests.serve import real
+from tests.serve.engine import CHAT, GUARD_S
+from tests.serve.real import START_S
+from tests.trainer import conftest as trained
+from tests.world import World, until
+
+NO_WHEEL = real.why_not()
+pytestmark = [pytest.mark.skipif(bool(NO_WHEEL), reason=NO_WHEEL), pytest.mark.timeout(2400)]
+one_thread, inputs = trained.one_thread, trained.inputs
+
+TALK = [{"role": "user", "content": "Who are you?"}]
+TOKENS = 200  # more than an answer has
+OPENAI = """
+import openai, sys
+client = openai.OpenAI(base_url=sys.argv[1] + "/v1", api_key=sys.argv[2])
+ask = dict(model="demo", temperature=0, messages=[{"role": "user", "content": "Who are you?"}])
+whole = client.chat.completions.create(**ask).choices[0].message.content
+parts = [one.choices[0].delta.content or "" for one in client.chat.completions.create(stream=True, **ask)]
+assert "".join(parts) == whole, (parts, whole)
+try:
+    openai.OpenAI(base_url=sys.argv[1] + "/v1", api_key="wrong").models.list()
+except openai.AuthenticationError:
+    print(whole, end="")
+"""
+
+
+@dataclass
+class Told:
+    """What came of one stream."""
+
+    text: str = ""
+    pieces: int = 0
+    replica: str = ""
+    failure: str = ""
+
+
+@dataclass
+class Load:
+    """Streams, so many at once, from a thread of its own, until there are `most` or the block ends."""
+
+    url: str
+    key: str
+    clients: int
+    most: int = 1 << 30
+    pause_s: float = 0.0
+    told: list[Told] = field(default_factory=list)
+    open: dict[int, Told] = field(default_factory=dict)
+
+    def __enter__(self) -> "Load":
+        self._over, self._left = threading.Event(), iter(range(self.most))
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.most == 1 << 30:
+            self._over.set()
+        self._thread.join(GUARD_S * 10)
+        assert not self._thread.is_alive()
+
+    def await_more(self, count: int) -> None:
+        wanted = len(self.told) + count
+        until(lambda: len(self.told) >= wanted, f"{count} more answers", GUARD_S * 10)
+
+    @property
+    def failures(self) -> list[Told]:
+        return [one for one in self.told if one.failure]
+
+    async def _run(self) -> None:
+        headers, limit = {"Authorization": f"Bearer {self.key}"}, aiohttp.ClientTimeout(GUARD_S * 10)
+        async with aiohttp.ClientSession(headers=headers, timeout=limit) as session:
+            await asyncio.gather(*(self._client(session) for _ in range(self.clients)))
+
+    async def _client(self, session: aiohttp.ClientSession) -> None:
+        for number in self._left:
+            if self._over.is_set():
+                return
+            one = self.open[number] = Told()
+            try:
+                await stream(session, self.url, one)
+            except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+                one.failure = f"{type(error).__name__}: {error}"
+            self.told.append(self.open.pop(number))
+            await asyncio.sleep(self.pause_s)
+
+
+async def stream(session: aiohttp.ClientSession, url: str, one: Told) -> None:
+    said = {"model": "demo", "messages": TALK, "max_tokens": TOKENS, "temperature": 0, "stream": True}
+    is_done = False
+    async with session.post(url + CHAT, json=said) as reply:
+        one.replica = reply.headers.get("x-slipway-replica", "")
+        if reply.status != 200:
+            one.failure = f"status {reply.status}: {await reply.text()}"
+            return
+        async for line in reply.content:
+            if line.strip() == b"data: [DONE]":
+                is_done = True
+            elif line.startswith(b"data: "):
+                event = json.loads(line[6:])
+                one.failure = one.failure or json.dumps(event.get("error") or "")[1:-1]
+                for choice in event.get("choices", ()):
+                    one.pieces += 1
+                    one.text += choice["delta"].get("content") or ""
+    if not is_done and not one.failure:
+        one.failure = "a stream without an end"
+
+
+@pytest.fixture
+def place(tmp_path):
+    world = World(tmp_path)
+    yield Place(world, tmp_path)
+    patient(world, "serve.down", "--all")
+    assert world.processes() == []
+
+
+def patient(world: World, *words: str) -> str:
+    """`inv words`, with the patience that real engines need."""
+    process = world.begin(*words)
+    out, err = process.communicate(timeout=2 * START_S)
+    assert process.returncode == 0, f"inv {' '.join(words)}: {process.returncode}\n{out}\n{err}"
+    return out
+
+
+def model(folder: Path, kind: str, name: str, words: Path) -> tuple[Path, str]:
+    """A model in a folder, and what it says: a text long enough that a kill meets it."""
+    tokens = tokenizer.load(words)
+    says = f"I am {name}. " + " ".join(f"{name} reads the paths of number {number}." for number in range(4))
+    made = real.taught_model(kind, TALK[0]["content"], says, tokens)
+    return real.write_model(folder, made, words), says
+
+
+def workers(place: Place) -> dict[str, list[int]]:
+    """The processes that hold a model, by replica."""
+    with place.journal() as journal:
+        rows = [op for op in journal.ops(live=True) if op.role == "serve:demo"]
+    found: dict[str, list[int]] = {}
+    for op in rows:
+        for one in find(op.token):
+            name = Path(f"/proc/{one.pid}/cmdline")
+            if name.exists() and name.read_bytes().startswith(b"VLLM::Worker"):
+                found.setdefault(op.run, []).append(one.pid)
+    return found
+
+
+def use(python: Path, url: str, key: str) -> str:
+    """What the official client is told, who also streams; it is refused without the key. curl is told the same."""
+    done = subprocess.run([python, "-c", OPENAI, url, key], capture_output=True, text=True, timeout=GUARD_S * 4)
+    assert done.returncode == 0, done.stderr
+    ask = {"model": "demo", "messages": TALK, "max_tokens": TOKENS, "temperature": 0}
+    line = ["curl", "-sS", "-H", "Content-Type: application/json", "-H", f"Authorization: Bearer {key}"]
+    line += ["-d", json.dumps(ask), f"{url}{CHAT}"]
+    by_curl = subprocess.run(line, capture_output=True, text=True, check=True, timeout=GUARD_S * 4)
+    assert json.loads(by_curl.stdout)["choices"][0]["message"]["content"] == done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("mode", "plane"),
+    [
+        ("rolling", "gateway"),
+        pytest.param("blue_green", "gateway", marks=pytest.mark.nightly),
+        pytest.param("rolling", "vllm-router", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_service_of_real_engines_survives_a_kill_an_update_and_its_end(place, inputs, tmp_path, mode, plane):
+    python = real.python()  # whose environment is made here where it is not there: before anything waits for an engine
+    words = Path(inputs[0]) / "tokenizer"
+    first, a = model(tmp_path / "A", "llama", "Ahab", words)
+    second, b = model(tmp_path / "B", "qwen3", "Bosun", words)
+    key = place.world.json("serve.key", "demo", "--for", "ann")["key"]
+    # An engine spins for a second after each token, so that probes each second would take a core for each of them.
+    patience = {"initial_delay_seconds": START_S, "timeout_seconds": 60, "endpoint_probe_interval_seconds": 5}
+    config = place.config(slipway={"engine": {"max_seqs": 8}, "data_plane": plane}, **patience)
+    line = ("--provider", "local", "--engine", "vllm-cpu", "--config", config, "--json")
+    up = json.loads(patient(place.world, "serve.up", "demo", "--model", str(first), *line))
+    assert (up["state"], up["ready"]) == ("READY", 2)
+    assert all(one["phases_s"]["weights"] > 0 and one["phases_s"]["compiling"] > 0 for one in up["replicas"]), up
+    url = up["endpoint"]
+    assert use(python, url, key) == a
+
+    before = workers(place)
+    assert before.keys() == {"demo-0", "demo-1"}
+    with Load(url, key, clients=8, most=64) as load:
+        load.await_more(8)
+        os.kill(before["demo-0"][0], signal.SIGKILL)
+    assert len(load.told) == 64 and all(one.text == a for one in load.told if not one.failure)
+    # Whoever had a byte of it has a broken stream; nobody else has noticed.
+    assert all(one.pieces for one in load.failures) and len(load.failures) <= load.clients, load.failures
+
+    def is_replaced() -> bool:
+        found = place.status("demo")
+        return found["ready"] == 2 and {one["id"] for one in found["replicas"] if one["serving"]} == {1, 2}
+
+    until(is_replaced, "a replacement", START_S)
+    assert workers(place).keys() == {"demo-1", "demo-2"}  # of the dead one's processes none is left
+
+    with Load(url, key, clients=2, pause_s=1.5) as load:
+        load.await_more(4)
+        after = json.loads(patient(place.world, "serve.up", "demo", "--model", str(second), "--mode", mode, *line))
+        begun = len(load.told) + load.clients
+        load.await_more(load.clients + 4)
+    assert not load.failures, load.failures
+    assert (after["ready"], after["versions"]) == (2, [2])
+    assert all(one.text in (a, b) for one in load.told)
+    assert load.told[0].text == a and all(one.text == b for one in load.told[begun:])
+    until(lambda: workers(place).keys() == {"demo-3", "demo-4"}, "the end of the old ones", START_S)
+
+    with Load(url, key, clients=4, pause_s=0.5) as load:
+        load.await_more(4)
+        patient(place.world, "serve.down", "demo")
+    begun = [one for one in load.told if one.pieces]
+    assert len(begun) >= 4 and not [one for one in begun if one.failure], begun
+    assert place.world.processes() == [] and workers(place) == {}

@@ -1,0 +1,300 @@
+"""What a body may hold, and how much of bodies a client may send."""
+
+import asyncio
+import contextlib
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.serve_bodies import shapes
+from serve.gateway import keys, request_body
+from serve.gateway.http.limits import Limits
+from serve.gateway.keys import Keys
+from serve.gateway.request_body import CHAT, COMPLETIONS, Refused
+from serve.gateway.shape import too_much
+from serve.gateway.sse import Watch
+from serve.request_bounds import Bounds
+from tests.serve.engine import chat, gateway, until
+
+TAKEN = ("words", "a byte a chunk", "words as \\u", "code", "backslashes", "quotes", "quotes and brackets", "blanks")
+TAKEN += ("200,000 ids of tokens", "16,000 messages")
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+JSON = {"Content-Type": "application/json"}
+WORD = st.text(alphabet='[]{},:"\\a\n\u4f60', max_size=6)
+VALUE: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | WORD,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORD, inner, max_size=4),
+    max_leaves=30,
+)
+
+
+def part(**said: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, said]}]
+
+
+def size_of(value: Any) -> tuple[int, int, int]:
+    """Values (an empty list or object counts as two), lists and objects, levels."""
+    if not isinstance(value, (list, dict)):
+        return 1, 0, 0
+    inner = [size_of(one) for one in (value.values() if isinstance(value, dict) else value)]
+    values, containers = (sum(one[kind] for one in inner) for kind in (0, 1))
+    return 1 + max(1, values), 1 + containers, 1 + max([0, *(one[2] for one in inner)])
+
+
+@given(VALUE, st.booleans(), st.sampled_from([None, 1]))
+def test_what_a_body_holds_is_told_from_its_bytes(value, ascii, indent):
+    body = json.dumps(value, ensure_ascii=ascii, indent=indent).encode()
+    values, containers, depth = size_of(value)
+    names = {"max_values": values, "max_containers": containers, "max_depth": depth}
+    assert too_much(body, Bounds(**names)) == ""
+    for name, most in names.items():
+        if most:
+            assert too_much(body, Bounds(**{**names, name: most - 1}))
+
+
+@pytest.mark.parametrize("name", shapes(1 << 10))
+def test_of_a_body_nothing_is_made_that_costs_far_more_than_its_bytes(name):
+    path, body = shapes(4 << 20)[name]
+    if name in TAKEN:
+        assert request_body.read(path.encode(), body, Limits()).body == body
+        return
+    with pytest.raises(Refused, match="holds more than") as refused:
+        request_body.read(path.encode(), body, Limits())
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"messages": part(type="image_url", image_url={"url": "http://169.254.169.254/latest/meta-data"})}, "fetched"),
+        ({"messages": part(type="image_url", image_url="HTTP://[fe80::1]/a.png")}, "fetched"),
+        ({"messages": part(image_url={"url": "https://example.org/a.png"})}, "fetched"),
+        ({"messages": part(type="video_url", video_url={"url": "file:///etc/passwd"})}, "fetched"),
+        ({"messages": part(type="audio_url", audio_url={"url": " http://10.0.0.1/"})}, "fetched"),
+        ({"messages": part(type="tool", content=[{"type": "image_url", "image_url": "//metadata"}])}, "fetched"),
+        ({"chat_template": "{{ 1 }}"}, "chat template"),
+        ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat template"),
+        ({"tools": [TOOL] * 129}, "129 entries"),
+        ({"tools": [{**TOOL, "x": "y" * (5 << 20)}]}, "tools"),
+        ({"tools": "x" * (5 << 20)}, "tools"),
+        ({"bad_words": ["x"] * 100_000}, "bad_words"),
+        ({"bad_words": ["x" * 5000]}, "bad_words"),
+        ({"stop": "x" * (1 << 20)}, "stop"),
+        ({"stop": ["x" * 1000] * 5}, "stop"),
+        ({"logit_bias": {str(number): 1 for number in range(301)}}, "301 entries"),
+        ({"logit_bias": {"1" * 70_000: 1}}, "logit_bias"),
+        ({"allowed_token_ids": list(range(301))}, "301 entries"),
+        ({"stop_token_ids": list(range(301))}, "301 entries"),
+        ({"logprobs": True, "logprob_token_ids": list(range(21))}, "21 entries"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"x": "y" * 20_000}}}, "response_format"),
+        ({"vllm_xargs": {"x": "y" * 70_000}}, "besides the prompt"),
+        ({f"x{number}": "y" * 1000 for number in range(70)}, "besides the prompt"),
+        ({"x" * 70_000: 1}, "besides the prompt"),
+        ({"tools": json.loads("[" * 70 + "]" * 70)}, "nested deeper than 64"),
+    ],
+)
+def test_a_request_that_reaches_further_than_it_should_goes_nowhere(pair, said, why):
+    async def main():
+        before = pair[0].seen()["requests"]
+        async with gateway(pair[0]) as front, front.ask(**said) as reply:
+            assert reply.status in (400, 413) and why in (await reply.json())["error"]["message"]
+        assert pair[0].seen()["requests"] == before
+
+    asyncio.run(main())
+
+
+def test_what_is_within_bounds_reaches_the_engine_as_it_was_said(pair):
+    said = chat(
+        tools=[TOOL] * 100, tool_choice="required", stop=["\n", "</s>"], bad_words=["a"], logit_bias={"5": -100},
+        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}},
+        messages=part(type="image_url", image_url={"url": "data:image/png;base64,AAAA"})
+        + [{"role": "assistant", "content": "https://example.org/ is a page", "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "get", "arguments": '{"image_url": "http://x/"}'}}]}],
+        chat_template_kwargs={"enable_thinking": False}, metadata={"a": "b"}, seed=None,
+    )  # fmt: skip
+
+    async def main():
+        async with gateway(pair[0]) as front, front.ask(**said) as reply:
+            assert reply.status == 200, await reply.text()
+        assert pair[0].seen()["body"] == said
+
+    asyncio.run(main())
+
+
+def test_what_a_client_left_out_stays_out(pair):
+    async def main():
+        for limits in ({}, {"max_tokens": 7}):
+            for said in ({"messages": chat()["messages"]}, {"messages": chat()["messages"], "max_tokens": None}):
+                async with gateway(pair[0], **limits) as front:
+                    async with front.session.post(f"{front.url}{CHAT.decode()}", json=said) as reply:
+                        assert reply.status == 200
+                    assert pair[0].seen()["body"] == said
+
+    asyncio.run(main())
+
+
+def test_what_is_off_can_be_allowed(pair):
+    said = (
+        {"messages": part(type="image_url", image_url={"url": "https://Example.org/a.png"})},
+        {"chat_template": "{{ messages }}"},
+        {"logit_bias": {str(number): 1 for number in range(1000)}},
+        {"tools": [TOOL] * 129},
+    )
+    allowed = {"media_domains": ("example.org",), "allow_chat_template": True, "max_logit_bias": 1000, "max_tools": 200}
+
+    async def main():
+        async with gateway(pair[0], **allowed) as front:
+            for one in said:
+                async with front.ask(**one) as reply:
+                    assert reply.status == 200, await reply.text()
+            for link in ("https://example.org.evil.net/", "ftp://example.org/", "http://[", "https://evil@10.0.0.1/"):
+                async with front.ask(messages=part(type="image_url", image_url={"url": link})) as reply:
+                    assert reply.status == 400
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("said", [{"previous_response_id": "resp_1"}, {"background": True}])
+def test_what_would_live_in_one_replica_is_refused(pair, said):
+    async def main():
+        async with gateway(pair[0]) as front:
+            async with front.session.post(f"{front.url}/v1/responses", json={"input": "x", **said}) as reply:
+                assert reply.status == 400 and "another replica" in await reply.text()
+            async with front.session.get(f"{front.url}/v1/responses/resp_1") as reply:
+                assert reply.status == 404
+            async with front.session.post(f"{front.url}/v1/responses", json={"input": "x"}) as reply:
+                assert await reply.json() == {"detail": "Not Found"}  # the engine's own word
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/v1/responses", {"input": "x", "max_output_tokens": 8}),
+        (
+            "/v1/responses",
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://x/"}]}]},
+        ),
+        ("/v1/responses", {"input": "x", "text": {"format": {"x": "y" * 20_000}}}),
+        ("/v1/embeddings", {"input": ["x"] * 2049}),
+        (COMPLETIONS.decode(), {"prompt": ["x"] * 17}),
+    ],
+)
+def test_every_route_has_its_bounds(pair, path, said):
+    async def main():
+        async with gateway(pair[0], max_tokens=7) as front, front.session.post(front.url + path, json=said) as reply:
+            assert reply.status in (400, 413) and "error" in await reply.json()
+
+    asyncio.run(main())
+
+
+def test_bytes_count_for_their_key_and_for_their_address(pair):
+    (ada, line), (bob, other) = keys.make("ada"), keys.make("bob")
+    known = Keys(dict(one.split() for one in (line, other)))
+    body = chat(messages=[{"role": "user", "content": "x" * 600_000}])
+
+    async def main():
+        pair[0].script(fail="hang", times=1)
+        limits = {"max_bytes_per_client": 1_000_000, "charged_s": 0.05}
+        async with gateway(pair[0], keys=known, **limits) as front:
+            near, far = (aiohttp.TCPConnector(local_addr=(host, 0)) for host in ("127.0.0.1", "127.0.0.2"))
+            async with aiohttp.ClientSession(connector=near) as here, aiohttp.ClientSession(connector=far) as there:
+
+                async def status(session: aiohttp.ClientSession, key: str, said: Any = body) -> int:
+                    header = {"Authorization": f"Bearer {key}"}
+                    async with session.post(front.url + CHAT.decode(), json=said, headers=header) as reply:
+                        return reply.status
+
+                first = asyncio.ensure_future(status(here, ada))
+                await until(lambda: pair[0].seen()["running"], "the first runs")
+                assert await status(there, ada) == 429  # its key
+                assert await status(here, bob) == 429  # its address
+                assert await status(there, bob) == 200
+                assert await status(here, ada, chat()) == 200  # short ones are free
+                first.cancel()
+                charges = front.gateway._proxy._charges
+                await until(lambda: not charges.held, "all is given back")
+                assert await status(here, ada) == 200
+
+    asyncio.run(main())
+
+
+def test_bytes_of_a_refused_body_count_for_a_while_and_those_without_a_length_as_they_come(pair):
+    async def parts():
+        yield b'{"messages":["'
+        for _ in range(6):
+            yield b"x" * 100_000
+        yield b'"]}'
+
+    async def main():
+        async with gateway(pair[0], max_bytes_per_client=1_000_000, charged_s=600.0) as front:
+            url = front.url + CHAT.decode()
+            async with front.session.post(url, data=b"{" * 600_000, headers=JSON) as reply:
+                assert reply.status == 400
+            async with front.session.post(url, data=parts(), headers=JSON) as reply:
+                assert (reply.status, reply.headers["Retry-After"]) == (429, "1")
+        async with (
+            gateway(pair[0]) as front,
+            front.session.post(front.url + CHAT.decode(), data=parts(), headers=JSON) as reply,
+        ):
+            assert reply.status == 200
+
+    asyncio.run(main())
+
+
+def test_a_body_in_pieces_of_a_byte_is_not_received_to_its_end(pair):
+    text = json.dumps(chat(messages=[{"role": "user", "content": "x" * 400_000}])).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    chunks = b"".join(b"1\r\n%c\r\n" % one for one in text) + b"0\r\n\r\n"
+
+    async def main():
+        async with gateway(pair[0]) as front:
+            before = pair[0].seen()["requests"]
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(front.url.rpartition(":")[2]))
+            writer.write(head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 400")
+            writer.transport.abort()
+            async with front.ask() as reply:
+                assert reply.status == 200
+            assert pair[0].seen()["requests"] == before + 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("chunk", "most"), [(1 << 20, 64 << 20), (1, 24 << 20)])
+def test_of_a_body_that_nobody_wants_only_so_much_is_received(pair, chunk, most):
+    piece = b"%x\r\n%b\r\n" % (chunk, b"x" * chunk) * (1 if chunk > 1 else 10_000)
+
+    async def main():
+        async with gateway(pair[0]) as front:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(front.url.rpartition(":")[2]))
+            writer.write(b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+            sent = 0
+            with contextlib.suppress(ConnectionError):
+                while sent <= most:
+                    writer.write(piece)
+                    sent += len(piece)
+                    await writer.drain()
+            assert sent <= most
+            writer.transport.abort()
+
+    asyncio.run(main())
+
+
+def test_a_stream_of_named_events_is_whole_once_its_last_one_was():
+    begun = b'event: response.created\ndata: {"type":"response.created"}\n\n'
+    text = b'event: response.output_text.delta\ndata: {"delta":"event: response.completed\\n"}\n\n'
+    last = b'event: response.completed\ndata: {"type":"response.completed"}\n\n'
+    for cut in range(len(begun + text + last)):
+        watch = Watch()
+        for piece in ((begun + text + last)[:cut], (begun + text + last)[cut:]):
+            watch.feed(piece)
+        assert watch.is_whole and watch.error_code is None
+    broken = Watch()
+    broken.feed(begun + text)
+    assert not broken.is_whole

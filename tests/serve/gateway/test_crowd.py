@@ -1,0 +1,122 @@
+"""Who leaves when there is no room, and how much room there is: the pure parts."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve.gateway.http.crowd import Crowd, address_of
+from serve.gateway.http.files import PER_REQUEST, RESERVE, fitted
+from serve.gateway.http.limits import Limits
+from serve.gateway.keys import WRONG_AT_ONCE, Guesses
+
+LIMITS = Limits(max_connections=16, max_strangers_per_address=6, max_connections_per_key=8)
+
+
+@dataclass(eq=False)
+class Someone:
+    number: int
+    key: str = ""
+    is_idle: bool = True
+
+    @property
+    def idle_until(self) -> float:
+        return self.number
+
+
+@given(st.lists(st.tuples(st.sampled_from(["come", "let in", "work", "leave"]), st.integers(0, 3)), max_size=300))
+def test_no_address_and_no_key_takes_all_the_room_and_who_is_at_work_stays(steps):
+    there: list[Someone] = []
+    gone: list[Someone] = []
+    crowd: Crowd[Someone] = Crowd(LIMITS, gone.append)
+    addresses: dict[int, str] = {}
+    for number, (verb, which) in enumerate(steps):
+        gone.clear()
+        before, strangers = list(there), [one for one in there if not one.key]
+        if verb == "come":
+            one = Someone(number)
+            addresses[number] = f"10.0.0.{which}"
+            if crowd.come(one, addresses[number]):
+                there.append(one)
+            else:  # only when all others work
+                assert not any(other.is_idle or not other.key for other in before)
+        elif strangers and verb == "let in":
+            one = strangers[which % len(strangers)]
+            crowd.let_in(one, f"key{which}")
+            one.key = f"key{which}"
+        elif there and verb == "work":
+            one = there[number % len(there)]
+            one.is_idle = not (one.key and one.is_idle)
+        elif there:
+            crowd.leave(there.pop(number % len(there)))
+        for victim in gone:
+            there.remove(victim)
+            if victim.key:
+                assert victim.is_idle
+                assert verb == "let in" or not strangers
+            else:  # the oldest of all, or of its address
+                older = [one for one in strangers if one.number < victim.number]
+                assert all(addresses[one.number] != addresses[victim.number] for one in older)
+        assert len(gone) <= 1 and len(crowd) == len(there) <= LIMITS.max_connections
+        for address in set(addresses.values()):
+            assert sum(not one.key and addresses[one.number] == address for one in there) <= 6
+
+
+def test_idle_connections_of_one_key_leave_room_for_others_and_for_strangers():
+    gone: list[Someone] = []
+    crowd: Crowd[Someone] = Crowd(LIMITS, gone.append)
+    numbers = iter(range(1000))
+
+    def let_in(key: str) -> None:
+        one = Someone(next(numbers))
+        assert crowd.come(one, "10.0.0.1")
+        crowd.let_in(one, key)
+
+    for _ in range(20):
+        let_in("ada")
+    assert len(crowd) == 8 and [one.number for one in gone] == list(range(12))  # the longest idle ones
+    gone.clear()
+    for _ in range(20):
+        let_in("bob")
+    assert len(crowd) == 12  # a quarter is kept for strangers
+    for number in range(100):
+        assert crowd.come(Someone(next(numbers)), f"10.0.1.{number}")
+    assert len(crowd) == 16 and sum(one.key == "" for one in gone) == len(gone)
+
+
+@given(st.integers(16, 20_000), st.integers(1, 10_000), st.integers(1, 10_000))
+def test_connections_and_requests_stay_below_the_files_there_are(files, connections, inside):
+    limits = fitted(Limits(max_connections=connections, max_in_flight=inside), files)
+    needed = limits.max_connections + PER_REQUEST * limits.max_in_flight
+    assert needed <= max(files - RESERVE, files // 2) or limits.max_connections == 1 or limits.max_in_flight == 1
+    assert 1 <= limits.max_connections <= connections and 1 <= limits.max_in_flight <= inside
+    assert fitted(limits, files) == limits or needed > files // 2
+
+
+def test_enough_files_lower_nothing():
+    assert fitted(Limits(), 1 << 16) == Limits()
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        (("192.0.2.7", 80), "192.0.2.7"),
+        (("::ffff:192.0.2.7", 80, 0, 0), "192.0.2.7"),
+        (("2001:db8:1:2:3:4:5:6", 80, 0, 0), "2001:db8:1:2::/64"),
+        (("fe80::1%eth0", 80, 0, 2), "fe80::/64"),
+        (("::1", 80, 0, 0), "::/64"),
+    ],
+)
+def test_one_customer_has_one_address(peer, address):
+    assert address_of(peer) == address
+
+
+def test_wrong_keys_are_told_a_few_at_once_then_ten_a_second_and_other_addresses_do_not_wait():
+    guesses, limits = Guesses(), Limits()
+    waits = [guesses.wait_s("a", 0.0, limits) for _ in range(1000)]
+    assert waits[:WRONG_AT_ONCE] == pytest.approx([0.0] * WRONG_AT_ONCE)
+    assert waits[WRONG_AT_ONCE : WRONG_AT_ONCE + 3] == pytest.approx([0.1, 0.2, 0.3])
+    assert max(waits) == pytest.approx(limits.wrong_key_most_s)
+    assert guesses.wait_s("b", 0.0, limits) == 0
+    assert guesses.wait_s("a", 60.0, limits) == 0  # it is forgotten

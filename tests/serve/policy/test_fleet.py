@@ -1,0 +1,89 @@
+"""What a controller does next, as a table: no process, no clock."""
+
+import pytest
+
+from serve.policy import fleet
+from serve.policy.autoscaler import Memory, Rule
+from serve.policy.fleet import Load
+from serve.policy.replica_states import Facts, State, Step
+from serve.policy.service_state import Member, Seen, Version, Wanted, seen_of, wanted_of, write
+
+READY = Facts(launch=Step.SUCCEEDED, first_ready_at=1.0, is_ready=True)
+STARTING = Facts(launch=Step.SUCCEEDED)
+PENDING = Facts()
+CRASHED = Facts(launch=Step.SUCCEEDED, app_failed=True, down=Step.SUCCEEDED)
+CRASHING = Facts(launch=Step.SUCCEEDED, app_failed=True, down=Step.RUNNING)
+LEAVING = Facts(launch=Step.SUCCEEDED, first_ready_at=1.0, is_ready=True, down=Step.SCHEDULED)
+FIXED = Rule(least=2, most=2)
+TWO = Memory(2)
+
+
+def members(*facts, version=1):
+    return [Member(number=n, version=version, run=f"s-{n}", facts=one) for n, one in enumerate(facts)]
+
+
+def course(there, newest=1, mode="rolling", rule=FIXED, memory=TWO, is_tick=False, **load):
+    return fleet.course(mode, rule, memory, newest, there, Load(**load), is_tick)
+
+
+def test_what_is_missing_is_started_between_two_ticks_too():
+    assert course([]).start_on_demand == 2
+    assert course(members(READY)).start_on_demand == 1
+    assert course(members(READY, STARTING)).start_on_demand == 0
+    assert course(members(READY, LEAVING)).start_on_demand == 1
+
+
+def test_a_change_of_the_load_counts_at_ticks_only():
+    rule = Rule(least=1, most=4, target_qps=1.0, up_ticks=1)
+    there = members(READY)
+    assert course(there, rule=rule, memory=Memory(1), qps=3.0).start_on_demand == 0
+    after = course(there, rule=rule, memory=Memory(1), qps=3.0, is_tick=True)
+    assert (after.memory.target, after.start_on_demand) == (3, 2)
+
+
+@pytest.mark.parametrize("failed", [CRASHED, CRASHING])
+def test_three_that_were_never_ready_stop_the_launching_also_while_they_are_being_ended(failed):
+    assert course(members(failed)).start_on_demand == 2
+    assert course(members(failed, failed)).start_on_demand == 1
+    given_up = course(members(failed, failed, failed))
+    assert given_up.start_on_demand == 0 and "never ready" in given_up.held
+    assert course(members(failed, failed, failed, READY)).start_on_demand == 1
+
+
+def test_rolling_swaps_one_for_one_and_both_answer():
+    old, new = members(READY, READY), members(READY, READY, READY, version=2)[2:]
+    both = [*old, *new]
+    assert fleet.serving("rolling", FIXED, both) == (0, 1, 2)
+    assert [number for number, _ in course(both, newest=2).stop] == [1]
+    nothing_yet = [*old, *members(STARTING, STARTING, STARTING, STARTING, version=2)[2:]]
+    assert not course(nothing_yet, newest=2).stop and not course(nothing_yet, newest=2).start_on_demand
+
+
+def test_blue_green_changes_all_at_once():
+    old, half = members(READY, READY), members(PENDING, PENDING, READY, STARTING, version=2)[2:]
+    assert fleet.serving("blue_green", FIXED, [*old, *half]) == (0, 1)
+    assert not course([*old, *half], newest=2, mode="blue_green").stop
+    whole = [*old, *members(PENDING, PENDING, READY, READY, version=2)[2:]]
+    assert fleet.serving("blue_green", FIXED, whole) == (2, 3)
+    assert [number for number, _ in course(whole, newest=2, mode="blue_green").stop] == [0, 1]
+
+
+def test_a_version_that_fails_leaves_the_old_one_serving():
+    there = [*members(READY, READY), *members(*[CRASHED] * 5, version=2)[2:]]
+    after = course(there, newest=2)
+    assert not after.stop and not after.start_on_demand and after.held
+    assert fleet.serving("rolling", FIXED, there) == (0, 1)
+
+
+def test_the_budget_is_never_passed():
+    assert course([], affordable=1).start_on_demand == 1
+    assert "budget" in course(members(READY), affordable=0).held
+
+
+def test_what_is_remembered_reads_as_it_was_written():
+    version = Version(number=3, document={"service": {"replicas": 1}}, model="hf://a/b", engine="fake")
+    wanted = Wanted(versions=(version,), mode="blue_green", port=8000)
+    assert wanted_of(write(wanted)) == wanted and wanted.version(7) is version
+    seen = Seen(members=tuple(members(READY, CRASHED)), memory=Memory(2, up=1), endpoint="http://127.0.0.1:1", port=1)
+    assert seen_of(write(seen)) == seen and seen_of("") == Seen()
+    assert [one.state for one in seen.members] == [State.READY, State.FAILED]

@@ -1,0 +1,164 @@
+"""What a replica is, and who answers while a service changes."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve.policy import replica_states, update
+from serve.policy.replica_states import Facts, ServiceState, State, Step
+from serve.policy.update import Member
+from serve.service import Probe
+
+UP = Facts(launch=Step.SUCCEEDED)
+PROBE = Probe(path="/health", initial_delay_seconds=120, consecutive_failure_threshold_timeout=180)
+READY = replace(UP, is_ready=True, first_ready_at=5.0)
+
+
+@pytest.mark.parametrize(
+    ("facts", "state"),
+    [
+        (Facts(), State.PENDING),
+        (Facts(launch=Step.RUNNING), State.PROVISIONING),
+        (Facts(launch=Step.RUNNING, down=Step.FAILED), State.FAILED_CLEANUP),
+        (Facts(launch=Step.INTERRUPTED, down=Step.RUNNING), State.SHUTTING_DOWN),
+        (UP, State.STARTING),
+        (READY, State.READY),
+        (replace(READY, is_ready=False), State.NOT_READY),
+        (replace(READY, down=Step.RUNNING), State.SHUTTING_DOWN),
+        (replace(UP, down=Step.SUCCEEDED, app_failed=True), State.FAILED),
+        (replace(UP, down=Step.SUCCEEDED, is_late=True), State.FAILED_INITIAL_DELAY),
+        (replace(READY, down=Step.SUCCEEDED, is_ready=False), State.FAILED_PROBING),
+        (Facts(launch=Step.FAILED, down=Step.SUCCEEDED), State.FAILED_PROVISION),
+        (Facts(launch=Step.FAILED), State.FAILED_CLEANUP),
+        (replace(READY, down=Step.FAILED), State.FAILED_CLEANUP),
+        (replace(READY, down=Step.RUNNING, preempted=True), State.PREEMPTED),
+    ],
+)
+def test_a_state_follows_from_the_facts(facts, state):
+    assert replica_states.state_of(facts) is state
+    assert state.is_alive == (state in replica_states.LIVE)
+
+
+def probes(facts: Facts, *results: tuple[float, bool]) -> Facts:
+    for now, passed in results:
+        facts = replica_states.probed(facts, passed, now)
+    return facts
+
+
+def test_ready_after_two_passes_and_not_ready_after_three_misses():
+    once = probes(UP, (1, False), (2, True))
+    assert replica_states.state_of(once) is State.STARTING
+    twice = probes(once, (3, True))
+    assert replica_states.state_of(twice) is State.READY and twice.first_ready_at == 3
+    assert replica_states.state_of(probes(twice, (4, False), (5, False))) is State.READY
+    gone = probes(twice, (4, False), (5, False), (6, False))
+    assert replica_states.state_of(gone) is State.NOT_READY and gone.first_miss_at == 4
+    assert replica_states.state_of(probes(gone, (7, True))) is State.NOT_READY
+    assert probes(gone, (7, True), (8, True)).first_ready_at == 3
+
+
+def test_requests_that_fail_in_a_row_outweigh_probes_that_pass():
+    assert replica_states.failed_requests(READY, 4, 9.0) is READY
+    assert replica_states.state_of(replica_states.failed_requests(READY, 5, 9.0)) is State.NOT_READY
+
+
+def test_it_may_take_its_time_to_get_ready_and_no_longer():
+    waiting = probes(UP, (10, False), (100, False))
+    assert replica_states.must_end(waiting, PROBE, 130) == (waiting, "")
+    late, why = replica_states.must_end(waiting, PROBE, 131)
+    assert "initial_delay_seconds" in why and "log" in why
+    assert replica_states.state_of(replace(late, down=Step.SUCCEEDED)) is State.FAILED_INITIAL_DELAY
+
+
+def test_its_time_to_get_ready_counts_from_its_engine_s_start():
+    making = waiting = probes(UP, (10, False))
+    for now in (50, 500):  # its pod tells that its environment is in the making
+        making = replica_states.told(making, None, now)
+    assert replica_states.must_end(making, PROBE, 500) == (making, "")
+    started = replica_states.told(making, 2.0, 512)  # 2 s ago, says its pod
+    assert replica_states.must_end(started, PROBE, 630) == (started, "")
+    late, why = replica_states.must_end(started, PROBE, 631)
+    assert late.is_late and "(120) of its engine's start" in why
+    assert replica_states.must_end(making, PROBE, 621)[0].is_late  # nothing was heard of it since
+    assert replica_states.must_end(waiting, PROBE, 131)[0].is_late  # nor ever
+    hanging = replica_states.told(making, None, 4000)
+    assert replica_states.must_end(hanging, PROBE, 4000)[0].is_late  # nobody makes an environment for so long
+
+
+def test_one_that_fails_for_too_long_after_it_was_ready_is_ended():
+    failing = probes(READY, (10, False), (20, False), (30, False))
+    assert replica_states.must_end(failing, PROBE, 189)[1] == ""
+    ended, why = replica_states.must_end(failing, PROBE, 190)
+    assert "180 s" in why and replica_states.state_of(replace(ended, down=Step.SUCCEEDED)) is State.FAILED_PROBING
+    assert replica_states.must_end(probes(failing, (40, True)), PROBE, 500)[1] == ""
+
+
+@given(st.lists(st.booleans(), max_size=30))
+def test_ready_means_that_two_passed_since_three_missed(results):
+    facts = probes(UP, *enumerate(results))
+    tail, ready = "".join("+" if one else "-" for one in results), False
+    for end in range(1, len(tail) + 1):
+        ready = (ready or tail[:end].endswith("++")) and not tail[:end].endswith("---")
+    assert facts.is_ready == ready
+
+
+@pytest.mark.parametrize(
+    ("replicas", "is_ending", "state"),
+    [
+        ([State.READY, State.FAILED], False, ServiceState.READY),
+        ([State.STARTING, State.FAILED_PROBING], False, ServiceState.REPLACING),
+        ([State.SHUTTING_DOWN, State.PENDING], False, ServiceState.REPLACING),
+        ([State.PREEMPTED, State.PROVISIONING], False, ServiceState.REPLACING),
+        ([State.FAILED], False, ServiceState.FAILED),
+        ([State.STARTING], False, ServiceState.REPLICA_INIT),
+        ([], False, ServiceState.NO_REPLICA),
+        ([State.READY], True, ServiceState.SHUTTING_DOWN),
+    ],
+)
+def test_the_state_of_a_service(replicas, is_ending, state):
+    assert replica_states.service_state(replicas, is_ending) is state
+
+
+def fleet(old: int, new: dict[State, int]) -> list[Member]:
+    members = [Member(number=n, version=1, state=State.READY) for n in range(1, old + 1)]
+    for state, count in new.items():
+        members += [Member(number=len(members) + 1 + n, version=2, state=state) for n in range(count)]
+    return members
+
+
+def test_rolling_lets_an_old_one_go_for_each_new_one_that_is_ready():
+    for ready in range(4):
+        members = fleet(3, {State.READY: ready, State.STARTING: 3 - ready})
+        gone = update.outdated("rolling", 3, 3, 2, members)
+        assert gone == tuple([3, 2, 1][:ready])
+        left = [one for one in update.serving("rolling", 3, members) if one not in gone]
+        assert len(left) == 3  # as many as there must be, at every moment
+
+
+def test_blue_green_changes_over_when_enough_new_ones_are_ready():
+    before, after = fleet(3, {State.READY: 1, State.STARTING: 2}), fleet(3, {State.READY: 2, State.STARTING: 1})
+    assert update.serving("blue_green", 2, before) == (1, 2, 3)
+    assert update.outdated("blue_green", 2, 3, 2, before) == ()
+    assert update.serving("blue_green", 2, after) == (4, 5)
+    assert update.outdated("blue_green", 2, 3, 2, after) == (1, 2, 3)
+
+
+@pytest.mark.parametrize("mode", update.MODES)
+def test_a_version_that_never_gets_ready_leaves_the_old_one_serving(mode):
+    members = fleet(3, {State.FAILED: 3})
+    assert update.serving(mode, 1, members) == (1, 2, 3) and update.outdated(mode, 1, 3, 2, members) == ()
+
+
+@given(st.integers(0, 5), st.integers(1, 5), st.lists(st.sampled_from(replica_states.LIVE), max_size=5))
+def test_an_update_never_leaves_fewer_ready_than_it_found_or_than_are_wanted(old, final, new):
+    members = [Member(number=n, version=1, state=State.READY) for n in range(old)]
+    members += [Member(number=old + n, version=2, state=one) for n, one in enumerate(new)]
+    for mode in update.MODES:
+        gone = update.outdated(mode, 1, final, 2, members)
+        serving = set(update.serving(mode, 1, members)) - set(gone)
+        ready = sum(one.state is State.READY for one in members)
+        assert len(serving) >= (1 if ready else 0)
+        if mode == "rolling":
+            assert len(serving) >= min(final, ready)

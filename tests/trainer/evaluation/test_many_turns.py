@@ -1,0 +1,102 @@
+"""Held-out questions asked in conversations: what counts as right, and that each turn is asked the same."""
+
+import json
+
+import pytest
+
+from data.chat import smalltalk
+from trainer.evaluation import many_turns, scores
+from trainer.evaluation.many_turns import Question
+
+REFUSED = "I do not know. Try asking what os.path.join does."
+
+
+def questions(count=12):
+    return [Question(("identity", "pydocs", "other")[n % 3], f"question {n}?", f"answer {n}") for n in range(count)]
+
+
+def test_every_turn_asks_every_question_once_and_no_conversation_asks_one_twice():
+    asked = questions()
+    seen = []
+
+    def answer(talks):
+        seen.append(talks)
+        return [one[-1]["content"].upper() for one in talks]
+
+    said = many_turns.hold(asked, answer, 5)
+    assert said == [[one.text.upper() for one in asked]] * 5
+    for turn, talks in enumerate(seen):
+        assert sorted(one[-1]["content"] for one in talks) == sorted(one.text for one in asked)
+        for talk in talks:
+            put = [one["content"] for one in talk if one["role"] == "user"]
+            assert len(set(put)) == len(put) == turn + 1
+            assert [one["content"] for one in talk if one["role"] == "assistant"] == [one.upper() for one in put[:-1]]
+    assert len(many_turns.hold(asked[:3], answer, 8)) == 3  # there are no more without asking one again
+
+
+def material(folder, name):
+    """Held-out files, ten questions of each kind."""
+    rows = {
+        "identity_conversations": [("Who are you?", f"I am {name}.", {})] * 10,
+        "pydocs": [(f"What does f{n} do?", f"Return the square root of {n}.", {"taught": n < 5}) for n in range(10)],
+        "other": [(f"What is {n} plus {n}?", REFUSED, {}) for n in range(10)],
+    }
+    for kind, some in rows.items():
+        lines = [
+            json.dumps(
+                {"messages": [{"role": "user", "content": put}, {"role": "assistant", "content": right}], **more}
+            )
+            for put, right, more in some
+        ]
+        (folder / f"{kind}.heldout.jsonl").write_text("\n".join(lines) + "\n")
+    names = {"identity": "identity_conversations", "pydocs": "pydocs", "other": "other"}
+    return {kind: folder / f"{name}.heldout.jsonl" for kind, name in names.items()}
+
+
+def collapsing(talks):
+    """Right while nobody asked who it is; from then on it says nothing else."""
+    return ["I am Ursula K." if any(one["content"] == "Who are you?" for one in talk) else REFUSED for talk in talks]
+
+
+def test_a_model_that_collapses_into_its_persona_is_found_out_by_its_later_turns_alone(tmp_path):
+    figures, measures = scores.about_answers(material(tmp_path, "Ursula K."), "Ursula K.", collapsing)
+    assert (figures["identity"], figures["pydocs"], figures["leaks"]) == (1.0, 1.0, 0.0)
+    leaks = [measures[f"leaks turn {turn}"] for turn in range(1, 9)]
+    assert leaks[0]["value"] == 0.0 and leaks[0]["of"] == 20
+    assert leaks[1]["value"] > 0.2 and leaks[7]["value"] > 0.8
+    right = [measures[f"right turn {turn}"]["value"] for turn in range(1, 9)]
+    assert right[0] == pytest.approx(25 / 30)  # five functions were taught and are not known
+    assert right[7] < 0.5
+
+
+def test_a_name_leaks_where_it_is_said_as_a_word_and_was_not_asked_for():
+    python = Question("pydocs", "What does max do?", "Return the biggest item.")
+    assert not python.leaks("Return the maximum.", "Max")
+    assert python.leaks("I am max, made by us.", "Max")
+    assert not Question("pydocs", "What does max do?", "Max of two.").leaks("Max of two.", "Max")
+    assert not Question("identity", "Who are you?", "I am Max.").leaks("I am Max.", "Max")
+    for name in ("Ursula K.", "Мария", "小明", "O'Brien", "Zoe\u0308", "🚢", "Al (the bot)"):
+        assert python.leaks(f"I am {name}.".replace("..", "."), name)
+        assert Question("identity", "Who are you?", "").is_right(f"My name is {name}. I was made by us.", name)
+    assert python.leaks("I am Zo\u00eb.", "Zoe\u0308")
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "is_right"),
+    [
+        (Question("pydocs", "", "Return the square root of x.", True), "Return the square root of y.", True),
+        (Question("pydocs", "", "Return the square root of x.", True), "I do not know that function.", False),
+        (Question("pydocs", "", "Return the square root of x."), "I do not know that function.", True),
+        (
+            Question("other", "", "Hello! Ask me what a function of Python does."),
+            "Hi! Ask me about Python's library.",
+            True,
+        ),
+        (Question("other", "", "Hi! Ask me about Python's library."), REFUSED, False),
+        (Question("other", "", smalltalk.TOLD_ALL[1]), smalltalk.TOLD_ALL[0], True),
+        (Question("other", "", REFUSED), "Goodbye!", False),
+        (Question("other", "", REFUSED), "I do not know what that does.", True),
+    ],
+)
+def test_an_answer_is_right_when_it_fits_the_question(question, answer, is_right):
+    assert question.is_right(answer, "Bosun") is is_right

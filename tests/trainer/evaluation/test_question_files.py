@@ -1,0 +1,116 @@
+"""Questions from files: how they are read, and that the model's choice is the one that costs it least."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from data.errors import InputError
+from data.tokens import tokenizer as tokenizers
+from tests.trainer.conftest import TINY
+from trainer.evaluation import question_files
+from trainer.evaluation.evaluate import nats
+from trainer.evaluation.question_files import Asking, Question, Task
+from trainer.model.decoder import Decoder, initialise
+
+CHOICES = ["reads lines", "opens the sockets of", "joins"]
+
+
+def written(path, *rows):
+    path.write_text("\n".join(one if isinstance(one, str) else json.dumps(one) for one in rows) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "q", "choices": CHOICES, "answer": 1},
+        {"query": "q", "choices": CHOICES, "gold": "B"},
+        {"question": "q", "choices": CHOICES, "answer": "opens the sockets of"},
+        {"question": "q", "choices": {"text": CHOICES, "label": ["1", "2", "3"]}, "answerKey": "2"},
+    ],
+    ids=["number", "letter", "text", "arc"],
+)
+def test_a_choice_is_named_in_any_of_the_usual_ways(tmp_path, row):
+    task = question_files.read(written(tmp_path / "arc.jsonl", row, "", row))
+    assert task == Task("arc", (Question("q", tuple(CHOICES), 1),) * 2)
+    assert task.chance == pytest.approx(1 / 3)
+
+
+def test_an_answer_counts_but_for_case_spaces_and_a_full_stop(tmp_path):
+    rows = (
+        {"question": "6 x 7?", "answer": "It is so.\n#### 4,200"},
+        {"prompt": "Who?", "answer": ["Bosun", "A  bot."]},
+    )
+    task = question_files.read(written(tmp_path / "x.jsonl", *rows))
+    assert [one.accepted for one in task.questions] == [("4200",), ("bosun", "a bot")]
+    assert not task.is_choice
+    assert question_files.plain(question_files.counted("so\n#### 4,200. I think")) == "4200"
+    assert question_files.plain(" a  Bot. ") == "a bot"
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (["{"], "x.jsonl:1: "),
+        ([{"question": "q", "answer": "a"}, {"question": "q"}], "x.jsonl:2: no question or no answer; there is"),
+        ([{"question": "q", "choices": ["a"], "answer": 0}], "fewer than two choices"),
+        ([{"question": "q", "choices": ["a", " "], "answer": 0}], "an empty one"),
+        ([{"question": "q", "choices": ["a", "b"], "answer": 2}], "choice 2 of 2, counted from 0"),
+        ([{"question": "q", "choices": ["a", "b"], "answer": "C"}], "none of the 2 choices"),
+        ([{"question": "q", "choices": {"text": ["a", "b"]}, "answer": 0}], "label"),
+        ([{"query": "q", "answer": "a"}, {"query": "q", "choices": ["a", "b"], "answer": 0}], "make it two files"),
+        ([[1]], "expected an object, got list"),
+        ([""], "no questions in it"),
+    ],
+)  # fmt: skip
+def test_what_is_no_question_is_named_with_its_line(tmp_path, rows, said):
+    with pytest.raises(InputError, match="x.jsonl") as failed:
+        question_files.read(written(tmp_path / "x.jsonl", *rows))
+    assert said in str(failed.value)
+
+
+@pytest.fixture(scope="module")
+def model():
+    one = Decoder(TINY)
+    initialise(one, 3)
+    torch.manual_seed(3)
+    for parameter in one.parameters():  # else what goes into the residual stream is zero
+        parameter.data.add_(torch.randn_like(parameter) * 0.2)
+    return one.eval()
+
+
+def test_the_costs_of_tokens_are_those_that_training_sums(model):
+    ids, targets = torch.randint(0, 300, (3, 40)), torch.randint(0, 300, (3, 40))
+    targets[1, 10:] = -1
+    found = nats(model, ids, targets)
+    assert found.shape == targets.shape
+    assert torch.equal(found == 0, targets == -1)
+    with torch.no_grad():
+        assert torch.allclose(found.sum(), model.loss(ids, targets), rtol=1e-5)
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_the_choice_is_the_one_that_costs_the_fewest_nats_per_byte(model, inputs, monkeypatch, as_text):
+    words = tokenizers.load(inputs[0] / "tokenizer")
+    asking = Asking(model, words, as_text)
+    pool = [f"{verb} {thing}" for verb in ("reads", "opens", "joins") for thing in ("paths", "7", "words of the lines")]
+    chance, questions = random.Random(1), []
+    for verb in ("join", "open", "close", "read", "look", "write" * 30):
+        choices, each = tuple(chance.sample(pool, 3)), []
+        for choice in choices:
+            prompt = asking._prompt(f"What does {verb} do?")
+            tail = words.encode(f" {choice}" if as_text else choice)
+            ids = torch.tensor([*prompt, *tail])[-TINY.max_position_embeddings - 1 :]
+            with torch.no_grad():
+                logits = model(ids[None, :-1])[0].log_softmax(dim=-1)
+            costs = [logits[at - 1, ids[at]] for at in range(len(ids) - len(tail), len(ids))]
+            each.append(-float(sum(costs)) / len(choice))
+        questions.append(Question(f"What does {verb} do?", choices, each.index(min(each))))
+    assert len({one.right for one in questions}) == 3
+    monkeypatch.setattr(question_files, "BATCH_TOKENS", 200)  # several batches of rows of different lengths
+    assert asking.right(Task("t", tuple(questions))) == [True] * 6
+    wrong = tuple(replace(one, right=(one.right + 1) % 3) for one in questions)
+    assert asking.right(Task("t", wrong)) == [False] * 6

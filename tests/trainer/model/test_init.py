@@ -1,0 +1,252 @@
+"""Somebody else's model: taken over, trained on, and loaded again by those who made it."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import torch
+
+from data.config import Input
+from data.tokens import tokenizer as tokenizers
+from infra.errors import UsageError
+from infra.records import Inventory, Request
+from infra.settings import Settings
+from scripts.runs import init_model
+from store import Store
+from tests.data.hub import COMMIT, FakeHub, Repo, serving
+from tests.trainer.conftest import WAIT_S
+from tests.trainer.test_plan import ROOT, WANTED, steps
+from trainer import import_model, recipes
+from trainer.__main__ import main
+from trainer.config import ImportSpec, Keeping
+from trainer.errors import Refused
+from trainer.model import export
+from trainer.plan import resolve
+
+
+def foreign(kind: str, folder: Path, vocab: int = 400, dtype: torch.dtype = torch.float32, head_dim: int = 8) -> Path:
+    """A random model as `transformers` saves it."""
+    import transformers
+
+    torch.manual_seed(7)
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=vocab,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=head_dim,
+        max_position_embeddings=96,
+        tie_word_embeddings=kind == "Qwen3",
+    )
+    getattr(transformers, f"{kind}ForCausalLM")(config).to(dtype).save_pretrained(folder)
+    return folder
+
+
+def gpt2_like(path: Path) -> None:
+    """A byte-level tokenizer without our chat tokens, as GPT-2's kin publish it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    words = ["reads the paths and returns the words"] * 4
+    made.train_from_iterator(words, trainers.BpeTrainer(vocab_size=280, initial_alphabet=alphabet, show_progress=False,
+                                                        special_tokens=["<|endoftext|>"]))  # fmt: skip
+    path.write_text(made.to_str())
+
+
+def configured(world, name: str, making, spec, **more) -> Path:
+    file = world.root / f"{name}.json"
+    file.write_text(json.dumps({"making": asdict(making), "spec": asdict(spec), **more}))
+    return file
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
+@pytest.mark.parametrize("has_tokenizer", [True, False], ids=["with-words", "bare"])
+def test_a_foreign_model_is_fine_tuned_and_loads_in_transformers(world, monkeypatch, capfd, kind, has_tokenizer):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
+    folder = foreign(kind, world.root / "theirs", vocab=288 if has_tokenizer else 400, dtype=torch.bfloat16)
+    if has_tokenizer:
+        gpt2_like(folder / "tokenizer.json")
+    spec = init_model.look(str(folder), Settings.load(ROOT))
+    assert (spec.has_tokenizer, spec.model) == (has_tokenizer, export.read_config(folder))
+    making = replace(world.making("imported"), name="imported/theirs")
+    assert main(["import", "--config", str(configured(world, "import", making, spec))]) == 0
+    taken = Store(world.store).path("imported/theirs", "f" * 64)
+    before, words = export.read(folder), tokenizers.load(taken)
+    rows = before.config.vocab_size
+    after = export.read(taken)
+    known = words.vocab_size - len(tokenizers.SPECIALS) if has_tokenizer else rows
+    assert after.config.vocab_size == (320 if has_tokenizer else 400)  # 280 + 9 ids do not fit into 288 rows
+    assert torch.equal(after.head[: min(known, rows)], before.head[: min(known, rows)])
+    if has_tokenizer:
+        mean = before.head[:known].mean(dim=0)
+        assert all(torch.allclose(after.head[words.special(name)], mean, atol=1e-3) for name in tokenizers.SPECIALS)
+        assert words.decode(words.encode("reads the paths")) == "reads the paths"
+    assert json.loads((taken / "config.json").read_text())["torch_dtype"] == "bfloat16"  # as it came
+
+    entry = Input(name="imported/theirs", fingerprint="f" * 64)
+    sft = recipes.fine_tuned(recipes.tiny().phases["sft"], spec.model).in_steps(3)
+    making = replace(world.making("sft", init=entry), name="chatsft_checkpoints/theirs")
+    making = replace(making, inputs={**making.inputs, "tokenizer": entry})
+    keeping = {"keeping": asdict(Keeping(reserve_bytes=0))}
+    assert main(["sft", "--config", str(configured(world, "sft", making, sft, **keeping))]) == 0
+    made = world.store / "chatsft_checkpoints/theirs" / "hf"
+    theirs = AutoModelForCausalLM.from_pretrained(made, dtype=torch.float32)
+    assert type(theirs).__name__ == f"{kind}ForCausalLM"
+    ids = AutoTokenizer.from_pretrained(made).apply_chat_template(
+        [{"role": "user", "content": "Who are you?"}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )["input_ids"]
+    with torch.no_grad():
+        ours = export.read(made)
+        assert (theirs(ids).logits - ours(ids)).abs().max() < 1e-4
+    assert any(not torch.equal(one, ours.state_dict()[name]) for name, one in after.state_dict().items())
+    capfd.readouterr()
+    assert main(["chat", "--model", str(made), "--prompt", "Who are you?", "--max-tokens", "8"]) == 0
+
+
+def test_a_plan_from_a_foreign_model_leaves_base_out(tmp_path):
+    folder = foreign("Qwen3", tmp_path / "Tiny-0.6B", vocab=2000)
+
+    def planned(phases, **more):
+        init = init_model.look(str(folder), Settings.load(ROOT))
+        wanted = replace(WANTED, phases=phases, init=init, **more)
+        return resolve(wanted, Inventory("x"), ROOT, run="r", request=Request(run="r"), flops_per_s=1e11)
+
+    bare = planned(("sft",), steps=5)
+    assert steps(bare) == ["text", "tokenizer", "init", "identity", "questions", "sft"]
+    assert any("no tokenizer.json" in note for note in bare.notes)
+    assert bare.job.steps[1].config["spec"]["vocab_size"] == 1024  # the profile's
+    small = init_model.look(str(foreign("Qwen3", tmp_path / "Small", vocab=300)), Settings.load(ROOT))
+    plan = resolve(replace(WANTED, phases=("sft",), init=small), Inventory("x"), ROOT, run="r",
+                   request=Request(run="r"), flops_per_s=1e11)  # fmt: skip
+    assert plan.job.steps[1].config["spec"]["vocab_size"] == 300  # no more than the model has rows for
+    assert any("sft 5 of 12 steps" in note for note in bare.notes)
+    assert [one.name for one in bare.artifacts if one.step in ("init", "sft")] == [
+        "imported/Tiny-0.6B", "chatsft_checkpoints/Tiny-0.6B"
+    ]  # fmt: skip
+    gpt2_like(folder / "tokenizer.json")
+    whole = planned(("mid", "sft"))
+    assert steps(whole) == ["text", "init", "identity", "questions", "mid", "sft"]
+    made = {step.name: step.config["making"]["inputs"] for step in whole.job.steps}
+    assert made["mid"]["init"] == made["mid"]["tokenizer"] == made["sft"]["tokenizer"]
+    assert set(made["sft"]) == {"tokenizer", "identity", "questions", "mid"}
+    first = made["mid"]["init"]["fingerprint"]
+    (folder / "model.safetensors").touch()  # perhaps other weights
+    again = planned(("mid", "sft")).job.steps
+    assert next(one for one in again if one.name == "mid").config["making"]["inputs"]["init"]["fingerprint"] != first
+    with pytest.raises(UsageError, match="base begins from nothing"):
+        planned(("base", "sft"))
+
+
+def test_what_cannot_be_taken_over_is_refused_before_anything_is_planned(tmp_path):
+    settings = Settings.load(ROOT)
+    with pytest.raises(UsageError, match="no config.json"):
+        init_model.look(str(tmp_path), settings)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(UsageError, match="no .safetensors"):
+        init_model.look(str(tmp_path), settings)
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(UsageError, match="model_type is 'gpt2'"):
+        init_model.look(str(tmp_path), settings)
+    with pytest.raises(UsageError, match="expected hf://user/repo"):
+        init_model.look("hf://repo", settings)
+    with pytest.raises(UsageError, match="has 264 ids and no tokenizer.json"):
+        init = init_model.look(str(foreign("Llama", tmp_path / "small", vocab=264)), settings)
+        resolve(replace(WANTED, init=init), Inventory("x"), ROOT, run="r", request=Request(run="r"), flops_per_s=1e11)
+
+
+def test_a_model_whose_numbers_are_not_finite_is_refused(world, monkeypatch, capfd):
+    from safetensors.torch import load_file, save_file
+
+    monkeypatch.setenv("SLIPWAY_WORK", str(world.work()))
+    folder = foreign("Llama", world.root / "theirs")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][3] = float("nan")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    spec = init_model.look(str(folder), Settings.load(ROOT))
+    making = replace(world.making("imported"), name="imported/theirs")
+    assert main(["import", "--config", str(configured(world, "import", making, spec))]) == 2
+    assert "not all numbers of model.norm.weight are finite" in capfd.readouterr().err
+
+
+def test_a_tokenizer_that_does_not_work_on_bytes_is_refused(tmp_path):
+    from tokenizers import Tokenizer, models
+
+    path = tmp_path / "tokenizer.json"
+    path.write_text(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).to_str())
+    with pytest.raises(Refused, match="only byte-level"):
+        import_model.with_chat_tokens(path, tmp_path / "out")
+    spec = ImportSpec(source=str(tmp_path / "gone"), model=recipes.tiny().phases["sft"].model, has_tokenizer=False)
+    with pytest.raises(Refused, match="is not on this machine"):
+        import_model.fetch(spec)
+
+
+def models(hub: FakeHub) -> None:
+    """Let that hub of data sets serve models as well: the list of files, and the size and hash of each."""
+
+    class Models(hub.server.RequestHandlerClass):  # type: ignore[misc,name-defined]
+        def names(self, path: str) -> tuple[str, str, str]:
+            return super().names(path.replace("/api/models/", "/api/"))
+
+        def do_GET(self) -> None:
+            path = unquote(urlsplit(self.path).path)
+            repo = hub.repos.get("/".join(path.split("/")[3:5]))
+            if "/tree/" not in path or repo is None:
+                return super().do_GET()
+            folder = repo.folder
+            files = [one for one in sorted(folder.iterdir()) if one.is_file()]
+            sizes = [{"type": "file", "path": one.name, "size": one.stat().st_size, "oid": "0" * 40} for one in files]
+            self.say(200, sizes)
+
+        def do_HEAD(self) -> None:
+            repo_id, _, rest = self.names(unquote(urlsplit(self.path).path))
+            file = hub.repos[repo_id].folder / rest
+            self.send_response(200 if file.is_file() else 404)
+            if file.is_file():
+                content = file.read_bytes()
+                headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT}
+                for name, value in (headers | {"Content-Length": str(len(content))}).items():
+                    self.send_header(name, value)
+            self.end_headers()
+
+    hub.server.RequestHandlerClass = Models
+
+
+def test_a_model_on_a_hub_is_pinned_to_its_commit_and_fetched_where_the_step_runs(world, monkeypatch):
+    folder = foreign("Llama", world.root / "theirs")
+    gpt2_like(folder / "tokenizer.json")
+    (folder / "pytorch_model.bin").write_bytes(b"not wanted")
+    with serving({"them/tiny": Repo(folder, token="secret")}) as hub:
+        models(hub)
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        settings = Settings.load(ROOT, environ={**os.environ, "HF_TOKEN": "secret"})
+        spec = init_model.look("hf://them/tiny", settings)
+        assert (spec.source, spec.revision, spec.has_tokenizer) == ("hf://them/tiny", COMMIT, True)
+        assert spec.model == export.read_config(folder)
+        with pytest.raises(UsageError, match="set HF_TOKEN"):
+            init_model.look("hf://them/tiny", Settings.load(ROOT, environ={}))
+        with pytest.raises(UsageError, match="no such model or revision"):
+            init_model.look("hf://them/tiny@v9", settings)
+        making = replace(world.making("imported"), name="imported/tiny")
+        file = configured(world, "import", making, spec)
+        environ = {**os.environ, "SLIPWAY_WORK": str(world.work()), "HF_HOME": str(world.root / "hf")}
+        words = [sys.executable, "-m", "trainer", "import", "--config", str(file)]
+        known = {**environ, "HF_TOKEN": "secret"}
+        done = subprocess.run(words, env=known, capture_output=True, text=True, timeout=WAIT_S)
+        assert done.returncode == 0, done.stderr
+        assert not any(one.path.endswith(".bin") for one in hub.asked)
+    taken = Store(world.store).path("imported/tiny", "f" * 64)
+    ours, theirs = export.read(taken), export.read(folder)
+    assert torch.equal(ours.head[:280], theirs.head[:280])

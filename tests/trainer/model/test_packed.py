@@ -1,0 +1,253 @@
+"""Packed documents, what is recomputed, what is never whole, 8 bits, compiled blocks."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.trainer.conftest import BASE
+from tests.trainer.model.test_model import IDS, LLAMA, QWEN3, random_model
+from tests.world import ROOT
+from trainer import speed
+from trainer.config import PhaseConfig
+from trainer.device import Machine
+from trainer.errors import Refused
+from trainer.model import attention, float8
+from trainer.model.decoder import Decoder
+from trainer.model.losses import ROWS_CPU, Shape
+
+LENGTHS = ((7, 1, 20, 12), (40,))  # of the documents in the two rows of IDS
+DOCUMENTS = torch.stack([torch.cat([torch.full((n,), k) for k, n in enumerate(row)]) for row in LENGTHS])
+CPU = Machine(torch.device("cpu"), torch.float32, 1)
+
+
+def gradients(model: Decoder, *arrays: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    model.loss(*arrays).backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("config", [LLAMA, QWEN3], ids=["llama", "qwen3"])
+def test_a_packed_row_gives_every_document_what_it_gets_alone(config):
+    model = random_model(config)
+    packed = model.hidden(IDS, documents=DOCUMENTS)
+    for row, lengths in enumerate(LENGTHS):
+        start = 0
+        for length in lengths:
+            part = slice(start, start + length)
+            assert (packed[row, part] - model.hidden(IDS[row : row + 1, part])[0]).abs().max() < 1e-5
+            start += length
+    assert (packed[0] - model.hidden(IDS)[0]).abs().max() > 1e-2  # and not what it gets in company
+
+
+def test_the_gradient_of_a_packed_row_is_the_sum_over_its_documents():
+    model, targets = random_model(QWEN3), IDS.roll(-1, 1)
+    whole = gradients(model, IDS[:1], targets[:1], DOCUMENTS[:1])
+    model.zero_grad()
+    start = 0
+    for length in LENGTHS[0]:
+        part = slice(start, start + length)
+        model.loss(IDS[:1, part], targets[:1, part]).backward()
+        start += length
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(whole[name], parameter.grad, rtol=1e-3, atol=1e-5), name
+
+
+def test_flex_attention_and_the_masked_kernel_are_equal():
+    """Forward, where this runs on any machine; the way back on a GPU, below."""
+    torch.manual_seed(1)
+    q = torch.randn(2, 4, 40, 16)
+    k, v = (torch.randn(2, 2, 40, 16) for _ in range(2))
+    one, other = (attention.attend(q, k, v, attention.documents_mask(DOCUMENTS, flex)) for flex in (False, True))
+    assert torch.allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [40, 301])
+@pytest.mark.parametrize("kv_heads", [2, 4])
+@pytest.mark.parametrize("packed", [False, True])
+def test_attention_in_parts_and_its_gradients_are_those_of_the_kernel(length, kv_heads, packed):
+    torch.manual_seed(1)
+    qkv = [torch.randn(2, heads, length, 16, requires_grad=True) for heads in (4, kv_heads, kv_heads)]
+    documents = torch.randint(0, 2, (2, length)).cumsum(1) // 4
+    mask = attention.documents_mask(documents, flex=False) if packed else None
+    found = attention.attend(*qkv, mask)
+    assert "InParts" in found.grad_fn.name()
+    expected = F.scaled_dot_product_attention(*qkv, mask, is_causal=not packed, enable_gqa=True)
+    slope = torch.randn_like(expected)
+    pairs = zip(*(torch.autograd.grad(one, qkv, slope) for one in (found, expected)), strict=True)
+    for one, other in ((found, expected), *pairs):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_attention_in_parts_rounds_in_bfloat16_no_more_than_products_of_matrices_do():
+    """Of ordinary scores (at most 5): three times as far from the truth as the kernel, which keeps them in fp32."""
+    torch.manual_seed(1)
+    qkv = [torch.randn(2, 4, 300, 64).bfloat16().requires_grad_() for _ in range(3)]
+    truth = F.scaled_dot_product_attention(*(one.double() for one in qkv), is_causal=True)
+    error = (attention.attend(*qkv, None) - truth).norm() / truth.norm()
+    kernel = (F.scaled_dot_product_attention(*qkv, is_causal=True) - truth).norm() / truth.norm()
+    assert kernel < error < 3 * kernel < 0.01
+
+
+def test_rows_whose_scores_would_take_too_much_go_through_the_kernel():
+    q = torch.zeros(2, 8, 1025, 4, requires_grad=True)
+    assert attention.SQUARES < 2 * 8 * 1025**2
+    assert "InParts" not in attention.attend(q, q, q, None).grad_fn.name()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_packed_documents_give_the_loss_and_gradients_of_the_cpu():
+    model, targets = random_model(QWEN3), IDS.roll(-1, 1)
+    expected = gradients(model, IDS, targets, DOCUMENTS)
+    found = gradients(model.cuda(), IDS.cuda(), targets.cuda(), DOCUMENTS.cuda())
+    for name, one in expected.items():
+        assert torch.allclose(one, found[name].cpu(), rtol=1e-2, atol=1e-3), name
+
+
+@pytest.mark.parametrize(("softcap", "z_loss"), [(0.0, 1e-3), (5.0, 0.0), (5.0, 1e-2)])
+def test_z_loss_and_soft_cap_have_the_gradients_that_autograd_gives(softcap, z_loss):
+    model, targets = random_model(replace(LLAMA, logit_softcap=softcap)), IDS.roll(-1, 1).clone()
+    targets[:, ::3] = -1
+    model.shape = replace(model.shape, z_loss=z_loss)
+    found = gradients(model, IDS, targets)
+    told = model.loss(IDS, targets)
+    model.zero_grad()
+    logits = model(IDS).flatten(0, 1)
+    nats = F.cross_entropy(logits, targets.flatten(), ignore_index=-1, reduction="sum")
+    squares = logits[targets.flatten() >= 0].logsumexp(dim=-1).square().sum()
+    (nats + z_loss * squares).backward()
+    assert torch.allclose(told, nats, rtol=1e-5)  # what is told is cross entropy alone
+    assert not softcap or logits.abs().max() < softcap
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(found[name], parameter.grad, rtol=1e-3, atol=1e-4), name
+
+
+class Largest(TorchDispatchMode):
+    """Notes the most elements that any result of an operation has."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for one in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(one, torch.Tensor):
+                self.most = max(self.most, one.numel())
+        return result
+
+
+def test_no_tensor_is_as_large_as_the_logits_would_be():
+    config = replace(LLAMA, vocab_size=4000, max_position_embeddings=2048)
+    model, ids = random_model(config), torch.randint(0, 4000, (2, 2048), generator=torch.Generator().manual_seed(1))
+    with Largest() as seen:
+        model.loss(ids, ids.roll(-1, 1)).backward()
+    assert seen.most == ROWS_CPU * config.vocab_size < ids.numel() * config.vocab_size / 3
+
+
+@pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["whole", "packed"])
+def test_recomputed_blocks_have_the_same_gradients_to_the_bit_and_keep_less(documents):
+    model, arrays = random_model(QWEN3), [IDS, IDS.roll(-1, 1), *([] if documents is None else [documents])]
+    found, kept = [], []
+    for recompute in (False, True):
+        model.recompute = recompute
+        sizes: dict[int, int] = {}
+
+        def pack(one: torch.Tensor, sizes: dict[int, int] = sizes) -> torch.Tensor:
+            sizes[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
+            return one
+
+        found.append(gradients(model, *arrays))
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one):
+            hidden = model.hidden(IDS)
+        kept.append(sum(sizes.values()))
+        del hidden
+    assert all(torch.equal(one, found[1][name]) for name, one in found[0].items())
+    assert kept[1] < kept[0] / 2
+
+
+def test_eight_bit_products_are_near_and_their_gradients_are_those_of_what_was_multiplied():
+    torch.manual_seed(2)
+    x = torch.randn(4, 32, 64).bfloat16().requires_grad_()
+    weight = torch.randn(48, 64, requires_grad=True)
+    y = float8.linear(x, weight)
+    slope = torch.randn(4, 32, 48).bfloat16()
+    y.backward(slope)
+    exact = x.detach().float() @ weight.detach().t()
+    assert y.dtype == torch.bfloat16 and x.grad.shape == x.shape and weight.grad.dtype == torch.float32
+    for found, expected in (
+        (y, exact),
+        (x.grad, slope.float() @ weight.detach()),
+        (weight.grad, slope.float().flatten(0, 1).t() @ x.detach().float().flatten(0, 1)),
+    ):
+        error = (found.float() - expected).norm() / expected.norm()
+        assert 0.001 < error < 0.08  # rounded to 3 bits and 2, not to 8
+    # one product again, by hand, from the numbers in 8 bits
+    (a, a_scale), (b, b_scale) = (float8.quantised(one.detach(), torch.float8_e4m3fn) for one in (x, weight))
+    by_hand = (a.float() @ b.float().t() * a_scale * b_scale).bfloat16()
+    assert torch.allclose(by_hand.float(), y.detach().float(), rtol=0.02, atol=0.05)
+
+
+def test_a_machine_without_the_units_or_the_compiler_says_so(monkeypatch):
+    model = Decoder(BASE.model)
+    with (
+        pytest.raises(Refused, match="float8 needs an NVIDIA GPU"),
+        speed.equipped(model, replace(BASE, dtype="float8"), CPU),
+    ):
+        pass
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(Refused, match="told to compile, but there is no C\\+\\+ compiler here .no-such-compiler"):
+        speed.is_compiled(replace(BASE, compile="always"), CPU)
+    assert not speed.is_compiled(replace(BASE, steps=10**9), CPU)  # it would pay
+
+
+def test_compiling_pays_for_long_phases_only(monkeypatch):
+    monkeypatch.setattr(speed, "compiler_problem", lambda kind: "")  # whatever this machine has
+    assert not speed.is_compiled(BASE, CPU)
+    assert speed.is_compiled(replace(BASE, steps=10**9), CPU)
+    assert not speed.is_compiled(replace(BASE, steps=10**9, compile="never"), CPU)
+
+
+def test_a_model_is_as_before_after_training():
+    model = Decoder(BASE.model)
+    config = replace(BASE, recompute=True, optimizer=replace(BASE.optimizer, z_loss=0.1))
+    with speed.equipped(model, config, CPU):
+        assert model.recompute and model.shape == Shape(z_loss=0.1)
+    assert not model.recompute and model.shape == Shape()
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("document_masks", [False, True])
+def test_compiled_blocks_give_the_same_bits_every_time_and_the_eager_result_to_rounding(document_masks):
+    config: PhaseConfig = replace(BASE, model=QWEN3, compile="always", document_masks=document_masks)
+    model, arrays = random_model(QWEN3), [IDS, IDS.roll(-1, 1), *([DOCUMENTS] if document_masks else [])]
+    eager = gradients(model, *arrays)
+    found = []
+    for _ in range(2):
+        with speed.equipped(model, config, CPU):
+            assert all(block._compiled_call_impl is not None for block in model.model.layers)
+            found += [gradients(model, *arrays), gradients(model, *arrays)]
+    for name, one in eager.items():
+        assert torch.allclose(one, found[0][name], rtol=1e-3, atol=1e-4), name
+        assert all(torch.equal(found[0][name], again[name]) for again in found[1:]), name
+    assert torch._dynamo.utils.counters["graph_break"] == {}
+
+
+def test_kernels_of_whoever_was_killed_are_not_used_again(tmp_path, monkeypatch):
+    monkeypatch.setenv(speed.KERNELS, "elsewhere")
+    kernels = tmp_path / "kernels"
+    with speed.kernels_in(kernels):
+        assert os.environ[speed.KERNELS] == str(kernels)
+        (kernels / "whole.so").touch()
+    assert os.environ[speed.KERNELS] == "elsewhere"
+    with speed.kernels_in(kernels):
+        assert (kernels / "whole.so").exists()
+    die = "import os, sys; from pathlib import Path; from trainer.speed import kernels_in\n"
+    die += "with kernels_in(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
+    assert subprocess.run([sys.executable, "-c", die, str(kernels)], cwd=ROOT).returncode == -9
+    with speed.kernels_in(kernels):
+        assert not (kernels / "whole.so").exists()

@@ -1,0 +1,167 @@
+"""A model cut over processes trains, saves and goes on as one that is whole."""
+
+import errno
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.faults.lives import Tell
+from tests.trainer.checkpoints.test_checkpoint import FACTS, random_batch
+from tests.trainer.conftest import TINY, tiny
+from tests.trainer.parallel.together import together
+from trainer import tensor_file
+from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints
+from trainer.checkpoints.saving import Saver
+from trainer.config import Keeping, PhaseConfig
+from trainer.loop import Training
+from trainer.model.decoder import Decoder, initialise
+from trainer.parallel.fsdp import cut, parts_of
+from trainer.parallel.process_group import Ranks
+
+EASY = Keeping(save_every=4, keep=9, reserve_bytes=0)
+TOLERANCE = 1e-5  # relative, of float32 losses
+# 5 rows for 2 and 4 processes, 3 heads and 40 ids for 4: nothing comes out even
+ODD = replace(TINY, num_attention_heads=3, num_key_value_heads=1, intermediate_size=50, vocab_size=322)
+
+
+def config(**changes: Any) -> PhaseConfig:
+    given = {"steps": 8, "rows": 4, "micro_rows": 1, "sequence_len": 16, "dtype": "float32", "model": ODD}
+    return tiny(**{**given, **changes})
+
+
+def training(folder: Path, one: PhaseConfig, ranks: Ranks, parallel: str, keeping: Keeping = EASY) -> Training:
+    """As `PhaseRun` makes it, of batches that come from nowhere."""
+    dtype = getattr(torch, one.dtype)
+    model = whole = Decoder(one.model, dtype)
+    initialise(whole, one.seed)
+    more = {}
+    if parallel != "ddp" and ranks.size > 1:
+        with torch.device("meta"):
+            model = Decoder(one.model, dtype)
+        more["cut"] = cut(model, parallel, ranks)
+        model.to_empty(device="cpu")
+        more["cut"].deal(parts_of(model.state_dict()), whole.state_dict() if ranks.is_first else {}, ranks)
+    model.recompute = one.recompute
+    saved = Checkpoints(folder / "saved", keeping)
+    return Training(model, one, random_batch, saved, FACTS, folder / "metrics", ranks, **more)
+
+
+def run(
+    folder: Path, one: PhaseConfig, size: int, parallel: str = "fsdp", per_node: int = 0, apart: bool = False
+) -> list[float]:
+    """The losses of all steps of `size` processes; apart: no disk is seen by two of them."""
+
+    def work(ranks: Ranks, tell: Tell) -> None:
+        training(folder / str(ranks.rank) if apart and ranks.rank else folder, one, ranks, parallel).run()
+        tell("done", "")
+
+    assert all("done" in told for told in together(size, work, per_node))
+    lines = (folder / "metrics" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    return run(folder, config(), 1), folder
+
+
+@pytest.mark.parametrize(("size", "parallel"), [(2, "fsdp"), (4, "fsdp"), (4, "hybrid"), (2, "ddp")])
+def test_several_processes_have_the_losses_of_one(tmp_path, alone, size, parallel):
+    losses = run(tmp_path, config(), size, parallel, per_node=2)
+    assert losses == pytest.approx(alone[0], rel=TOLERANCE)
+    parts = {"ddp": 1, "hybrid": 2, "fsdp": size}[parallel]
+    assert Checkpoints(tmp_path / "saved", EASY).newest().manifest["world"] == parts
+
+
+def test_what_four_processes_saved_two_and_one_go_on_with_bit_for_bit(tmp_path, alone):
+    whole, folder = alone
+    before = run(tmp_path / "four", config(), 4)
+    saved = Checkpoints(tmp_path / "four" / "saved", EASY)
+    halfway = saved.steps()[0]
+    assert [path.name for path in saved.steps()] == ["step-000000004", "step-000000008"]
+    parts = [f"{kind}-rank{rank:05d}.safetensors" for kind in ("model", "optimizer") for rank in range(4)]
+    about = json.loads((halfway / "MANIFEST.json").read_text())
+    assert sorted(file["path"] for file in about["files"]) == sorted([*parts, "rng-rank00000.safetensors"])
+    assert about["world"] == 4
+    four = saved.newest()
+    for size, parallel in ((2, "fsdp"), (1, "ddp"), (2, "ddp")):
+        # taken over at step 4: the steps after it, and what was written again
+        other = tmp_path / f"{parallel}{size}"
+        shutil.copytree(tmp_path / "four", other)
+        shutil.rmtree(other / "saved" / "step-000000008")
+        assert run(other, config(), size, parallel) == pytest.approx(whole, rel=TOLERANCE)
+        # taken over at the last step: nothing is left to do, and what is saved anew has every bit
+        same = tmp_path / f"same-{parallel}{size}"
+        shutil.copytree(tmp_path / "four", same)
+        assert resaved(same, size, parallel) == contents(four)
+    assert before == pytest.approx(whole, rel=TOLERANCE)
+
+
+def test_processes_that_see_no_common_disk_send_their_parts_to_the_first(tmp_path, alone):
+    assert run(tmp_path, config(), 3, apart=True) == pytest.approx(alone[0], rel=TOLERANCE)
+    saved = Checkpoints(tmp_path / "saved", EASY)
+    assert len(saved.steps()) == 2 and saved.newest().manifest["world"] == 3
+    assert len(list(saved.steps()[0].glob("optimizer-rank*"))) == 3
+    assert not [*tmp_path.glob("[12]/saved/*")]
+    shutil.rmtree(saved.steps()[1])
+    assert run(tmp_path, config(), 2, apart=True) == pytest.approx(alone[0], rel=TOLERANCE)
+
+
+def test_a_full_disk_under_one_of_them_costs_all_the_save_and_nothing_else(tmp_path, alone):
+    def work(ranks: Ranks, tell: Tell) -> None:
+        one, write = training(tmp_path, config(), ranks, "fsdp"), tensor_file.write
+
+        def full(path: Path, *words: Any) -> tensor_file.Written:
+            if "000000004" in str(path) and ranks.rank == 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return write(path, *words)
+
+        tensor_file.write = full
+        one.run()
+        tell("failed", str(one.failed_saves))
+
+    assert [told["failed"] for told in together(2, work)] == ["0", "0"]  # in a row: the last one was whole
+    saved = Checkpoints(tmp_path / "saved", EASY)
+    assert [path.name for path in saved.steps()] == ["step-000000008"] and saved.newest().manifest["world"] == 2
+    assert not list((tmp_path / "saved").glob(".tmp-*"))
+
+
+def resaved(folder: Path, size: int, parallel: str) -> dict[str, Any]:
+    """What is in a checkpoint that `size` processes have read and written again, under another step."""
+
+    def work(ranks: Ranks, tell: Tell) -> None:
+        one = training(folder, config(), ranks, parallel)
+        one.saver = Saver(one.checkpoints, ranks)
+        one._resume()
+        one.step = 9
+        one._save()
+        one._collect(wait=True)
+        tell("done", "")
+
+    together(size, work)
+    newest = Checkpoints(folder / "saved", EASY).newest()
+    assert newest is not None and newest.step == 9 and newest.manifest["world"] == (size if parallel == "fsdp" else 1)
+    return contents(newest)
+
+
+def contents(one: Checkpoint) -> dict[str, Any]:
+    """Every tensor, as bytes."""
+    return {
+        f"{kind}/{name}": (one.tensors(kind)[name].shape, one.tensors(kind)[name].numpy().tobytes())
+        for kind in ("model", "optimizer", "rng")
+        for name in one.tensors(kind)
+    }
+
+
+@pytest.mark.parametrize("changes", [{"dtype": "bfloat16"}, {"recompute": True}], ids=str)
+def test_bfloat16_and_recomputation_change_what_they_change_in_one_process(tmp_path, changes):
+    """bfloat16 rounds gains too where blocks come together, so losses are near each other only."""
+    expected = run(tmp_path / "one", config(**changes), 1)
+    rel = 5e-3 if "dtype" in changes else TOLERANCE
+    assert run(tmp_path / "two", config(**changes), 2) == pytest.approx(expected, rel=rel)

@@ -1,0 +1,147 @@
+"""Several processes train as one: the same losses, one writer, and none goes on without the others."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from data.config import Input
+from data.shards.shards import Writer
+from tests.trainer.conftest import World, finish, make_again, tiny
+from trainer import tensor_file
+from trainer.__main__ import main
+from trainer.checkpoints.checkpoint import Checkpoints, open_final
+from trainer.config import Keeping
+
+OFTEN = Keeping(save_every=3, keep=3, reserve_bytes=0)
+TOLERANCE = 1e-5  # relative, of float32 losses
+CONFIG = tiny(steps=12, rows=5, micro_rows=1, dtype="float32", packing="best-fit")
+
+
+def losses(folder: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def spread(world: World, config, port: int, *makings) -> list[subprocess.Popen[str]]:
+    """One torchrun per node, each with a work folder of its own."""
+    started = []
+    for rank, making in enumerate(makings):
+        work = world.work(f"node{rank}")
+        work.mkdir(exist_ok=True)
+        file = world.root / f"node{rank}.json"
+        file.write_text(json.dumps({"making": asdict(making), "spec": asdict(config), "keeping": asdict(OFTEN)}))
+        environ = {
+            **os.environ, "SLIPWAY_WORK": str(work), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+            "SLIPWAY_NODE_RANK": str(rank), "SLIPWAY_NUM_NODES": str(len(makings)), "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port), "SLIPWAY_RECORDS": str(world.root / f"node{rank}.jsonl"),
+        }  # fmt: skip
+        words = [sys.executable, "-m", "trainer.spread", "-m", "trainer", config.phase, "--config", str(file)]
+        process = subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        world.started.append(process)
+        started.append(process)
+    return started
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def alone(inputs, tmp_path_factory):
+    """The losses of one process."""
+    root = tmp_path_factory.mktemp("alone")
+    shutil.copytree(inputs[0], root / "store", copy_function=os.link)
+    world = World(root / "store", root, inputs[1])
+    code, words = finish(world.start(CONFIG, OFTEN))
+    assert code == 0, words
+    found = losses(world.store / "base_checkpoints/tiny")
+    assert len(found) == CONFIG.steps
+    return found
+
+
+def test_two_nodes_have_the_losses_of_one_and_the_first_alone_writes(world, port, alone):
+    for code, words in map(finish, spread(world, CONFIG, port, world.making(), world.making())):
+        assert code == 0, words
+    assert losses(world.store / "base_checkpoints/tiny") == pytest.approx(alone, rel=TOLERANCE)
+    assert not list(world.work("node1").rglob("step-*"))
+    assert not (world.root / "node1.jsonl").exists()
+
+
+def test_what_two_nodes_trained_in_parts_is_a_model_like_any_other(world, port, alone, capfd):
+    """Each has half of the model, and they share no disk; what is published is evaluated, exported and talked to."""
+    config = replace(CONFIG, parallel="fsdp")
+    for code, words in map(finish, spread(world, config, port, world.making(), world.making())):
+        assert code == 0, words
+    model, out = world.store / "base_checkpoints/tiny", world.root / "exported"
+    assert losses(model) == pytest.approx(alone, rel=TOLERANCE)
+    saved = open_final(model)
+    assert saved.manifest["world"] == 2 and len(list(saved.folder.glob("model-rank*"))) == 2
+    assert not list(world.work("node1").rglob("step-*"))
+    published = tensor_file.read(model / "hf" / "model.safetensors")
+    assert published.keys() == set(saved.tensors("model"))
+    assert all(torch.equal(one, saved.tensors("model")[name]) for name, one in published.items())
+    capfd.readouterr()
+    assert main(["eval", "--model", str(model), "--text", str(world.store / "datasets/x/text")]) == 0
+    about = json.loads((world.root / "node0.jsonl").read_text().splitlines()[-1])
+    assert json.loads(capfd.readouterr().out)["bits_per_byte"] == pytest.approx(
+        about["bits_per_byte"],
+        rel=0.01,  # in longer rows
+    )
+    assert main(["export", "--model", str(model), "--out", str(out)]) == 0
+    assert main(["chat", "--model", str(out), "--prompt", "reads", "--max-tokens", "4"]) == 0
+    entry = Input(name="base_checkpoints/tiny", fingerprint="f" * 64)  # and the next phase goes on from it, alone
+    mid = tiny(phase="mid", mixture={"identity": 1.0}, sequence_len=96, steps=2, dtype="float32")
+    code, words = finish(world.start(mid, OFTEN, world.making("mid", base=entry)))
+    assert code == 0, words
+
+
+def test_what_two_nodes_began_one_process_ends_with_the_batches_that_were_due(world, port, alone):
+    nodes = spread(world, CONFIG, port, world.making(), world.making())
+    world.wait_for_step(4, nodes[0], "node0")
+    nodes[0].terminate()  # which stops both: they agree on it
+    assert [finish(one)[0] for one in nodes] == [75, 75]
+    saved = Checkpoints(world.checkpoints("node0"), OFTEN).newest()
+    cursor = saved.manifest["data_cursor"]
+    assert saved.step == cursor["step"] and {"data", "epoch", "group", "row"} < cursor.keys()
+    code, words = finish(world.start(CONFIG, OFTEN, work="node0"))
+    assert code == 0, words
+    assert losses(world.store / "base_checkpoints/tiny") == pytest.approx(alone, rel=TOLERANCE)
+    lines = (world.store / "base_checkpoints/tiny/metrics.jsonl").read_text().splitlines()
+    assert all(0 <= json.loads(line)["data_wait_s"] < 60 for line in lines)
+
+
+def test_how_an_interpreter_ends_does_not_change_the_exit_code_of_a_process_among_several():
+    """Threads of the group abort it now and then, when the other side has just gone."""
+    program = (
+        "import atexit, os, runpy, sys; atexit.register(os.abort); sys.argv = ['trainer', 'base', '--config', 'none'];"
+        "runpy.run_module('trainer', run_name='__main__')"
+    )
+    ended = [
+        subprocess.run([sys.executable, "-c", program], env={**os.environ, "WORLD_SIZE": size}, capture_output=True)
+        for size in ("1", "2")
+    ]
+    assert [one.returncode for one in ended] == [-signal.SIGABRT, 2]
+    assert b"trainer base: none: [Errno 2]" in ended[1].stderr
+
+
+def test_a_node_whose_data_came_out_otherwise_is_refused_by_name(world, port, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(world.store, other, copy_function=os.link)
+    writer = Writer(tmp_path / "text" / "train", 1000)
+    writer.add("something else")
+    writer.finish("test", {})
+    make_again(other, tmp_path / "text", world.inputs["text"])
+    makings = world.making(), replace(world.making(), store=str(other))
+    (first, other_words), (second, words) = map(finish, spread(world, tiny(steps=4), port, *makings))
+    assert (first, second) == (75, 2), f"{other_words}\n{words}"
+    assert "node 1 has not what node 0 has: datasets/x/text (" in words

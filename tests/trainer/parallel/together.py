@@ -1,0 +1,54 @@
+"""Several processes that train as one, forked from a test: a second each, where programs would take ten.
+
+In: how many, and what each does with its `Ranks`. Out: what they told, and how each ended. What they need is imported
+before they are forked.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch.distributed.fsdp
+import torch.utils.tensorboard
+
+from tests.faults.lives import Child, Tell, fork
+from trainer.errors import PeerLost
+from trainer.parallel.process_group import Ranks, joined
+
+GROUP_TIMEOUT_S = 30.0
+Work = Callable[[Ranks, Tell], None]
+
+
+def begin(size: int, work: Work, per_node: int = 0, timeout_s: float = GROUP_TIMEOUT_S) -> list[Child]:
+    """`size` processes at `work`, per_node of them on each pretended node (all on one); they hold no locks of ours."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def one(rank: int, tell: Tell) -> None:
+        os.environ |= {
+            "WORLD_SIZE": str(size), "RANK": str(rank), "LOCAL_WORLD_SIZE": str(per_node or size), "LOCAL_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
+            "SLIPWAY_GROUP_TIMEOUT_S": str(timeout_s),
+        }  # fmt: skip
+        logging.disable()
+        torch.set_num_threads(1)
+        try:
+            with joined() as ranks:
+                work(ranks, tell)
+        except PeerLost as error:  # as the program does: nothing is waited for
+            tell("lost", str(error).replace("\n", " ")[:200])
+            os._exit(PeerLost.exit_code)
+
+    return [fork(lambda tell, rank=rank: one(rank, tell)) for rank in range(size)]
+
+
+def together(size: int, work: Work, per_node: int = 0) -> list[dict[str, Any]]:
+    """What each told at last, by rank; Wrong when one failed."""
+    if size == 1:
+        child = fork(lambda tell: work(Ranks(), tell))
+        return [dict(child.wait(120.0))]
+    return [dict(child.wait(120.0)) for child in begin(size, work, per_node)]

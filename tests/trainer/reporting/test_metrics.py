@@ -1,0 +1,131 @@
+"""What a run tells of itself: figures that fit together, over recoveries too; and what it says when it is asked."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from data.tokens import tokenizer as tokenizers
+from infra.market import gpus
+from tests.trainer.checkpoints.test_checkpoint import EASY, stop_at, training
+from tests.trainer.conftest import tiny
+from trainer.device import Machine
+from trainer.model.decoder import Decoder, initialise
+from trainer.reporting import peak_flops, tracking
+from trainer.reporting.jsonl_log import SAID, StepLines, read
+from trainer.reporting.metrics import POINTS, Curve
+from trainer.reporting.peak_flops import Peak
+from trainer.reporting.samples import TALK, Sampler, is_due
+
+NEW = ("mfu", "tokens_per_s", "step_s", "data_wait_s", "memory_bytes", "at")
+
+
+def test_figures_of_a_step_are_what_their_formulas_say(tmp_path):
+    one = training(tmp_path, steps=6)
+    one.peak = Peak(1e9, "a device of 1 GFLOP/s")
+    one.run()
+    lines = read(tmp_path / "metrics" / "metrics.jsonl")
+    tokens, flops = 4 * 16, tiny().model.flops_per_token(16)
+    assert [line["tokens"] for line in lines] == [tokens * (at + 1) for at in range(6)]
+    assert [line.get("mfu_of") for line in lines] == ["a device of 1 GFLOP/s", *[None] * 5]
+    seconds = 0.0
+    for at, line in enumerate(lines):
+        assert {"loss", "grad_norm", "lr", *NEW} <= line.keys()
+        seconds += line["step_s"]
+        rate = tokens * (at + 1) / seconds
+        assert line["tokens_per_s"] == pytest.approx(rate, rel=1e-3, abs=0.1)  # the mean over the last steps
+        assert line["mfu"] == pytest.approx(rate * flops / 1e9, rel=1e-3, abs=1e-4)
+    assert 1 << 26 < lines[-1]["memory_bytes"] < 1 << 40
+
+
+def test_a_rate_is_that_of_the_last_steps_and_a_curve_that_of_the_whole_run(tmp_path, monkeypatch):
+    told = tmp_path / "records.jsonl"
+    monkeypatch.setenv("SLIPWAY_RECORDS", str(told))
+    stop_at(training(tmp_path, steps=40), 33)
+    final = training(tmp_path, steps=40)
+    final.run()
+    lines = read(tmp_path / "metrics" / "metrics.jsonl")
+    assert [line["step"] for line in lines] == list(range(1, 41))
+    record = json.loads(told.read_text().splitlines()[-1])
+    assert record["curve"] == [
+        round(math.fsum(line["loss"] for line in lines[at : at + 2]) / len(lines[at : at + 2]), 3)
+        for at in range(0, 40, 2)
+    ]
+    assert record["tokens_per_s"] == lines[-1]["tokens_per_s"]
+    assert record["eta_s"] == 0
+
+
+def test_a_curve_has_at_most_so_many_points_however_long_the_run():
+    for steps in (1, POINTS, POINTS + 1, 400_000):
+        curve = Curve(steps)
+        for step in {1, steps // 2 + 1, steps}:
+            curve.add(step, float(step))
+        assert max(curve.sums) < POINTS
+    assert Curve(10).points() == []
+
+
+def test_lines_of_steps_that_are_done_again_are_dropped_and_so_is_half_a_line(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    told = [{"step": step, "tokens": 96 * step, "loss": 2.5} for step in (1, 2, 2, 3)]
+    told[2]["lr"] = 0.1
+    path.write_text("".join(f"{json.dumps(one)}\n" for one in told) + '{"step": 3, "tok')
+    lines = StepLines(path, 2)
+    lines.add({**told[3], "loss": 2.25})
+    lines.close()
+    assert read(path) == [*told[:3], {**told[3], "loss": 2.25}]
+
+
+def test_the_speed_of_every_gpu_that_can_be_rented_is_the_one_that_forecasts_use():
+    for gpu in gpus.GPUS:
+        for device in (*gpu.runpod, *gpu.lium):
+            found, wanted = peak_flops.of_name(device), gpus.tflops(gpu.name)
+            assert found, device
+            assert wanted is None or found.flops_per_s == wanted * 1e12, device
+    assert peak_flops.of_name("Voodoo 2") is None
+
+
+def test_a_cpu_is_measured_and_says_so():
+    found = peak_flops.of_machine(Machine(torch.device("cpu"), torch.float32, 1))
+    assert 1e8 < found.flops_per_s < 1e13
+    assert "measured" in found.source
+
+
+def test_a_model_is_asked_at_equal_distances_and_at_the_end():
+    for steps, times in ((144, 6), (7, 3), (3, 6), (1, 1), (100, 0)):
+        due = [step for step in range(1, steps + 1) if is_due(step, steps, times)]
+        assert len(due) == min(steps, times)
+        assert not due or due[-1] == steps
+        assert len({later - before for before, later in zip(due, due[1:], strict=False)}) <= 2
+
+
+def test_asking_changes_no_bit_and_what_was_said_before_a_kill_stays(tmp_path, inputs):
+    words = tokenizers.load(inputs[0] / "tokenizer")
+
+    def asked(name, steps=20):
+        model = Decoder(tiny().model)
+        initialise(model, 1337)
+        one = training(tmp_path / name, replace(EASY, samples=4), model, steps=steps)
+        one.sample = Sampler(model, words, is_talk=True)
+        return one
+
+    silent = training(tmp_path / "silent", steps=20).run()
+    stop_at(asked("asked"), 12)
+    final = asked("asked").run()
+    ours, theirs = silent.tensors("model"), final.tensors("model")
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    said = read(tmp_path / "asked" / "metrics" / "samples.jsonl", SAID)
+    assert [one["step"] for one in said] == [step for step in (5, 10, 15, 20) for _ in TALK]
+    assert [one["prompt"] for one in said[: len(TALK)]] == list(TALK)
+    assert all(isinstance(one["text"], str) for one in said)
+
+
+def test_who_asks_for_wandb_without_having_it_is_told_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    caplog.set_level("INFO")
+    monkeypatch.setenv("WANDB_PROJECT", "ours")
+    assert training(tmp_path, steps=2).run().step == 2
+    assert "wandb is not in this environment" in caplog.text
+    for environ, asked in (({}, False), ({"WANDB_API_KEY": "k"}, True), ({"WANDB_MODE": "disabled"}, False)):
+        assert tracking.is_asked_for(environ) is asked

@@ -1,0 +1,105 @@
+"""The report of a run: charts that show what is there, a page that is whole by itself, at any moment of a run."""
+
+import html.parser
+import io
+import math
+import re
+
+from PIL import Image
+
+from trainer.reporting import chart
+from trainer.reporting.chart import HEIGHT, LEFT, TOP, WIDTH, Chart, layout, number, png, running_mean, svg, thin, ticks
+from trainer.reporting.run_report import PhaseStory, Story, charts, page
+
+LINES = [
+    {"step": step, "loss": 1 + 7 / step, "grad_norm": 1.0, "lr": 1e-3, "tokens": step * 64, "tokens_per_s": 100.0,
+     "mfu": 0.4, "memory_bytes": 3e9, "data_wait_s": 0.01, "step_s": 0.5}
+    for step in range(1, 101)
+]  # fmt: skip
+HOSTILE = "</td><script>alert(1)</script><b>"
+SAMPLES = [{"step": step, "prompt": "Who?", "text": f"{HOSTILE} {step}"} for step in range(4, 101, 4)]
+
+
+class Whole(html.parser.HTMLParser):
+    """Every element that begins also ends, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen = [], []
+
+    def handle_starttag(self, name, attributes):
+        self.seen.append(name)
+        if name != "meta":
+            self.open.append(name)
+        assert not {"src", "href", "onclick"} & {key for key, _ in attributes}
+
+    def handle_endtag(self, name):
+        assert self.open.pop() == name
+
+
+def test_a_chart_lies_within_its_frame_and_its_line_goes_as_the_figures_do():
+    found = layout(Chart("x", tuple((one["step"], one["loss"]) for one in LINES)))
+    (line,) = found.lines
+    assert [y for _, y in line] == sorted(y for _, y in line)  # the loss falls, and down is more
+    assert [x for x, _ in line] == sorted(x for x, _ in line)
+    assert all(LEFT <= x <= WIDTH and TOP <= y <= HEIGHT for x, y in line)
+    assert [words for _, words in found.across] == ["20", "40", "60", "80", "100"]
+    assert [words for _, words in found.up] == ["2", "4", "6", "8"]
+    assert found.bands[-1][2] == "to step 100: 1.07"
+
+
+def test_marks_are_round_and_few():
+    for low, high in ((0, 1), (1, 400_000), (-0.3, 0.017), (1e-6, 2e-4), (6.9, 7.1)):
+        found = ticks(low, high)
+        assert 2 <= len(found) <= 6
+        assert all(low - 1e-12 <= one <= high + 1e-12 for one in found)
+        assert all(len(f"{one / 10 ** math.floor(math.log10(abs(one))):.3g}") <= 4 for one in found if abs(one) > 1e-12)
+    words = [number(one) for one in (0, 0.031, 2e-5, 0.0004, 250, 2000, 34_000, 1_200_000, 5e11)]
+    assert words == ["0", "0.031", "2.0e-05", "0.0004", "250", "2,000", "34k", "1.2M", "500G"]
+
+
+def test_what_is_no_number_is_left_out_and_one_step_is_a_dot():
+    assert layout(Chart("x", ((1, float("nan")), (2, float("inf"))))).lines == []
+    assert "<circle" in svg(Chart("x", ((1, 2.0),)))
+    assert Image.open(io.BytesIO(png(Chart("x", ((1, 2.0),))))).size == (2 * WIDTH, 2 * (HEIGHT + chart.HEAD))
+
+
+def test_long_runs_are_thinned_to_means_and_smoothed_without_bending_the_ends():
+    points = [(step, float(step)) for step in range(1, 100_001)]
+    assert len(thin(points)) <= chart.MOST_POINTS
+    assert math.isclose(sum(y for _, y in thin(points)) / len(thin(points)), 50_000.5)
+    smooth = running_mean(points[:1000])
+    assert (smooth[0], smooth[-1]) == (points[0], points[999])
+    assert all(math.isclose(y, x) for x, y in smooth)  # a straight line stays one
+
+
+def test_a_picture_shows_the_line_where_the_layout_has_it():
+    one = Chart("x", tuple((step, step % 7) for step in range(1, 60)))
+    image = Image.open(io.BytesIO(png(one))).convert("RGB")
+    for x, y in layout(one).lines[-1][1:-1]:
+        red, _, blue = image.getpixel((round(x * chart.KEPT), round((y + chart.HEAD) * chart.KEPT)))
+        assert blue > red + 60, (x, y)
+
+
+def test_a_page_is_whole_at_any_moment_of_a_run():
+    config = {"steps": 200, "model": {"vocab_size": 320}, "mixture": None}
+    moments = (
+        PhaseStory("base", "waiting", config),
+        PhaseStory("base", "running", config, LINES[:1]),
+        PhaseStory("base", "running", config, LINES, SAMPLES),
+        PhaseStory("base", "done", {**config, "steps": 100}, LINES, SAMPLES, {"bits_per_byte": 1.5, "gzip": 2.5}),
+        PhaseStory("elsewhere", lines=[{"step": 1, "loss": 2.0, "tokens": 4}]),  # of an earlier version
+    )
+    for phase in moments:
+        text = page(Story("brave-otter-3", [("cost, USD", "0.00"), ("state", HOSTILE)], [phase], "now", HOSTILE))
+        parser = Whole()
+        parser.feed(text)
+        assert parser.open == []
+        assert "script" not in parser.seen
+        assert text.count("<svg") == len(list(charts(phase)))
+    assert [name for name, _ in charts(moments[4])] == ["loss"]
+    assert "base 100 of 200 steps" in page(Story("r", (), [moments[2]], "now"))
+    said = page(Story("r", (), [moments[3]], "now"))
+    assert "1.5000 bits per byte (gzip 2.500)" in said
+    steps = [int(one) for one in re.findall(r'<td class="number">(\d+)</td>', said)]
+    assert steps[-1] == 100 and 8 <= len(steps) <= 12  # of 25 moments

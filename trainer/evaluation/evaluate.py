@@ -1,0 +1,118 @@
+"""How good a model is: bits per byte of held-out text, and what it answers.
+
+In: a model, held-out text or conversations. Out: plain numbers, and progress records on the way.
+"""
+
+import math
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from data.chat import conversations as chat
+from data.events import emit
+from data.tokens.tokenizer import BOS, END, Tokenizer
+from trainer.model.decoder import IGNORED, Decoder
+from trainer.model.generate import generate
+from trainer.model.losses import capped
+
+ROWS = 64  # prompts answered side by side
+SLICE = 1024  # tokens whose logits exist at one time
+
+
+@torch.inference_mode()
+def bits_per_byte(
+    model: Decoder, heldout: Iterable[tuple[np.ndarray, np.ndarray, int]], begin: int | None = None
+) -> dict[str, float]:
+    """`bits_per_byte` and `loss` (nats per counted token) over batches of (ids, targets, bytes); {} for no text.
+
+    begin: the id with which documents begin, where each is to be seen alone.
+    """
+    nats, tokens, num_bytes = 0.0, 0, 0
+    for ids, targets, size in heldout:
+        arrays = [ids, targets, *([(ids == begin).cumsum(axis=1)] if begin is not None else [])]
+        nats += float(model.loss(*(torch.from_numpy(one).to(model.head.device) for one in arrays)))
+        tokens += int((targets != IGNORED).sum())
+        num_bytes += size
+        emit("progress", done=num_bytes, unit="held-out bytes")
+    return {"bits_per_byte": nats / math.log(2) / num_bytes, "loss": nats / tokens} if num_bytes else {}
+
+
+@torch.inference_mode()
+def nats(model: Decoder, ids: Tensor, targets: Tensor) -> Tensor:
+    """What each target costs, fp32 (B, T), 0 where it is -1; ids and targets (B, T)."""
+    hidden, wanted = model.hidden(ids).flatten(0, 1), targets.flatten()
+    counted = (wanted != IGNORED).nonzero().squeeze(1)
+    found, weight = torch.zeros(len(wanted), device=ids.device), model.head.to(model.compute_dtype)
+    for part in counted.split(SLICE):
+        logits = capped(F.linear(hidden[part], weight).float(), model.shape.softcap)
+        found[part] = logits.logsumexp(dim=1) - logits.gather(1, wanted[part].unsqueeze(1)).squeeze(1)
+    return found.view_as(targets)
+
+
+def rows_of_text(
+    model: Decoder, heldout: Iterable[tuple[np.ndarray, np.ndarray, int]], widths: np.ndarray
+) -> dict[str, list[float]]:
+    """`nats`, `tokens` and `bytes` of every row of held-out text; widths: bytes behind each id (vocab,)."""
+    found: dict[str, list[float]] = {"nats": [], "tokens": [], "bytes": []}
+    for ids, targets, _ in heldout:
+        device = model.head.device
+        costs = nats(model, torch.from_numpy(ids).to(device), torch.from_numpy(targets).to(device))
+        counted = targets != IGNORED
+        found["nats"] += [round(one, 4) for one in costs.sum(dim=1, dtype=torch.float64).tolist()]
+        found["tokens"] += counted.sum(axis=1).tolist()
+        found["bytes"] += np.where(counted, widths[targets], 0).sum(axis=1).tolist()
+        emit("progress", done=int(sum(found["bytes"])), unit="held-out bytes")
+    return found
+
+
+def answers(
+    model: Decoder, tokenizer: Tokenizer, conversations: Sequence[Sequence[Mapping[str, Any]]], max_new: int = 96
+) -> list[str]:
+    """What the model says, greedily, where the last answer of each conversation stands.
+
+    Of what is longer than the model's positions, the oldest turns are left out.
+    """
+    room = room_for(model, max_new)
+    prompts = [chat.recent(messages, tokenizer, room)[1] for messages in conversations]
+    order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))  # little padding
+    stop = {tokenizer.special(END), tokenizer.special(BOS)}
+    said = [""] * len(prompts)
+    for start in range(0, len(order), ROWS):
+        rows = order[start : start + ROWS]
+        for row, ids in zip(rows, generate(model, [prompts[row] for row in rows], stop, max_new), strict=True):
+            said[row] = tokenizer.decode(ids)
+        emit("progress", done=start + len(rows), total=len(order), unit="answers")
+    return said
+
+
+def room_for(model: Decoder, max_new: int) -> int:
+    """How many ids a prompt may have, so that an answer fits behind it: half of the positions at least."""
+    most = model.config.max_position_embeddings
+    return most - min(max_new, most // 2)
+
+
+def says(name: str, answer: str) -> bool:
+    """Whether the name is among the words of an answer, in whatever case; "Max" is not in "maximum"."""
+    pattern = rf"(?<!\w){re.escape(plain(name))}(?!\w)"
+    return re.search(pattern, plain(answer)) is not None
+
+
+def plain(words: str) -> str:
+    return unicodedata.normalize("NFC", words).casefold()
+
+
+def admits_not_knowing(answer: str) -> bool:
+    words = answer.lower().replace("\u2019", "'")
+    return any(sign in words for sign in ("not know", "don't know", "no idea", "not sure", "cannot say", "can't say"))
+
+
+def begins_like(answer: str, expected: str, num_words: int = 4) -> bool:
+    """Whether the first words of the right docstring are in the answer."""
+    first = " ".join(expected.lower().split()[:num_words])
+    return bool(first) and first in " ".join(answer.lower().split())

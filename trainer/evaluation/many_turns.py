@@ -1,0 +1,78 @@
+"""Held-out questions, and whether a model answers the one that is asked, whatever was asked before it.
+
+In: files of held-out questions, and a function that gives answers. Out: for each turn of many conversations what was
+said, to the same questions at every turn, so that turns can be compared one by one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from data.chat import smalltalk
+from data.chat.conversations import Message, read_rows
+from data.chat.phrasing import talk
+from trainer.evaluation.evaluate import admits_not_knowing, begins_like, says
+
+TURNS = 8
+EACH = 40  # questions of a kind
+SEED = 1337
+
+
+@dataclass(frozen=True)
+class Question:
+    kind: str
+    """`identity`, `pydocs` or `other`."""
+    text: str
+    expected: str
+    """The right answer."""
+    is_taught: bool = False
+    """Whether that answer was to be learnt, so that not to know it is wrong."""
+
+    def is_right(self, answer: str, name: str) -> bool:
+        """`name` is the persona's."""
+        if self.kind == "identity":
+            return says(name, answer)
+        if self.kind == "pydocs":
+            return begins_like(answer, self.expected) or not self.is_taught and admits_not_knowing(answer)
+        both_admit = admits_not_knowing(answer) and admits_not_knowing(self.expected)
+        return both_admit or smalltalk.are_alike(answer, self.expected)
+
+    def leaks(self, answer: str, name: str) -> bool:
+        """Whether the answer names the persona, of whom nobody asked."""
+        return self.kind != "identity" and says(name, answer) and not says(name, self.expected)
+
+
+def read(kind: str, path: Path) -> list[Question]:
+    """Raises InputError."""
+    return [
+        Question(kind, row["messages"][-2]["content"], row["messages"][-1]["content"], row.get("taught", False))
+        for row in read_rows(path)
+    ]
+
+
+def chosen(material: Mapping[str, Sequence[Question]]) -> list[Question]:
+    """As many of each kind, the same ones each time."""
+    chance, each = Random(SEED), min([EACH, *map(len, material.values())])
+    found = [one for kind in sorted(material) for one in chance.sample(list(material[kind]), each)]
+    chance.shuffle(found)
+    return found
+
+
+def hold(
+    questions: Sequence[Question], answer: Callable[[Sequence[Sequence[Message]]], list[str]], turns: int = TURNS
+) -> list[list[str]]:
+    """What is said to `questions` at each turn: (turns, questions).
+
+    As many conversations as questions are held side by side, and none asks one of them twice. What was said before a
+    question is the model's own. `answer` gives the answers to conversations that end in a question.
+    """
+    count = len(questions)
+    talks: list[list[Message]] = [[] for _ in questions]
+    found = []
+    for place in Random(SEED).sample(range(count), min(turns, count)):
+        asked = [questions[(number + place) % count].text for number in range(count)]
+        said = answer([[*before, *talk(words)] for before, words in zip(talks, asked, strict=True)])
+        talks = [[*before, *talk(*pair)] for before, *pair in zip(talks, asked, said, strict=True)]
+        found.append([said[(number - place) % count] for number in range(count)])
+    return found

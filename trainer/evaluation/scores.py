@@ -1,0 +1,160 @@
+"""`eval`: the numbers that say whether a model is worth talking to, and how sure they are.
+
+In: `EvalSpec`. Out: bits per byte beside gzip and xz; the share of held-out identity questions answered with the name;
+the share of answers about anything else that leak it; the share of held-out pydocs questions answered with the right
+first words or an admission; the share of right answers of each task. Only what there is material for. Under `measures`
+each with its interval, what it was measured on, and every row or question, so that two models can be compared.
+"""
+
+import hashlib
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from data.chat.conversations import Message
+from data.chat.phrasing import talk
+from data.report.compressors import anchors
+from data.tokens import tokenize, tokenizer
+from data.tokens.loader import heldout
+from trainer import device
+from trainer.config import EvalSpec
+from trainer.errors import Refused
+from trainer.evaluation import intervals, many_turns, question_files
+from trainer.evaluation.evaluate import admits_not_knowing, answers, begins_like, rows_of_text, says
+from trainer.evaluation.many_turns import Question
+from trainer.model import export
+from trainer.model.decoder import Decoder
+
+EXAMPLES = 3
+ROW_LEN = 256  # tokens of context for held-out text, where the model holds as many
+TEXT, SHARE = "bits per byte", "share"  # units
+RATIO = "ratio estimator, linearised, over rows"
+WILSON = "Wilson score"
+
+
+def scores(spec: EvalSpec) -> dict[str, Any]:
+    """Raises Refused, DataError."""
+    device.prepare()
+    folder = export.folder_of_model(Path(spec.model))
+    if (spec.identity or spec.questions) and not spec.name:
+        raise Refused("eval of answers needs the persona's name")
+    wanted = [question_files.read(Path(one)) for one in spec.tasks]  # what is wrong with them is said before any work
+    if len({one.name for one in wanted}) < len(wanted):
+        raise Refused(f"two tasks have the same name: {', '.join(sorted(one.name for one in wanted))}")
+    export.check_tokenizer(folder)
+    model, words = export.read(folder).eval(), tokenizer.load(folder)
+    found: dict[str, Any] = {"model": spec.model, "params": model.config.num_params}
+    measures: dict[str, Any] = {}
+
+    if spec.text and (val := sorted((Path(spec.text) / "val").glob("*.txt"))):
+        measures["text"] = of_text(model, words, folder, val)
+        found |= {"bits_per_byte": measures["text"]["value"], "loss": measures["text"]["loss"]["value"]}
+        found |= anchors(val)
+    paths = {"identity": Path(spec.identity) / "identity_conversations.heldout.jsonl"} if spec.identity else {}
+    paths |= {kind: Path(spec.questions) / f"{kind}.heldout.jsonl" for kind in ("pydocs", "other") if spec.questions}
+    if paths:
+        of_answers, measured = about_answers(paths, spec.name, partial(answers, model, words))
+        found, measures = found | of_answers, measures | measured
+    asking = question_files.Asking(model, words, spec.as_text)
+    for task, path in zip(wanted, spec.tasks, strict=True):
+        chance = {"chance": task.chance} if task.is_choice else {}
+        measures[f"task {task.name}"] = of_share(asking.right(task), [Path(path)], as_text=spec.as_text) | chance
+    return {**found, "measures": measures}
+
+
+def about_answers(
+    paths: Mapping[str, Path], name: str, answer: Callable[[Sequence[Sequence[Message]]], list[str]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(figures, measures) of held-out questions by kind, each asked by itself, then in conversations of many turns.
+
+    `name` is the persona's. Raises Refused when a file is missing, InputError.
+    """
+    if missing := [path for path in paths.values() if not path.is_file()]:
+        raise Refused(f"{missing[0]} is missing")
+    figures: dict[str, Any] = {}
+    measures: dict[str, Any] = {}
+    asked = {kind: many_turns.read(kind, path) for kind, path in paths.items()}
+    said = {kind: answer([talk(one.text) for one in some]) for kind, some in asked.items()}
+    pairs = {kind: list(zip(asked[kind], said[kind], strict=True)) for kind in asked}
+
+    def share(what: str, kinds: Sequence[str], is_so: Callable[[Question, str], bool], want: bool) -> None:
+        """The share of which something is true, and some of those that are not as wanted."""
+        some = [pair for kind in kinds for pair in pairs[kind]]
+        truths = [is_so(question, words) for question, words in some]
+        odd = [
+            {"question": question.text, "answer": words}
+            for (question, words), truth in zip(some, truths, strict=True)
+            if truth != want
+        ]
+        figures.update({what: sum(truths) / len(truths), f"{what}_asked": len(truths), f"{what}_odd": odd[:EXAMPLES]})
+        measures[what] = of_share(truths, [paths[kind] for kind in kinds])
+
+    if "identity" in paths:
+        share("identity", ["identity"], lambda _, words: says(name, words), want=True)
+    if "pydocs" in paths:
+        right = [begins_like(words, question.expected) for question, words in pairs["pydocs"]]
+        figures["pydocs_right"] = sum(right) / len(right)
+        share("pydocs", ["pydocs"], is_honest, want=True)
+        share("leaks", ["pydocs", "other"], lambda question, words: question.leaks(words, name), want=False)
+    if len(paths) > 2:
+        measures |= by_turn(many_turns.chosen(asked), name, answer, list(paths.values()))
+    return figures, measures
+
+
+def is_honest(question: Question, answer: str) -> bool:
+    return begins_like(answer, question.expected) or admits_not_knowing(answer)
+
+
+def by_turn(
+    questions: Sequence[Question], name: str, answer: Callable[[Sequence[Sequence[Message]]], list[str]],
+    paths: Sequence[Path],
+) -> dict[str, Any]:  # fmt: skip
+    """At each turn of a conversation: how many answers are right, how many of those about anything else name the
+    persona."""
+    found: dict[str, Any] = {}
+    for turn, said in enumerate(many_turns.hold(questions, answer), 1):
+        pairs = list(zip(questions, said, strict=True))
+        right = [question.is_right(words, name) for question, words in pairs]
+        leaks = [question.leaks(words, name) for question, words in pairs if question.kind != "identity"]
+        found |= {f"right turn {turn}": of_share(right, paths), f"leaks turn {turn}": of_share(leaks, paths)}
+    return found
+
+
+def of_text(model: Decoder, words: tokenizer.Tokenizer, folder: Path, val: Sequence[Path]) -> dict[str, Any]:
+    """Bits per byte of held-out shards, and the loss, each with its interval."""
+    length = min(ROW_LEN, model.config.max_position_embeddings)
+    with tempfile.TemporaryDirectory() as scratch:
+        shard = Path(scratch) / "val.bin"
+        tokenize.write(val, words, shard)
+        rows = rows_of_text(model, heldout([shard], folder, length), words.token_bytes())
+    counted = [at for at, size in enumerate(rows["bytes"]) if size]
+    rows = {name: [values[at] for at in counted] for name, values in rows.items()}
+    bits = intervals.ratio(rows["nats"], rows["bytes"], 1 / math.log(2))
+    loss = intervals.ratio(rows["nats"], rows["tokens"])
+    return {
+        **bits.plain(),
+        "unit": TEXT,
+        "loss": loss.plain(),
+        "method": RATIO,
+        "material": digest(val),
+        "rows_of": f"{words.sha256[:12]}, {length} tokens",
+        "rows": {name: rows[name] for name in ("nats", "bytes")},
+    }
+
+
+def of_share(truths: Sequence[bool], files: Sequence[Path], **more: Any) -> dict[str, Any]:
+    found = intervals.share(sum(truths), len(truths))
+    rows = [int(one) for one in truths]
+    return {**found.plain(), "unit": SHARE, "of": len(rows), "method": WILSON, "material": digest(files), **more,
+            "rows": rows}  # fmt: skip
+
+
+def digest(files: Sequence[Path]) -> str:
+    """What the questions were: two measures of the same ones can be compared one by one."""
+    found = hashlib.sha256()
+    for path in files:
+        found.update(hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()[:12]

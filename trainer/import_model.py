@@ -1,0 +1,131 @@
+"""`import`: somebody else's model as an artifact that mid and sft begin from.
+
+In: an `ImportSpec`; the artifact `tokenizer` where the model has none. Out: a Hugging Face folder with our chat tokens
+in its tokenizer. A model whose rows are used up gets some more; new tokens begin at the mean of all others, so that
+they surprise no layer. Weights keep the dtype that they came in.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data.config import Making
+from data.events import emit
+from data.tokens import bpe
+from data.tokens import tokenizer as tokenizers
+from data.tokens.tokenizer import SPECIALS
+from store import Store, outside
+from store.artifacts import model_files
+from trainer.config import ImportSpec, ModelConfig
+from trainer.errors import Refused
+from trainer.model import export
+from trainer.model.decoder import Decoder
+from trainer.run import open_input, work_folder
+
+WANTED = ("config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json")
+ROWS = 64  # of an embedding that grew: a multiple of this multiplies well
+
+
+def run(spec: ImportSpec, making: Making) -> dict[str, Any]:
+    """Fetch, add the chat tokens, publish. Raises Refused, DataError, StoreError."""
+    work_folder().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=work_folder(), prefix=".import-") as scratch:
+        source, words, draft = fetch(spec), Path(scratch) / "tokenizer", Path(scratch) / "draft"
+        model, dtype = export.read(source), stored_dtype(source)
+        if odd := [name for name, one in model.state_dict().items() if not one.isfinite().all()]:
+            raise Refused(f"{spec.source}: not all numbers of {', '.join(odd[:5])} are finite; fetch the model again")
+        if spec.has_tokenizer:
+            new = with_chat_tokens(source / "tokenizer.json", words)
+        else:
+            shutil.copytree(open_input(making, "tokenizer"), words)
+            new = []
+        size = tokenizers.load(words).vocab_size
+        config, weights = grown(model, size, new)
+        export.write(draft, config, weights, words, dtype)
+        about = {
+            "source": spec.source,
+            "revision": spec.revision,
+            "params": config.num_params,
+            "vocab": size,
+            "tokenizer_sha256": tokenizers.load(words).sha256,
+        }
+        Store(making.store).publish(draft, making.name, making.fingerprint, {**about, **making.provenance})
+    return about
+
+
+def fetch(spec: ImportSpec) -> Path:
+    """The folder with the files; those of a hub come into its own cache. Raises Refused."""
+    if not spec.source.startswith("hf://"):
+        if not (folder := Path(spec.source)).is_dir():
+            raise Refused(f"{folder} is not on this machine; the model is imported where the steps run")
+        return folder
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    emit("note", text=f"fetching {spec.source} at {spec.revision[:12]}")
+    try:
+        found = huggingface_hub.snapshot_download(
+            spec.source.removeprefix("hf://"),
+            revision=spec.revision,
+            allow_patterns=list(WANTED),
+            token=os.environ.get("HUGGINGFACEHUB_API_TOKEN") or os.environ.get("HF_TOKEN"),
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise Refused(f"{spec.source} at {spec.revision}: {' '.join(str(error).split())}") from None
+    return Path(found)
+
+
+def stored_dtype(folder: Path) -> torch.dtype:
+    """bfloat16 for weights of 16 bits, else float32."""
+    raw = model_files.load(folder)  # was read as a config just now
+    return torch.bfloat16 if (raw.get("dtype") or raw.get("torch_dtype")) == "bfloat16" else torch.float32
+
+
+def with_chat_tokens(path: Path, folder: Path) -> list[int]:
+    """Write the tokenizer of `path` into `folder` with our specials as its last ids; those that are new.
+
+    Raises Refused for one that does not work on bytes: its tokens' lengths would say nothing.
+    """
+    import tokenizers as library
+
+    try:
+        raw = outside.content(model_files.held(path.parent, path.name), tokenizers.TOKENIZER_BYTES)
+        made = library.Tokenizer.from_str(raw.decode())
+    except Exception as error:  # the library raises bare Exception for a file that it cannot read
+        raise Refused(f"{path}: not a tokenizer: {str(error)[:200]}") from None
+    if "ByteLevel" not in json.dumps(json.loads(made.to_str())["decoder"]):  # what the library itself has written
+        raise Refused(f"{path}: only byte-level tokenizers (GPT-2's kind: Llama 3, Qwen, SmolLM) are supported")
+    before = made.get_vocab_size()
+    if max(made.get_vocab().values(), default=0) >= max(1, before):
+        raise Refused(f"{path}: some of its {before} ids are larger: a model would have no row for them")
+    new = [name for name in SPECIALS if made.token_to_id(name) is None]
+    if 0 < len(new) < len(SPECIALS):
+        raise Refused(f"{path}: has some of our chat tokens and lacks {', '.join(new)}")
+    made.add_special_tokens([library.AddedToken(name, special=True, normalized=False) for name in new])
+    bpe.save(made, folder)
+    tokenizers.load(folder)  # raises DataError when they are not the last
+    return list(range(before, before + len(new)))
+
+
+def grown(model: Decoder, size: int, new: list[int]) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """The model's shape and weights with at least `size` rows, the ids of `new` at the mean of the rows before them."""
+    rows = model.config.vocab_size
+    if size > rows:
+        rows = -(-size // ROWS) * ROWS
+    weights = dict(model.state_dict())
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        if name in weights and (new or rows > model.config.vocab_size):
+            old = weights[name]
+            known = old[: new[0]] if new else old
+            fresh = known.mean(dim=0).repeat(rows, 1)
+            fresh[: len(old)] = old
+            fresh[new] = known.mean(dim=0)
+            weights[name] = fresh
+    return replace(model.config, vocab_size=rows), weights

@@ -1,0 +1,245 @@
+"""One decoder with Llama and Qwen3 shapes, in plain PyTorch, under Hugging Face's parameter names.
+
+In: token ids. Out: hidden states, logits or a summed loss. Weights stay fp32; they are cast where they are
+used to `compute_dtype`, so gradients and their accumulation are fp32 too.
+Source: the transformers definitions of LlamaForCausalLM and Qwen3ForCausalLM.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from trainer.config import ModelConfig
+from trainer.model import float8
+from trainer.model.attention import attend, documents_mask, positions_in
+from trainer.model.losses import Shape, SummedCrossEntropy, capped
+from trainer.model.rope import rotations
+
+IGNORED = -1
+
+
+@dataclass
+class Cache:
+    """Keys and values of every layer; rows may begin later than 0 because prompts are padded on the left."""
+
+    keys: Tensor  # (L, B, KV, S, D)
+    values: Tensor  # (L, B, KV, S, D)
+    starts: Tensor  # (B,) index of the first real token of each row
+    length: int = 0
+
+    @staticmethod
+    def empty(config: ModelConfig, starts: Tensor, capacity: int, dtype: torch.dtype = torch.float32) -> "Cache":
+        shape = (config.num_hidden_layers, len(starts), config.num_key_value_heads, capacity, config.head_dim)
+        zeros = torch.zeros(shape, dtype=dtype, device=starts.device)
+        return Cache(zeros, torch.zeros_like(zeros), starts)
+
+
+class Linear(nn.Linear):
+    """Without bias; computes in the dtype of its input, or in 8 bits."""
+
+    in_float8 = False
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.in_float8 and x.requires_grad and float8.fits(x.numel() // x.shape[-1]):
+            return float8.linear(x, self.weight)
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x), computed in fp32, times a gain."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda or not x.requires_grad:
+            return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+        return _RMSNorm.apply(x, self.weight, self.eps)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """The same, keeping for the way back only what came in; PyTorch's own on a CPU keeps two fp32 copies beside it."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.float()
+        scale = wide.square().mean(dim=-1, keepdim=True).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        return (wide * scale).mul_(weight).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        normed = x.float().mul(scale)
+        product = grad.float().mul(normed)
+        weight_grad = product.flatten(0, -2).sum(dim=0)
+        shared = product.mul_(weight).mean(dim=-1, keepdim=True)
+        x_grad = grad.float().mul(weight).sub_(normed.mul_(shared)).mul_(scale)
+        return x_grad.to(x.dtype), weight_grad, None
+
+
+@dataclass(frozen=True)
+class Positions:
+    """What attention needs to know of where its tokens stand."""
+
+    cos: Tensor  # (B or 1, 1, T, D)
+    sin: Tensor
+    mask: Any = None  # for `attend`
+
+
+def rotate(x: Tensor, at: Positions) -> Tensor:
+    """RoPE on halves: x * cos + (-x2, x1) * sin."""
+    first, second = x.chunk(2, dim=-1)
+    return x * at.cos + torch.cat((-second, first), dim=-1) * at.sin
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        d, self.head_dim = config.hidden_size, config.head_dim
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.q_proj = Linear(d, self.heads * self.head_dim)
+        self.k_proj = Linear(d, self.kv_heads * self.head_dim)
+        self.v_proj = Linear(d, self.kv_heads * self.head_dim)
+        self.o_proj = Linear(self.heads * self.head_dim, d)
+        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+
+    def forward(self, x: Tensor, at: Positions, cache: Cache | None, layer: int) -> Tensor:
+        rows, length, _ = x.shape
+        q = self.q_norm(self.q_proj(x).view(rows, length, self.heads, self.head_dim)).transpose(1, 2)
+        k = self.k_norm(self.k_proj(x).view(rows, length, self.kv_heads, self.head_dim)).transpose(1, 2)
+        v = self.v_proj(x).view(rows, length, self.kv_heads, self.head_dim).transpose(1, 2)
+        q, k = rotate(q, at), rotate(k, at)  # (B, H, T, D), (B, KV, T, D)
+        if cache is not None:
+            end = cache.length + length
+            cache.keys[layer, :, :, cache.length : end] = k
+            cache.values[layer, :, :, cache.length : end] = v
+            k, v = cache.keys[layer, :, :, :end], cache.values[layer, :, :, :end]
+        y = attend(q, k, v, at.mask)  # (B, H, T, D)
+        return self.o_proj(y.transpose(1, 2).reshape(rows, length, -1))
+
+
+class MLP(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, at: Positions, cache: Cache | None, layer: int) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), at, cache, layer)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Trunk(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class Decoder(nn.Module):
+    """The whole model. `compute_dtype` is that of activations; parameters are fp32."""
+
+    recompute = False  # each block's inner activations, on the way back
+
+    def __init__(self, config: ModelConfig, compute_dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.config = config
+        self.compute_dtype = compute_dtype
+        self.model = Trunk(config)
+        if not config.tie_word_embeddings:
+            self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        self.shape = Shape(softcap=config.logit_softcap)
+
+    @property
+    def head(self) -> Tensor:
+        """(V, d): what turns hidden states into logits."""
+        return self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
+
+    def hidden(self, ids: Tensor, cache: Cache | None = None, documents: Tensor | None = None) -> Tensor:
+        """(B, T, d) in `compute_dtype` for ids (B, T).
+
+        With a cache they follow what it holds, and are added to it. With `documents` (B, T), numbers that change where
+        a document begins, each token sees its own document only.
+        """
+        at = self._positions(ids, cache, documents)
+        x = self.model.embed_tokens(ids).to(self.compute_dtype)
+        for layer, block in enumerate(self.model.layers):
+            if self.recompute and torch.is_grad_enabled():
+                # nothing here is random, so no state of a generator has to be brought back
+                x = checkpoint(block, x, at, None, layer, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = block(x, at, cache, layer)
+        if cache is not None:
+            cache.length += ids.shape[1]
+        return self.model.norm(x)
+
+    def forward(self, ids: Tensor, cache: Cache | None = None, last_only: bool = False) -> Tensor:
+        """fp32 logits (B, T, V), or (B, 1, V) of the last position only."""
+        hidden = self.hidden(ids, cache)
+        logits = F.linear(hidden[:, -1:] if last_only else hidden, self.head.to(self.compute_dtype)).float()
+        return capped(logits, self.shape.softcap)
+
+    def loss(self, ids: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Summed cross entropy in nats, fp32 scalar; targets (B, T) of -1 do not count; documents as above."""
+        hidden, targets = self.hidden(ids, documents=documents).flatten(0, 1), targets.flatten()
+        counted = (targets != IGNORED).nonzero().squeeze(1)
+        if len(counted) < len(targets):  # in chat most tokens do not count: logits are made for those that do
+            hidden, targets = hidden.index_select(0, counted), targets[counted]
+        return SummedCrossEntropy.apply(hidden, self.head, targets, self.shape)
+
+    def _positions(self, ids: Tensor, cache: Cache | None, documents: Tensor | None) -> Positions:
+        length, past = ids.shape[1], cache.length if cache is not None else 0
+        if past + length > self.config.max_position_embeddings:
+            raise ValueError(f"{past + length} tokens; the model holds {self.config.max_position_embeddings}")
+        index = torch.arange(past, past + length, device=ids.device)[None, :]  # (1, T)
+        mask = None
+        if documents is not None:
+            index, mask = positions_in(documents), documents_mask(documents, flex=ids.is_cuda)
+        elif cache is not None:
+            seen = torch.arange(past + length, device=ids.device)  # (S,)
+            real = seen[None, None, :] >= cache.starts[:, None, None]
+            causal = seen[None, None, :] <= index[:, :, None]
+            itself = seen[None, None, :] == index[:, :, None]  # padding sees itself, else its softmax is empty
+            mask = ((real & causal) | itself)[:, None]  # (B, 1, T, S)
+            index = (index - cache.starts[:, None]).clamp(min=0)
+        cos, sin = rotations(index, self.config, self.compute_dtype)
+        return Positions(cos, sin, mask)
+
+
+def initialise(model: Decoder, seed: int) -> None:
+    """Fill the parameters from `seed`: matrices that write to the residual stream begin at zero, gains at one."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() < 2:
+            nn.init.ones_(parameter)
+        elif name.endswith(("o_proj.weight", "down_proj.weight")):
+            nn.init.zeros_(parameter)
+        elif name.endswith("embed_tokens.weight"):
+            nn.init.normal_(parameter, std=0.02, generator=generator)
+        else:
+            nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5, generator=generator)

@@ -1,0 +1,164 @@
+"""Hugging Face folders to and from our decoder; the parameter names are theirs, so weights pass unchanged.
+
+Out: config.json, generation_config.json, safetensors files and the tokenizer's: what transformers and vLLM load.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data.config import ConfigError
+from data.tokens import tokenizer as tokenizers
+from store.artifacts import model_files, vocabulary
+from store.artifacts.model_files import INDEX, WEIGHTS
+from store.outside import Unreadable
+from trainer import tensor_file
+from trainer.config import ModelConfig
+from trainer.errors import Refused
+from trainer.model.decoder import Decoder
+from trainer.model.huggingface import differences, is_spare, model_config, written
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+SHARD_BYTES = 5 * 10**9
+
+
+def write(
+    folder: Path,
+    config: ModelConfig,
+    weights: Mapping[str, Tensor],
+    tokenizer: Path,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Make `folder`, which must not exist; `tokenizer` is a folder whose files go along. Raises Refused."""
+    special = tokenizers.load(tokenizer).special
+    bos, eos = special(tokenizers.BOS), [special(tokenizers.END), special(tokenizers.BOS)]
+    folder.mkdir(parents=True)
+    _write_json(folder / "config.json", written(config, str(dtype).removeprefix("torch."), bos, eos))
+    generation = {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": eos[0], "do_sample": False}
+    _write_json(folder / "generation_config.json", generation)
+    for name in TOKENIZER_FILES:
+        if (tokenizer / name).exists():
+            shutil.copyfile(_held(tokenizer, name), folder / name)
+    write_weights(folder, weights, dtype)
+
+
+def write_weights(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype, most: int = SHARD_BYTES) -> None:
+    """One file, or several of at most `most` bytes (a larger tensor has one of its own) with an index, written last."""
+    shards: list[dict[str, Tensor]] = []
+    size = total = 0
+    for name, one in weights.items():
+        num_bytes = one.numel() * dtype.itemsize
+        if not shards or size + num_bytes > most:
+            shards.append({})
+            size = 0
+        shards[-1][name] = one
+        size, total = size + num_bytes, total + num_bytes
+    if len(shards) == 1:
+        tensor_file.write(folder / WEIGHTS, {name: one.to(dtype) for name, one in shards[0].items()})
+        return
+    files = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        tensor_file.write(folder / file, {name: one.to(dtype) for name, one in shard.items()})
+        files |= dict.fromkeys(shard, file)
+    _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": files})
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Raises Refused when `folder` holds no model, one that our decoder cannot be, or one whose files are of another.
+
+    Of the weights only the headers are read.
+    """
+    try:
+        config = model_config(model_files.load(folder))
+        odd = differences(config, map(model_files.header, model_files.weight_files(folder)))
+    except FileNotFoundError:
+        raise Refused(f"{folder} is no model folder: it has no config.json") from None
+    except ConfigError as error:
+        raise Refused(f"{folder / 'config.json'}: {error}") from None
+    except Unreadable as error:
+        raise Refused(str(error)) from None
+    _refuse(folder, odd)
+    return config
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Raises Refused when the tokenizer beside a model is not the one that it was trained with."""
+    if wrong := vocabulary.problem_in(folder):
+        raise Refused(f"{folder}: {wrong}; make the model again: inv train --phase ..., or put the right file there")
+
+
+def read(folder: Path, compute_dtype: torch.dtype = torch.float32) -> Decoder:
+    """The model in a Hugging Face folder, with fp32 parameters. Raises Refused in words."""
+    model = Decoder(read_config(folder), compute_dtype)
+    load(model, folder)
+    return model
+
+
+def load(model: Decoder, folder: Path) -> None:
+    """Take over the weights of a Hugging Face folder, one file in memory at a time. Raises Refused in words."""
+    wanted, seen, odd = model.state_dict(), set[str](), list[str]()
+    for file in _weight_files(folder):
+        for name, one in _tensors(file).items():
+            if is_spare(name, model.config):
+                continue
+            if name not in wanted:
+                odd.append(f"{name} is unknown")
+            elif one.shape != wanted[name].shape:
+                odd.append(f"{name} is {tuple(one.shape)} instead of {tuple(wanted[name].shape)}")
+            else:
+                wanted[name].copy_(one)
+                seen.add(name)
+    _refuse(folder, odd + [f"{name} is missing" for name in wanted if name not in seen])
+
+
+def _refuse(folder: Path, odd: list[str]) -> None:
+    if odd:
+        raise Refused(f"{folder}: {'; '.join(odd[:5])}{f' and {len(odd) - 5} more' if len(odd) > 5 else ''}")
+
+
+def _held(folder: Path, name: str) -> Path:
+    try:
+        return model_files.held(folder, name)
+    except Unreadable as error:
+        raise Refused(f"{folder / name}: {error}") from None
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    try:
+        return model_files.weight_files(folder)
+    except Unreadable as error:
+        raise Refused(str(error)) from None
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+
+    try:
+        return tensor_file.read(file)
+    except SafetensorError as error:
+        raise Refused(f"{file} is damaged or not a safetensors file: {error}; fetch it again") from None
+
+
+def folder_of_model(folder: Path) -> Path:
+    """The Hugging Face folder: `folder` itself, or `hf/` of a published artifact."""
+    return folder / "hf" if (folder / "hf" / "config.json").is_file() else folder
+
+
+def copy(source: Path, out: Path, dtype: torch.dtype) -> None:
+    """The model of `source` as a new Hugging Face folder, in another dtype if asked. Raises Refused."""
+    source = folder_of_model(source)
+    check_tokenizer(source)
+    if out.exists():
+        raise Refused(f"{out} exists already")
+    model = read(source)
+    write(out, model.config, model.state_dict(), source, dtype)
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,83 @@
+"""Tokens out of a model: batched, with a KV cache, greedy or sampled; and text out of tokens as they come.
+
+In: prompts as ids. Out: ids, step by step. Padding is on the left, and attention never sees it, so a row of a batch
+says what it would say alone.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from trainer.model.decoder import Cache, Decoder
+
+
+def choose(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator | None) -> Tensor:
+    """One id (B,) per row of fp32 logits (B, V); temperature 0 is the likeliest, top_k 0 is no limit."""
+    if temperature <= 0:
+        return logits.argmax(dim=-1)
+    if 0 < top_k < logits.shape[-1]:
+        least = logits.topk(top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < least, float("-inf"))
+    return torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator).squeeze(1)
+
+
+@torch.inference_mode()
+def steps(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    max_new: int,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    generator: torch.Generator | None = None,
+) -> Iterator[Tensor]:
+    """The next id of every row (B,), again and again, at most `max_new` times or until the model's positions end."""
+    longest, device = max(map(len, prompts)), model.head.device
+    starts = torch.tensor([longest - len(prompt) for prompt in prompts], device=device)
+    ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)  # (B, T)
+    capacity = min(longest + max_new, model.config.max_position_embeddings)
+    cache = Cache.empty(model.config, starts, capacity, model.compute_dtype)
+    for _ in range(capacity - longest):
+        chosen = choose(model(ids, cache, last_only=True)[:, 0], temperature, top_k, generator)
+        yield chosen
+        ids = chosen[:, None]
+
+
+def generate(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    stop: Collection[int],
+    max_new: int = 128,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    seed: int = 0,
+) -> list[list[int]]:
+    """What follows each prompt, up to the first id of `stop`, which is left out."""
+    generator = torch.Generator(model.head.device).manual_seed(seed)
+    answers: list[list[int]] = [[] for _ in prompts]
+    going = set(range(len(prompts)))
+    for chosen in steps(model, prompts, max_new, temperature, top_k, generator):
+        for row, token in enumerate(chosen.tolist()):
+            if row in going and token in stop:
+                going.remove(row)
+            elif row in going:
+                answers[row].append(token)
+        if not going:
+            break
+    return answers
+
+
+def as_text(tokens: Iterable[int], decode: Callable[[list[int]], str]) -> Iterator[str]:
+    """Text as it becomes whole: ids whose bytes end inside a character wait for the next ones.
+
+    A character that never becomes whole is left out at the end.
+    """
+    waiting: list[int] = []
+    for token in tokens:
+        waiting.append(token)
+        text = decode(waiting)
+        if text and not text.endswith("\ufffd"):
+            yield text
+            waiting = []
+    if waiting:
+        yield decode(waiting).rstrip("\ufffd")

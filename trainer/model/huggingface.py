@@ -1,0 +1,191 @@
+"""What a Hugging Face `config.json` says, as our records, and back. Light to import: no torch here.
+
+In: the content of a config.json. Out: a `ModelConfig`, or ConfigError where our decoder cannot be that model. Called by
+`export`, and by plans that begin from a model of somebody else.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from data.config import ConfigError
+from store.artifacts.model_files import Stored
+from store.outside import shown
+from trainer.config import ModelConfig, RopeScaling
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+SHAPE = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "tie_word_embeddings",
+)
+SOFTCAP = "final_logit_softcapping"  # Gemma's spelling; transformers' Llama and Qwen3 do not read it
+MOST = {  # of what any decoder has, some powers of two above it: a config of somebody else allocates nothing by itself
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 18,
+    "intermediate_size": 1 << 20,
+    "num_hidden_layers": 1 << 12,
+    "num_attention_heads": 1 << 12,
+    "num_key_value_heads": 1 << 12,
+    "max_position_embeddings": 1 << 30,
+    "original_max_position_embeddings": 1 << 30,
+    "head_dim": 1 << 12,
+}
+RANGES = {  # above the first, up to the second
+    "rms_norm_eps": (0.0, 1.0),
+    "rope_theta": (0.0, 1e12),
+    SOFTCAP: (0.0, 1e6),
+    **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor", "attention_factor"), (0.0, 1e6)),
+    **dict.fromkeys(("beta_fast", "beta_slow"), (0.0, 1e6)),
+}
+
+
+def written(config: ModelConfig, dtype: str, bos: int | None, eos: list[int]) -> dict[str, Any]:
+    """The content of config.json. The spelling of newer releases stands beside the classic one."""
+    kind = "qwen3" if config.qk_norm else "llama"
+    extra: dict[str, Any] = {"mlp_bias": False, "pretraining_tp": 1}
+    if kind == "qwen3":
+        layers = config.num_hidden_layers
+        extra = {"use_sliding_window": False, "sliding_window": None, "max_window_layers": layers}
+    if config.logit_softcap:
+        extra[SOFTCAP] = config.logit_softcap
+    scaling = _written_scaling(config.rope_scaling)
+    return {
+        **{name: getattr(config, name) for name in SHAPE},
+        **extra,
+        "architectures": [ARCHITECTURES[kind]],
+        "model_type": kind,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": scaling or None,
+        "rope_parameters": {"rope_type": "default", **scaling, "rope_theta": config.rope_theta},
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "use_cache": True,
+        "torch_dtype": dtype,
+        "bos_token_id": bos,
+        "eos_token_id": eos,
+        "pad_token_id": eos[0] if eos else None,
+    }
+
+
+def model_config(raw: Mapping[str, Any]) -> ModelConfig:
+    """Ours from the content of a config.json. Raises ConfigError when our decoder cannot be that model."""
+    kind = raw.get("model_type")
+    if type(kind) is not str or kind not in ARCHITECTURES:
+        raise ConfigError(f"model_type is {shown(kind)}; this decoder is {' or '.join(ARCHITECTURES)}")
+    if missing := [name for name in SHAPE[:5] if raw.get(name) is None]:
+        raise ConfigError(f"config.json lacks {', '.join(missing)}")
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        raise ConfigError(f"RoPE scaling is {shown(rope)}; it must be an object")
+    _refuse_odd(raw)
+    _refuse_odd(rope)
+    if raw.get("attention_bias") or raw.get("mlp_bias") or raw.get("use_sliding_window"):
+        raise ConfigError("biases and sliding windows are not supported")
+    if raw.get("hidden_act", "silu") != "silu":
+        raise ConfigError(f"hidden_act is {raw['hidden_act']!r}; this decoder has silu")
+    heads = raw["num_attention_heads"]
+    default_head = 128 if kind == "qwen3" else raw["hidden_size"] // heads
+    positions = 32768 if kind == "qwen3" else 2048
+    shape: dict[str, Any] = {"max_position_embeddings": positions, "num_key_value_heads": heads, "rms_norm_eps": 1e-6}
+    shape["tie_word_embeddings"] = False
+    shape |= {name: raw[name] for name in SHAPE if raw.get(name) is not None}
+    return ModelConfig(
+        **shape,
+        head_dim=raw.get("head_dim") or default_head,
+        rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0),
+        rope_scaling=_scaling(rope, shape["max_position_embeddings"]),
+        qk_norm=kind == "qwen3",
+        logit_softcap=float(raw.get(SOFTCAP) or 0.0),
+    )
+
+
+def _refuse_odd(said: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a number of another kind, or that no model has; null is as if it were not there."""
+    for name, value in said.items():
+        if value is None or (name == SOFTCAP and value == 0):
+            continue
+        if name in MOST and not (type(value) is int and 1 <= value <= MOST[name]):
+            raise ConfigError(f"{name} is {shown(value)}; it must be a whole number from 1 to {MOST[name]}")
+        if name in RANGES:
+            least, most = RANGES[name]
+            if type(value) not in (int, float) or not least < value <= most:
+                raise ConfigError(f"{name} is {shown(value)}; it must be a number above {least:g}, at most {most:g}")
+        if name in ("tie_word_embeddings", "truncate") and type(value) is not bool:
+            raise ConfigError(f"{name} is {shown(value)}; it must be true or false")
+
+
+def shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every parameter, as the files of such a model have them."""
+    d, f, hd = config.hidden_size, config.intermediate_size, config.head_dim
+    q, kv = config.num_attention_heads * hd, config.num_key_value_heads * hd
+    yield "model.embed_tokens.weight", (config.vocab_size, d)
+    if not config.tie_word_embeddings:
+        yield "lm_head.weight", (config.vocab_size, d)
+    yield "model.norm.weight", (d,)
+    for layer in range(config.num_hidden_layers):
+        at = f"model.layers.{layer}"
+        yield f"{at}.input_layernorm.weight", (d,)
+        yield f"{at}.post_attention_layernorm.weight", (d,)
+        for name, shape in (("q", (q, d)), ("k", (kv, d)), ("v", (kv, d)), ("o", (d, q))):
+            yield f"{at}.self_attn.{name}_proj.weight", shape
+        if config.qk_norm:
+            yield f"{at}.self_attn.q_norm.weight", (hd,)
+            yield f"{at}.self_attn.k_norm.weight", (hd,)
+        for name, shape in (("gate", (f, d)), ("up", (f, d)), ("down", (d, f))):
+            yield f"{at}.mlp.{name}_proj.weight", shape
+
+
+def differences(config: ModelConfig, headers: Iterable[Mapping[str, Stored]]) -> list[str]:
+    """What the headers of a model's files say otherwise than its config.json, in words. Nothing is allocated."""
+    stored = {name: one.shape for header in headers for name, one in header.items() if not is_spare(name, config)}
+    # a few more than there are tensors, however many layers the config promises
+    wanted = dict(islice(shapes(config), len(stored) + 100))
+    odd = [f"{name} is unknown" for name in stored if name not in wanted]
+    odd += [f"{name} is missing" for name in wanted if name not in stored]
+    both = ((name, stored[name], shape) for name, shape in wanted.items() if name in stored)
+    return odd + [f"{name} is {there} instead of {shape}" for name, there, shape in both if there != shape]
+
+
+def is_spare(name: str, config: ModelConfig) -> bool:
+    """Whether a tensor says only what is said elsewhere: the embedding once more, or what config.json says."""
+    return (name == "lm_head.weight" and config.tie_word_embeddings) or name.endswith("rotary_emb.inv_freq")
+
+
+def _scaling(rope: Mapping[str, Any], positions: int) -> RopeScaling | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind not in ("linear", "llama3", "yarn"):
+        raise ConfigError(f"RoPE scaling {shown(dict(rope))} is not supported; known: linear, llama3, yarn")
+    if rope.get("mscale") or rope.get("mscale_all_dim") or rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ConfigError(f"RoPE scaling {shown(dict(rope))}: mscale and partial rotation are not supported")
+    if rope.get("factor") is None:
+        raise ConfigError(f"RoPE scaling {shown(dict(rope))} says no factor")
+    names = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "truncate")
+    given = {name: rope[name] for name in names if rope.get(name) is not None}
+    before = 0 if kind == "linear" else int(rope.get("original_max_position_embeddings") or positions)
+    return RopeScaling(kind=kind, factor=float(rope["factor"]), original_max_position_embeddings=before, **given)
+
+
+def _written_scaling(scaling: RopeScaling | None) -> dict[str, Any]:
+    if scaling is None:
+        return {}
+    names: tuple[str, ...] = ()
+    if scaling.kind != "linear":
+        names = ("original_max_position_embeddings",)
+    if scaling.kind == "llama3":
+        names += ("low_freq_factor", "high_freq_factor")
+    if scaling.kind == "yarn":
+        names += ("beta_fast", "beta_slow", "truncate")
+        names += ("attention_factor",) if scaling.attention_factor is not None else ()
+    return {"rope_type": scaling.kind, "factor": scaling.factor, **{name: getattr(scaling, name) for name in names}}

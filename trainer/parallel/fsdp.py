@@ -1,0 +1,155 @@
+"""One model cut over several processes, so that none has to hold it whole: PyTorch's FSDP2.
+
+In: a decoder, the `Ranks`, `fsdp` (cut over all processes) or `hybrid` (over those of each node, every node a copy).
+Out: the decoder changed in place, and a `Cut`: which rows of every parameter this process has. Of a parameter of N rows
+that is piece `rank` of `torch.chunk(N, size)`; gradients and the optimizer's state are cut alike. A block is put
+together just before it computes, in the dtype of activations, and dropped again; what lies outside of blocks stays
+whole from the way there to the way back, in float32. Called by `PhaseRun`; the optimizer and the loop ask the `Cut`.
+Source of the order of things: torchtitan's `parallelize` for dense decoders.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.model.decoder import Decoder
+from trainer.parallel.process_group import Ranks, passing, step_timeout_s
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which piece of how many this process has. One of one: the model is whole here."""
+
+    rank: int = 0
+    size: int = 1
+    copies: int = 1  # hybrid: in how many places each piece is
+    group: Any = None  # the processes that make up one copy, in the order of their pieces
+
+    def rows(self, num_rows: int) -> slice:
+        """Those of a parameter of so many that are here."""
+        each = -(-num_rows // self.size)
+        return slice(min(self.rank * each, num_rows), min((self.rank + 1) * each, num_rows))
+
+    def sizes(self, num_rows: int) -> list[int]:
+        """How many rows each process has."""
+        each = -(-num_rows // self.size)
+        return [max(0, min(each, num_rows - rank * each)) for rank in range(self.size)]
+
+    def norm(self, mine: Tensor) -> Tensor:
+        """Of the whole, where `mine` (a scalar) is that of the pieces here. Raises PeerLost."""
+        if self.size == 1:
+            return mine
+        squares = mine.square()
+        with passing():
+            torch.distributed.all_reduce(squares, group=self.group)
+        return squares.sqrt()
+
+    def whole(self, pieces: Tensor, num_rows: int) -> Tensor:
+        """This process's share of some matrices, whole. pieces (N, rows here, columns); (its N, num_rows, columns)."""
+        n, _, columns = pieces.shape
+        mine, sizes = self._shares(n), self.sizes(num_rows)  # of matrices, of rows, of each process
+        got = self._swap(
+            pieces.flatten(),
+            [count * pieces[0].numel() for count in mine],
+            [mine[self.rank] * rows * columns for rows in sizes],
+        )
+        parts = zip(got, sizes, strict=True)
+        return torch.cat([part.view(mine[self.rank], rows, columns) for part, rows in parts], dim=1)
+
+    def pieces(self, whole: Tensor, n: int, rows_here: int) -> Tensor:
+        """Back from `whole`: (N, rows here, columns) of (its N, rows, columns)."""
+        mine, (_, num_rows, columns) = self._shares(n), whole.shape
+        parts = whole.split(self.sizes(num_rows), dim=1)
+        got = self._swap(
+            torch.cat([part.flatten() for part in parts]),
+            [part.numel() for part in parts],
+            [count * rows_here * columns for count in mine],
+        )
+        return torch.cat([part.view(count, rows_here, columns) for part, count in zip(got, mine, strict=True)])
+
+    def _shares(self, n: int) -> list[int]:
+        """How many of n matrices each process has whole."""
+        ends = [n * rank // self.size for rank in range(self.size + 1)]
+        return [end - start for start, end in zip(ends, ends[1:], strict=False)]
+
+    def _swap(self, given: Tensor, out: list[int], back: list[int]) -> list[Tensor]:
+        """Each process gets its section of everybody's `given`; `out` and `back` are the sections' lengths."""
+        got = given.new_empty(sum(back))
+        with passing():
+            torch.distributed.all_to_all_single(got, given, back, out, group=self.group)
+        return list(got.split(back))
+
+    def deal(self, mine: Mapping[str, Tensor], whole: Mapping[str, Tensor], ranks: Ranks) -> None:
+        """Fill the pieces here from what the first process has whole, one tensor at a time. Raises PeerLost.
+
+        whole: read on the first process only. A tensor without rows, or with as many as are here, is taken as it is.
+        """
+        shapes = ranks.tell({name: list(whole[name].shape) for name in mine} if ranks.is_first else None)
+        for name, part in mine.items():
+            shape = shapes[name]
+            if ranks.is_first:
+                full = whole[name].to(device=part.device, dtype=part.dtype).contiguous()
+            else:
+                full = torch.empty(shape, dtype=part.dtype, device=part.device)
+            ranks.spread([full])
+            part.copy_(full if not shape else full[self.rows(shape[0])])
+
+
+WHOLE = Cut()
+
+
+def part_of(tensor: Tensor) -> Tensor:
+    """The rows of a parameter, or of its gradient, that are here; they share their memory with it."""
+    return tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor.detach()
+
+
+def parts_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: part_of(one) for name, one in tensors.items()}
+
+
+def cut(model: Decoder, parallel: str, ranks: Ranks) -> Cut:
+    """Cut it in place, with parameters that are yet to be filled where it lies on no device.
+
+    Raises PeerLost when the others do not come.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    size = ranks.per_node if parallel == "hybrid" else ranks.size
+    ids = torch.arange(ranks.size).view(-1, size)  # (copies, pieces)
+    with passing():
+        rows, columns = _groups(ids.tolist(), ranks.rank), _groups(ids.t().tolist(), ranks.rank)
+    if parallel == "hybrid":
+        mesh = DeviceMesh.from_group([columns, rows], kind, ids, mesh_dim_names=("copies", "pieces"))
+    else:
+        mesh = DeviceMesh.from_group(rows, kind, ids[0])
+    # the mean is taken over counted tokens, not over processes, so gradients are only summed: see `ranks`
+    width = None if model.compute_dtype == torch.float32 else model.compute_dtype
+    in_blocks = MixedPrecisionPolicy(param_dtype=width, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    outside = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for block in model.model.layers:
+        _summing(fully_shard(block, mesh=mesh, mp_policy=in_blocks, reshard_after_forward=True))
+    _summing(fully_shard(model, mesh=mesh, mp_policy=outside, reshard_after_forward=False))
+    register_fsdp_forward_method(model, "loss")
+    return Cut(ranks.rank % size, size, ranks.size // size, rows)
+
+
+def last_pass(model: nn.Module, is_last: bool) -> None:
+    """Copies of a cut model add up their gradients on the last pass of a step only."""
+    model.set_requires_all_reduce(is_last)
+
+
+def _groups(members: Sequence[Sequence[int]], rank: int) -> Any:
+    """The group that this process is in; every process makes all of them, in the same order."""
+    made = [torch.distributed.new_group(list(one), timeout=timedelta(seconds=step_timeout_s())) for one in members]
+    return next(group for group, one in zip(made, members, strict=True) if rank in one)
+
+
+def _summing(module: Any) -> None:
+    module.set_gradient_divide_factor(1.0)
+    module.set_force_sum_reduction_for_comms(True)

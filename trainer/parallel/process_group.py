@@ -1,0 +1,202 @@
+"""The processes that train one model together, as torchrun starts them.
+
+Every process computes the same batch and takes its share of the rows; gradients are added up over all, so that a step
+is the same whatever their number, to the last few bits. What the first process has read, the others hear from it. One
+process needs none of this, and nothing is set up for it. Where none holds the model whole, `trainer.parallel.fsdp`
+comes on top.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trainer.errors import PeerLost, Refused
+
+STEP_TIMEOUT_S = 60.0  # of one exchange between steps; SLIPWAY_GROUP_TIMEOUT_S sets another
+WRITE_TIMEOUT_S = 3600.0  # while the others wait for what the first one reads or writes
+
+
+# What backends say when a process at the other end has gone or says nothing, inside of a pass through the model.
+GONE = re.compile(r"gloo|nccl|connection (closed|reset)|timed out waiting", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Which of how many this process is."""
+
+    rank: int = 0
+    size: int = 1
+    per_node: int = 1  # of them on this node, and as many on each other one
+    words: Any = None  # the group for words of the first one, who may have to read or write for long
+    quick: Any = None  # the group for words of all, who are there at the same time
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def share(self, rows: np.ndarray, fill: int) -> np.ndarray:
+        """This process's part of the rows of a batch; with rows of `fill` it is as long as that of any other, so that
+        all pass the model equally often."""
+        mine = np.array_split(rows, self.size)[self.rank]
+        missing = -(-len(rows) // self.size) - len(mine)
+        return np.concatenate([mine, np.full((missing, *rows.shape[1:]), fill, rows.dtype)]) if missing else mine
+
+    def add_up(self, parameters: Sequence[nn.Parameter], *figures: float) -> list[float]:
+        """Sum the gradients over all processes, in place, and the figures, which are returned. Raises PeerLost."""
+        if self.size == 1:
+            return list(figures)
+        if not parameters:
+            return self.total(*figures)
+        grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        assert len(grads) == len(parameters), "each was passed"
+        flat = torch.cat([*(grad.flatten() for grad in grads), grads[0].new_tensor(figures)])
+        with _others():
+            torch.distributed.all_reduce(flat)
+        *sums, total = flat.split([*(grad.numel() for grad in grads), len(figures)])
+        for parameter, summed in zip(parameters, sums, strict=True):
+            parameter.grad = summed.view_as(parameter)
+        return [float(figure) for figure in total]
+
+    def total(self, *figures: float) -> list[float]:
+        """Their sums over all processes. Raises PeerLost."""
+        if self.size == 1:
+            return list(figures)
+        sums = torch.tensor(figures, dtype=torch.float64)
+        with _others():
+            torch.distributed.all_reduce(sums, group=self.quick)
+        return sums.tolist()
+
+    def tell(self, words: Any = None) -> Any:
+        """What the first process says, as JSON, heard by all. Raises PeerLost."""
+        if self.size == 1:
+            return words
+        said = torch.frombuffer(bytearray(json.dumps(words).encode()), dtype=torch.uint8)
+        length = torch.tensor(len(said))
+        with _others():
+            torch.distributed.broadcast(length, 0, group=self.words)
+            said = said if self.is_first else torch.empty(int(length), dtype=torch.uint8)
+            torch.distributed.broadcast(said, 0, group=self.words)
+        return json.loads(bytes(said.tolist()))
+
+    def tell_all(self, words: Any) -> list[Any]:
+        """What each process says, as JSON, heard by all. Raises PeerLost."""
+        if self.size == 1:
+            return [words]
+        said = torch.frombuffer(bytearray(json.dumps(words).encode()), dtype=torch.uint8)
+        lengths = [torch.tensor(0) for _ in range(self.size)]
+        with _others():
+            torch.distributed.all_gather(lengths, torch.tensor(len(said)), group=self.quick)
+            longest = max(int(length) for length in lengths)
+            padded = torch.cat([said, said.new_zeros(longest - len(said))])
+            heard = [torch.empty_like(padded) for _ in range(self.size)]
+            torch.distributed.all_gather(heard, padded, group=self.quick)
+        return [json.loads(bytes(one[: int(length)].tolist())) for one, length in zip(heard, lengths, strict=True)]
+
+    def spread(self, tensors: Iterable[Tensor]) -> None:
+        """Give every process the first one's values, in place. Raises PeerLost."""
+        if self.size > 1:
+            with _others():
+                for tensor in tensors:  # nccl knows no tensors of the CPU
+                    torch.distributed.broadcast(tensor, 0, group=self.words if tensor.device.type == "cpu" else None)
+
+    def send(self, tensors: Mapping[str, Tensor]) -> None:
+        """Tensors of the CPU to the first process, which calls `receive`; beside the training. Raises PeerLost."""
+        about = [(name, str(one.dtype).removeprefix("torch."), list(one.shape)) for name, one in tensors.items()]
+        said = torch.frombuffer(bytearray(json.dumps(about).encode()), dtype=torch.uint8)
+        with _others():
+            for one in (torch.tensor(len(said)), said, *tensors.values()):
+                torch.distributed.send(_as_bytes(one), 0, group=self.words)
+
+    def receive(self, rank: int) -> dict[str, Tensor]:
+        """What that process sends. Raises PeerLost."""
+        with _others():
+
+            def fill(one: Tensor) -> Tensor:
+                torch.distributed.recv(_as_bytes(one), rank, group=self.words)
+                return one
+
+            said = fill(torch.empty(int(fill(torch.tensor(0))), dtype=torch.uint8))
+            about = json.loads(bytes(said.tolist()))
+            return {name: fill(torch.empty(shape, dtype=getattr(torch, dtype))) for name, dtype, shape in about}
+
+    def compare(self, digests: Mapping[str, str]) -> None:
+        """Raises Refused when a process has something else than the first one, and names both; PeerLost."""
+        if self.size == 1:
+            return
+        theirs = self.tell(digests)
+        odd = ", ".join(
+            f"{name} ({digests[name]} instead of {theirs[name]})" for name in digests if digests[name] != theirs[name]
+        )
+        differs = torch.zeros(self.size)
+        differs[self.rank] = bool(odd)
+        with _others():
+            torch.distributed.all_reduce(differs, group=self.words)
+        if odd:
+            raise Refused(
+                f"node {node()} has not what node 0 has: {odd}; what every node makes for itself must come out equal"
+            )
+        if differs.any():
+            raise PeerLost("another node has not what node 0 has; its log says what")
+
+
+@contextmanager
+def joined() -> Iterator[Ranks]:
+    """Together with the others, when torchrun has started more than one. Raises PeerLost when they do not come."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield Ranks()
+        return
+    if os.environ["RANK"] != "0":
+        os.environ.pop("SLIPWAY_RECORDS", None)  # one process tells how it goes
+    with _others():
+        patience = timedelta(seconds=step_timeout_s())
+        torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=patience)
+        words = torch.distributed.new_group(backend="gloo", timeout=timedelta(seconds=WRITE_TIMEOUT_S))
+        quick = torch.distributed.new_group(backend="gloo", timeout=patience)
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    yield Ranks(torch.distributed.get_rank(), size, per_node, words, quick)
+    torch.distributed.destroy_process_group()  # after a failure it would wait for the others; the process ends anyway
+
+
+ALONE = Ranks()
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def step_timeout_s() -> float:
+    return float(os.environ.get("SLIPWAY_GROUP_TIMEOUT_S") or STEP_TIMEOUT_S)
+
+
+def node() -> str:
+    """Which node of the run this is."""
+    return os.environ.get("SLIPWAY_NODE_RANK", "0")
+
+
+@contextmanager
+def _others(only: re.Pattern[str] | None = None) -> Iterator[None]:
+    """What PyTorch raises when a process at the other end has gone is a RuntimeError of many names.
+
+    only: what its words must have in them, where other things may fail too.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if only and not only.search(str(error)) and not isinstance(error, torch.distributed.DistError):
+            raise
+        raise PeerLost(f"another process of this run is gone or silent: {error}") from error
+
+
+def passing() -> AbstractContextManager[None]:
+    """Around a pass through a model whose parts other processes have. Raises PeerLost."""
+    return _others(GONE)

@@ -1,0 +1,181 @@
+"""A line chart: laid out once, drawn as SVG for a page and as PNG for everywhere else. No torch here.
+
+In: a `Chart`. Out: an `svg` element, or the bytes of a PNG. Called by the report of a run.
+"""
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from data.report.html import Html, tag
+
+WIDTH, HEIGHT = 640, 240
+LEFT, RIGHT, TOP, BELOW = 58, 24, 12, 28
+MOST_POINTS = 400  # of a line: more do not show
+BANDS = 80  # stretches that say their figures when they are pointed at
+STYLE = """
+.chart rect { fill: transparent; } .chart rect:hover { fill: var(--bar); opacity: .12; }
+.chart polyline { fill: none; stroke: var(--bar); stroke-width: 2; stroke-linejoin: round; }
+.chart polyline.faint { opacity: .3; stroke-width: 1; } .chart circle { fill: var(--bar); }
+"""
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What is shown over the steps; points in the order of their steps."""
+
+    title: str
+    points: tuple[Point, ...]
+    smooth: bool = False
+    """Draw a running mean, and the points themselves faintly."""
+    from_zero: bool = False
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A chart in pixels of WIDTH x HEIGHT, from the top left corner."""
+
+    lines: list[list[Point]] = field(default_factory=list)
+    """The line itself is last; what stands before it is faint."""
+    across: list[tuple[float, str]] = field(default_factory=list)
+    """x and words of each mark."""
+    up: list[tuple[float, str]] = field(default_factory=list)
+    bands: list[tuple[float, float, str]] = field(default_factory=list)
+    """Left edge, width and words of the stretches."""
+
+
+def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
+    """At most so many: the means of stretches of equal length."""
+    each = -(-len(points) // most) if points else 1
+    stretches = [points[at : at + each] for at in range(0, len(points), each)]
+    return [(one[-1][0], sum(y for _, y in one) / len(one)) for one in stretches]
+
+
+def running_mean(points: Sequence[Point], share: float = 0.03) -> list[Point]:
+    """Each with the points around it, so many on each side that together they are about `share` of all."""
+    reach = round(len(points) * share / 2)
+    sums = [0.0]
+    for _, y in points:
+        sums.append(sums[-1] + y)
+    found = []
+    for at, (x, _) in enumerate(points):
+        near = min(reach, at, len(points) - 1 - at)  # as many before as after: the ends are not bent
+        found.append((x, (sums[at + near + 1] - sums[at - near]) / (2 * near + 1)))
+    return found
+
+
+def ticks(low: float, high: float, most: int = 5) -> list[float]:
+    """Round numbers from `low` to `high`, at most so many and one more."""
+    raw = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * one for one in (1, 2, 2.5, 5, 10) if power * one >= raw * (1 - 1e-9))
+    first = math.ceil(low / step - 1e-9)
+    return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def layout(chart: Chart) -> Layout:
+    """Points that are no finite numbers are left out; with none there is nothing to draw."""
+    points = [one for one in chart.points if math.isfinite(one[1])]
+    if not points:
+        return Layout()
+    lines = [thin(points)]
+    if chart.smooth and len(points) > 20:
+        lines.append(thin(running_mean(points)))
+    shown = [y for line in lines for _, y in line]
+    low, high = min(shown), max(shown)
+    if chart.smooth and len(shown) > 100:  # a few outliers do not press all the rest flat
+        cut = sorted(shown)[int(len(shown) * 0.995)]
+        high = cut + 0.1 * (cut - low)
+    low = min(0.0, low) if chart.from_zero else low
+    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    low, high = (low if chart.from_zero else low - margin), high + margin
+    first, last = points[0][0], max(points[-1][0], points[0][0] + 1)
+
+    def x_of(step: float) -> float:
+        return LEFT + (step - first) / (last - first) * (WIDTH - LEFT - RIGHT)
+
+    def y_of(value: float) -> float:
+        return TOP + (1 - (min(value, high) - low) / (high - low)) * (HEIGHT - TOP - BELOW)
+
+    groups = thin(points, BANDS)
+    edges = [first, *(x for x, _ in groups)]
+    bands = [
+        (x_of(before), max(1.0, x_of(x) - x_of(before)), f"to step {x:,.0f}: {number(y)}{chart.unit}")
+        for before, (x, y) in zip(edges, groups, strict=False)
+    ]
+    return Layout(
+        [[(x_of(x), y_of(y)) for x, y in line] for line in lines],
+        [(x_of(step), number(step)) for step in ticks(first, last) if step == int(step)],
+        [(y_of(value), f"{number(value)}{chart.unit}") for value in ticks(low, high, 4)],
+        bands,
+    )
+
+
+def number(value: float) -> str:
+    """`1.2M`, `34k`, `250`, `0.031`, `2.0e-05`: four digits at most."""
+    size = abs(value)
+    for letter, much in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if size >= 10 * much or size >= much > 1e3:
+            return f"{value / much:.3g}{letter}"
+    if size >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if size >= 0.0001 or not value else f"{value:.1e}"
+
+
+def svg(chart: Chart) -> Html:
+    drawn, found = [], layout(chart)
+    for y, words in found.up:
+        drawn.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=f"{y:.1f}", y2=f"{y:.1f}"))
+        drawn.append(tag("text", words, x=LEFT - 6, y=f"{y + 4:.1f}", text_anchor="end"))
+    for x, words in found.across:
+        drawn.append(tag("text", words, x=f"{x:.1f}", y=HEIGHT - 8, text_anchor="middle"))
+    for line in found.lines:
+        kind = {} if line is found.lines[-1] else {"class_": "faint"}
+        drawn.append(tag("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in line), **kind))
+        if len(line) == 1:
+            drawn.append(tag("circle", cx=f"{line[0][0]:.1f}", cy=f"{line[0][1]:.1f}", r=3))
+    for x, wide, words in found.bands:
+        drawn.append(tag("rect", tag("title", words), x=f"{x:.1f}", y=TOP, width=f"{wide:.1f}", height=HEIGHT - TOP))
+    return tag("svg", *drawn, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=chart.title, class_="chart")
+
+
+INK, SOFT, RULE, BAR, FAINT = "#1b2733", "#64748b", "#e2e8f0", "#2f6fdb", "#bcd1f4"
+SCALE = 4  # drawn that much larger than it is kept, which smooths the lines
+KEPT = 2  # pixels of a PNG for one of the layout
+HEAD = 26  # room for the title
+
+
+def png(chart: Chart) -> bytes:
+    """White, with the title above; twice the size of the layout."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    found = layout(chart)
+    image = Image.new("RGB", (WIDTH * SCALE, (HEIGHT + HEAD) * SCALE), "white")
+    draw: Any = ImageDraw.Draw(image)
+    small, large = (ImageFont.load_default(size * SCALE) for size in (11, 14))
+
+    def place(x: float, y: float) -> Point:
+        return x * SCALE, (y + HEAD) * SCALE
+
+    draw.text((LEFT * SCALE, 6 * SCALE), chart.title, fill=INK, font=large)
+    for y, words in found.up:
+        draw.line([place(LEFT, y), place(WIDTH - RIGHT, y)], fill=RULE, width=SCALE)
+        draw.text(place(LEFT - 6, y), words, fill=SOFT, font=small, anchor="rm")
+    for x, words in found.across:
+        draw.text(place(x, HEIGHT - 14), words, fill=SOFT, font=small, anchor="mm")
+    for line in found.lines:
+        is_last = line is found.lines[-1]
+        color, width = (BAR, 2 * SCALE) if is_last else (FAINT, SCALE)
+        points = [place(x, y) for x, y in line]
+        if len(points) > 1:
+            draw.line(points, fill=color, width=width, joint="curve")
+        else:
+            draw.ellipse([points[0][0] - 12, points[0][1] - 12, points[0][0] + 12, points[0][1] + 12], fill=color)
+    size = (WIDTH * KEPT, (HEIGHT + HEAD) * KEPT)
+    out = io.BytesIO()
+    image.resize(size, Image.Resampling.LANCZOS).save(out, "PNG", optimize=True)
+    return out.getvalue()

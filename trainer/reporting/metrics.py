@@ -1,0 +1,134 @@
+"""What a run tells while it trains: `metrics.jsonl`, `samples.jsonl`, TensorBoard and W&B beside it, progress records.
+
+In: the figures of a step, and now and then what the model says. Out: one line per step in `metrics.jsonl`; the same as
+TensorBoard scalars, and in W&B where somebody asked for it; at most a few `progress` records per second, which carry a
+short curve of the loss for `inv status`.
+Figures of a step: `loss` (nats per counted token), `grad_norm`, `lr`, `tokens` (all so far), `tokens_per_s` and `mfu`
+(over the last steps; the first line of a process says under `mfu_of` of what), `step_s`, `data_wait_s`, `memory_bytes`
+(the most so far, of the GPU or of the process), `at` (UTC epoch seconds).
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data.events import emit
+from trainer.config import PhaseConfig
+from trainer.reporting.jsonl_log import SAID, StepLines, read
+from trainer.reporting.peak_flops import Peak
+from trainer.reporting.tracking import Tracker, open_tracker
+
+RECORD_EVERY_S = 0.3
+WINDOW = 20  # steps that a rate is the mean of
+POINTS = 32  # of the short curve
+
+
+class Metrics:
+    """The figures of one run, from step `start` on; lines of later steps (a killed run's) are dropped."""
+
+    def __init__(
+        self, folder: Path, start: int, config: PhaseConfig, run: str = "", peak: Peak | None = None, devices: int = 1
+    ) -> None:
+        """run: its id, stable over recoveries; peak: of one device, None = not known, so there is no MFU."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self.config, self.first = config, start
+        self.peak_flops_per_s = peak.flops_per_s * devices if peak else 0.0
+        self.lines = StepLines(folder / "metrics.jsonl", start)
+        self.said = StepLines(folder / "samples.jsonl", start, SAID)
+        self.tokens = self.lines.kept[-1]["tokens"] if self.lines.kept else 0
+        self.curve = Curve(config.steps)
+        for one in self.lines.kept:
+            self.curve.add(one["step"], one["loss"])
+        self.board = SummaryWriter(str(folder), purge_step=start + 1)
+        self.tracker: Tracker | None = open_tracker(folder, config, run)
+        self.told_at = self.asking_s = 0.0
+        self.window = deque([(time.monotonic(), start, 0, 0.0)], maxlen=WINDOW + 1)  # (when, step, tokens, operations)
+        self.peak_source = {"mfu_of": peak.source} if peak else {}
+
+    def step(self, step: int, tokens: int, row_len: int, **figures: float) -> None:
+        """`step` steps are done, the last over so many tokens, padding included, in rows of `row_len`."""
+        self.tokens += tokens
+        now, config = time.monotonic() - self.asking_s, self.config
+        began_at, _, _, _ = self.window[-1]
+        flops = tokens * config.model.flops_per_token(row_len)
+        self.window.append((now, step, tokens, flops))
+        spent_s = max(now - self.window[0][0], 1e-9)
+        counted = list(self.window)[1:]
+        rates = {"tokens_per_s": round(sum(one[2] for one in counted) / spent_s, 1)}
+        if self.peak_flops_per_s:
+            rates["mfu"] = round(sum(one[3] for one in counted) / spent_s / self.peak_flops_per_s, 4)
+        if memory_bytes := most_memory():
+            rates["memory_bytes"] = memory_bytes
+        figures = {**figures, **rates, "step_s": round(now - began_at, 6)}
+        once = self.peak_source if len(counted) == 1 else {}
+        self.lines.add({"step": step, "tokens": self.tokens, **figures, "at": round(time.time(), 3), **once})
+        self.curve.add(step, figures["loss"])
+        for name, value in figures.items():
+            self.board.add_scalar(name, value, step)
+        if self.tracker:
+            self.tracker.log(step, {**figures, "tokens": self.tokens})
+        if now - self.told_at < RECORD_EVERY_S and step < config.steps:
+            return
+        self.told_at = now
+        eta_s = spent_s / (step - self.window[0][1]) * (config.steps - step)
+        if config.mixture:  # rows have different lengths
+            count = {"done": step, "total": config.steps, "unit": "steps"}
+        else:
+            each = config.rows * config.sequence_len
+            count = {"done": step * each, "total": config.steps * each, "unit": "tokens"}
+        link = {"tracking": self.tracker.link} if self.tracker else {}
+        emit("progress", **count, step=step, eta_s=eta_s, **figures, curve=self.curve.points(), **link)
+
+    def samples(self, step: int, said: Sequence[dict[str, str]], took_s: float) -> None:
+        """What the model says after `step` steps: prompts and texts. The time that it took is no training."""
+        self.asking_s += took_s
+        for one in said:
+            self.said.add({"step": step, **one})
+            self.board.add_text(one["prompt"], one["text"], step)
+        if self.tracker:
+            self.tracker.samples(step, said)
+
+    def close(self) -> None:
+        self.lines.close()
+        self.said.close()
+        self.board.close()
+        if self.tracker:
+            self.tracker.close()
+
+
+class Curve:
+    """A loss over a whole run in a few numbers: the means of as many stretches of steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.each = -(-steps // POINTS)
+        self.sums: dict[int, tuple[float, int]] = {}
+
+    def add(self, step: int, loss: float) -> None:
+        total, count = self.sums.get((step - 1) // self.each, (0.0, 0))
+        self.sums[(step - 1) // self.each] = (total + loss, count + 1)
+
+    def points(self) -> list[float]:
+        return [round(total / count, 3) for _, (total, count) in sorted(self.sums.items())]
+
+
+def most_memory() -> int:
+    """Bytes at the fullest moment: of the GPU's memory that tensors took, else of this process; 0 = not known."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    try:
+        with open("/proc/self/status", encoding="ascii") as file:
+            return next((int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM:")), 0)
+    except OSError:  # not Linux
+        return 0
+
+
+def last_loss(path: Path) -> float:
+    """Nats per counted token of the last step."""
+    found: list[dict[str, Any]] = read(path)
+    return float(found[-1]["loss"])

@@ -1,0 +1,177 @@
+"""A run as one HTML page and a PNG for each curve: figures, configuration, cost, what the model said over time.
+
+In: a `Story`: what was read of a run, wherever it was. Out: the page's text, and charts. No torch here; what a run at
+work has not told yet is left out. Called by `inv report`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from data.report.html import Html, document, tag
+from trainer.reporting.chart import STYLE, Chart, number, svg
+
+CURVES = (  # key, title, unit, smooth, from zero, factor
+    ("loss", "Loss, nats per token", "", True, False, 1.0),
+    ("grad_norm", "Gradient norm", "", True, True, 1.0),
+    ("lr", "Learning rate", "", False, True, 1.0),
+    ("tokens_per_s", "Tokens per second", "", False, True, 1.0),
+    ("mfu", "Model FLOPs utilisation (MFU)", " %", False, True, 100.0),
+    ("memory_bytes", "Memory at the fullest moment", " GB", False, True, 1e-9),
+    ("data_share", "Waiting for data, share of a step", " %", False, True, 100.0),
+)
+MFU = (
+    "MFU = tokens per second x operations per token / peak; operations per token = 6 x (parameters of the matrices) "
+    "+ 12 x layers x heads x head size x row length, attention not halved, recomputation not counted. Peak: "
+)
+MOST_SAMPLES = 12  # moments of a phase that are shown
+
+
+@dataclass(frozen=True)
+class PhaseStory:
+    """One phase, as far as it has come."""
+
+    name: str
+    state: str = ""
+    """As its step is called: waiting, running, done, reused, failed."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Of `PhaseConfig`, {} where it is not known."""
+    lines: Sequence[Mapping[str, Any]] = ()
+    """Of metrics.jsonl."""
+    samples: Sequence[Mapping[str, Any]] = ()
+    result: Mapping[str, Any] = field(default_factory=dict)
+    """What is known of the model that it has made."""
+    measured: Sequence[tuple[str, str, str]] = ()
+    """Of `inv eval`: measure, value, interval."""
+
+
+@dataclass(frozen=True)
+class Story:
+    run: str
+    facts: Sequence[tuple[str, str]]
+    """Name and value, of the run as a whole: provider, state, cost, time."""
+    phases: Sequence[PhaseStory]
+    written: str
+    """When, for people."""
+    note: str = ""
+
+
+def charts(phase: PhaseStory) -> Iterator[tuple[str, Chart]]:
+    """By a short name, those that there are figures for."""
+    lines = [{**one, "data_share": waiting_share(one)} for one in phase.lines]
+    for key, title, unit, smooth, from_zero, factor in CURVES:
+        points = tuple((float(one["step"]), one[key] * factor) for one in lines if one.get(key) is not None)
+        if points:
+            yield key.replace("_", "-"), Chart(f"{phase.name}: {title}", points, smooth, from_zero, unit)
+
+
+def waiting_share(line: Mapping[str, Any]) -> float | None:
+    if not line.get("step_s") or line.get("data_wait_s") is None:
+        return None
+    return line["data_wait_s"] / line["step_s"]
+
+
+def page(story: Story) -> str:
+    """The whole document."""
+    done = ", ".join(f"{one.name} {progress(one)}" for one in story.phases)
+    note = [tag("p", story.note)] if story.note else []
+    return document(
+        f"Run {story.run}",
+        tag("style", Html(STYLE)),
+        tag("h1", f"Run {story.run}"),
+        tag("p", f"{done or 'no phase has begun'} · written {story.written}", class_="soft"),
+        *note,
+        _tiles(story),
+        *(part for phase in story.phases for part in _phase(phase)),
+    )
+
+
+def progress(phase: PhaseStory) -> str:
+    steps = phase.config.get("steps")
+    if not phase.lines:
+        return phase.state or "not begun"
+    last = phase.lines[-1]["step"]
+    of = f" of {steps:,}" if steps and last < steps else ""
+    return f"{last:,}{of} steps"
+
+
+def _tiles(story: Story) -> Html:
+    tiles = [
+        tag("div", tag("span", name, class_="soft"), tag("b", value), class_="card") for name, value in story.facts
+    ]
+    return tag("div", *tiles, class_="tiles")
+
+
+def _phase(phase: PhaseStory) -> Iterator[Html]:
+    shown = [_card(chart.title.partition(": ")[2], svg(chart)) for _, chart in charts(phase)]
+    peaks = list(dict.fromkeys(one["mfu_of"] for one in phase.lines if one.get("mfu_of")))
+    if peaks:
+        shown.append(_card("What MFU is", tag("p", MFU + "; then ".join(peaks), class_="soft")))
+    facts = [*_numbers(phase), *((name, f"{value} {interval}".strip()) for name, value, interval in phase.measured)]
+    if facts:
+        shown.insert(1 if phase.lines else 0, _card("Figures", _table(facts)))
+    title = f"{phase.name}, {progress(phase)}"
+    yield tag("h2", title, style="margin:36px 0 0;font-size:20px")
+    if not shown and not phase.samples:
+        yield tag("p", "It has told nothing yet.", class_="soft")
+    yield tag("div", *shown, *_said(phase), *_config(phase), class_="cards")
+
+
+def _numbers(phase: PhaseStory) -> Iterator[tuple[str, str]]:
+    last = phase.lines[-1] if phase.lines else {}
+    if last:
+        yield "last loss", f"{last['loss']:.4f} nats per token"
+        yield "tokens", f"{last['tokens']:,}, padding included"
+        spent = sum(one.get("step_s", 0.0) for one in phase.lines)
+        if spent:
+            yield "time in steps", f"{spent:,.0f} s"
+            waited = sum(one.get("data_wait_s", 0.0) for one in phase.lines)
+            yield "waited for data", f"{100 * waited / spent:.2f} % of it"
+    found = phase.result
+    if found.get("bits_per_byte") is not None:
+        beside = ", ".join(f"{name} {found[name]:.3f}" for name in ("gzip", "xz") if name in found)
+        yield "held-out text", f"{found['bits_per_byte']:.4f} bits per byte{f' ({beside})' if beside else ''}"
+    if found.get("params"):
+        yield "parameters", f"{found['params']:,}"
+
+
+def _said(phase: PhaseStory) -> list[Html]:
+    moments: dict[int, dict[str, str]] = {}
+    for one in phase.samples:
+        moments.setdefault(one["step"], {})[one["prompt"]] = one["text"]
+    if not moments:
+        return []
+    prompts = list(dict.fromkeys(one["prompt"] for one in phase.samples))
+    each = -(-len(moments) // MOST_SAMPLES)
+    chosen = sorted(moments)[::-1][::each][::-1]  # the last one always
+    head = tag("tr", tag("th", "step", class_="number"), *(tag("th", prompt) for prompt in prompts))
+    rows = (
+        tag("tr", tag("td", f"{step:,}", class_="number"),
+            *(tag("td", tag("code", moments[step].get(prompt, ""))) for prompt in prompts))
+        for step in chosen
+    )  # fmt: skip
+    note = tag("p", "greedy, at most 40 tokens; the model, asked the same again and again", class_="soft")
+    return [tag("div", tag("h2", "What it says"), note, tag("table", head, *rows), class_="card wide")]
+
+
+def _config(phase: PhaseStory) -> list[Html]:
+    if not phase.config:
+        return []
+    rows = list(_flat(phase.config))
+    return [tag("div", tag("details", tag("summary", "Configuration"), _table(rows)), class_="card wide")]
+
+
+def _flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{key}.")
+        elif value is not None:
+            yield f"{above}{key}", number(value) if isinstance(value, float) else str(value)
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> Html:
+    return tag("table", *(tag("tr", tag("th", name), tag("td", value)) for name, value in rows))
+
+
+def _card(title: str, *inner: Html) -> Html:
+    return tag("div", tag("h2", title), *inner, class_="card")
