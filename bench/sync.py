@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from infra.transport.push import push
 from infra.transport.ssh import Ssh
 from tests.hosts import Hosts
 
@@ -73,7 +74,7 @@ def compare(pod: Ssh, tree: Path, folder: Path, master: Path) -> None:
     rsync = ["rsync", "-az", "-e", " ".join(ssh), f"{tree}/", f"{host}:{folder}/rsync/"]
 
     def ours() -> object:
-        return pod.push(tree, folder / "code", TOKEN)
+        return push(pod, tree, folder / "code", TOKEN)
 
     def theirs() -> object:
         return subprocess.run(rsync, check=True)

@@ -14,7 +14,8 @@ from typing import Any
 from store import outside
 from store.artifacts import vocabulary
 from store.artifacts.artifacts import Store
-from store.backends.backend import Entry, Place, open_place
+from store.backends.backend import Entry, Place
+from store.backends.by_uri import open_place
 from store.manifest import StoreError
 from store.run_sync.run_folder import CHECKPOINT, MANIFEST, Checkpoint, Damaged, RunFolder, check_files, step_of
 

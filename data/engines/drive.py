@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,14 +17,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from data.config import ConfigError, TextSpec
-from data.engines.work import HOME, MERGE, Work, begin, locked
+from data.engines.work import HOME, MERGE, ROOT, Work, begin, locked, task_words
 from data.errors import DataError, InputError
 from data.events import emit
 from data.shards.pipeline import How, Stopped, check_place, stamps
 from data.single_writer import PARENT, leave_behind
 from data.text.inputs import STDIN, Share, list_inputs
 
-ROOT = Path(__file__).resolve().parents[2]
 ENGINES = ("ray", "slurm")
 MOST_ROUNDS = 5
 LOOK_S, MOST_LOOK_S = 0.5, 10.0
@@ -140,10 +138,6 @@ def run_task(work: Work, name: str) -> None:
     subprocess.run(task_words(work, name), cwd=ROOT, env=environ)
     if work.code(name) is None:
         raise DataError(f"{name} was killed: {work.said(name)}")
-
-
-def task_words(work: Work, name: str) -> list[str]:
-    return [sys.executable, "-m", "data.engines.task", str(work.home), name]
 
 
 def _result(work: Work) -> dict[str, Any]:

@@ -10,8 +10,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.engines.drive import ROOT, task_words
-from data.engines.work import Work
+from data.engines.work import ROOT, Work, task_words
 from data.errors import DataError, InputError
 from data.single_writer import PARENT
 

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.engines.drive import ROOT, task_words
-from data.engines.work import MERGE, Work
+from data.engines.work import MERGE, ROOT, Work, task_words
 from data.errors import DataError, InputError
 from data.events import emit
 

@@ -11,6 +11,7 @@ that says what to do, and what became of it. Called by: `drive.py`, the engines,
 import fcntl
 import json
 import os
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ from data.manifest import MANIFEST, TOOL, write_json
 from data.text.inputs import Share
 from store import outside
 
+ROOT = Path(__file__).resolve().parents[2]
 HOME, MERGE = ".engine", "merge"
 TAIL_BYTES = 4096
 LOOK_S = 0.2
@@ -149,3 +151,7 @@ def _last_record(path: Path) -> int:
             if record.get("kind") in ("progress", "result"):
                 return record.get("documents", record.get("done", 0))
     return 0
+
+
+def task_words(work: Work, name: str) -> list[str]:
+    return [sys.executable, "-m", "data.engines.task", str(work.home), name]

@@ -18,8 +18,8 @@ from typing import Any, BinaryIO, Protocol
 from data.config import form_of
 from data.errors import InputError
 from data.manifest import MANIFEST, is_shard
+from data.text.document import COLUMNS, Document
 from data.text.document_batch import Listed, Texts, is_blank, mend, of_arrow
-from data.text.documents import COLUMNS, Document
 from data.text.escapes import unescape, unescape_giant
 from data.text.inputs import STDIN, InputFile
 from data.text.long_documents import GIANT, take_text

@@ -11,27 +11,11 @@
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Document:
-    """One text, in FineWeb's columns; None where a source does not say."""
-
-    text: str
-    id: str = ""
-    url: str | None = None
-    language: str | None = None
-    language_score: float | None = None
-    score: float | None = None
-    """FineWeb-Edu's: how much can be learned from it, 0 to 5."""
-    token_count: int | None = None
-    dump: str | None = None
-    date: str | None = None
-    file_path: str | None = None
-
-
-COLUMNS = tuple(name for name in Document.__dataclass_fields__ if name != "text")
+from data.config import TextSpec
+from data.text.batches import documents_of, open_pieces
+from data.text.document import COLUMNS, Document
+from data.text.inputs import list_inputs
 
 
 def documents(source: str, packages: tuple[str, ...] = ()) -> Iterator[Document]:
@@ -40,10 +24,6 @@ def documents(source: str, packages: tuple[str, ...] = ()) -> Iterator[Document]
     Raises ConfigError when there is no such file, InputError for a package, a row or a column that is not there,
     DataError when what lies elsewhere cannot be reached.
     """
-    from data.config import TextSpec
-    from data.text.batches import documents_of, open_pieces
-    from data.text.inputs import list_inputs
-
     for file in list_inputs(TextSpec(source=source, packages=packages)).files:
         pieces, row = open_pieces(file, COLUMNS), 0
         for piece in range(pieces.count):

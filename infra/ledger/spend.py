@@ -16,8 +16,8 @@ from infra.errors import OutOfMoney
 from infra.ledger.journal import Op
 from infra.ledger.life_cycle import FAILED
 from infra.money import dollars
+from infra.providers import TIMER_GRAIN_S
 
-TIMER_GRAIN_S = {"lium": 3600.0}  # its timer takes whole hours
 VENDOR_LATE_S = 300.0  # vendors look at their timers now and then
 GRAIN_S = {"shadeform": 60}  # what is begun is billed; elsewhere a second
 Now = float | Clocks  # a float: by the wall's clock alone

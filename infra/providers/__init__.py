@@ -69,6 +69,7 @@ class Provider(Protocol):
         """The way to that pod; asks nobody yet."""
 
 
+TIMER_GRAIN_S = {"lium": 3600.0}  # vendors whose own timer takes whole hours
 Vendors = Callable[[str], Provider]  # by name; raises UsageError for one that cannot be used
 
 

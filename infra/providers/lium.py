@@ -20,11 +20,10 @@ from msgspec import Struct
 from infra.agent.job import Limits
 from infra.agent.limits import hard_limit_s
 from infra.errors import Ambiguous, AuthError, NoOffer, OutOfMoney, SlipwayError, UsageError
-from infra.ledger.spend import TIMER_GRAIN_S
 from infra.market import gpus
 from infra.market.filters import satisfying
 from infra.money import micro_usd, told_micro_usd
-from infra.providers import Abilities, rows
+from infra.providers import TIMER_GRAIN_S, Abilities, rows
 from infra.providers.by_http import ByHttp
 from infra.providers.json_api import JsonApi, Refused, Unclear, endpoint, epoch
 from infra.providers.pod_keys import PodKeys, is_token

@@ -25,13 +25,13 @@ from infra.rehearsal.market import Market
 from infra.rehearsal.offers import digest, micro_usd
 from infra.rehearsal.records import Effect, Machine, Offer
 from infra.rehearsal.vendors.lium import Lium
-from infra.rehearsal.vendors.runpod import Runpod
+from infra.rehearsal.vendors.runpod_graphql import BothApis
 from infra.rehearsal.vendors.shadeform import Shadeform
 from infra.settings import OVERLAY
 
 TICK_S = 0.05
 LOOK_TICKS = 5  # between looks at the disks
-VENDORS: dict[str, Callable[..., web.Api]] = {"shadeform": Shadeform, "runpod": Runpod, "lium": Lium}
+VENDORS: dict[str, Callable[..., web.Api]] = {"shadeform": Shadeform, "runpod": BothApis, "lium": Lium}
 READERS = ("runpod", "lium")  # where a key can be made that may only read
 PATHS = {"shadeform": "/v1", "runpod": "", "lium": "/api"}
 

@@ -35,7 +35,7 @@ from infra.runs.timing import Say, stage
 from infra.settings import VENDORS
 from infra.transport import bootstrap
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable, twice
-from infra.transport.push import Pushed
+from infra.transport.push import Pushed, push
 from store import Store
 
 ARM_S = 60.0
@@ -359,7 +359,7 @@ def send_code(op: Op, provider: Provider, root: Path, say: Say) -> Pushed:
     transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
     say(f"sending the code to {pods.where(op)}")
     with stage("push", say) as told:
-        pushed = transport.push(root, pod.code, op.token)
+        pushed = push(transport, root, pod.code, op.token)
         told += [f"{pushed.sent} files", *(f"not sent: {refusal}" for refusal in pushed.refused)]
     if not provider.is_here:
         with stage("tools", say) as told:
@@ -373,7 +373,7 @@ def _send_agent(op: Op, provider: Provider) -> None:
         root = Path(folder).resolve()
         shutil.copytree(AGENT, root / "infra" / "agent", ignore=shutil.ignore_patterns("__pycache__"))
         (root / "infra" / "__init__.py").touch()
-        provider.reach(pods.pod_of(op)).push(root, pods.folder_of(op).code, op.token)
+        push(provider.reach(pods.pod_of(op)), root, pods.folder_of(op).code, op.token)
 
 
 def _introduce(ops: list[Op], vendors: Vendors, journal: Journal) -> list[Op]:

@@ -19,6 +19,7 @@ from infra.ledger.journal import Op
 from infra.runs import mirror
 from infra.runs.pods import folder_of
 from infra.transport.protocol import ThisMachine, Transport
+from infra.transport.push import push
 from store import Store, outside
 from store.run_sync.run_folder import Checkpoint, Damaged
 
@@ -34,7 +35,7 @@ def keep_code(op: Op, root: Path, folder: Path) -> Path:
     """A copy of the code of `root`, as a push sends it: what another pod of this run gets."""
     write_durably(folder / "POD.json", json.dumps({"token": op.token, "run": op.run}))
     code = folder / "code"
-    ThisMachine().push(root, code, op.token)
+    push(ThisMachine(), root, code, op.token)
     subprocess.run(["git", "init", "-q", str(code)], check=True, stdin=subprocess.DEVNULL)  # else it is ignored by ours
     return code
 

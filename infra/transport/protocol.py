@@ -1,4 +1,4 @@
-"""Reaching a machine: run words there, put and get files, push code.
+"""Reaching a machine: run words there, put and get files.
 
 One protocol; here the implementation for the machine in front of the user.
 """
@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from infra.errors import SlipwayError
-from infra.transport import push as sync
 from infra.transport.port_forward import LOOPBACK, relay
-from infra.transport.push import Pushed
 
 READ_BYTES = 8 << 20
 OPEN_S = 10.0
@@ -93,13 +91,6 @@ class Transport(Protocol):
     def read(self, path: str | Path, offset: int) -> bytes:
         """What the file holds from that byte on, READ_BYTES at most; empty at its end. Raises FileNotFoundError."""
 
-    def push(self, root: Path, dest: str | Path, token: str) -> Pushed:
-        """Make `dest` hold the code of `root`: what git would keep, minus secrets, which are returned as refused.
-
-        Only into a folder beside the marker of the pod with `token`. What an earlier push brought and is no
-        longer there is removed; what the pod made itself stays; unchanged files are not touched.
-        """
-
     def forward(self, local_port: int, remote_port: int) -> contextlib.AbstractContextManager[int]:
         """Within it, that port of the machine answers here, on loopback only (0: any port); gives the port here."""
 
@@ -171,9 +162,6 @@ class ThisMachine:
         with open(path, "rb") as file:
             file.seek(offset)
             return file.read(READ_BYTES)
-
-    def push(self, root: Path, dest: str | Path, token: str) -> Pushed:
-        return sync.push(self, root, dest, token)
 
     @contextlib.contextmanager
     def forward(self, local_port: int, remote_port: int) -> Iterator[int]:

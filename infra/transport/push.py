@@ -13,17 +13,15 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from infra.agent import receive
 from infra.agent.job import PodFolder
 from infra.errors import SlipwayError, UsageError
 from infra.transport import shipment
+from infra.transport.protocol import Transport, twice
 from infra.transport.shipment import Refusal
 from store import outside
-
-if TYPE_CHECKING:
-    from infra.transport.protocol import Transport
 
 BASE_S = 60.0
 SLOWEST_BYTES_PER_S = 100_000
@@ -43,8 +41,18 @@ class Pushed:
     refused: tuple[Refusal, ...] = ()
 
 
-def push(machine: "Transport", root: Path, dest: str | Path, token: str) -> Pushed:
-    """As in Transport. Raises UsageError for a refusal on either side; may be repeated after any error."""
+def push(machine: Transport, root: Path, dest: str | Path, token: str) -> Pushed:
+    """Make `dest` hold the code of `root`: what git would keep, minus secrets, which are returned as refused.
+
+    Only into a folder beside the marker of the pod with `token`. What an earlier push brought and is no longer there is
+    removed; what the pod made itself stays; unchanged files are not touched. May be repeated after any error.
+
+    Raises UsageError for a refusal on either side.
+    """
+    return twice(lambda: _push(machine, root, dest, token))
+
+
+def _push(machine: Transport, root: Path, dest: str | Path, token: str) -> Pushed:
     root = root.resolve()
     now = time.time_ns()
     where = {"dest": str(dest), "token": token}
@@ -81,7 +89,7 @@ def push(machine: "Transport", root: Path, dest: str | Path, token: str) -> Push
     )
 
 
-def pushed(machine: "Transport", dest: str | Path) -> dict[str, str]:
+def pushed(machine: Transport, dest: str | Path) -> dict[str, str]:
     """sha256 by path of what the last push left in `dest`; empty when there was none."""
     try:
         raw = machine.get(PodFolder(Path(dest).parent).state / receive.MEMORY)
@@ -94,7 +102,7 @@ def pushed(machine: "Transport", dest: str | Path) -> dict[str, str]:
     return {path: str(entry[2]) if entry else "" for path, entry in known.items()}
 
 
-def _exchange(machine: "Transport", where: dict[str, str], request: Iterable[bytes], timeout_s: float) -> Any:
+def _exchange(machine: Transport, where: dict[str, str], request: Iterable[bytes], timeout_s: float) -> Any:
     code = Path(receive.__file__).read_bytes()
     # Isolated and without `site`: half the start-up, and nothing on the pod changes what runs.
     words = [machine.python, "-ISX", "utf8", "-c", f"import sys; exec(sys.stdin.buffer.read({len(code)}))"]

@@ -21,9 +21,8 @@ from typing import Any
 
 from infra.errors import SlipwayError, UsageError
 from infra.records import Address
-from infra.transport import push as sync
 from infra.transport.port_forward import relay
-from infra.transport.protocol import READ_BYTES, Lost, Pushed, Result, Silent, TimedOut, Unreachable, tied, twice
+from infra.transport.protocol import READ_BYTES, Lost, Result, Silent, TimedOut, Unreachable, tied
 from infra.transport.ssh_connection import ALIAS, OPEN_S, SILENT_S, Link, hush
 
 FILE_S = 120.0  # to put or get one file
@@ -92,9 +91,6 @@ class Ssh:
         place = shlex.quote(str(path))
         tail = f"tail -c +{offset + 1} < {place} | head -c {READ_BYTES}"
         return self._checked(f"[ -e {place} ] || exit {_ABSENT}; {tail}", f"read {path}")
-
-    def push(self, root: Path, dest: str | Path, token: str) -> Pushed:
-        return twice(lambda: sync.push(self, root, dest, token))
 
     @contextlib.contextmanager
     def forward(self, local_port: int, remote_port: int) -> Iterator[int]:

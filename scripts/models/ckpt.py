@@ -20,7 +20,7 @@ from scripts.cli.invoke_patch import print_json
 from scripts.project.tasks import columns
 from scripts.runs.planning import ROOT
 from store import Store, catalogue, credentials
-from store.backends.backend import open_place
+from store.backends.by_uri import open_place
 from store.catalogue import Found
 from store.manifest import Manifest
 

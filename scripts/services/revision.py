@@ -39,7 +39,7 @@ from serve.policy.service_state import Seen, Version, Wanted
 from serve.replicas import placement
 from serve.service import Service
 from store import StoreError
-from store.backends.backend import open_place
+from store.backends.by_uri import open_place
 from trainer.plan import CHECKPOINTS
 
 CONFIG = ROOT / "serve" / "service.yaml"

@@ -18,7 +18,8 @@ from typing import Any
 from infra.errors import UsageError
 from store import Artifact, Manifest, Store, StoreError, catalogue, credentials, outside
 from store.artifacts import model_files, vocabulary
-from store.backends.backend import Entry, Place, open_place
+from store.backends.backend import Entry, Place
+from store.backends.by_uri import open_place
 from store.manifest import MANIFEST, check_name
 
 CONFIG, TOKENIZER, FAKE = "config.json", "tokenizer.json", "fake.json"

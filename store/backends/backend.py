@@ -6,14 +6,13 @@ whether a write can be made to depend on what it replaces (`compares_and_sets`),
 """
 
 import hashlib
-import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from store.manifest import NoStore, StoreError
+from store.manifest import StoreError
 
 PART_BYTES = 8 << 20  # of one range that is read, and of one part that is sent
 FIRST_BYTES = 1 << 20
@@ -122,33 +121,3 @@ class Place(ABC):
         for piece in self.pieces(name, at):
             digest.update(piece)
         return digest.hexdigest()
-
-
-def open_place(uri: str) -> Place:
-    """By its kind. Raises NoStore when nothing here can speak to it. Touches nothing.
-
-    What else fsspec speaks is refused here, where it is typed: its clients are in no environment of ours, nor on a pod.
-    """
-    from store import credentials
-    from store.backends.folder import Folder
-    from store.backends.fsspec import Other
-
-    kind = credentials.kind(uri)
-    if kind in ("", "file"):
-        return Folder(uri)
-    if kind == "s3":
-        from store.backends.s3 import Bucket
-
-        return Bucket(uri)
-    if kind == "hf":
-        from store.backends.hub import Repository
-
-        return Repository(uri)
-    if kind == "memory":
-        return Other(uri)
-    from store.patience import clean
-
-    said = re.sub("//[^/]*@", "//", clean(uri))
-    google = "; of Google's buckets, the S3 interface keeps no two writers apart" if kind in ("gs", "gcs") else ""
-    raise NoStore(f"store {said}: {kind}:// is not spoken here; a store is a folder, hf://user/repo or "
-                  f"s3://bucket/folder{google}")  # fmt: skip

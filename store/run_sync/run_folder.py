@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from store import local_files, outside
-from store.backends.backend import PART_BYTES, Entry, NotSmall, Source, open_place
+from store.backends.backend import PART_BYTES, Entry, NotSmall, Source
+from store.backends.by_uri import open_place
 from store.manifest import FileEntry, StoreError, check_name, entry_of, is_harmless
 
 MANIFEST = "MANIFEST.json"

@@ -11,7 +11,7 @@ import pytest
 from infra.agent.environment import default_cache
 from infra.rehearsal import attach
 from store import Store, credentials
-from store.backends.backend import open_place
+from store.backends.by_uri import open_place
 from tests.end_to_end.test_street_market import KEYS, Rehearsed
 from tests.store import conftest as stores
 from tests.store import hub as hubs

@@ -12,6 +12,7 @@ from infra.providers.local import Local
 from infra.runs import pods
 from infra.settings import Settings
 from infra.transport.protocol import ThisMachine
+from infra.transport.push import push
 from tests.faults.trial import COUNT, Counted, checkout, plan
 from tests.hosts import until
 from tests.infra.transport.test_push import TOKEN, make_pod
@@ -118,8 +119,8 @@ def test_a_store_on_a_read_only_disk_is_told_in_the_plan(world, disk):
 def test_a_push_onto_a_full_disk_says_so_and_goes_on_when_there_is_room(tmp_path, disk):
     root, dest = checkout(tmp_path / "checkout", ballast_bytes=3_000_000), make_pod(disk / "pod")
     with pytest.raises(SlipwayError, match="push to .*: .*No space left on device") as failure:
-        ThisMachine().push(root, dest, TOKEN)
+        push(ThisMachine(), root, dest, TOKEN)
     assert "Traceback" not in str(failure.value) and not list(dest.rglob("*.draft"))
     (root / "ballast").write_bytes(b"")
-    ThisMachine().push(root, dest, TOKEN)
+    push(ThisMachine(), root, dest, TOKEN)
     assert (dest / "counter.py").read_text() == (root / "counter.py").read_text()

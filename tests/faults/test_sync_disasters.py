@@ -12,6 +12,7 @@ import pytest
 
 from infra.errors import UsageError
 from infra.transport.protocol import ThisMachine
+from infra.transport.push import push
 from tests.faults.trial import rounds
 from tests.infra.transport.test_push import TOKEN, make_pod
 
@@ -30,7 +31,7 @@ def test_whatever_is_pushed_what_the_pod_made_stays(tmp_path, rounds):
     for number in range(rounds):
         change(root, dice, number, tmp_path / "precious")
         with contextlib.suppress(UsageError):  # refused: then nothing is lost either
-            here.push(root, dest, TOKEN)
+            push(here, root, dest, TOKEN)
         path = dest.joinpath(*dice.choices(PARTS, k=dice.randint(1, 3)), f"made-{number}")
         try:
             write(path, os.urandom(8))
@@ -99,5 +100,5 @@ def disasters(here: ThisMachine, root: Path, dest: Path, folder: Path) -> None:
     ]
     for source, place, token in wrong:
         with pytest.raises(UsageError):
-            here.push(source, place, token)
+            push(here, source, place, token)
     (root / "whole").unlink()

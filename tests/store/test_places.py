@@ -7,7 +7,8 @@ import time
 import pytest
 
 from store import Artifact, Store
-from store.backends.backend import PART_BYTES, open_place
+from store.backends.backend import PART_BYTES
+from store.backends.by_uri import open_place
 from store.backends.hub import Repository
 from store.backends.s3 import Bucket
 from store.manifest import NoStore, StoreError

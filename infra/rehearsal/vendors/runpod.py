@@ -17,7 +17,6 @@ from infra.rehearsal.market import ENDED, Market
 from infra.rehearsal.offers import VOLUME, dollars, volume_at
 from infra.rehearsal.records import Machine, Offer, Order, Refused, rate
 from infra.rehearsal.vendors.graphql import Wrong
-from infra.rehearsal.vendors.runpod_graphql import Graph
 
 NO_CAPACITY = "There are no longer any instances available with the requested specifications."
 MOST_GPUS = 8  # of one machine
@@ -109,7 +108,6 @@ class Runpod(web.Api):
         self._pod_keys: dict[str, str] = {}  # by machine: the key that its own processes find
         _, center = volume_at(market.offers.values(), self.vendor)
         self._volume = {"id": VOLUME, "name": "rehearsal", "size": 500, "dataCenter": center, "type": "STANDARD"}
-        self._graph = Graph(market, self)
         one = r"/v2/pods/([^/]+)"
         self.routes = (
             web.Route("GET", "/v2/catalog/gpus", "offers", self._catalog),
@@ -137,8 +135,6 @@ class Runpod(web.Api):
         return self.error(401, "The API key is not valid.") if right is None else right
 
     def route(self, asked: web.Asked) -> web.Route | web.Answer:
-        if asked.path == "/graphql":
-            return self._graph.route(asked)
         route, owner = super().route(asked), self.owner(asked)
         # As far as anybody knows: a pod's own key is made for GraphQL.
         if owner and not (owner.has("v2 pod key") and asked.path == f"/v2/pods/{owner.machine_id}"):
@@ -174,8 +170,6 @@ class Runpod(web.Api):
         return web.Answer(status, body, {"Content-Type": "application/problem+json"})
 
     def refused(self, error: Exception, asked: web.Asked) -> web.Answer:
-        if asked.path == "/graphql":
-            return self._graph.refused(str(NO_CAPACITY if is_taken(error) else error))
         if isinstance(error, Problem):
             return self.error(error.status, str(error))
         if isinstance(error, Refused):

@@ -4,7 +4,7 @@ Answers are 200 even when nothing was done; then there are `errors`.
 """
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -14,9 +14,7 @@ from infra.rehearsal.market import Market
 from infra.rehearsal.offers import dollars
 from infra.rehearsal.records import Machine, Refused, rate
 from infra.rehearsal.vendors.graphql import Selection, Wrong, parse, project
-
-if TYPE_CHECKING:
-    from infra.rehearsal.vendors.runpod import Runpod
+from infra.rehearsal.vendors.runpod import NO_CAPACITY, Create, Mounts, Network, Persistent, Runpod, is_taken
 
 CALLS = {
     "podFindAndDeployOnDemand": "create", "podRentInterruptable": "create", "podTerminate": "delete",
@@ -83,7 +81,7 @@ class Which(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Graph:
-    def __init__(self, market: Market, runpod: "Runpod") -> None:
+    def __init__(self, market: Market, runpod: Runpod) -> None:
         self._market, self._runpod = market, runpod
         self._fields: dict[str, Callable[[Mapping[str, Any]], Any]] = {
             "podFindAndDeployOnDemand": lambda words: self._pod(self._deploy(_input(words, Deploy))),
@@ -126,8 +124,6 @@ class Graph:
 
     def _deploy(self, wish: Deploy) -> Machine:
         """Raises Wrong, Refused."""
-        from infra.rehearsal.vendors.runpod import Create, Mounts, Network, Persistent
-
         try:
             expires_at = parse_iso(wish.terminateAfter) if wish.terminateAfter else None
             stops_at = parse_iso(wish.stopAfter) if wish.stopAfter else None
@@ -258,3 +254,19 @@ def _input(words: Mapping[str, Any], kind: Any) -> Any:
         return msgspec.convert(words.get("input"), kind)
     except msgspec.ValidationError as error:
         raise Wrong(f'Variable "$input" got invalid value; {error}') from None
+
+
+class BothApis(Runpod):
+    """REST v2 and GraphQL over one market."""
+
+    def __init__(self, market: Market, hub: web.Hub, key: str, read_key: str) -> None:
+        super().__init__(market, hub, key, read_key)
+        self._graph = Graph(market, self)
+
+    def route(self, asked: web.Asked) -> web.Route | web.Answer:
+        return self._graph.route(asked) if asked.path == "/graphql" else super().route(asked)
+
+    def refused(self, error: Exception, asked: web.Asked) -> web.Answer:
+        if asked.path == "/graphql":
+            return self._graph.refused(str(NO_CAPACITY if is_taken(error) else error))
+        return super().refused(error, asked)

@@ -11,7 +11,7 @@ from data.__main__ import main
 from data.errors import InputError
 from data.shards.shards import read, shard_paths
 from data.text.remote import list_remote
-from store.backends.backend import open_place
+from store.backends.by_uri import open_place
 from tests.store.conftest import no_keys, s3, s3_server  # noqa: F401 fixtures
 
 

@@ -21,6 +21,7 @@ from infra.names import new_token
 from infra.providers.ssh import SshPools
 from infra.records import Address, Request
 from infra.runs import launch, pods
+from infra.transport.push import push
 from infra.transport.ssh import Ssh
 from infra.transport.ssh_connection import StrangeHost
 from tests.hosts import HOME, hosts, until  # noqa: F401 (a fixture)
@@ -255,7 +256,7 @@ def test_ending_a_pod_ends_its_processes_and_nobody_elses(inventory, journal, is
     op = rent(provider, journal, "a-1", job(STUBBORN % at_term))
     transport = on(provider, 0)
     pod = PodFolder(Path(Address.parse(op.address).folder))
-    transport.push(REPOSITORY, pod.code, op.token)
+    push(transport, REPOSITORY, pod.code, op.token)
     launch.hand_over(op, provider, journal, {})
     bystander = subprocess.Popen(["sleep", "600"])
     try:

@@ -2,7 +2,7 @@ import json
 
 from infra.runs import doctor
 from infra.settings import Settings
-from store.backends.backend import open_place
+from store.backends.by_uri import open_place
 from tests.loopback import loopback
 from tests.store import conftest as stores
 from tests.world import ROOT, World

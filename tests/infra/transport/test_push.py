@@ -12,8 +12,9 @@ import pytest
 
 from infra.agent import receive
 from infra.errors import SlipwayError, UsageError
-from infra.transport import push, shipment
-from infra.transport.protocol import Lost, Pushed, ThisMachine
+from infra.transport import shipment
+from infra.transport.protocol import Lost, ThisMachine
+from infra.transport.push import Pushed, push, pushed
 from infra.transport.ssh import Ssh
 from tests.hosts import hosts, sshd, until  # noqa: F401
 
@@ -87,7 +88,7 @@ def test_a_push_leaves_what_rsync_leaves(machine, root, tmp_path):
     rsync = ["rsync", "-a", "--delete", "--chmod=Fu=rwX,Fgo=rX", "--exclude=.git", "--exclude=var", "--exclude=*.log"]
     for alter in (lambda _: None, change):
         alter(root)
-        machine.push(root, dest, TOKEN)
+        push(machine, root, dest, TOKEN)
         subprocess.run([*rsync, f"{root}/", f"{mirror}/"], check=True)
         assert held(dest) == held(mirror)
     assert not list((tmp_path / "pod").rglob("*.draft"))
@@ -103,7 +104,7 @@ def test_under_any_umask_nobody_else_may_write_what_was_pushed(machine, root, tm
         path.is_symlink() or path.chmod(0o777 if path.is_dir() else 0o666)
     dest, before = make_pod(tmp_path / "pod"), os.umask(0)
     try:
-        machine.push(root, dest, TOKEN)
+        push(machine, root, dest, TOKEN)
         machine.put(b"text", dest / "made" / "file")
     finally:
         os.umask(before)
@@ -119,35 +120,35 @@ def untouched(folder: Path) -> dict[Path, tuple[int, ...]]:
 def test_what_is_unchanged_is_neither_sent_nor_touched(machine, root, tmp_path):
     dest = make_pod(tmp_path / "pod")
     count = len(shipment.survey(root))
-    assert machine.push(root, dest, TOKEN) == Pushed(count, 0, 0)
+    assert push(machine, root, dest, TOKEN) == Pushed(count, 0, 0)
     before = untouched(dest)
     for _ in range(2):
-        assert machine.push(root, dest, TOKEN) == Pushed(0, count, 0)
+        assert push(machine, root, dest, TOKEN) == Pushed(0, count, 0)
     (root / "empty").touch()  # another time, the same content
-    assert machine.push(root, dest, TOKEN) == Pushed(0, count, 0)
+    assert push(machine, root, dest, TOKEN) == Pushed(0, count, 0)
     assert untouched(dest) == before
     (root / "sub/data.bin").write_bytes(b"new")
     (root / "empty").unlink()
-    assert machine.push(root, dest, TOKEN) == Pushed(1, count - 2, 1)
+    assert push(machine, root, dest, TOKEN) == Pushed(1, count - 2, 1)
 
 
 def test_what_the_pod_changed_is_put_right_and_what_it_made_stays(machine, root, tmp_path):
     dest = make_pod(tmp_path / "pod")
-    machine.push(root, dest, TOKEN)
+    push(machine, root, dest, TOKEN)
     wanted = held(dest)
     (dest / "sub/data.bin").write_bytes(bytes(256 * 9000))  # of the same size
     (dest / "sub/deep/run.sh").chmod(0o600)
     (dest / "empty").unlink()
     (dest / "made").write_text("by the pod")
-    assert machine.push(root, dest, TOKEN).sent == 3
+    assert push(machine, root, dest, TOKEN).sent == 3
     assert held(dest) == wanted | {"made": (0o644, b"by the pod")}
     (tmp_path / "pod/state/pushed.json").unlink()  # forgotten, but all is there
-    assert machine.push(root, dest, TOKEN).sent == 0
+    assert push(machine, root, dest, TOKEN).sent == 0
 
 
 def test_nothing_is_lost_by_a_push_from_or_to_the_wrong_place(machine, root, tmp_path):
     dest = make_pod(tmp_path / "pod")
-    machine.push(root, dest, TOKEN)
+    push(machine, root, dest, TOKEN)
     (dest / "data").mkdir()
     (dest / "data/checkpoint").write_text("precious")
     before = held(tmp_path / "pod")
@@ -168,7 +169,7 @@ def test_nothing_is_lost_by_a_push_from_or_to_the_wrong_place(machine, root, tmp
         (root, dest.parent / "linked", TOKEN, "is a link; nothing is pushed through it"),
     ]:
         with pytest.raises(UsageError, match=said):
-            machine.push(source, place, token)
+            push(machine, source, place, token)
     assert {name: what for name, what in held(tmp_path / "pod").items() if name != "linked"} == before
     assert os.listdir(tmp_path / "other") == ["POD.json"]
 
@@ -176,13 +177,13 @@ def test_nothing_is_lost_by_a_push_from_or_to_the_wrong_place(machine, root, tmp
 def test_a_secret_stays_behind_and_goes_when_it_became_one(machine, root, tmp_path):
     dest = make_pod(tmp_path / "pod")
     write(root, {".env.local": b"A=1", "id": KEY.encode()})
-    refused = machine.push(root, dest, TOKEN).refused
+    refused = push(machine, root, dest, TOKEN).refused
     assert [str(one) for one in refused] == [
         ".env.local: its name says that it holds secrets",
         "id: it holds a private key",
     ]
     write(root, {"empty": KEY.encode()})
-    done = machine.push(root, dest, TOKEN)
+    done = push(machine, root, dest, TOKEN)
     assert (done.removed, [one.path for one in done.refused]) == (1, [".env.local", "empty", "id"])
     assert not {".env.local", "id", "empty"} & held(dest).keys()
 
@@ -205,14 +206,14 @@ def test_a_push_that_was_cut_off_is_mended_by_the_next(sshd, root, tmp_path):  #
                 yield piece
 
     with Cut(sshd.address, tmp_path / "known_hosts") as pod, pytest.raises(Lost):
-        pod.push(root, dest, TOKEN)
+        push(pod, root, dest, TOKEN)
     until(lambda: not list(dest.rglob("*.draft")), "the end of what was cut off")
     sent = held(dest)
     assert 0 < len(sent) < len(shipment.survey(root))
     assert all(content == (root / name).read_bytes() for name, (mode, content) in sent.items() if mode >= 0)
     (root / "big0").unlink()
     with Ssh(sshd.address, tmp_path / "known_hosts") as pod:
-        pod.push(root, dest, TOKEN)
+        push(pod, root, dest, TOKEN)
     assert held(dest).keys() == shipment.survey(root).keys()
 
 
@@ -221,14 +222,14 @@ def test_a_host_without_rsync_is_pushed_to(hosts, root, tmp_path):  # noqa: F811
     with Ssh(host.address, tmp_path / "known_hosts") as pod:
         assert pod.run(["rsync", "--version"], timeout_s=20).exited != 0
         pod.put(json.dumps({"token": TOKEN}).encode(), f"{host.address.folder}/POD.json")
-        pod.push(root, f"{host.address.folder}/code", TOKEN)
+        push(pod, root, f"{host.address.folder}/code", TOKEN)
     assert held(host.folder / "home/pod/code").keys() == shipment.survey(root).keys()
 
 
 def test_a_file_that_changes_while_it_is_sent_stays_as_it_was(root, tmp_path):
     dest = make_pod(tmp_path / "pod")
 
-    ThisMachine().push(root, dest, TOKEN)
+    push(ThisMachine(), root, dest, TOKEN)
 
     class Late(ThisMachine):
         """Somebody edits the file between the question and the stream."""
@@ -245,7 +246,7 @@ def test_a_file_that_changes_while_it_is_sent_stays_as_it_was(root, tmp_path):
     for before, after in ((b"12", b"34"), (b"56", b"7890")):
         (root / "empty").write_bytes(before)
         with pytest.raises(UsageError, match="empty changed while it was sent; push again"):
-            Late(after).push(root, dest, TOKEN)
+            push(Late(after), root, dest, TOKEN)
         assert (dest / "empty").read_bytes() == b""
 
 
@@ -266,16 +267,16 @@ def test_a_pod_without_python_says_so(sshd, root, tmp_path):  # noqa: F811
         python = "no-such-python"
 
     with Bare(sshd.address, tmp_path / "known_hosts") as pod, pytest.raises(SlipwayError, match="no-such-python"):
-        pod.push(root, make_pod(tmp_path / "pod"), TOKEN)
+        push(pod, root, make_pod(tmp_path / "pod"), TOKEN)
 
 
 def test_a_preview_says_what_a_push_would_do(machine, root, tmp_path):
     dest = make_pod(tmp_path / "pod")
-    assert push.pushed(machine, dest) == {}
-    machine.push(root, dest, TOKEN)
+    assert pushed(machine, dest) == {}
+    push(machine, root, dest, TOKEN)
     write(root, {"big.bin": bytes(30 << 20), ".env.local": b"TOKEN=canary", "sub/data.bin": b"changed"})
     (root / "empty").unlink()
-    plan = shipment.preview(root, push.pushed(machine, dest))
+    plan = shipment.preview(root, pushed(machine, dest))
     assert plan.largest[0] == ("big.bin", 30 << 20) and len(plan.largest) == 10
     assert plan.new == ("big.bin", "sub/data.bin") and plan.gone == ("empty",)
     assert [one.path for one in plan.refused] == [".env.local"] and "canary" not in repr(plan)
@@ -288,7 +289,7 @@ def test_a_preview_knows_seventy_thousand_files_of_the_last_push(tmp_path):
     entry = [[1, 2**60, 2**60, 2**40], 0o644, "a" * 64, [0o100644, 1, 2**60, 2**60, 2**40]]
     paths = [f"{'a folder/' * 5}{number}" for number in range(70_000)]
     write(tmp_path / "pod", {"state/pushed.json": json.dumps(dict.fromkeys(paths, entry)).encode()})
-    assert push.pushed(ThisMachine(), dest) == dict.fromkeys(paths, "a" * 64)
+    assert pushed(ThisMachine(), dest) == dict.fromkeys(paths, "a" * 64)
 
 
 def test_a_preview_of_what_is_no_checkout_counts_what_is_not_walked(tmp_path):
@@ -299,10 +300,10 @@ def test_a_preview_of_what_is_no_checkout_counts_what_is_not_walked(tmp_path):
 
 def test_a_damaged_memory_of_earlier_pushes_is_named(machine, root, tmp_path):
     dest = make_pod(tmp_path / "pod")
-    machine.push(root, dest, TOKEN)
+    push(machine, root, dest, TOKEN)
     (tmp_path / "pod/state/pushed.json").write_text('{"half": [')
     with pytest.raises(UsageError, match="pushed.json is damaged"):
-        machine.push(root, dest, TOKEN)
+        push(machine, root, dest, TOKEN)
 
 
 def test_a_file_that_cannot_be_read_is_named(root, tmp_path):

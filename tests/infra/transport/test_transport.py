@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from infra.errors import SlipwayError, UsageError
-from infra.transport.protocol import Pushed, Result, ThisMachine, TimedOut
+from infra.transport.protocol import Result, ThisMachine, TimedOut
+from infra.transport.push import Pushed, push
 from infra.transport.shipment import pack
 from infra.transport.ssh import Ssh
 from tests.hosts import sshd  # noqa: F401
@@ -150,21 +151,21 @@ def test_a_growing_file_is_read_on_from_where_reading_stopped(way, tmp_path):
 
 
 def test_a_push_sends_what_git_would_keep_and_a_second_one_touches_nothing(way, root, dest):
-    assert way.push(root, dest, TOKEN) == Pushed(4, 0, 0)
+    assert push(way, root, dest, TOKEN) == Pushed(4, 0, 0)
     assert held(dest) == {"tracked.py": "1", "sub/run.sh": "#!/bin/sh", ".gitignore": "/var/\n", "new.txt": "new"}
     assert os.access(dest / "sub/run.sh", os.X_OK) and not os.access(dest / "new.txt", os.X_OK)
     before = {path: path.stat() for path in dest.rglob("*")}
-    assert way.push(root, dest, TOKEN) == Pushed(0, 4, 0)
+    assert push(way, root, dest, TOKEN) == Pushed(0, 4, 0)
     assert {path: path.stat() for path in dest.rglob("*")} == before
 
 
 def test_a_push_follows_changes_and_deletions_but_keeps_what_the_pod_made(way, root, dest):
-    way.push(root, dest, TOKEN)
+    push(way, root, dest, TOKEN)
     write(dest, {"made.txt": "by the pod", "__pycache__/x.pyc": "compiled"})
     (root / "tracked.py").write_text("2")
     (root / "new.txt").unlink()
     (root / "sub/run.sh").unlink()
-    assert way.push(root, dest, TOKEN) == Pushed(1, 1, 2)
+    assert push(way, root, dest, TOKEN) == Pushed(1, 1, 2)
     assert not (dest / "sub").exists()
     assert held(dest) == {
         "tracked.py": "2", ".gitignore": "/var/\n", "made.txt": "by the pod", "__pycache__/x.pyc": "compiled"
@@ -172,47 +173,47 @@ def test_a_push_follows_changes_and_deletions_but_keeps_what_the_pod_made(way, r
 
 
 def test_a_file_may_become_a_folder_and_a_folder_a_file(way, root, dest):
-    way.push(root, dest, TOKEN)
+    push(way, root, dest, TOKEN)
     (root / "new.txt").unlink()
     (root / "sub/run.sh").unlink()
     (root / "sub").rmdir()
     write(root, {"new.txt/inner": "i", "sub": "s"})
-    way.push(root, dest, TOKEN)
+    push(way, root, dest, TOKEN)
     assert held(dest) == {"tracked.py": "1", ".gitignore": "/var/\n", "new.txt/inner": "i", "sub": "s"}
 
 
 def test_a_folder_that_is_no_checkout_is_walked(way, tmp_path, dest):
     write(tmp_path / "plain", {"a.py": "a", "b/c.py": "c", "var/x": "x", ".venv/y": "y", "__pycache__/z": "z"})
     (tmp_path / "plain/link").symlink_to("b")
-    way.push(tmp_path / "plain", dest, TOKEN)
+    push(way, tmp_path / "plain", dest, TOKEN)
     assert set(held(dest)) == {"a.py", "b/c.py"} and os.readlink(dest / "link") == "b"
 
 
 def test_only_a_folder_with_the_marker_of_this_pod_is_written(way, root, dest, tmp_path):
     with pytest.raises(UsageError, match="is the pod of sw1-abcdefgh-0123456789abcdef, not of other"):
-        way.push(root, dest, "other")
+        push(way, root, dest, "other")
     (tmp_path / "elsewhere").mkdir()
     with pytest.raises(UsageError, match="carries no marker of ours"):
-        way.push(root, tmp_path / "elsewhere/code", TOKEN)
+        push(way, root, tmp_path / "elsewhere/code", TOKEN)
     (dest.parent / "POD.json").write_text("{")
     with pytest.raises(UsageError, match="carries no marker of ours"):
-        way.push(root, dest, TOKEN)
+        push(way, root, dest, TOKEN)
     assert not dest.exists() and list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_an_empty_or_missing_source_is_refused_and_deletes_nothing(way, root, dest, tmp_path):
-    way.push(root, dest, TOKEN)
+    push(way, root, dest, TOKEN)
     (tmp_path / "empty").mkdir()
     for source in (tmp_path / "empty", tmp_path / "absent"):
         with pytest.raises(UsageError, match="no file to send"):
-            way.push(source, dest, TOKEN)
+            push(way, source, dest, TOKEN)
     assert len(held(dest)) == 4
 
 
 def test_a_checkout_that_git_cannot_read_is_refused(way, root, dest):
     (root / ".git/HEAD").write_text("nonsense")
     with pytest.raises(UsageError, match="git cannot list its files"):
-        way.push(root, dest, TOKEN)
+        push(way, root, dest, TOKEN)
 
 
 def test_secrets_stay_behind_by_name_and_by_content(way, root, dest):
@@ -225,7 +226,7 @@ def test_secrets_stay_behind_by_name_and_by_content(way, root, dest):
     }
     sent = {".env.example": "A=", "id_rsa.py": "x = 1", "pem.py": "", "id_rsa": "no key at all", "a.env.md": "x"}
     write(root, named | filled | sent)
-    refusals = way.push(root, dest, TOKEN).refused
+    refusals = push(way, root, dest, TOKEN).refused
     assert str(refusals[0]) == ".env: its name says that it holds secrets"
     refused = {one.path: one.reason for one in refusals}
     assert refused.keys() == named.keys() | filled.keys()
@@ -239,9 +240,9 @@ def test_no_source_file_of_this_repository_looks_like_a_secret():
 
 
 def test_a_file_that_turned_secret_is_removed_from_the_pod(way, root, dest):
-    way.push(root, dest, TOKEN)
+    push(way, root, dest, TOKEN)
     (root / "new.txt").write_text(KEY)
-    assert way.push(root, dest, TOKEN).removed == 1
+    assert push(way, root, dest, TOKEN).removed == 1
     assert "new.txt" not in held(dest)
 
 
@@ -249,22 +250,22 @@ def test_links_inside_stay_links_and_links_out_stay_behind(way, root, dest, tmp_
     (root / "inside").symlink_to("sub/run.sh")
     (root / "outside").symlink_to("../secret")
     (root / "absolute").symlink_to(root / "tracked.py")
-    refused = {one.path: one.reason for one in way.push(root, dest, TOKEN).refused}
+    refused = {one.path: one.reason for one in push(way, root, dest, TOKEN).refused}
     assert refused.keys() == {"outside", "absolute"} and "a link out of the folder" in refused["outside"]
     assert os.readlink(dest / "inside") == "sub/run.sh" and not (dest / "outside").is_symlink()
 
 
 def test_nothing_is_written_or_removed_through_a_link_on_the_pod(way, root, dest, tmp_path):
-    way.push(root, dest, TOKEN)
+    push(way, root, dest, TOKEN)
     victim = tmp_path / "victim"
     write(victim, {"run.sh": "precious"})
     (dest / "sub/run.sh").unlink()
     (dest / "sub").rmdir()
     (dest / "sub").symlink_to(victim)
     with pytest.raises(UsageError, match="lies behind a link"):
-        way.push(root, dest, TOKEN)
+        push(way, root, dest, TOKEN)
     (root / "sub/run.sh").unlink()
-    way.push(root, dest, TOKEN)
+    push(way, root, dest, TOKEN)
     assert (victim / "run.sh").read_text() == "precious"
 
 

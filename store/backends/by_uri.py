@@ -1,0 +1,35 @@
+"""The place that an address names: a folder, a bucket, a repository of the hub."""
+
+import re
+
+from store import credentials
+from store.backends.backend import Place
+from store.backends.folder import Folder
+from store.manifest import NoStore
+from store.patience import clean
+
+
+def open_place(uri: str) -> Place:
+    """By its kind. Raises NoStore when nothing here can speak to it. Touches nothing.
+
+    What else fsspec speaks is refused here, where it is typed: its clients are in no environment of ours, nor on a pod.
+    """
+    kind = credentials.kind(uri)
+    if kind in ("", "file"):
+        return Folder(uri)
+    if kind == "s3":
+        from store.backends.s3 import Bucket
+
+        return Bucket(uri)
+    if kind == "hf":
+        from store.backends.hub import Repository
+
+        return Repository(uri)
+    if kind == "memory":
+        from store.backends.fsspec import Other
+
+        return Other(uri)
+    said = re.sub("//[^/]*@", "//", clean(uri))
+    google = "; of Google's buckets, the S3 interface keeps no two writers apart" if kind in ("gs", "gcs") else ""
+    raise NoStore(f"store {said}: {kind}:// is not spoken here; a store is a folder, hf://user/repo or "
+                  f"s3://bucket/folder{google}")  # fmt: skip
