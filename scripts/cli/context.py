@@ -9,9 +9,9 @@ from infra.errors import UsageError
 from infra.providers import Provider, Vendors
 from infra.providers.registry import open_provider
 from infra.settings import MARKET, VENDORS, Settings
-from scripts.runs.planning import ROOT, secrets
 from store import credentials
 
+ROOT = Path(__file__).resolve().parents[2]
 MOST_S = 10 * 365 * 86400.0
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -21,6 +21,26 @@ def settings(**flags: str) -> Settings:
     found = Settings.load(ROOT, flags)
     credentials.lend(secrets(found))
     return found
+
+
+def asked_at(settings: Settings) -> set[str]:
+    """Kinds of stores that a step speaks to: what it writes to, and where its text lies."""
+    return {credentials.kind(settings.store), credentials.kind(settings.source)}
+
+
+def secrets(settings: Settings) -> dict[str, str]:
+    """Those that a step may need, by variable; account-wide vendor keys never go to a pod."""
+    found = {"HUGGINGFACEHUB_API_TOKEN": settings.huggingfacehub_api_token, "HF_TOKEN": settings.hf_token,
+             "WANDB_API_KEY": settings.wandb_api_key}  # fmt: skip
+    if "s3" in asked_at(settings):
+        found |= {name: getattr(settings, name.lower()) for name in credentials.S3}
+    return {name: value for name, value in found.items() if value}
+
+
+def tracking(settings: Settings) -> dict[str, str]:
+    """Which project of W&B a step tells its figures to, and how."""
+    found = {"WANDB_PROJECT": settings.wandb_project, "WANDB_MODE": settings.wandb_mode}
+    return {name: value for name, value in found.items() if value}
 
 
 @functools.lru_cache(maxsize=8)

@@ -12,7 +12,7 @@ from infra import train_env
 from infra.errors import UsageError
 from infra.settings import Settings
 from scripts.cli import render
-from scripts.runs.planning import ROOT, secrets, tracking
+from scripts.cli.context import ROOT, secrets, tracking
 from store import Store
 
 

@@ -20,11 +20,11 @@ from infra.runs import doctor
 from infra.settings import Settings
 from scripts.cli import context, local_step, render
 from scripts.cli.invoke_patch import print_json
+from scripts.cli.render import columns
 from scripts.data import adopt, training_files
 from scripts.data import tokenizer as vocabulary
 from scripts.data.workspace import Workspace, manifest
 from scripts.models import memory_check
-from scripts.project.tasks import columns
 from scripts.runs.planning import foreground, move_names, plan_for
 from store import Store
 from trainer import plan as planning

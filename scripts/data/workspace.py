@@ -17,7 +17,7 @@ from infra.errors import UsageError
 from infra.names import check_name
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
-from scripts.project.tasks import columns
+from scripts.cli.render import columns
 
 KINDS = ("datasets/train", "datasets/val", "artifacts/tokenizer", "runs", "cache")
 """Folders that have one for each experiment."""

@@ -18,7 +18,7 @@ from infra.runs import pods
 from infra.settings import VENDORS, Settings
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
-from scripts.project.tasks import columns
+from scripts.cli.render import columns
 from scripts.runs.settle import open_journal, settle
 
 ASK_S = 120.0

@@ -19,7 +19,7 @@ from infra.records import Request
 from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
-from scripts.project.tasks import columns
+from scripts.cli.render import columns
 from scripts.runs.settle import find_run, open_journal
 
 ASK_S = 60.0

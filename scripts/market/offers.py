@@ -13,7 +13,7 @@ from infra.providers import offers as market
 from infra.records import Offer, Request
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
-from scripts.project.tasks import columns
+from scripts.cli.render import columns
 
 GB = 10**9
 

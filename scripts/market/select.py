@@ -26,8 +26,8 @@ from infra.runs.doctor import flops_per_s as flops_here
 from infra.runs.launch import choose as choose_own
 from infra.settings import Settings
 from scripts.cli import context, render
+from scripts.cli.render import columns
 from scripts.market import offers as table
-from scripts.project.tasks import columns
 
 GPU, NUM_GPUS, SPEND_LIMIT = "B200", 8, "150"  # what is rented when nothing is said
 SHOWN = 9

@@ -16,9 +16,9 @@ from invoke import Exit
 from infra.errors import UsageError
 from infra.settings import Settings
 from scripts.cli import context, render
+from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import print_json
-from scripts.project.tasks import columns
-from scripts.runs.planning import ROOT
+from scripts.cli.render import columns
 from store import Store, catalogue, credentials
 from store.backends.by_uri import open_place
 from store.catalogue import Found

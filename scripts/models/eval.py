@@ -21,7 +21,7 @@ from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.local_step import run as run_step
 from scripts.models import lm_eval
-from scripts.models.local_model import find_model
+from scripts.models.find import find_model
 from store import Artifact, Store, outside
 from trainer.evaluation import intervals
 from trainer.evaluation.intervals import Interval

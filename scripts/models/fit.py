@@ -11,7 +11,7 @@ from infra.records import Offer, Request
 from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
-from scripts.project.tasks import columns
+from scripts.cli.render import columns
 from trainer import memory
 from trainer.config import PhaseConfig, Profile
 from trainer.memory import Fit

@@ -16,10 +16,10 @@ from infra.runs.pod_set import PodSpec, Step
 from infra.settings import Settings
 from scripts.cli import context, render, session
 from scripts.cli.invoke_patch import print_json
+from scripts.cli.render import columns
 from scripts.market import select
 from scripts.market.offers import request_for
 from scripts.pods import stages
-from scripts.project.tasks import columns
 from scripts.runs import launch
 from scripts.runs.settle import open_journal, settle
 

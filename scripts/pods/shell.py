@@ -18,8 +18,8 @@ from infra.transport.port_forward import LOOPBACK
 from infra.transport.protocol import Transport
 from infra.transport.shipment import preview
 from scripts.cli import context, render, session
+from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import print_json, words_after_dashes
-from scripts.runs.planning import ROOT
 from scripts.runs.settle import bring_home, find_run, way
 
 BOARD, BOARD_PORT = "tensorboard", 6006

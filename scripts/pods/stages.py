@@ -21,12 +21,13 @@ from infra.runs import snapshot
 from infra.runs.acceptance_policy import terms_for
 from infra.settings import VENDORS, Settings
 from scripts.cli import context, render, session
+from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import print_json
+from scripts.cli.render import columns
 from scripts.market import select
-from scripts.project.tasks import columns
 from scripts.runs import launch
 from scripts.runs.follow_up import leave
-from scripts.runs.planning import ROOT, ask_about_made, environments_of, hold_for, made_by_words, move_names, plan_for
+from scripts.runs.planning import ask_about_made, environments_of, hold_for, made_by_words, move_names, plan_for
 from scripts.runs.settle import find_run, open_journal, settle
 
 

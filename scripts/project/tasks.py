@@ -9,6 +9,7 @@ from pathlib import Path
 from invoke import Exit
 
 from scripts.cli.invoke_patch import command, print_json, words_after_dashes
+from scripts.cli.render import columns
 from scripts.project import debian
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -168,10 +169,3 @@ def run_in_dev(words: Sequence[str], cwd: Path) -> int:
 
 def say(text: str) -> None:
     print(f"inv: {text}", file=sys.stderr, flush=True)
-
-
-def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as aligned text."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)

@@ -10,9 +10,9 @@ from infra.runs.acceptance_policy import terms_for
 from infra.runs.keeper import Keeper
 from infra.settings import Settings
 from scripts.cli import command_hints, context, render
+from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import print_json
 from scripts.market import select
-from scripts.runs.planning import ROOT
 from scripts.runs.settle import tell
 
 

@@ -33,6 +33,7 @@ from infra.runs.keeper import Keeper
 from infra.runs.timing import stage
 from infra.settings import Settings
 from scripts.cli import context, render
+from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import print_json
 from scripts.market import select
 from scripts.models import memory_check
@@ -40,7 +41,6 @@ from scripts.runs import init_model, same_request
 from scripts.runs.follow_up import hand_on, keeper_of, leave, say_how
 from scripts.runs.logs import tell_steps
 from scripts.runs.planning import (
-    ROOT,
     ask_about_made,
     hold_for,
     made_by_words,
@@ -352,11 +352,11 @@ def down(run, all, json):
     problems = list[SlipwayError]()
     with open_journal(settings) as journal:
         if all or (run and journal.service(run)):
-            from scripts.services import change
+            from scripts.services import controller_client
 
             for one in [one.name for one in journal.services()] if all else [run]:  # else they replace what is ended
                 try:
-                    change.finish(one, settings, journal)
+                    controller_client.finish(one, settings, journal)
                     render.say(f"{one}: ended, nothing of it runs")
                 except Exception as error:  # what else there is, is to end all the same
                     problems.append(as_told(error, one))
@@ -482,9 +482,9 @@ def keep_(run, detach, json):
     settings = context.settings()
     with open_journal(settings) as journal:
         if run and journal.service(run):
-            from scripts.services import change
+            from scripts.services import controller_client
 
-            change.look_after(run, settings, journal, json)
+            controller_client.look_after(run, settings, journal, json)
             return
         op = find_run(journal, run)
         holder = journal.holder(keep.lease_name(op.run))

@@ -23,6 +23,7 @@ from infra.providers import Provider
 from infra.records import Artifact, Inventory, Plan, Request
 from infra.runs import doctor
 from infra.settings import Settings
+from scripts.cli.context import ROOT, asked_at, secrets, tracking
 from scripts.cli.render import count, size
 from store import Artifact as StoredArtifact
 from store import Store, StoreError, credentials
@@ -30,8 +31,6 @@ from store.artifacts import references
 from store.manifest import kind_of
 from trainer import plan as planning
 from trainer.config import ImportSpec
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def plan_for(
@@ -151,26 +150,6 @@ def text_steps(settings: Settings) -> tuple[str, tuple[Step, ...]]:
     there = Inventory(settings.store, {})
     plan = planning.resolve(wanted, there, ROOT, run="foreground", request=Request(run="foreground"), flops_per_s=1.0)
     return name, plan.job.steps if plan.job else ()
-
-
-def asked_at(settings: Settings) -> set[str]:
-    """Kinds of stores that a step speaks to: what it writes to, and where its text lies."""
-    return {credentials.kind(settings.store), credentials.kind(settings.source)}
-
-
-def secrets(settings: Settings) -> dict[str, str]:
-    """Those that a step may need, by variable; account-wide vendor keys never go to a pod."""
-    found = {"HUGGINGFACEHUB_API_TOKEN": settings.huggingfacehub_api_token, "HF_TOKEN": settings.hf_token,
-             "WANDB_API_KEY": settings.wandb_api_key}  # fmt: skip
-    if "s3" in asked_at(settings):
-        found |= {name: getattr(settings, name.lower()) for name in credentials.S3}
-    return {name: value for name, value in found.items() if value}
-
-
-def tracking(settings: Settings) -> dict[str, str]:
-    """Which project of W&B a step tells its figures to, and how."""
-    found = {"WANDB_PROJECT": settings.wandb_project, "WANDB_MODE": settings.wandb_mode}
-    return {name: value for name, value in found.items() if value}
 
 
 def environments_of(settings: Settings, request: Request, vendor: Provider) -> tuple[str, str]:

@@ -20,11 +20,11 @@ from infra.runs import mirror
 from infra.runs.pods import folder_of
 from infra.settings import Settings
 from scripts.cli import context, render
+from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import print_json
 from scripts.models.eval import Subject, kept
-from scripts.models.local_model import find_model
+from scripts.models.find import find_model
 from scripts.runs import status
-from scripts.runs.planning import ROOT
 from scripts.runs.settle import find_run, names_of_runs, open_journal, way
 from store import Store, StoreError, credentials, outside
 from store.manifest import kept_name

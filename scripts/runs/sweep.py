@@ -28,12 +28,13 @@ from infra.runs.schedule import Lane, pack
 from infra.settings import Settings
 from infra.strict_yaml import read
 from scripts.cli import context, render
+from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import print_json
+from scripts.cli.render import columns
 from scripts.market import select
 from scripts.market.tasks import MACHINE
-from scripts.project.tasks import columns
 from scripts.runs.launch import DETACHED
-from scripts.runs.planning import ROOT, plan_for
+from scripts.runs.planning import plan_for
 from scripts.runs.settle import open_journal
 from store import Store
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 from infra import train_env
 from infra.errors import SlipwayError, UsageError
-from infra.ledger.journal import Held, Journal
-from infra.names import check_name, match
+from infra.ledger.journal import Journal
+from infra.names import check_name
 from infra.settings import Settings
 from scripts.cli import context, render
+from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import print_json
 from scripts.market.select import confirm
-from scripts.runs.planning import ROOT
 from scripts.runs.settle import open_journal
-from scripts.services import revision
+from scripts.services import controller_client, inspect, revision
 from serve import controller_process
 from serve import service as service_file
 from serve.gateway import keys
@@ -28,8 +28,6 @@ from serve.policy.service_state import Member, Seen, Wanted
 from serve.replicas.replica_pod import ENVIRONMENT, free_port
 from serve.service import Service
 
-POLL_S = 0.1
-LEAVE_S = 600.0  # requests under way, then the engines, then proof from whoever rents them out
 SLACK_S = 120.0  # for what a launch does before and after, on a machine that is busy
 TELL_EVERY_S = 30.0  # of a phase that lasts
 
@@ -77,10 +75,10 @@ def up(name, model, tag, replicas, provider, config, engine, mode, host, port, d
                 confirm(yes)
             before = journal.want(name, service_state.write(wanted), before)
         try:
-            seen = ensure(name, settings, journal)
+            seen = controller_client.ensure(name, settings, journal)
         except BaseException:
             if old is None:  # nothing was started yet
-                forget(name, journal)
+                controller_client.forget(name, journal)
             raise
         render.say(f"{name}: {seen.endpoint}")
         if not detach:
@@ -91,42 +89,7 @@ def up(name, model, tag, replicas, provider, config, engine, mode, host, port, d
                     f"{name} goes on without this command; see: inv serve.status {name}; end it: inv serve.down {name}"
                 )
                 raise
-        tell(name, settings, journal, json)
-
-
-def ensure(name: str, settings: Settings, journal: Journal) -> Seen:
-    """A living controller, and what it says."""
-    was_kept = controller_process.is_kept(name, journal)
-    row = journal.service(name)
-    seen = controller_process.ensure(name, settings, journal, lambda: python(settings), ROOT)
-    if not was_kept and row is not None and row.seen:
-        render.say(f"{name}: its controller was gone; another one has taken over")
-    return seen
-
-
-def look_after(name: str, settings: Settings, journal: Journal, as_json: bool) -> None:
-    """What `inv keep` does for a service."""
-    was_kept = controller_process.is_kept(name, journal)
-    seen = ensure(name, settings, journal)
-    holder = journal.holder(controller_process.lease_name(name))
-    if was_kept and holder:
-        render.say(f"{name} is kept by process {holder.pid} at {seen.endpoint}")
-    if as_json:
-        print_json({"run": name, "state": "kept", "keeper": holder.pid if holder else None})
-
-
-def python(settings: Settings) -> Path:
-    return train_env.interpreter(ROOT, settings.environments, render.say, "serve")
-
-
-def forget(name: str, journal: Journal) -> None:
-    """Take back what was only wanted."""
-    try:
-        lease = journal.take(controller_process.lease_name(name))
-    except Held:
-        return
-    journal.forget(name, lease)
-    journal.release(lease)
+        inspect.show([name], settings, journal, with_replicas=False, as_json=json)
 
 
 def await_ready(name: str, wanted: Wanted, settings: Settings, journal: Journal, is_new: bool) -> None:
@@ -140,7 +103,7 @@ def await_ready(name: str, wanted: Wanted, settings: Settings, journal: Journal,
     patience_s = SLACK_S + 2 * probe.initial_delay_seconds
     deadline = time.monotonic() + patience_s
     while True:
-        seen, now = looked(name, settings, journal)
+        seen, now = controller_client.looked(name, settings, journal)
         if now.newest.number != newest:
             raise SlipwayError(f"{name}: another command has put version {now.newest.number} in the place of version "
                                f"{newest} meanwhile; see: inv serve.status {name} --all")  # fmt: skip
@@ -158,9 +121,9 @@ def await_ready(name: str, wanted: Wanted, settings: Settings, journal: Journal,
         if time.monotonic() > deadline:
             why = f"{name}: not ready after {patience_s:.0f} s"
             break
-        time.sleep(POLL_S)
+        time.sleep(controller_client.POLL_S)
     if is_new:
-        finish(name, settings, journal)
+        controller_client.finish(name, settings, journal)
     failed = [one for one in seen.members if one.version == newest and one.why and (is_new or one.ended_at)]
     last = (
         f"\n  {failed[-1].run}: {failed[-1].why}\n  its log ends: {last_words(failed[-1], settings)}" if failed else ""
@@ -184,19 +147,6 @@ def last_words(one: Member, settings: Settings) -> str:
     return controller_process.tail(log, 4)
 
 
-def looked(name: str, settings: Settings, journal: Journal) -> tuple[Seen, Wanted]:
-    """What is seen of it now, and what is wanted. Raises SlipwayError when its controller has failed."""
-    row = journal.service(name)
-    if row is None:
-        raise SlipwayError(f"{name} was ended meanwhile")
-    seen = (
-        service_state.seen_of(row.seen)
-        if controller_process.is_kept(name, journal)
-        else ensure(name, settings, journal)
-    )
-    return seen, service_state.wanted_of(row.wanted)
-
-
 def awaits_engine(one: Member) -> bool:
     """Whether its machine and its environment are still being made, before its engine is started."""
     if one.state is State.STARTING:
@@ -212,21 +162,17 @@ def say_changes(seen: Seen, told: dict[str, str]) -> None:
         if told.get(one.run) != key:
             told[one.run] = key
             why = one.why if one.state is not State.READY else ""
-            render.say(render.clean(": ".join(filter(None, (f"{one.run} {one.state.value}", why or phases(one))))))
-
-
-def phases(one: Member) -> str:
-    """What it was at on its way to its first answer, and for how long; "" = nothing is known."""
-    if one.state not in (State.STARTING, State.READY):
-        return ""
-    spent = ", ".join(f"{phase} {render.duration(spent_s)}" for phase, spent_s in one.phase_s(time.time()).items())
-    return f"{spent} so far" if spent and one.state is State.STARTING else spent
+            render.say(
+                render.clean(
+                    ": ".join(filter(None, (f"{one.run} {one.state.value}", why or controller_client.phases(one))))
+                )
+            )
 
 
 def scale(name, min_replicas, max_replicas, detach, json):
     settings = context.settings()
     with open_journal(settings) as journal:
-        name = find(name, journal)
+        name = controller_client.find(name, journal)
         row = journal.service(name)
         assert row is not None
         old = service_state.wanted_of(row.wanted)
@@ -248,10 +194,10 @@ def scale(name, min_replicas, max_replicas, detach, json):
             newest = dataclasses.replace(old.newest, document=document)
             old = dataclasses.replace(old, versions=(*old.versions[:-1], newest))
             journal.want(name, service_state.write(old), row)
-        ensure(name, settings, journal)
+        controller_client.ensure(name, settings, journal)
         if not detach:
             await_ready(name, old, settings, journal, is_new=False)
-        tell(name, settings, journal, json)
+        inspect.show([name], settings, journal, with_replicas=False, as_json=json)
 
 
 def down(name, all, json):
@@ -259,9 +205,9 @@ def down(name, all, json):
         raise UsageError(f"--all and {name}: give one of them")
     settings = context.settings()
     with open_journal(settings) as journal:
-        names = [one.name for one in journal.services()] if all else [find(name, journal)]
+        names = [one.name for one in journal.services()] if all else [controller_client.find(name, journal)]
         for one in names:
-            finish(one, settings, journal)
+            controller_client.finish(one, settings, journal)
             render.say(f"{one}: ended, nothing of it runs")
         if json:
             print_json({"ended": names})
@@ -269,28 +215,11 @@ def down(name, all, json):
             render.say("no service is running")
 
 
-def finish(name: str, settings: Settings, journal: Journal) -> None:
-    """Raises SlipwayError when it is not proven that nothing of it runs."""
-    row = journal.service(name)
-    if row is not None:
-        wanted = service_state.wanted_of(row.wanted)
-        if not wanted.is_ending:
-            journal.want(name, service_state.write(dataclasses.replace(wanted, is_ending=True)), row)
-        controller_process.ensure(name, settings, journal, lambda: python(settings), ROOT)
-    deadline = time.monotonic() + LEAVE_S
-    while (row := journal.service(name)) is not None or controller_process.is_kept(name, journal):
-        if row is not None and not controller_process.is_kept(name, journal):
-            controller_process.ensure(name, settings, journal, lambda: python(settings), ROOT)
-        if time.monotonic() > deadline:
-            raise SlipwayError(f"{name} is still ending after {LEAVE_S:g} s; see: inv serve.logs {name} --controller")
-        time.sleep(POLL_S)
-
-
 def key(name, for_, drop, json):
     settings = context.settings()
     with open_journal(settings) as journal:
         known = [one.name for one in journal.services()]
-        name = check_name(name) if name else find("", journal)
+        name = check_name(name) if name else controller_client.find("", journal)
     if drop and not for_:
         raise UsageError("--drop: whose key? --for NAME")
     path = controller_process.Places.of(settings, name).keys
@@ -344,20 +273,3 @@ def export(config, engine, model, out):
         render.say(f"sky serve up {out} --service-name {service.file.name or 'slipway'}")
     else:
         sys.stdout.write(text)
-
-
-def find(name: str, journal: Journal) -> str:
-    """Of a service, by the beginning of its name, or the only one. Raises UsageError."""
-    known = [one.name for one in journal.services()]
-    if not known:
-        raise UsageError("no service is running; begin with: inv serve.up")
-    if not name and len(known) > 1:
-        raise UsageError(f"which service? there is: {', '.join(known)}")
-    return match(name, known) if name else known[0]
-
-
-def tell(name: str, settings: Settings, journal: Journal, as_json: bool) -> None:
-    """What there is now, as `serve.status` says it."""
-    from scripts.services import inspect
-
-    inspect.show([name], settings, journal, with_replicas=False, as_json=as_json)

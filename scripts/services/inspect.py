@@ -18,11 +18,11 @@ from infra.ledger.journal import Journal, Op
 from infra.runs import mirror, pods
 from infra.settings import Settings
 from scripts.cli import context, render
+from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import print_json, words_after_dashes
-from scripts.project.tasks import columns
-from scripts.runs.planning import ROOT
+from scripts.cli.render import columns
 from scripts.runs.settle import open_journal, way
-from scripts.services import change
+from scripts.services import controller_client
 from serve import controller_process
 from serve.policy import replica_states, service_state
 from serve.policy.replica_states import LIVE, State
@@ -41,7 +41,7 @@ def status(name, all, metrics, watch, json):
     every_s = context.watch_seconds(watch)
     with open_journal(settings) as journal:
         while True:
-            names = [change.find(name, journal)] if name else [one.name for one in journal.services()]
+            names = [controller_client.find(name, journal)] if name else [one.name for one in journal.services()]
             for one in names:
                 take_over(one, settings, journal)
             show(names, settings, journal, with_replicas=all or every_s is not None, with_metrics=metrics, as_json=json)
@@ -53,7 +53,7 @@ def status(name, all, metrics, watch, json):
 def take_over(name: str, settings: Settings, journal: Journal) -> None:
     """A service whose controller cannot be brought back is shown as it was, and why."""
     try:
-        change.ensure(name, settings, journal)
+        controller_client.ensure(name, settings, journal)
     except SlipwayError as error:
         render.say(f"{name}: {error}")
 
@@ -134,7 +134,7 @@ def replica(one: Member, seen: Seen, op: Op | None) -> dict[str, Any]:
         "age_s": round(time.time() - one.began_at, 1),
         "ready_after_s": None if one.ready_at is None else round(one.ready_at - one.began_at, 1),
         "phases_s": {phase: round(spent_s, 1) for phase, spent_s in one.phase_s(time.time()).items()},
-        "at": change.phases(one) if one.state is State.STARTING else None,
+        "at": controller_client.phases(one) if one.state is State.STARTING else None,
         "why": one.why or None,
     }
 
@@ -227,7 +227,7 @@ def log_path(name: str, number: int | None, controller: bool, settings: Settings
     if name not in known and controller_process.Places.of(settings, name or "-").folder.is_dir() and number is None:
         pass  # it has ended; what was written of it is here
     else:
-        name = change.find(name, journal)
+        name = controller_client.find(name, journal)
     places = controller_process.Places.of(settings, name)
     if controller:
         return places.log
@@ -261,7 +261,7 @@ def write(path: Path, offset: int, tail: int) -> int:
 def ssh(name, replica_id):
     settings = context.settings()
     with open_journal(settings) as journal:
-        name = change.find(name, journal)
+        name = controller_client.find(name, journal)
         op = live_replica(name, replica_id, journal)
         code = way(settings, op).shell(words_after_dashes() or None, cwd=pods.folder_of(op).root)
     if code:
@@ -285,7 +285,7 @@ def live_replica(name: str, number: int | None, journal: Journal) -> Op:
 def doctor(name, json):
     settings = context.settings()
     with open_journal(settings) as journal:
-        name = change.find(name, journal)
+        name = controller_client.find(name, journal)
         was_kept = controller_process.is_kept(name, journal)
         take_over(name, settings, journal)
         row = journal.service(name)
@@ -323,7 +323,7 @@ def advice(name: str, wanted: Wanted, seen: Seen, metrics: dict[str, Any], was_k
     for one in seen.members:
         if one.state is State.NOT_READY or (one.state is State.STARTING and one.began_at < time.time() - 60):
             found.append((
-                f"{one.run} is {one.state.value}{f': {at}' if (at := change.phases(one)) else ''}",
+                f"{one.run} is {one.state.value}{f': {at}' if (at := controller_client.phases(one)) else ''}",
                 f"inv serve.logs {name} --replica-id {one.number}; inv serve.ssh {name} --replica-id {one.number}; "
                 f"a large model needs a longer initial_delay_seconds than {probe.initial_delay_seconds:g}, "
                 "which counts from its engine's start",
@@ -353,8 +353,8 @@ def bench(name, rate, duration, max_tokens, prompt, target_ttft, json):
         raise UsageError(f"--rate {rate:g} for --duration {duration} is {rate * duration_s:.0f} requests; "
                          f"{MOST_REQUESTS} are the most that are kept count of")  # fmt: skip
     with open_journal(settings) as journal:
-        name = change.find(name, journal)
-        seen = change.ensure(name, settings, journal)
+        name = controller_client.find(name, journal)
+        seen = controller_client.ensure(name, settings, journal)
         row = journal.service(name)
         assert row is not None
         newest = service_state.wanted_of(row.wanted).newest
@@ -365,7 +365,7 @@ def bench(name, rate, duration, max_tokens, prompt, target_ttft, json):
               "duration_s": duration_s, "max_tokens": max_tokens, "prompt": prompt, "replicas": ready,
               "target_ttft_s": target_ttft or 0.0}  # fmt: skip
     result: dict[str, Any] = {}
-    for record in train_env.run(("-m", "serve.load"), config, root=ROOT, python=change.python(settings)):
+    for record in train_env.run(("-m", "serve.load"), config, root=ROOT, python=controller_client.python(settings)):
         if record["kind"] == "round" and not json:
             print(round_words(record), flush=True)
         result = record if record["kind"] == "result" else result

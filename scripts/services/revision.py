@@ -25,11 +25,11 @@ from infra.money import dollars
 from infra.names import check_name
 from infra.settings import VENDORS, Settings
 from scripts.cli import context, render
+from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import print_json
+from scripts.cli.render import columns
 from scripts.market.select import SPEND_LIMIT
-from scripts.models.local_model import model_folder
-from scripts.project.tasks import columns
-from scripts.runs.planning import ROOT
+from scripts.models.find import model_folder
 from serve import engines
 from serve import service as service_file
 from serve.engine import memory_fit, models

@@ -13,7 +13,7 @@ from infra.agent.job import Job
 from infra.ledger.journal import Journal
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
-from scripts.project.tasks import columns
+from scripts.cli.render import columns
 from scripts.runs.settle import open_journal
 from store import Artifact, Store, StoreError
 from store.artifacts import references

@@ -7,7 +7,7 @@ from infra.errors import UsageError
 from infra.records import Offer, Plan, Request
 from infra.settings import Settings
 from scripts.market import select
-from scripts.runs.planning import ROOT
+from scripts.cli.context import ROOT
 
 GB, NONE = 10**9, Limits()
 

@@ -3,7 +3,7 @@
 import pytest
 
 from infra.settings import Settings
-from scripts.models.local_model import find_model
+from scripts.models.find import find_model
 from store import Store
 
 
