@@ -26,7 +26,7 @@ from typing import cast
 from aiohttp import web
 
 from serve.loops import run
-from tests.serve.engine import CHAT, ROOT, chat, port_of, program
+from tests.serve.scripted_engine import CHAT, ROOT, chat, port_of, program
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 WAIT_S = 90

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from serve.loops import run
-from tests.serve.engine import CHAT, ROOT, port_of, program
+from tests.serve.scripted_engine import CHAT, ROOT, port_of, program
 
 MOST_MS = 50.0
 REST_S = 1.0  # bytes are charged for a while

@@ -1,6 +1,7 @@
 """Imports go down: the table of the house, held against every file."""
 
 import ast
+import functools
 import json
 import subprocess
 import sys
@@ -45,6 +46,18 @@ TABLE = (
     ("tasks", ("scripts",)),
 )
 
+# The rooms of a floor, from the lowest to the highest: each may import itself, those before it, and the floor's files.
+ORDER = {
+    "infra": ("agent", "transport", "market", "machines", "providers", "ledger", "runs"),
+    "infra.rehearsal": ("vendors",),
+    "data": ("text", "shards", "tokens", "chat", "report", "engines"),
+    "trainer": ("model", "parallel", "checkpoints", "reporting", "evaluation", "phases"),
+    "serve": ("engine", "policy", "gateway", "replicas"),
+    "serve.gateway": ("http",),
+    "store": ("backends", "artifacts", "run_sync"),
+}
+MOST_FILES = 18  # of one folder
+
 
 def sources() -> list[Path]:
     found = [ROOT / "tasks.py"]
@@ -87,6 +100,88 @@ def test_every_file_imports_only_what_its_floor_may():
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         bad += complaints(module, path.read_text(encoding="utf-8"), path.name == "__init__.py")
     assert not bad
+
+
+@functools.cache
+def tree() -> dict[str, set[str]]:
+    """Return what each module of the product imports of it, by their dotted names."""
+    found = {}
+    for path in sources():
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        if not module.startswith(("tests.", "bench.")):
+            found[module] = path
+    edges = {}
+    for module, path in found.items():
+        names = imports(module, path.read_text(encoding="utf-8"), path.name == "__init__.py")
+        whole = {known for name in names for known in (name, name.rsplit(".", 1)[0]) if known in found}
+        edges[module] = whole - {module}
+    return edges
+
+
+def circle(edges: dict[str, set[str]]) -> list[str]:
+    """Return nodes that lead to each other, [] when there are none."""
+    open_, done = list[str](), set[str]()
+
+    def visit(node: str) -> list[str]:
+        if node in open_:
+            return [*open_[open_.index(node) :], node]
+        if node in done:
+            return []
+        open_.append(node)
+        found = next((way for after in sorted(edges.get(node, ())) if (way := visit(after))), [])
+        open_.pop()
+        done.add(node)
+        return found
+
+    return next((way for node in sorted(edges) if (way := visit(node))), [])
+
+
+def test_no_file_imports_one_that_imports_it():
+    assert circle(tree()) == []
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+
+
+def room_of(floor: str, module: str) -> str:
+    """Return the room of a floor that a module is in, "" when it is none of them."""
+    rest = module.removeprefix(f"{floor}.").split(".")
+    return rest[0] if module.startswith(f"{floor}.") and rest[0] in ORDER[floor] else ""
+
+
+@pytest.mark.parametrize("floor", ORDER)
+def test_rooms_import_only_rooms_below_them(floor):
+    up = []
+    for module, names in tree().items():
+        here, rooms = room_of(floor, module), ORDER[floor]
+        ups = [name for name in names if here and rooms.index(room_of(floor, name) or here) > rooms.index(here)]
+        up += [f"{module} imports {name}" for name in ups]
+    assert not up
+
+
+def test_a_file_of_a_floor_that_a_room_imports_imports_no_room_above_it():
+    """Such a file would carry an import up: folder-wide, files of the floor count one by one."""
+    for floor in ORDER:
+        edges: dict[str, set[str]] = {}
+        for module, names in tree().items():
+            if lies_in(module, floor) and not module.endswith("__main__"):
+                node = f"{floor}.{room_of(floor, module)}" if room_of(floor, module) else module
+                into = {f"{floor}.{room_of(floor, one)}" if room_of(floor, one) else one for one in names}
+                edges.setdefault(node, set()).update(one for one in into if lies_in(one, floor) and one != node)
+        assert circle(edges) == []
+
+
+def test_the_rehearsal_is_imported_by_nothing_of_infra():
+    inside = [module for module in tree() if lies_in(module, "infra") and not lies_in(module, "infra.rehearsal")]
+    assert not [m for m in inside if any(lies_in(name, "infra.rehearsal") for name in tree()[m])]
+
+
+def test_no_folder_holds_more_than_one_can_look_over():
+    counts = {}
+    for path in sources():
+        if path.name != "__init__.py" and not path.is_relative_to(ROOT / "tests"):
+            counts[path.parent] = counts.get(path.parent, 0) + 1
+    big = {str(folder.relative_to(ROOT)): count for folder, count in counts.items() if count > MOST_FILES}
+    assert big.pop("infra/agent") == 24  # one program that is sent to pods by itself
+    assert not big
 
 
 @pytest.mark.parametrize(

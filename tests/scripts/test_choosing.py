@@ -6,8 +6,8 @@ from infra.agent.job import Job, Limits
 from infra.errors import UsageError
 from infra.records import Offer, Plan, Request
 from infra.settings import Settings
-from scripts.market import select
 from scripts.cli.context import ROOT
+from scripts.market import select
 
 GB, NONE = 10**9, Limits()
 

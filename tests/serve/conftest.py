@@ -1,6 +1,6 @@
 import pytest
 
-from tests.serve.engine import Engine, start
+from tests.serve.scripted_engine import Engine, start
 
 
 @pytest.fixture(scope="session")

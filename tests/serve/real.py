@@ -22,7 +22,7 @@ from data.tokens.tokenizer import Tokenizer
 from infra.agent import environment
 from serve.engine.options import Tuning
 from serve.engines import Replica, config_of
-from tests.serve.engine import ROOT
+from tests.serve.scripted_engine import ROOT
 from trainer.config import ModelConfig
 from trainer.model import export
 from trainer.model.decoder import Decoder, initialise

@@ -7,7 +7,7 @@ from infra.errors import UsageError
 from serve import service
 from serve.controller import limits_of
 from serve.service import Probe
-from tests.serve.engine import ROOT
+from tests.serve.scripted_engine import ROOT
 
 SMALL = "service:\n  readiness_probe: /health\n  replicas: 2\nresources:\n  ports: 8000\nrun: vllm serve\n"
 

@@ -13,7 +13,7 @@ from serve import service
 from serve.policy import autoscaler, replica_states
 from serve.policy.autoscaler import Member, Memory, Seen
 from serve.policy.replica_states import Facts, State, Step
-from tests.serve.engine import ROOT
+from tests.serve.scripted_engine import ROOT
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 

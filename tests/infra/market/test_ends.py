@@ -130,6 +130,7 @@ def test_what_would_not_end_is_not_rented_and_is_in_no_journal(desk, journal):
         Limits(time_s=math.inf),
         Limits(time_s=math.nan),
         Limits(time_s=0),
+        Limits(time_s=2.5e11, spend_micro_usd=2),  # a date that no calendar has
     ):
         with pytest.raises(UsageError, match="nothing would end this pod"):
             pods.rent(desk.client, desk.request, offer, replace(job, limits=limits), journal)

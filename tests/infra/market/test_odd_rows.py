@@ -30,6 +30,7 @@ from tests.hosts import until
 from tests.infra.market import poison, test_lium, test_runpod, test_shadeform
 from tests.infra.market.stand import Answer, Stand
 from tests.infra.market.test_accounts import KINDS, Rehearsal
+from tests.needs import needs
 
 VENDORS = ("shadeform", "lium", "runpod")
 ROWS = {"shadeform": test_shadeform.instance, "lium": test_lium.row, "runpod": test_runpod.row}
@@ -169,6 +170,7 @@ def test_what_is_not_even_json_in_one_row_hides_no_other(at):
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
+    needs("sshd", "ssh-keygen")
     rehearsal = Rehearsal(tmp_path_factory.mktemp("user"))
     attach.start(rehearsal.base, speed=60)
     yield rehearsal

@@ -19,7 +19,7 @@ from serve.engine.models import Model
 from serve.engine.options import Tuning
 from serve.engines import Replica, command
 from serve.request_bounds import Bounds
-from tests.serve.engine import CHAT, GUARD_S, chat, port_of, program
+from tests.serve.scripted_engine import CHAT, GUARD_S, chat, port_of, program
 
 QWEN3 = {
     "model_type": "qwen3",

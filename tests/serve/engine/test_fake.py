@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from serve import fake
-from tests.serve.engine import CHAT, GUARD_S, chat, port_of, program
+from tests.serve.scripted_engine import CHAT, GUARD_S, chat, port_of, program
 
 
 def ask(engine, path=CHAT, **said):

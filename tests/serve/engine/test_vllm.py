@@ -15,8 +15,8 @@ from data.config import Input
 from data.tokens import tokenizer
 from serve.engine.options import Tuning
 from tests.serve import real
-from tests.serve.engine import CHAT, GUARD_S
 from tests.serve.real import NEAR, Running, greedy
+from tests.serve.scripted_engine import CHAT, GUARD_S
 from tests.trainer import conftest as trained
 from tests.trainer.model.test_init import foreign
 from trainer.model import export, generate

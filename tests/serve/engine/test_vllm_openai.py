@@ -20,7 +20,7 @@ from serve.engine.options import Tuning
 from serve.engines import command
 from serve.request_bounds import Bounds
 from tests.serve import real
-from tests.serve.engine import GUARD_S, port_of, program
+from tests.serve.scripted_engine import GUARD_S, port_of, program
 from tests.trainer import conftest as trained
 
 NO_WHEEL = real.why_not()

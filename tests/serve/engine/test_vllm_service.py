@@ -20,8 +20,8 @@ from data.tokens import tokenizer
 from infra.agent.process import find
 from tests.end_to_end.test_street_serve import Place
 from tests.serve import real
-from tests.serve.engine import CHAT, GUARD_S
 from tests.serve.real import START_S
+from tests.serve.scripted_engine import CHAT, GUARD_S
 from tests.trainer import conftest as trained
 from tests.world import World, until
 
@@ -175,6 +175,7 @@ def use(python: Path, url: str, key: str) -> str:
     return done.stdout
 
 
+@pytest.mark.needs("curl")
 @pytest.mark.parametrize(
     ("mode", "plane"),
     [

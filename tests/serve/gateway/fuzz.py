@@ -4,7 +4,7 @@ import json
 import random
 from collections.abc import Callable
 
-from tests.serve.engine import ASK, CHAT, chat
+from tests.serve.scripted_engine import ASK, CHAT, chat
 
 Case = Callable[[random.Random], bytes]
 METHODS = (b"GET", b"POST", b"PUT", b"HEAD", b"OPTIONS", b"CONNECT", b"TRACE", b"PRI", b"\x00", b"get", b"")

@@ -18,7 +18,7 @@ from serve.gateway.request_body import CHAT, COMPLETIONS, Refused
 from serve.gateway.shape import too_much
 from serve.gateway.sse import Watch
 from serve.request_bounds import Bounds
-from tests.serve.engine import chat, gateway, until
+from tests.serve.scripted_engine import chat, gateway, until
 
 TAKEN = ("words", "a byte a chunk", "words as \\u", "code", "backslashes", "quotes", "quotes and brackets", "blanks")
 TAKEN += ("200,000 ids of tokens", "16,000 messages")

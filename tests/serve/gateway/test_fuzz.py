@@ -12,8 +12,8 @@ from pathlib import Path
 import aiohttp
 
 from tests.faults.trial import rounds
-from tests.serve.engine import CHAT, GUARD_S, chat, port_of, program
 from tests.serve.gateway import fuzz
+from tests.serve.scripted_engine import CHAT, GUARD_S, chat, port_of, program
 
 AT_ONCE = 100
 RST = struct.pack("ii", 1, 0)

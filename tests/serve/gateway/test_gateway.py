@@ -14,7 +14,7 @@ from serve.gateway import keys
 from serve.gateway.http.limits import Limits
 from serve.gateway.keys import Keys
 from serve.gateway.server import Gateway
-from tests.serve.engine import CHAT, GUARD_S, chat, gateway, port_of, program, until
+from tests.serve.scripted_engine import CHAT, GUARD_S, chat, gateway, port_of, program, until
 
 
 def run(main):

@@ -13,7 +13,7 @@ from serve.gateway.http.connections import Home, Line
 from serve.gateway.http.wire import HELD_BYTES
 from serve.gateway.routing import STALLED, Replica
 from tests.faults.trial import rounds
-from tests.serve.engine import CHAT, GUARD_S, chat, gateway, until
+from tests.serve.scripted_engine import CHAT, GUARD_S, chat, gateway, until
 
 KINDS = ("cut", "error", "500", "503", "busy", "garbage", "die")
 

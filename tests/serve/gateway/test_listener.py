@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from serve.gateway.http.wire import HELD_BYTES
-from tests.serve.engine import ASK, GUARD_S, HEALTH, chat, gateway, until
+from tests.serve.scripted_engine import ASK, GUARD_S, HEALTH, chat, gateway, until
 
 
 def run(main):

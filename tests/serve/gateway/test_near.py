@@ -8,7 +8,7 @@ from serve.gateway import keys
 from serve.gateway.http.limits import Limits
 from serve.gateway.keys import Keys
 from serve.gateway.server import Gateway
-from tests.serve.engine import CHAT, chat, gateway
+from tests.serve.scripted_engine import CHAT, chat, gateway
 
 
 def run(main):

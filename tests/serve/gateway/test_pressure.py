@@ -16,7 +16,7 @@ from serve.gateway import keys
 from serve.gateway.keys import WRONG_AT_ONCE, Keys
 from serve.replicas.replica_pod import free_port
 from tests import world
-from tests.serve.engine import ASK, CHAT, GUARD_S, chat, gateway, port_of, program, until
+from tests.serve.scripted_engine import ASK, CHAT, GUARD_S, chat, gateway, port_of, program, until
 
 ELSEWHERE = "127.0.0.2"
 (ADA, LINE), (BOB, OTHER) = keys.make("ada"), keys.make("bob")

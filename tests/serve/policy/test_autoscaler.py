@@ -13,7 +13,7 @@ from serve import service
 from serve.policy import autoscaler
 from serve.policy.autoscaler import Member, Memory, Rule, Seen
 from serve.policy.replica_states import State
-from tests.serve.engine import ROOT
+from tests.serve.scripted_engine import ROOT
 
 SHIPPED = service.load(Path(ROOT) / "serve" / "service.yaml")
 RULE = dataclasses.replace(autoscaler.rule_of(SHIPPED), target_waiting=None)

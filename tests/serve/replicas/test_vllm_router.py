@@ -18,7 +18,7 @@ from serve.gateway.http.limits import Limits
 from serve.gateway.keys import Keys, make
 from serve.replicas.vllm_router import NAME, Routed
 from serve.service import ROUTER_GROUP
-from tests.serve.engine import CHAT, GUARD_S, ROOT, Engine, Front, chat, until
+from tests.serve.scripted_engine import CHAT, GUARD_S, ROOT, Engine, Front, chat, until
 
 KEY = "the engines' own"
 
