@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 from infra import installation, names
 from infra.agent.limits import Clocks, read_clocks
+from infra.agent.process import Identity, is_alive
 from infra.errors import SlipwayError
 from infra.installation import Claim
 
@@ -125,8 +126,30 @@ class JournalError(SlipwayError):
     """The journal cannot be used, or not for writing."""
 
 
+class OlderCode(JournalError):
+    """Living processes still use the layout that the journal has; `holders` are those that hold a lease."""
+
+    def __init__(self, path: Path, holders: "Sequence[Holder]") -> None:
+        self.holders = tuple(holders)
+        who = ", ".join(f"{one.process.pid} ({one.lease})" for one in holders)
+        super().__init__(
+            f"journal {path} has the layout of an older Slipway, which these processes still run: {who}; nothing was "
+            "changed, and they go on; run: ./inv upgrade, which asks them to leave and takes over from them"
+        )
+
+
 class _Damaged(Exception):
     pass
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A living process that holds a lease."""
+
+    lease: str
+    process: Identity
+    code: str
+    """The stamp of its code; "" when it told none, as no process did before there were stamps."""
 
 
 @dataclass(frozen=True)
@@ -319,6 +342,8 @@ def _migrate(db: sqlite3.Connection, path: Path, remembered: str) -> bool:
         )
     if version == len(MIGRATIONS):
         return False
+    if found := (holders(db) if version else []):
+        raise OlderCode(path, found)
     db.execute("BEGIN IMMEDIATE")
     for statements in MIGRATIONS[version:]:
         for statement in statements:
@@ -332,6 +357,37 @@ def _migrate(db: sqlite3.Connection, path: Path, remembered: str) -> bool:
     db.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
     db.execute("COMMIT")
     return version == 0
+
+
+def holders(db: sqlite3.Connection) -> list[Holder]:
+    """Return the living processes that hold leases, of whichever layout the tables are. Raises sqlite3.Error."""
+    told = dict(db.execute("SELECT key, value FROM meta WHERE key LIKE 'code of %'").fetchall())
+    rows = db.execute("SELECT name, epoch, boot_id, pid, pid_starttime FROM leases WHERE pid IS NOT NULL ORDER BY name")
+    found = []
+    for name, epoch, *who in rows.fetchall():
+        at, _, code = told.get(code_key(name), "").partition(" ")
+        if is_alive(Identity(*who)):
+            found.append(Holder(name, Identity(*who), code if at == str(epoch) else ""))
+    return found
+
+
+def holders_in(path: Path) -> list[Holder]:
+    """Return the same, of a journal that is not opened for it: its layout may be older than ours.
+
+    [] when there is none. Raises JournalError.
+    """
+    if not path.exists():
+        return []
+    try:
+        with contextlib.closing(_read_only(path)) as db:
+            return holders(db)
+    except sqlite3.Error as error:
+        raise JournalError(f"journal {path}: {error}") from error
+
+
+def code_key(lease: str) -> str:
+    """Return the key in `meta` under which the holder of a lease tells which code it runs."""
+    return f"code of {lease}"
 
 
 def _read_only(path: Path) -> sqlite3.Connection:

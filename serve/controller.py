@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from infra import train_env
+from infra import own_code, train_env
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import spend
@@ -360,7 +360,8 @@ async def keep(name: str) -> None:
     )  # that nobody answers behind a port is told by probes
     settings = Settings.load(ROOT)
     with Journal.open(settings.state_file) as journal:
-        lease = journal.take(lease_name(name))  # until this process is gone: whoever waits for that waits for its end
+        # Held until this process is gone: whoever waits for the lease waits for its end.
+        lease = journal.take(lease_name(name), own_code.stamp())
         controller = None
         try:
             controller = Controller(name, settings, journal, lease, _say)

@@ -13,7 +13,7 @@ import sqlite3
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,8 @@ class Lease:
 
     name: str
     epoch: int
+    code: str = ""
+    """The stamp of the code that its holder runs, which is told to others; "" = it tells none."""
 
 
 @dataclass(frozen=True)
@@ -329,8 +331,8 @@ class Journal:
 
     # Leases.
 
-    def take(self, name: str) -> Lease:
-        """Raises Held while the process that has it lives."""
+    def take(self, name: str, code: str = "") -> Lease:
+        """Raises Held while the process that has it lives. `code`: the stamp of ours, for a lease that is held long."""
         with self._writing():
             epoch, holder = self._lease(name)
             if holder:
@@ -338,7 +340,9 @@ class Journal:
             me = myself()
             values = (name, epoch + 1, me.boot_id, me.pid, me.started)
             self._db.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?)", values)
-        return Lease(name, epoch + 1)
+            lease = Lease(name, epoch + 1, code)
+            self._tell_code(lease)
+        return lease
 
     def held(self) -> set[str]:
         """Names of the leases whose holders live."""
@@ -381,7 +385,19 @@ class Journal:
             done = self._db.execute(sql, (lease.epoch + 1, *holder, lease.name, lease.epoch))
             if done.rowcount != 1:
                 raise Fenced(f"{lease.name}: another process has taken over")
-        return Lease(lease.name, lease.epoch + 1)
+            held = replace(lease, epoch=lease.epoch + 1)
+            self._tell_code(held)
+        return held
+
+    def _tell_code(self, lease: Lease) -> None:
+        """Write down which code the holder of a lease runs; within a transaction."""
+        if lease.code:
+            pair = (journal_file.code_key(lease.name), f"{lease.epoch} {lease.code}")
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", pair)
+
+    def holders(self) -> list[journal_file.Holder]:
+        """Return the living processes that hold leases, each with the stamp of its code."""
+        return journal_file.holders(self._db)
 
     def _change(self, op: Op, event: str, facts: dict[str, Any]) -> Op:
         assert facts.keys() <= set(_COLUMNS), facts

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from infra import own_code
 from infra.agent.job import Job, Limits
 from infra.agent.limits import read_clocks
 from infra.agent.process import myself, send
@@ -386,7 +387,7 @@ class Keeper:
     def _take(self, run: str) -> None:
         if self.lease is None:
             with contextlib.suppress(Held):
-                self.lease = self.journal.take(lease_name(run))
+                self.lease = self.journal.take(lease_name(run), own_code.stamp())
 
     def _rest(self, op: Op, seconds: float) -> bool:
         """Wait; True at once when somebody changes the run meanwhile."""

@@ -150,3 +150,8 @@ def resume(c, run="", spend_limit="", ttl="", detach=False, json=False):
 @command("scripts.runs.launch", word="run")
 def stop(c, run=""):
     """Refused: a pod that is stopped goes on billing, and may not start again; says what to type instead."""
+
+
+@command("scripts.runs.upgrade", help={"json": "one JSON document on stdout"})
+def upgrade(c, json=False):
+    """Replace keepers and controllers that still run older code, and bring the journal up to date; runs go on."""

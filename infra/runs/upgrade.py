@@ -1,0 +1,45 @@
+"""From processes of older code to ours: they are asked to leave, and what they looked after is named.
+
+In: the file of a journal, which may have the layout of an older Slipway. Out: the leases that are free now. A keeper or
+a controller that leaves ends nothing: pods and engines go on, held by their guards, until somebody takes over.
+"""
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from infra import journal_file, own_code
+from infra.agent.process import is_alive, myself, send
+from infra.errors import SlipwayError
+from infra.journal_file import Holder
+
+LEAVE_S = 60.0  # a controller lets requests under way end first
+POLL_S = 0.1
+
+
+def older(state_file: Path) -> list[Holder]:
+    """Return the living processes of other code than ours that hold leases. Raise JournalError."""
+    found = journal_file.holders_in(state_file)
+    return [one for one in found if one.code != own_code.stamp() and one.process != myself()]
+
+
+def hand_over(state_file: Path, tell: Callable[[str], None], patience_s: float = LEAVE_S) -> list[str]:
+    """Ask every process of other code to leave, and return the leases that they held once they are gone.
+
+    Raise SlipwayError when one of them stays. The same again goes on from there.
+    """
+    leaving = older(state_file)
+    for one in leaving:
+        tell(f"process {one.process.pid} ({one.lease}) runs older code; it is asked to leave")
+        send(one.process, signal.SIGTERM)
+    deadline = time.monotonic() + patience_s
+    while staying := [one for one in leaving if is_alive(one.process)]:
+        if time.monotonic() > deadline:
+            who = ", ".join(f"{one.process.pid} ({one.lease})" for one in staying)
+            raise SlipwayError(
+                f"still at work after {patience_s:g} s: process {who}; what they look after goes on; end them "
+                f"(kill {' '.join(str(one.process.pid) for one in staying)}), then the same again: ./inv upgrade"
+            )
+        time.sleep(POLL_S)
+    return [one.lease for one in leaving]

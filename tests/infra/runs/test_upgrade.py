@@ -1,0 +1,114 @@
+"""Code that is newer than the processes at work: they are named, asked to leave, and nothing is changed before."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infra import journal_file, own_code
+from infra.errors import SlipwayError
+from infra.ledger.journal import Journal
+from infra.runs import upgrade
+
+REPOSITORY = Path(__file__).parents[3]
+OLDER = len(journal_file.MIGRATIONS) - 1
+
+
+@pytest.fixture
+def journal(tmp_path, monkeypatch):
+    """The file of a journal, in the state directory of this process and of its children."""
+    for name in ("STATE", "CONFIG"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    with Journal.open() as opened:
+        return opened.path
+
+
+@pytest.fixture
+def begin():
+    """Start tests/infra/runs/holder.py: a process that holds the leases it is told, with the code it is told."""
+    started = []
+
+    def start(code: str, *leases: str, stays: bool = False) -> subprocess.Popen:
+        words = [sys.executable, "-m", "tests.infra.runs.holder", code, "stays" if stays else "leaves", *leases]
+        started.append(subprocess.Popen(words, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True))
+        assert started[-1].stdout.readline() == "held\n"
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+        one.communicate()
+
+
+def set_back(path: Path) -> None:
+    """Give a journal the layout of the version before this one, leases and all."""
+    with sqlite3.connect(path) as db:
+        tables = {name: db.execute(f"SELECT * FROM {name}").fetchall() for name in ("leases", "meta")}
+    for one in path.parent.glob(f"{path.name}*"):
+        if one.suffix != ".lock":
+            one.unlink()
+    with sqlite3.connect(path) as db:
+        for statements in journal_file.MIGRATIONS[:OLDER]:
+            for statement in statements:
+                db.execute(statement)
+        for name, rows in tables.items():
+            for row in rows:
+                db.execute(f"INSERT INTO {name} VALUES ({', '.join('?' * len(row))})", row)
+        db.execute(f"PRAGMA user_version={OLDER}")
+
+
+def version_of(path: Path) -> int:
+    with sqlite3.connect(path) as db:
+        return db.execute("PRAGMA user_version").fetchone()[0]
+
+
+def test_a_journal_is_not_migrated_while_a_process_of_the_older_layout_holds_a_lease(journal, begin):
+    holder = begin("", "keep:brave-otter-1")
+    set_back(journal)
+    with pytest.raises(journal_file.OlderCode, match=rf"{holder.pid} \(keep:brave-otter-1\).*\./inv upgrade"):
+        Journal.open()
+    assert version_of(journal) == OLDER and holder.poll() is None
+    holder.kill()
+    holder.wait()
+    with Journal.open() as opened:
+        assert opened.held() == set()
+    assert version_of(journal) == len(journal_file.MIGRATIONS)
+
+
+def test_processes_of_other_code_are_asked_to_leave_and_no_others(journal, begin):
+    ours = begin(own_code.stamp(), "keep:quick-hare-2")
+    older = [begin("0" * 12, "keep:brave-otter-1"), begin("", "serve:demo")]
+    told = []
+    assert upgrade.hand_over(journal, told.append) == ["keep:brave-otter-1", "serve:demo"]
+    assert [one.wait() for one in older] == [-signal.SIGTERM] * 2 and ours.poll() is None
+    assert [line.split()[1] for line in told] == [str(one.pid) for one in older]
+    assert upgrade.older(journal) == [] and upgrade.hand_over(journal, told.append) == []
+
+
+def test_what_stays_is_named_and_goes_on(journal, begin):
+    stays = begin("0" * 12, "serve:demo", stays=True)
+    with pytest.raises(SlipwayError, match=rf"process {stays.pid} \(serve:demo\)"):
+        upgrade.hand_over(journal, lambda _: None, patience_s=0.3)
+    assert stays.poll() is None
+
+
+def test_a_lease_that_was_taken_over_by_code_that_tells_nothing_is_of_older_code(journal, begin):
+    with Journal.open() as opened:
+        opened.release(opened.take("keep:brave-otter-1", own_code.stamp()))
+    holder = begin("", "keep:brave-otter-1")
+    (one,) = upgrade.older(journal)
+    assert (one.process.pid, one.code) == (holder.pid, "")
+
+
+def test_there_is_nothing_to_hand_over_without_a_journal(tmp_path):
+    assert upgrade.older(tmp_path / "journal.db") == [] and os.listdir(tmp_path) == []
+
+
+def test_the_stamp_of_the_code_is_the_same_in_every_process(journal):
+    words = [sys.executable, "-c", "from infra import own_code; print(own_code.stamp())"]
+    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == own_code.stamp() and len(own_code.stamp()) == 12
