@@ -60,7 +60,7 @@ def snapshot(
     ops = [op for op in ops if op.is_live or op.run == named or op.token in over[max(0, len(over) - ended) :]]
     ops = [op for op in journal.ops(live=True) if op.slot < 0 and op not in ops] + ops
     readings = zip(ops, at_once(lambda op: _read(op, providers.get(op.vendor), homes), ops, deadline_s), strict=True)
-    found = {op.token: it if isinstance(it, Reading) else _from_home(op, homes, str(it)) for op, it in readings}
+    found = {op.token: it if isinstance(it, Reading) else _silent(op, providers, homes, str(it)) for op, it in readings}
     rows, told, now = journal.ops(), journal.told("vendor"), read_clocks()
     of = {op.token: [row for row in rows if row.run == op.run] if op.slot >= 0 else [op] for op in ops}
     return [view(op, found[op.token], now, of[op.token], told) for op in ops]
@@ -187,11 +187,12 @@ def _guard_end(reading: Reading, now: float) -> str:
         return ""
     limit_s, elapsed_s = guard.get("limit_s"), guard.get("elapsed_s", 0.0)
     limit = "no limit" if limit_s is None else f"ends it in {max(0.0, limit_s - elapsed_s):.0f} s"
-    seen = "alive" if guard.get("alive") else "dead"
-    clocks = guard.get("clocks")
-    if seen == "dead" and clocks:
-        seen = f"dead, last seen {max(0.0, now - clocks['wall_s']):.0f} s ago"
-    return f"guard {seen}, {limit}"
+    if guard.get("alive"):
+        return f"guard alive, {limit}"
+    words = [] if reading.is_alive is None and reading.exists is None else ["dead"]
+    if clocks := guard.get("clocks"):
+        words.append(f"last seen {max(0.0, now - clocks['wall_s']):.0f} s ago")
+    return f"guard {', '.join(words) or 'not seen'}, {limit}"
 
 
 def ask(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
@@ -235,6 +236,13 @@ def _read(op: Op, provider: Provider | None, homes: Path) -> Reading:
         return Reading(exists, pod, scale, _is_alive(told), told["guard"], told["progress"], told["verdict"])
     except (SlipwayError, OSError, ValueError) as error:
         return replace(_from_home(op, homes, str(error)), pod=pod, clock_scale=scale)
+
+
+def _silent(op: Op, providers: Mapping[str, Provider], homes: Path, problem: str) -> Reading:
+    """Return what is known of a pod that has not answered in time; nobody has seen its guard dead."""
+    provider = providers.get(op.vendor)
+    found = _from_home(op, homes, problem)
+    return replace(found, clock_scale=clock_scale(provider) if provider else 1.0)
 
 
 def _from_home(op: Op, homes: Path, problem: str) -> Reading:
