@@ -30,9 +30,10 @@ def hand_over(state_file: Path, tell: Callable[[str], None], patience_s: float =
     Raise SlipwayError when one of them stays. The same again goes on from there.
     """
     leaving = older(state_file)
-    for one in leaving:
-        tell(f"process {one.process.pid} ({one.lease}) runs older code; it is asked to leave")
-        send(one.process, signal.SIGTERM)
+    for process in dict.fromkeys(one.process for one in leaving):
+        held = ", ".join(one.lease for one in leaving if one.process == process)
+        tell(f"process {process.pid} ({held}) runs older code; it is asked to leave")
+        send(process, signal.SIGTERM)
     deadline = time.monotonic() + patience_s
     while staying := [one for one in leaving if is_alive(one.process)]:
         if time.monotonic() > deadline:
