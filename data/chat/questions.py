@@ -18,7 +18,7 @@ from data.chat.phrasing import fill, talk, vary, write_lines
 from data.config import QuestionsSpec
 from data.errors import InputError
 from data.shards.shards import read, read_manifest, shard_paths
-from data.text.documents import documents
+from data.text.batches import documents
 
 DOES_NOT_KNOW = "do not know"
 """In every answer that says so, and in no other."""

@@ -17,8 +17,8 @@ from typing import Any
 from data.errors import DataError, InputError
 from data.manifest import sync
 from data.text.batches import lines_between
-from data.text.document import COLUMNS
 from data.text.document_batch import Listed
+from data.text.documents import COLUMNS
 from data.text.long_documents import mapped, take_text
 from store import outside
 

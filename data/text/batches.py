@@ -15,13 +15,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from data.config import form_of
+from data.config import TextSpec, form_of
 from data.errors import InputError
 from data.manifest import MANIFEST, is_shard
-from data.text.document import COLUMNS, Document
 from data.text.document_batch import Listed, Texts, is_blank, mend, of_arrow
+from data.text.documents import COLUMNS, Document
 from data.text.escapes import unescape, unescape_giant
-from data.text.inputs import STDIN, InputFile
+from data.text.inputs import STDIN, InputFile, list_inputs
 from data.text.long_documents import GIANT, take_text
 from data.text.remote import BLOCK, open_remote
 from store import outside
@@ -270,3 +270,17 @@ def documents_of(batch: Batch, where: str, first_row: int) -> Iterator[Document]
             values["id"] = values.get("id") or f"{where}:{first_row + at}"
             values["file_path"] = values.get("file_path") or where
             yield Document(text.decode(), **values)
+
+
+def documents(source: str, packages: tuple[str, ...] = ()) -> Iterator[Document]:
+    """The documents of `source`: `pydocs`, `fineweb`, `stdin`, a file, a folder, a glob or an address.
+
+    Raises ConfigError when there is no such file, InputError for a package, a row or a column that is not there,
+    DataError when what lies elsewhere cannot be reached.
+    """
+    for file in list_inputs(TextSpec(source=source, packages=packages)).files:
+        pieces, row = open_pieces(file, COLUMNS), 0
+        for piece in range(pieces.count):
+            for batch in pieces.read(piece):
+                yield from documents_of(batch, file.uri, row)
+                row += batch.rows

@@ -10,8 +10,8 @@ from typing import Any
 from data.config import TextSpec
 from data.errors import InputError
 from data.text.batches import Batch
-from data.text.document import COLUMNS
 from data.text.document_batch import BLOCK, Texts
+from data.text.documents import COLUMNS
 from data.text.escapes import escape_all, held_out
 from data.text.long_documents import GIANT, Text, json_line
 

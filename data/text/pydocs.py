@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from data.errors import InputError
-from data.text.document import Document
+from data.text.documents import Document
 
 _LEFT_OUT = """
     antigravity this idlelib test lib2to3 turtle turtledemo tkinter distutils ensurepip pydoc_data encodings

@@ -9,7 +9,7 @@ from data.__main__ import main
 from data.config import ConfigError
 from data.errors import InputError
 from data.shards.shards import Writer
-from data.text.documents import documents
+from data.text.batches import documents
 from tests.data.conftest import run_step
 
 
