@@ -40,6 +40,12 @@ class LimitHit(SlipwayError):
     exit_code = 5
 
 
+class Unsound(SlipwayError):
+    """What was looked at is not as it should be."""
+
+    exit_code = 5
+
+
 def in_words(error: Exception) -> str:
     """What it says; a mistake of ours by its kind, too."""
     return str(error) if isinstance(error, SlipwayError) else f"{type(error).__name__}: {error}"

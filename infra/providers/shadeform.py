@@ -285,6 +285,8 @@ class Shadeform(ByHttp):
 
 def _offer(one: InstanceType, there: Availability, micro_usd_per_hour: int, now: float) -> Offer:
     what = one.configuration
+    # Machines with a part of an SXM board are said to have PCIe, or nothing; their name tells.
+    form = "sxm" if "sxm" in one.shade_instance_type.lower() else what.interconnect
     place = [part.strip() for part in there.display_name.split(",")]  # "US, Kansas City, KS"
     country = place[0] if len(place[0]) == 2 and place[0].isupper() else ""
     return Offer(
@@ -295,7 +297,7 @@ def _offer(one: InstanceType, there: Availability, micro_usd_per_hour: int, now:
         instance_type=one.shade_instance_type,
         country=country,
         city=place[1] if country and len(place) > 1 else "",
-        gpu=gpus.name(what.gpu_type, what.vram_per_gpu_in_gb, what.interconnect),
+        gpu=gpus.name(what.gpu_type, what.vram_per_gpu_in_gb, form),
         num_gpus=what.num_gpus,
         gpu_memory_bytes=what.vram_per_gpu_in_gb * 10**9,
         cpus=what.vcpus,

@@ -142,6 +142,12 @@ def words_after_dashes() -> list[str]:
     return sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
 
 
+def line_after_dashes() -> list[str]:
+    """The same for a shell on another machine, joined by spaces as ssh does it; [] = nothing follows."""
+    words = words_after_dashes()
+    return ["sh", "-c", " ".join(words)] if words else []
+
+
 def print_json(document: Any, indent: int | None = 1) -> None:
     """One JSON document on stdout, at once. Dataclasses become objects; paths, times and amounts become strings."""
 

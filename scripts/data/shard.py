@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from infra.errors import SlipwayError, UsageError
+from infra.errors import SlipwayError, Unsound, UsageError
 from scripts.cli import context, local_step
 from scripts.cli.invoke_patch import print_json
 
@@ -52,7 +52,7 @@ def shard(
 
 
 def check(folder: Path, as_json: bool, partial: bool = False) -> None:
-    """Say what is wrong with the shards in `folder` and its parts. Raises SlipwayError when anything is."""
+    """Say what is wrong with the shards in `folder` and its parts. Raises Unsound when anything is."""
     from data.verify import parts, verify
 
     if not folder.is_dir():
@@ -62,7 +62,7 @@ def check(folder: Path, as_json: bool, partial: bool = False) -> None:
     if as_json:
         print_json({"folder": str(folder), "problems": problems})
     if problems:
-        raise SlipwayError("\n".join(problems))
+        raise Unsound("\n".join(problems))
     if not as_json:
         print(f"{folder}: every {'whole ' if partial else ''}shard is what was written")
 

@@ -19,7 +19,7 @@ from infra.transport.protocol import Transport
 from infra.transport.shipment import preview
 from scripts.cli import context, render, session
 from scripts.cli.context import ROOT
-from scripts.cli.invoke_patch import print_json, words_after_dashes
+from scripts.cli.invoke_patch import line_after_dashes, print_json
 from scripts.runs.settle import bring_home, find_run, way
 
 BOARD, BOARD_PORT = "tensorboard", 6006
@@ -32,7 +32,7 @@ def ssh(run):
     settings = context.settings()
     with Journal.open(settings.state_file) as journal:
         op = find_run(journal, run)
-        code = way(settings, op).shell(words_after_dashes() or None, cwd=pods.folder_of(op).root)
+        code = way(settings, op).shell(line_after_dashes() or None, cwd=pods.folder_of(op).root)
     if code:
         raise Exit(code=code)
 

@@ -1,6 +1,7 @@
 """Reading a run's logs: all steps in order, the last lines of one, or on and on until the run ends."""
 
 import codecs
+import io
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -51,7 +52,9 @@ def show(
 
     if not paths() and not follow:
         print(f"{op.run} has written no {'error ' if errors else ''}log{'' if errors else ' yet'}", file=sys.stderr)
-    offsets = {path: write(path, start(path, after), tail, is_last=not follow) for path in paths()}
+    begins = {path: start(path, after) for path in paths()}
+    most = shares(begins, tail)
+    offsets = {path: write(path, at, most.get(path), is_last=not follow) for path, at in begins.items()}
     if not follow:
         return
     verdict: Mapping[str, Any] = {}
@@ -195,20 +198,35 @@ def stamp(word: str) -> float | None:
     return found.replace(tzinfo=timezone.utc).timestamp()
 
 
-def write(path: Path, offset: int, tail: int = 0, is_last: bool = True) -> int:
-    """Print what `path` holds after `offset`, or its last `tail` lines; returns where it ended.
+def shares(begins: Mapping[Path, int], tail: int) -> dict[Path, int]:
+    """Return how many lines of each log belong to the last `tail` of all that follow the places; {} = all of them."""
+    found, left = dict[Path, int](), tail
+    for path in reversed(list(begins) if tail else []):
+        found[path] = min(left, len([*io.BytesIO(read_from(path, begins[path]))]))
+        left -= found[path]
+    return found
+
+
+def read_from(path: Path, offset: int) -> bytes:
+    """Return what a log holds after `offset`; b"" when there is none."""
+    if not path.exists():
+        return b""
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read()
+
+
+def write(path: Path, offset: int, tail: int | None = None, is_last: bool = True) -> int:
+    """Print what `path` holds after `offset`, or its last `tail` lines; return where it ended.
 
     Unless this is the last look, a letter of which only some bytes have come waits for the others.
     """
-    if not path.exists():
-        return offset
-    with path.open("rb") as file:
-        file.seek(offset)
-        content = file.read()
+    content = read_from(path, offset)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(content, final=is_last)
-    if tail:
-        text = "".join(text.splitlines(keepends=True)[-tail:])
+    if tail is not None:
+        lines = [*io.StringIO(text)]
+        text = "".join(lines[len(lines) - tail :])
     if text:
         sys.stdout.write(clean(text))
         sys.stdout.flush()

@@ -19,7 +19,7 @@ from infra.runs import mirror, pods
 from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.context import ROOT
-from scripts.cli.invoke_patch import print_json, words_after_dashes
+from scripts.cli.invoke_patch import line_after_dashes, print_json
 from scripts.cli.render import columns
 from scripts.runs.settle import open_journal, way
 from scripts.services import controller_client
@@ -263,7 +263,7 @@ def ssh(name, replica_id):
     with open_journal(settings) as journal:
         name = controller_client.find(name, journal)
         op = live_replica(name, replica_id, journal)
-        code = way(settings, op).shell(words_after_dashes() or None, cwd=pods.folder_of(op).root)
+        code = way(settings, op).shell(line_after_dashes() or None, cwd=pods.folder_of(op).root)
     if code:
         raise Exit(code=code)
 

@@ -18,7 +18,7 @@ from infra.providers.ssh import SshPools
 from infra.records import Plan, Request
 from infra.runs import pods
 from infra.transport.ssh import Ssh
-from scripts.runs.logs import start, write
+from scripts.runs.logs import shares, start, write
 from tests.loopback import loopback
 from tests.street import launch_on
 from tests.world import ROOT, World, until
@@ -172,6 +172,20 @@ def test_what_was_written_lately_is_what_the_agent_saw_lately(tmp_path):
     assert "run a-1, step talk" in world.inv("logs", "a-1", "--errors", "--since", "1h", "--file", "talk")
     assert world.inv("logs", "a-1", "--errors", "--file", "other") == ""
     world.inv("down", "--all")
+
+
+@pytest.mark.parametrize(
+    ("tail", "shown"),
+    [(0, "a\nb\nc\f\nd"), (1, "d"), (2, "c\f\nd"), (3, "b\nc\f\nd"), (9, "a\nb\nc\f\nd")],
+)
+def test_the_last_lines_are_those_of_the_run_and_not_of_each_step(tmp_path, capsys, tail, shown):
+    begins = {tmp_path / name: 0 for name in ("environment.log", "not-yet.log", "base.log")}
+    (tmp_path / "environment.log").write_text("a\nb\n")
+    (tmp_path / "base.log").write_text("c\f\nd")
+    most = shares(begins, tail)
+    for path, at in begins.items():
+        write(path, at, most.get(path))
+    assert capsys.readouterr().out == shown
 
 
 def test_half_a_letter_waits_for_its_other_half(tmp_path, capsys):

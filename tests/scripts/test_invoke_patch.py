@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.cli.invoke_patch import line_after_dashes
+
 ROOT = Path(__file__).parents[2]
 TASKS = '''
 import errno
@@ -218,3 +220,11 @@ def test_a_closed_pipe_is_met_in_silence(checkout, words):
 def test_help_tells_which_flag_may_be_a_bare_word(checkout):
     code, out, _ = inv(checkout, "status", "--help")
     assert code == 0 and "--run=STRING" in out and "(also as a bare word)" in out
+
+
+def test_a_line_for_another_machine_goes_to_its_shell_as_ssh_sends_it(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["inv", "ssh", "run", "--", "cd /; pwd", "&&", "echo", "a b"])
+    done = subprocess.run(line_after_dashes(), capture_output=True, text=True)
+    assert done.stdout == "/\na b\n"
+    monkeypatch.setattr(sys, "argv", ["inv", "ssh", "run"])
+    assert line_after_dashes() == []

@@ -97,6 +97,15 @@ def test_an_offer_is_a_type_in_a_region_that_has_it_and_its_cents_become_micro_d
     assert offer.nvlink is False and offer.upload_mbps is None and offer.seen_at
 
 
+def test_a_part_of_an_sxm_board_is_told_by_the_name_of_its_type(stand, shadeform):
+    sxm = {**TYPE, "shade_instance_type": "A100_sxm4_80G",
+           "configuration": {**TYPE["configuration"], "gpu_type": "A100_80G", "vram_per_gpu_in_gb": 80}}  # fmt: skip
+    pcie = {**sxm, "shade_instance_type": "A100_80G"}
+    stand.on("GET /instances/types", Answer(200, {"instance_types": [sxm, pcie]}))
+    names = [one.gpu for one in shadeform.offers(replace(REQUEST, gpu="A100"))]
+    assert sorted(names) == ["A100-80GB-PCIe", "A100-80GB-SXM"]
+
+
 def test_a_request_that_nothing_satisfies_gets_no_offers(shadeform):
     assert shadeform.offers(Request(run="x", gpu="H100")) == []
     assert shadeform.offers(Request(run="x", gpu="A6000", spot=True)) == []
