@@ -48,7 +48,7 @@ TABLE = (
 
 # The rooms of a floor, from the lowest to the highest: each may import itself, those before it, and the floor's files.
 ORDER = {
-    "infra": ("agent", "transport", "market", "machines", "providers", "ledger", "runs"),
+    "infra": ("agent", "transport", "market", "machines", "providers", "selection", "ledger", "runs"),
     "infra.rehearsal": ("vendors",),
     "data": ("text", "shards", "tokens", "chat", "report", "engines"),
     "trainer": ("model", "parallel", "checkpoints", "reporting", "evaluation", "phases"),

@@ -10,9 +10,10 @@ from typing import Any
 
 from infra import train_env
 from infra.errors import UsageError
+from infra.job_environment import secrets, tracking
 from infra.settings import Settings
 from scripts.cli import render
-from scripts.cli.context import ROOT, secrets, tracking
+from scripts.cli.context import ROOT
 from store import Store
 
 

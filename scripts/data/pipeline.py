@@ -15,6 +15,7 @@ from data.config import TextSpec
 from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.names import check_name
+from infra.providers import registry
 from infra.records import Request
 from infra.runs import doctor
 from infra.settings import Settings
@@ -153,7 +154,7 @@ def training(
     ours = replace(settings, profile=str(file), source=str(space.train), store=str(space.store))
     given = {"text": adopt.text(space), "tokenizer": adopt.tokenizer(space, digest)}
     limits = Limits(reserve_bytes=settings.reserve_bytes)
-    here = context.provider(settings, "local")
+    here = registry.provider(settings, "local")
     plan = plan_for(
         ours, Request(run="foreground"), here, limits, phase="base", tag=space.experiment, given=given, made="keep",
         with_missing=True,

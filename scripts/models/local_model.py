@@ -6,6 +6,7 @@ from pathlib import Path
 
 from infra.agent.job import Limits
 from infra.errors import UsageError
+from infra.providers import registry
 from infra.records import Request
 from scripts.cli import context, local_step, render
 from scripts.cli.context import ROOT
@@ -25,7 +26,7 @@ def train(profile, config, init, source, out, prepare, json, remake, keep_made, 
     if init:
         wanted["init"] = init_model.look(init, settings)
     limits = Limits(reserve_bytes=settings.reserve_bytes)
-    here, wanted["made"] = context.provider(settings, "local"), made_by_words(remake, keep_made)
+    here, wanted["made"] = registry.provider(settings, "local"), made_by_words(remake, keep_made)
     plan = plan_for(settings, Request(run="foreground"), here, limits, **wanted)
     if made := ask_about_made(plan, yes=json):
         plan = plan_for(settings, Request(run="foreground"), here, limits, **{**wanted, "made": made})

@@ -9,15 +9,15 @@ from infra import strict_yaml
 from infra.agent.job import Limits
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Held, Journal, Lease, Op
-from infra.providers import Provider
+from infra.providers import Provider, registry
 from infra.records import Offer, Request
 from infra.runs import pod_set
 from infra.runs.pod_set import PodSpec, Step
+from infra.selection import choose, preflight
 from infra.settings import Settings
-from scripts.cli import context, render, session
+from scripts.cli import context, prompts, render, session
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
-from scripts.market import select
 from scripts.market.offers import request_for
 from scripts.pods import stages
 from scripts.runs import launch
@@ -52,7 +52,7 @@ def apply(*, file, provider, dry_run, yes, json):
                 show(set_name, lines)
             changes = [step for step in steps if step.action != "keep"]
             if changes and not dry_run:
-                select.confirm(yes)
+                prompts.confirm(yes)
                 for step in changes:
                     carry_out(step, set_name, specs, journal, settings, f"inv apply {file}")
         finally:
@@ -92,7 +92,7 @@ def load(path: Path, settings: Settings) -> tuple[str, dict[str, PodSpec]]:
 def wanted(spec: PodSpec) -> tuple[list[Provider], Request, Limits]:
     """Who may have it, what is asked for, and what ends it. Raises UsageError."""
     settings = context.settings(provider=spec.provider or "")
-    candidates = context.providers(settings)
+    candidates = registry.candidates(settings)
     text = ("country", "cpus", "memory", "disk_size", "city", "cloud", "region", "instance_type", "max_price",
             "network")  # fmt: skip
     request = request_for(
@@ -105,18 +105,18 @@ def wanted(spec: PodSpec) -> tuple[list[Provider], Request, Limits]:
     request = replace(request, run=spec.name, provider=name, pool=spec.pool or "", host=spec.host or "")
     is_rented = candidates[0].is_rented
     ttl = "" if spec.ttl_hours is None else f"{spec.ttl_hours * 3600:f}s"
-    spend_limit = spec.spend_limit or (select.SPEND_LIMIT if is_rented and not ttl else "")
+    spend_limit = spec.spend_limit or (preflight.SPEND_LIMIT if is_rented and not ttl else "")
     idle_stop = "" if spec.idle_stop_minutes is None else f"{spec.idle_stop_minutes:f}m"
-    return candidates, request, select.limits_for(settings, is_rented, ttl, spend_limit, idle_stop)
+    return candidates, request, preflight.limits_for(settings, is_rented, ttl, spend_limit, render.say, idle_stop)
 
 
 def find(spec: PodSpec) -> tuple[list[Provider], Request, Limits, Sequence[Offer]]:
     """The same, with what is on offer, cheapest first. Raises SlipwayError that names the pod."""
     candidates, request, limits = wanted(spec)
     try:
-        offers = select.find(candidates, request)
-        if candidates[0].is_rented:
-            offers = select.payable(offers, 1, context.settings(provider=spec.provider or ""))
+        settings = context.settings(provider=spec.provider or "")
+        offers = choose.find(candidates, request, settings, render.tell)
+        offers = choose.payable(offers, 1, settings, render.tell)
     except SlipwayError as error:
         error.args = (f"{spec.name}: {error}",)
         raise

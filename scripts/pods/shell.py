@@ -11,6 +11,7 @@ from invoke import Exit
 
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op
+from infra.providers import registry
 from infra.runs import follow, pods
 from infra.runs.launch import send_code
 from infra.transport import push as code_sync
@@ -116,7 +117,7 @@ def sync(run, plan, json):
             raise UsageError(f"{op.run} has ended; a new launch sends the code as it is now")
         if op.stays:
             session.use(op)
-        done = send_code(op, context.provider(settings, op.vendor), ROOT, render.say)
+        done = send_code(op, registry.provider(settings, op.vendor), ROOT, render.say)
     if json:
         print_json(done)
     else:
@@ -127,8 +128,8 @@ def pull(run, json):
     settings = context.settings()
     with Journal.open(settings.state_file) as journal:
         op = find_run(journal, run)
-        names = bring_home(op, context.provider(settings, op.vendor), settings)
+        names = bring_home(op, registry.provider(settings, op.vendor), settings)
     if json:
         print_json({"run": op.run, "brought": names, "store": op.store})
     else:
-        render.say(f"{op.run}: {', '.join(names) or 'nothing new'}; logs in {context.homes(settings) / op.run}")
+        render.say(f"{op.run}: {', '.join(names) or 'nothing new'}; logs in {settings.homes / op.run}")

@@ -8,19 +8,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from infra import job_environment
 from infra.agent.job import Job, Limits
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import spend
 from infra.ledger.journal import Journal, Op
 from infra.names import check_name, run_name
-from infra.providers import Provider
+from infra.providers import Provider, registry
 from infra.records import Offer, Plan, Request
 from infra.runs import launch as street
 from infra.runs import snapshot
 from infra.runs.acceptance_policy import terms_for
+from infra.selection import choose, preflight
 from infra.settings import VENDORS, Settings
-from scripts.cli import context, render, session
+from scripts.cli import context, prompts, render, session
 from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
@@ -36,17 +38,16 @@ def create(
 ):  # fmt: skip
     settings = context.settings(provider=provider)
     name = check_name(run_name) if run_name else ""
-    candidates = context.providers(settings)
-    limits = select.limits_for(settings, candidates[0].is_rented, ttl, spend_limit, idle_stop)
+    candidates = registry.candidates(settings)
+    limits = preflight.limits_for(settings, candidates[0].is_rented, ttl, spend_limit, render.say, idle_stop)
     request = select.request_for(machine, name or "new", candidates, 1, pool, host)
     with open_journal(settings) as journal:
         settle(journal, settings)
-        offers: Sequence[Offer] = (select.wait_for if wait else select.find)(candidates, request)
+        offers: Sequence[Offer] = select.find(candidates, request, settings, wait)
         if offers[0].micro_usd_per_hour and not json:
             select.show_offers(request, offers)
             select.show_ends(limits, offers[0], settings, "end", stays=True)
-        if candidates[0].is_rented:
-            offers = select.payable(offers, 1, settings)
+        offers = choose.payable(offers, 1, settings, render.tell)
         if dry_run:
             if json:
                 print_json({"run": None, "state": "planned", "usd_per_hour": render.usd(offers[0].micro_usd_per_hour)})
@@ -54,7 +55,7 @@ def create(
             return
         if candidates[0].is_rented:
             is_named = all(machine[flag] for flag in ("cloud", "region", "instance_type"))
-            offers = select.pick(list(offers), is_named, yes)
+            offers = prompts.pick(list(offers), is_named, yes)
             if not offers:
                 render.say("nothing was rented")
                 return
@@ -74,7 +75,7 @@ def make(
         request = replace(request, run=run_name([op.run for op in journal.ops()]))
     terms = replace(terms_for(settings, vendor, unchecked), role=role, spec_hash=spec_hash)
     scale = settings.clock_scale if settings.rehearsal else 1.0
-    op = street.hold(request, limits, offers, context.vendors(settings), journal, render.say, terms, scale)
+    op = street.hold(request, limits, offers, registry.vendors(settings), journal, render.say, terms, scale)
     session.use(op)
     return op
 
@@ -84,12 +85,12 @@ def setup(*, run, json):
     with open_journal(settings) as journal:
         settle(journal, settings)
         op = find_pod(journal, run)
-        vendor, request = context.provider(settings, op.vendor), request_of(op)
+        vendor, request = registry.provider(settings, op.vendor), request_of(op)
         torch, environments = environments_of(settings, request, vendor)
         job = Job(run=op.run, token=op.token, steps=(), setup=("train",), torch=torch, environments=environments,
                   clock_scale=settings.clock_scale if settings.rehearsal else 1.0)  # fmt: skip
         plan = Plan(target="", store=op.store or settings.store, artifacts=(), job=job, request=request)
-        op = street.give(op, plan, vendor, journal, ROOT, context.secrets(settings), render.say)
+        op = street.give(op, plan, vendor, journal, ROOT, job_environment.secrets(settings), render.say)
         launch.conclude(op, journal, settings, json)
 
 
@@ -103,7 +104,7 @@ def run(
     with open_journal(settings) as journal:
         settle(journal, settings)
         op = find_pod(journal, run)
-        vendor, request = context.provider(settings, op.vendor), request_of(op)
+        vendor, request = registry.provider(settings, op.vendor), request_of(op)
         rate = None
         if vendor.is_rented:
             machine = Offer(provider=op.vendor, offer_id="", gpu=request.gpu, num_gpus=request.num_gpus)
@@ -115,7 +116,7 @@ def run(
         if not json:
             render.show_plan(plan)
         if vendor.is_rented and plan.job:
-            select.check_work(plan, settings, with_missing)
+            preflight.check_work(plan, settings, with_missing, select.again("--with-missing"))
         if dry_run or plan.job is None:
             if not dry_run:
                 move_names(plan)
@@ -123,9 +124,9 @@ def run(
             return
         hold_for(plan, op.run, journal.installation)
         move_names(plan)
-        op = street.give(op, plan, vendor, journal, ROOT, context.secrets(settings), render.say)
+        op = street.give(op, plan, vendor, journal, ROOT, job_environment.secrets(settings), render.say)
         if not vendor.is_here:
-            snapshot.keep_code(op, ROOT, context.homes(settings) / op.run)
+            snapshot.keep_code(op, ROOT, settings.homes / op.run)
         if detach:
             leave(op, settings, json)
             return

@@ -2,31 +2,13 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
 
-from infra.ledger.journal import Journal, Op
-from infra.records import Offer, Request
-from infra.runs.acceptance_policy import terms_for
-from infra.runs.keeper import Keeper
+from infra.ledger.journal import Op
+from infra.providers import registry
 from infra.settings import Settings
-from scripts.cli import command_hints, context, render
+from scripts.cli import command_hints, render
 from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import print_json
-from scripts.market import select
-from scripts.runs.settle import tell
-
-
-def keeper_of(op: Op, journal: Journal, settings: Settings) -> Keeper:
-    terms = terms_for(settings, context.provider(settings, op.vendor))
-    folder = context.homes(settings) / op.run
-
-    def find(request: Request) -> Sequence[Offer]:
-        return select.find(context.providers(context.settings(provider=request.provider)), request)
-
-    def lost(op: Op) -> None:
-        tell(journal, settings, op, "preempted")
-
-    return Keeper(journal, context.vendors(settings), find, folder, context.secrets(settings), render.say, terms, lost)
 
 
 def leave(op: Op, settings: Settings, as_json: bool) -> None:
@@ -37,8 +19,8 @@ def leave(op: Op, settings: Settings, as_json: bool) -> None:
 
 def hand_on(op: Op, settings: Settings) -> str:
     """Another machine's run gets a keeper of its own; what is here keeps itself. Which of them, in words."""
-    if not context.provider(settings, op.vendor).is_here:
-        log = context.homes(settings) / op.run / "keep.log"
+    if not registry.provider(settings, op.vendor).is_here:
+        log = settings.homes / op.run / "keep.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         line = [sys.executable, "-m", "invoke", "--search-root", str(ROOT), "keep", op.run, *command_hints.flags()]
         with log.open("ab") as file:

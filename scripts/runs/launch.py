@@ -15,6 +15,7 @@ from typing import Any
 
 from invoke import Exit
 
+from infra import job_environment
 from infra.agent.job import Job, Limits
 from infra.agent.limits import read_clocks
 from infra.agent.state import NODE_LOST
@@ -23,7 +24,7 @@ from infra.ledger import spend
 from infra.ledger.journal import Fenced, Journal, Op, Taken
 from infra.ledger.life_cycle import TERMINATING
 from infra.names import check_name, run_name
-from infra.providers import Provider
+from infra.providers import Provider, registry
 from infra.records import Offer, Plan
 from infra.runs import keeper as keep
 from infra.runs import launch as street
@@ -31,14 +32,16 @@ from infra.runs import observe, pods, snapshot
 from infra.runs.acceptance_policy import terms_for
 from infra.runs.keeper import Keeper
 from infra.runs.timing import stage
+from infra.selection import preflight
+from infra.selection.choose import of_machines
 from infra.settings import Settings
-from scripts.cli import context, render
+from scripts.cli import context, prompts, render
 from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import print_json
 from scripts.market import select
 from scripts.models import memory_check
 from scripts.runs import init_model, same_request
-from scripts.runs.follow_up import hand_on, keeper_of, leave, say_how
+from scripts.runs.follow_up import hand_on, leave, say_how
 from scripts.runs.logs import tell_steps
 from scripts.runs.planning import (
     ask_about_made,
@@ -78,9 +81,9 @@ def launch(
             "save_every": save_every, "keep": keep, "ckpt_prefix": ckpt_prefix, "mixture": mixture,
             "made": made_by_words(remake, keep_made), "with_missing": with_missing,
             "init": init_model.look(init, settings) if init else None}  # fmt: skip
-    candidates = context.providers(settings)
+    candidates = registry.candidates(settings)
     vendor = candidates[0]
-    limits = select.limits_for(settings, vendor.is_rented, ttl, spend_limit, idle_stop)
+    limits = preflight.limits_for(settings, vendor.is_rented, ttl, spend_limit, render.say, idle_stop)
     request = select.request_for(machine, name or "new", candidates, nodes, pool, host)
     chosen = () if settings.sources["provider"].startswith("default") else tuple(one.name for one in candidates)
     asked = same_request.asking(typed, request, limits, name=name, vendors=chosen)
@@ -96,7 +99,7 @@ def launch(
         if at_work:
             asked.check(at_work)
         if vendor.is_rented and plan.job and not at_work:
-            offers = (select.wait_for if wait else select.find)(candidates, request)
+            offers = select.find(candidates, request, settings, wait)
             plan = plan_for(
                 settings, request, vendor, limits, **work, flops_per_s=select.work_rate(settings, offers[0])
             )
@@ -108,12 +111,14 @@ def launch(
             if offers:
                 select.show(plan, offers, settings, on_failure)
         if offers:
-            offers = select.preflight(plan, offers, settings, with_missing)
+            offers = preflight.preflight(
+                plan, offers, settings, with_missing, select.again("--with-missing"), render.tell
+            )
         elif plan.job and not at_work:
             if vendor.is_here:
                 memory_check.check(memory_check.phases_of(plan.job.steps), request.num_gpus)
             if dry_run:
-                street.choose(vendor, request)  # a plan that no machine can carry out is no plan
+                of_machines(vendor, request)  # a plan that no machine can carry out is no plan
         if dry_run and at_work and not json:
             render.say(f"{at_work.run} is at it already; a launch follows it")
         if dry_run or plan.job is None:
@@ -123,7 +128,7 @@ def launch(
             return
         if offers:
             is_named = all(machine[flag] for flag in ("cloud", "region", "instance_type"))
-            offers = select.pick(offers, is_named, yes)
+            offers = prompts.pick(offers, is_named, yes)
             if not offers:
                 render.say("nothing was rented")
                 return
@@ -133,7 +138,7 @@ def launch(
         else:
             op = begin(plan, offers, vendor, journal, settings, asked, no_accept)
         if not vendor.is_here and op.token not in known:
-            snapshot.keep_code(op, ROOT, context.homes(settings) / op.run)
+            snapshot.keep_code(op, ROOT, settings.homes / op.run)
         if detach:
             leave(op, settings, json)
             return
@@ -181,9 +186,9 @@ def begin(
     try:
         if not vendor.is_rented:
             with stage("connect", render.say):
-                offers = street.choose(vendor, plan.request)
+                offers = of_machines(vendor, plan.request)
         terms = replace(terms_for(settings, vendor, unchecked), asked=asked.record())
-        vendors, secrets = context.vendors(settings), context.secrets(settings)
+        vendors, secrets = registry.vendors(settings), job_environment.secrets(settings)
         return street.start(plan, offers, vendors, journal, ROOT, secrets, render.say, terms)
     except Taken as taken_by:
         if taken_by.op.run != name:
@@ -231,17 +236,17 @@ def again(op: Op, journal: Journal, settings: Settings, limits: Limits | None = 
     `limits`: of a rented run, as `Keeper.elsewhere` takes them; `asked`: what is on record of it then.
     """
     render.say(f"going on with {op.run}")
-    vendor = context.provider(settings, op.vendor)
+    vendor = registry.provider(settings, op.vendor)
     if vendor.is_rented and not op.is_live:
-        keeper = keeper_of(op, journal, settings)
+        keeper = Keeper.of(op, journal, settings, render.tell)
         keeper.terms = replace(keeper.terms, asked=asked)
         return keeper.elsewhere(op, limits=limits)
-    return street.resume(op, vendor, journal, context.secrets(settings))
+    return street.resume(op, vendor, journal, job_environment.secrets(settings))
 
 
 def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> None:
     """Keep the run to its verdict, settle the row, tell the result. Ctrl-C, and a hang-up, leave the run at work."""
-    keeper = keeper_of(op, journal, settings)
+    keeper = Keeper.of(op, journal, settings, render.tell)
     renew(op, journal.installation)
     with hang_up() as hung_up:
         try:
@@ -399,7 +404,7 @@ def raise_worst(problems: Sequence[SlipwayError]) -> None:
 
 def end(op: Op, journal: Journal, settings: Settings) -> None:
     """Raises SlipwayError when it is not proven that nothing of the pod runs."""
-    was_live, vendor = op.is_live, context.provider(settings, op.vendor)
+    was_live, vendor = op.is_live, registry.provider(settings, op.vendor)
     has_words = was_live and op.address and op.slot >= 0
     if has_words and vendor.is_rented:  # nothing can be asked of it afterwards
         op = last_rites(op, vendor, journal, settings)
@@ -463,13 +468,13 @@ def more_for(op: Op, journal: Journal, settings: Settings, spend_limit: str, ttl
     """Other limits of a run, as `Keeper.elsewhere` takes them; None when none are asked for. Raises UsageError."""
     if not spend_limit and not ttl:
         return None
-    if not context.provider(settings, op.vendor).is_rented:
+    if not registry.provider(settings, op.vendor).is_rented:
         raise UsageError(f"{op.run} costs nothing; --spend-limit and --ttl are for rented machines")
     if op.is_live:
         raise UsageError(
             f"{op.run} has its pod still, with the limits that it was rented with; first: inv down {op.run}"
         )
-    limits = select.limits_for(settings, True, ttl, spend_limit)
+    limits = preflight.limits_for(settings, True, ttl, spend_limit, render.say)
     if limits.spend_micro_usd is not None:
         rows = pods.rows_of(op.run, pods.size_of(op), journal)
         spent = sum(spend.spent(row, read_clocks(), settings.clock_scale) for row in rows)

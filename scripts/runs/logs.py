@@ -14,6 +14,7 @@ from infra.agent.job import Job
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op
+from infra.providers import registry
 from infra.runs import keeper, mirror, pods
 from infra.runs.follow import RETRY_S, Seen, look
 from infra.runs.follow import follow as follow_run
@@ -40,7 +41,7 @@ def show(
     op: Op, journal: Journal, settings: Settings, *, follow: bool, tail: int, since: str, file: str, errors: bool
 ) -> None:
     """Print to stdout. Raises UsageError for a log that does not exist, Exit with the run's code after following."""
-    folder = context.homes(settings) / op.run
+    folder = settings.homes / op.run
     wanted_s = context.seconds(since)
     after = 0.0 if wanted_s is None else time.time() - wanted_s
     if bring(op, journal, settings, folder) or not op.is_live:
@@ -94,7 +95,7 @@ def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[
             if is_gone(op, settings):
                 yield op, ({}, keep_last_words(op, settings))
                 return
-            transport = context.provider(settings, op.vendor).reach(pods.pod_of(op))
+            transport = registry.provider(settings, op.vendor).reach(pods.pod_of(op))
             for seen in follow_run(op, journal, transport) if op.is_live else [look(op, transport)]:
                 if seen[1].get("state") == NODE_LOST and journal.holder(keeper.lease_name(op.run)):
                     break  # it is begun anew
@@ -110,7 +111,7 @@ def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[
 
 def is_gone(op: Op, settings: Settings) -> bool:
     """Whether nothing can be asked of it any more: what it has left is in the store."""
-    return not op.is_live and context.provider(settings, op.vendor).is_rented
+    return not op.is_live and registry.provider(settings, op.vendor).is_rented
 
 
 def bring(op: Op, journal: Journal, settings: Settings, folder: Path) -> bool:
@@ -118,7 +119,7 @@ def bring(op: Op, journal: Journal, settings: Settings, folder: Path) -> bool:
     if not op.address or is_gone(op, settings):
         return True
     try:
-        mirror.bring_logs(op, context.provider(settings, op.vendor).reach(pods.pod_of(op)), folder)
+        mirror.bring_logs(op, registry.provider(settings, op.vendor).reach(pods.pod_of(op)), folder)
         return False
     except SlipwayError as error:
         if is_gone(journal.op(op.token), settings):  # meanwhile

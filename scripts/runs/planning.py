@@ -17,13 +17,14 @@ from typing import Any
 from infra.agent import environment
 from infra.agent.job import Job, Limits, Step
 from infra.errors import UsageError
+from infra.job_environment import asked_at, secrets, tracking
 from infra.ledger.journal import Op
 from infra.names import check_name
 from infra.providers import Provider
 from infra.records import Artifact, Inventory, Plan, Request
 from infra.runs import doctor
 from infra.settings import Settings
-from scripts.cli.context import ROOT, asked_at, secrets, tracking
+from scripts.cli.context import ROOT
 from scripts.cli.render import count, size
 from store import Artifact as StoredArtifact
 from store import Store, StoreError, credentials

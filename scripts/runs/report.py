@@ -195,7 +195,7 @@ def places(op: Op, journal: Journal, settings: Settings) -> Iterator[Place]:
                 return b"".join(left.pieces(name)) if name in names else None
 
             yield store
-    kept = context.homes(settings) / op.run / "pod" / "work" / "runs"
+    kept = settings.homes / op.run / "pod" / "work" / "runs"
     yield lambda phase, file: read(kept / phase / file)
 
 

@@ -5,19 +5,17 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from infra.agent.limits import read_clocks
 from infra.agent.process import myself
 from infra.agent.state import NODE_LOST
 from infra.errors import LimitHit, SlipwayError, UsageError, in_words
-from infra.ledger import cost as costs
 from infra.ledger.journal import Journal, Op
 from infra.ledger.life_cycle import ASKED, LOST, READY, TERMINATING
 from infra.ledger.reconcile import Action, Claim, Delete, Move, reconcile
 from infra.names import match
-from infra.providers import Provider
+from infra.providers import Provider, registry
 from infra.runs import mirror, pods
 from infra.runs.keeper import lease_name
-from infra.runs.notify import notify
+from infra.runs.notify import tell_end
 from infra.settings import VENDORS, Settings
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
 from scripts.cli import context, render
@@ -31,7 +29,7 @@ ALARM_S = 900.0  # on the vendor's clock: whoever is asked to delete a pod has d
 
 def way(settings: Settings, op: Op) -> Transport:
     """To the pod of a row."""
-    return context.provider(settings, op.vendor).reach(pods.pod_of(op))
+    return registry.provider(settings, op.vendor).reach(pods.pod_of(op))
 
 
 def open_journal(settings: Settings) -> Journal:
@@ -55,7 +53,7 @@ def settle(journal: Journal, settings: Settings, only: Collection[str] | None = 
             if op.service and is_kept(op.service, journal):
                 continue  # its controller looks after it
             try:
-                vendor = context.provider(settings, op.vendor)
+                vendor = registry.provider(settings, op.vendor)
                 if vendor.is_rented and op.slot >= 0 and is_kept_by_another(op, journal):
                     continue  # its keeper looks after it
                 transport = vendor.reach(pods.pod_of(op)) if op.address or not vendor.is_rented else None
@@ -76,7 +74,7 @@ def settle(journal: Journal, settings: Settings, only: Collection[str] | None = 
                 if vendor.is_rented and not (ended.is_live or verdict):  # perhaps by itself
                     verdict = keep_last_words(ended, settings)
                 if not ended.is_live and op.slot == 0:
-                    tell(journal, settings, ended, verdict.get("state") or ended_how(ended))
+                    tell_end(ended, verdict.get("state") or ended_how(ended), journal, settings, render.tell)
             except Exception as error:  # the others are looked after all the same
                 render.say(render.clean(f"{op.run}: {in_words(error)}"))
 
@@ -97,7 +95,7 @@ def sweep(journal: Journal, settings: Settings) -> None:
     for name, key in VENDORS.items():
         if name in billing or getattr(settings, key):
             try:
-                done = reconcile(context.provider(settings, name), journal)
+                done = reconcile(registry.provider(settings, name), journal)
             except Exception as error:  # the other vendors are asked all the same
                 render.say(render.clean(f"{name}: {in_words(error)}"))
                 continue
@@ -106,7 +104,7 @@ def sweep(journal: Journal, settings: Settings) -> None:
                 if isinstance(action, Move) and action.event == "gone":
                     keep_last_words(journal.op(action.token), settings)
                 if isinstance(action, Claim) and not action.is_kept:
-                    tell(journal, settings, journal.op(action.pod.token), "orphan")
+                    tell_end(journal.op(action.pod.token), "orphan", journal, settings, render.tell)
             for problem in done.problems:
                 render.say(render.clean(problem))
 
@@ -114,19 +112,10 @@ def sweep(journal: Journal, settings: Settings) -> None:
 def keep_last_words(op: Op, settings: Settings) -> dict[str, Any]:
     """The verdict of a pod that is gone, perhaps by itself; {} when there is none, or none can be read just now."""
     try:
-        return mirror.last_words(op, context.homes(settings) / op.run)
+        return mirror.last_words(op, settings.homes / op.run)
     except StoreError as error:
         render.say(f"{op.run}: {error}")
         return {}
-
-
-def tell(journal: Journal, settings: Settings, op: Op, state: str) -> None:
-    """Whoever wants to know how runs end, and what all pods of that run have cost."""
-    scale = settings.clock_scale if op.vendor in VENDORS else 1.0
-    cost = costs.total(journal.ops(run=op.run), journal.told("vendor"), read_clocks(), clock_scale=scale)
-    problem = notify(settings.notify, run=op.run, state=state, cost_micro_usd=cost, note=op.reason)
-    if problem:
-        render.say(render.clean(problem))
 
 
 def tell_what_is_left() -> None:
@@ -185,7 +174,7 @@ def told(action: Action) -> str:
 
 def bring_home(op: Op, vendor: Provider, settings: Settings) -> list[str]:
     """Logs, last words and artifacts of a pod; the names of the artifacts. Raises SlipwayError, StoreError."""
-    transport, folder = vendor.reach(pods.pod_of(op)), context.homes(settings) / op.run
+    transport, folder = vendor.reach(pods.pod_of(op)), settings.homes / op.run
     mirror.bring_logs(op, transport, folder)
     mirror.bring_words(op, transport, folder)
     if not vendor.pod_store or op.slot > 0:  # what other nodes make, they make for themselves
@@ -195,9 +184,9 @@ def bring_home(op: Op, vendor: Provider, settings: Settings) -> list[str]:
 
 def last_verdict(op: Op, settings: Settings) -> dict[str, Any]:
     """How the work of a pod ended, {} while it has not; of a rented one that is gone, as it was brought home."""
-    vendor = context.provider(settings, op.vendor)
+    vendor = registry.provider(settings, op.vendor)
     if vendor.is_rented and not op.is_live:
-        verdict = mirror.words_at_home(op, context.homes(settings) / op.run).get("verdict", {})
+        verdict = mirror.words_at_home(op, settings.homes / op.run).get("verdict", {})
         return verdict if verdict.get("token") == op.token else {}
     return pods.verdict_of(op, vendor.reach(pods.pod_of(op)))
 
@@ -231,6 +220,6 @@ def end_others(op: Op, journal: Journal, settings: Settings, state: str) -> None
             settle(journal, settings, [other.token])
             other = journal.op(other.token)
             if other.is_live:
-                pods.end(context.provider(settings, other.vendor), other, journal, f"{op.run} has {state}")
+                pods.end(registry.provider(settings, other.vendor), other, journal, f"{op.run} has {state}")
         except SlipwayError as error:
             render.say(f"{other.run}: {error}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from infra.errors import UsageError
 from infra.ledger.journal import Journal
+from infra.providers import registry
 from infra.runs import observe
 from infra.settings import VENDORS, Settings
 from scripts.cli import context, render
@@ -36,9 +37,9 @@ def snapshot(journal: Journal, settings: Settings, run: str) -> list[Any]:
     vendors = {}
     for name in {op.vendor for op in journal.ops()}:
         with suppress(UsageError):  # no inventory any more, say: its rows say that their provider is not set up
-            vendors[name] = context.provider(settings, name)
+            vendors[name] = registry.provider(settings, name)
     name = find_run(journal, run).run if run else ""
-    look = functools.partial(observe.snapshot, journal, vendors, context.homes(settings), named=name)
+    look = functools.partial(observe.snapshot, journal, vendors, settings.homes, named=name)
     views = look()[::-1]
     ended = {view.run for view in views if view.state not in ("running", "lost", "idle")}
     rented = [view for view in views if view.provider in VENDORS]

@@ -21,13 +21,14 @@ from invoke import Exit
 from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.ledger.journal import Journal
 from infra.names import check_name
-from infra.providers import Provider
+from infra.providers import Provider, registry
 from infra.records import Plan
 from infra.runs.mirror import is_home
 from infra.runs.schedule import Lane, pack
+from infra.selection import choose, preflight
 from infra.settings import Settings
 from infra.strict_yaml import read
-from scripts.cli import context, render
+from scripts.cli import context, prompts, render
 from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
@@ -129,7 +130,7 @@ class Sweep:
             *place,
         ]
         line += [*flags, "--run-name", run.name, "--keep-made", "--with-missing", "--yes", "--json"]
-        log = context.homes(self.settings) / run.name / "launch.log"
+        log = self.settings.homes / run.name / "launch.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         render.say(f"{time.strftime('%H:%M:%S')} {run.pod}: {run.name} begins")
         with log.open("ab") as talk:
@@ -161,7 +162,7 @@ def sweep(file, pods, provider, dry_run, yes, json):
         raise UsageError("which file? inv sweep runs.yaml, with `runs:` and below it `- name: a`, `  seed: 1`")
     document = load(Path(file))
     settings = context.settings(provider=provider)
-    candidates = context.providers(settings)
+    candidates = registry.candidates(settings)
     runs = {name: Run(name, flags, plan_of(name, flags, settings, candidates))
             for name, flags in document["runs"].items()}  # fmt: skip
     refuse_rivals(runs)
@@ -181,7 +182,7 @@ def sweep(file, pods, provider, dry_run, yes, json):
             print_json({"lanes": lanes, "idle_pods": idle, "runs": [row_json(run) for run in runs.values()]})
         return
     if any(run.micro_usd for run in runs.values()):
-        select.confirm(yes)
+        prompts.confirm(yes)
     try:
         Sweep(runs, settings, settings.provider).go(lanes)
     except KeyboardInterrupt:
@@ -241,7 +242,9 @@ def plan_of(name: str, flags: Flags, settings: Settings, candidates: Sequence[Pr
     machine = NO_WORDS | {key: flags[key] for key in ("gpu", "num_gpus") if key in flags}
     try:
         request = select.request_for(machine, name, candidates, 1, flags.get("pool", ""), "")
-        limits = select.limits_for(own, vendor.is_rented, flags.get("ttl", ""), flags.get("spend_limit", ""))
+        limits = preflight.limits_for(
+            own, vendor.is_rented, flags.get("ttl", ""), flags.get("spend_limit", ""), render.say
+        )
         return plan_for(own, request, vendor, limits, phase=flags.get("phase", "sft"), **rest, with_missing=True)
     except UsageError as error:
         raise UsageError(f"run {name}: {error}") from None
@@ -249,14 +252,14 @@ def plan_of(name: str, flags: Flags, settings: Settings, candidates: Sequence[Pr
 
 def price(runs: Iterable[Run], candidates: Sequence[Provider], journal: Journal, settings: Settings) -> None:
     """Know of each run that is not at work yet what it may cost at most; raises SlipwayError when it cannot be had."""
-    at_work = {op.run for op in journal.ops(live=True)}
+    at_work, again = {op.run for op in journal.ops(live=True)}, select.again("--with-missing")
     for run in runs:
         if run.plan.job is None or run.name in at_work:
             continue
         try:
-            select.check_work(run.plan, settings, with_missing=False)  # before any vendor is asked
-            offers = select.find(candidates, run.plan.request)
-            first = select.preflight(run.plan, offers, settings, with_missing=False)[0]
+            preflight.check_work(run.plan, settings, False, again)  # before any vendor is asked
+            offers = choose.find(candidates, run.plan.request, settings, render.tell)
+            first = preflight.preflight(run.plan, offers, settings, False, again, render.tell)[0]
         except SlipwayError as error:
             error.args = (f"run {run.name}: {error}; nothing was rented",)
             raise

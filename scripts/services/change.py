@@ -13,10 +13,9 @@ from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal
 from infra.names import check_name
 from infra.settings import Settings
-from scripts.cli import context, render
+from scripts.cli import context, prompts, render
 from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import print_json
-from scripts.market.select import confirm
 from scripts.runs.settle import open_journal
 from scripts.services import controller_client, inspect, revision
 from serve import controller_process
@@ -72,7 +71,7 @@ def up(name, model, tag, replicas, provider, config, engine, mode, host, port, d
         elif wanted != old:
             if revision.rents(version, settings):
                 revision.show_placement(name, version, settings, as_json=False, is_asked=False)
-                confirm(yes)
+                prompts.confirm(yes)
             before = journal.want(name, service_state.write(wanted), before)
         try:
             seen = controller_client.ensure(name, settings, journal)

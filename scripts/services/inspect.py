@@ -236,7 +236,7 @@ def log_path(name: str, number: int | None, controller: bool, settings: Settings
     rows = journal.ops(run=f"{name}-{number}")
     if not rows:
         raise UsageError(f"{name} has had no replica {number}; see: inv serve.status {name} --all")
-    folder = context.homes(settings) / rows[-1].run
+    folder = settings.homes / rows[-1].run
     if rows[-1].is_live and rows[-1].address:
         mirror.bring_logs(rows[-1], way(settings, rows[-1]), folder)
     log = folder / "engine.log"

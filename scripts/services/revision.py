@@ -23,12 +23,13 @@ from infra.ledger.journal import Service as Row
 from infra.market import gpus
 from infra.money import dollars
 from infra.names import check_name
+from infra.providers import registry
+from infra.selection.preflight import SPEND_LIMIT
 from infra.settings import VENDORS, Settings
-from scripts.cli import context, render
+from scripts.cli import render
 from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
-from scripts.market.select import SPEND_LIMIT
 from scripts.models.find import model_folder
 from serve import engines
 from serve import service as service_file
@@ -189,7 +190,7 @@ def check_reach(version: Version, settings: Settings) -> None:
     """Whether the machines of a service can find its model, and hold it. Raises UsageError, before any is rented."""
     candidates = placement.candidates(version.provider, settings)
     for one in candidates:
-        context.provider(settings, one)  # which says what is missing
+        registry.provider(settings, one)  # which says what is missing
     if candidates == ("local",) and version.engine != "fake":
         tuning = version.service.ours.engine
         memory_fit.check(version.model, version.engine, tuning, memory_fit.here(version.engine, tuning))
@@ -282,7 +283,7 @@ def show_placement(name: str, version: Version, settings: Settings, as_json: boo
     request = placement.request_of(service, f"{name}-0", version.gpu_bytes)
     asked = placement.candidates(version.provider, settings)
     wants_spot = bool(service.file.resources.use_spot)
-    found = placement.find(asked, context.vendors(settings), request, wants_spot, render.say)
+    found = placement.find(asked, request, wants_spot, settings, render.tell)
     least, most = service.policy.min_replicas, service.policy.most
     if as_json:
         rows = [

@@ -14,6 +14,7 @@ from infra.errors import SlipwayError
 from infra.ledger import reap
 from infra.ledger.reconcile import reconcile
 from infra.names import new_token
+from infra.providers import registry
 from infra.providers.json_api import JsonApi
 from infra.providers.lium import Lium
 from infra.providers.offers import open_market
@@ -283,7 +284,7 @@ def stumbling(rehearsal, monkeypatch):
     usual = open_market("runpod", rehearsal.settings)
     client = Stumbles(usual.api, usual.keys, usual.cuda)
     monkeypatch.setattr(context, "settings", lambda **_: rehearsal.settings)
-    monkeypatch.setattr(context, "provider", lambda settings, name: client)
+    monkeypatch.setattr(registry, "provider", lambda settings, name: client)
     monkeypatch.setattr(pods, "PATIENCE_S", 1.0)
     with rehearsal.journal() as journal:
         ops = [rented(rehearsal, journal, "runpod", f"{kind}-{len(journal.ops())}") for kind in ("bad", "good")]
