@@ -15,11 +15,12 @@ from infra.ledger.reconcile import Action, Claim, Delete
 from infra.machines.host_memory import at_once
 from infra.providers import Market, offers
 from infra.runs import pods
+from infra.runs.settle import settle
 from infra.settings import VENDORS, Settings
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
-from scripts.runs.settle import open_journal, settle
+from scripts.cli.session import open_journal
 
 ASK_S = 120.0
 WORDS = {
@@ -68,7 +69,7 @@ def reap(provider, json):
     with open_journal(settings) as journal:
         here = [op.token for op in journal.ops(live=True) if op.vendor not in VENDORS]
         if here and not provider:
-            settle(journal, settings, here)
+            settle(journal, settings, render.tell, here)
         markets, problems = known_accounts(settings, journal, provider)
         found: list[Finding] = []
         done = [line for market in markets for line in clear(market, journal, settings, found, problems)]

@@ -13,15 +13,16 @@ from infra.providers import Provider, registry
 from infra.records import Offer, Request
 from infra.runs import pod_set
 from infra.runs.pod_set import PodSpec, Step
+from infra.runs.settle import settle
 from infra.selection import choose, preflight
 from infra.settings import Settings
 from scripts.cli import context, prompts, render, session
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
+from scripts.cli.session import open_journal
 from scripts.market.offers import request_for
 from scripts.pods import stages
 from scripts.runs import launch
-from scripts.runs.settle import open_journal, settle
 
 OWN = ("local", "ssh")
 MARKS = {"create": "+", "keep": "=", "end": "-"}
@@ -45,7 +46,7 @@ def apply(*, file, provider, dry_run, yes, json):
     with open_journal(settings) as journal:
         lease = None if dry_run else only_one(set_name, journal)
         try:
-            settle(journal, settings)
+            settle(journal, settings, render.tell)
             steps = pod_set.decide(set_name, {name: spec.digest for name, spec in specs.items()}, journal.ops())
             lines = [line_of(step, specs, journal, settings) for step in steps]
             if not json:

@@ -14,6 +14,8 @@ from infra.ledger.journal import Journal, Op
 from infra.providers import registry
 from infra.runs import follow, pods
 from infra.runs.launch import send_code
+from infra.runs.lookup import find_run, way
+from infra.runs.settle import bring_home
 from infra.transport import push as code_sync
 from infra.transport.port_forward import LOOPBACK
 from infra.transport.protocol import Transport
@@ -21,7 +23,6 @@ from infra.transport.shipment import preview
 from scripts.cli import context, render, session
 from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import print_json, words_after_dashes
-from scripts.runs.settle import bring_home, find_run, way
 
 BOARD, BOARD_PORT = "tensorboard", 6006
 BOARD_S = 120.0  # until it answers: a machine that is busy imports slowly

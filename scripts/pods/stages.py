@@ -20,17 +20,19 @@ from infra.records import Offer, Plan, Request
 from infra.runs import launch as street
 from infra.runs import snapshot
 from infra.runs.acceptance_policy import terms_for
+from infra.runs.lookup import find_run
+from infra.runs.settle import settle
 from infra.selection import choose, preflight
 from infra.settings import VENDORS, Settings
 from scripts.cli import context, prompts, render, session
 from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
+from scripts.cli.session import open_journal
 from scripts.market import select
 from scripts.runs import launch
 from scripts.runs.follow_up import leave
 from scripts.runs.planning import ask_about_made, environments_of, hold_for, made_by_words, move_names, plan_for
-from scripts.runs.settle import find_run, open_journal, settle
 
 
 def create(
@@ -42,7 +44,7 @@ def create(
     limits = preflight.limits_for(settings, candidates[0].is_rented, ttl, spend_limit, render.say, idle_stop)
     request = select.request_for(machine, name or "new", candidates, 1, pool, host)
     with open_journal(settings) as journal:
-        settle(journal, settings)
+        settle(journal, settings, render.tell)
         offers: Sequence[Offer] = select.find(candidates, request, settings, wait)
         if offers[0].micro_usd_per_hour and not json:
             select.show_offers(request, offers)
@@ -83,7 +85,7 @@ def make(
 def setup(*, run, json):
     settings = context.settings()
     with open_journal(settings) as journal:
-        settle(journal, settings)
+        settle(journal, settings, render.tell)
         op = find_pod(journal, run)
         vendor, request = registry.provider(settings, op.vendor), request_of(op)
         torch, environments = environments_of(settings, request, vendor)
@@ -102,7 +104,7 @@ def run(
     work = {"phase": phase, "packages": packages, "persona": persona, "seed": seed, "steps": steps, "tag": tag,
             "made": made_by_words(remake, keep_made), "with_missing": with_missing}  # fmt: skip
     with open_journal(settings) as journal:
-        settle(journal, settings)
+        settle(journal, settings, render.tell)
         op = find_pod(journal, run)
         vendor, request = registry.provider(settings, op.vendor), request_of(op)
         rate = None
@@ -144,7 +146,7 @@ def down(*, run, json):
 def list_(*, json):
     settings = context.settings()
     with open_journal(settings) as journal:
-        settle(journal, settings)
+        settle(journal, settings, render.tell)
         ops = journal.ops(live=True)
     rows = [about(op, settings) for op in ops]
     if json:

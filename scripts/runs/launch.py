@@ -31,6 +31,8 @@ from infra.runs import launch as street
 from infra.runs import observe, pods, snapshot
 from infra.runs.acceptance_policy import terms_for
 from infra.runs.keeper import Keeper
+from infra.runs.lookup import find_run, last_verdict, way
+from infra.runs.settle import bring_home, end_others, settle
 from infra.runs.timing import stage
 from infra.selection import preflight
 from infra.selection.choose import of_machines
@@ -38,6 +40,7 @@ from infra.settings import Settings
 from scripts.cli import context, prompts, render
 from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import print_json
+from scripts.cli.session import open_journal
 from scripts.market import select
 from scripts.models import memory_check
 from scripts.runs import init_model, same_request
@@ -54,7 +57,6 @@ from scripts.runs.planning import (
     release,
     renew,
 )
-from scripts.runs.settle import bring_home, end_others, find_run, last_verdict, open_journal, settle, way
 from store import StoreError
 from trainer.plan import CHECKPOINTS
 
@@ -89,7 +91,7 @@ def launch(
     asked = same_request.asking(typed, request, limits, name=name, vendors=chosen)
     limits = replace(limits, spend_micro_usd=limits.spend_micro_usd and limits.spend_micro_usd // nodes)
     with open_journal(settings) as journal:
-        settle(journal, settings)
+        settle(journal, settings, render.tell)
         plan = plan_for(settings, request, vendor, limits, **work)
         if not dry_run and (made := ask_about_made(plan, yes)):
             plan = plan_for(settings, request, vendor, limits, **(work := {**work, "made": made}))
@@ -259,8 +261,8 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
             render.say(f"\ndetached; {op.run} goes on. {kept}")
             say_how(op, as_json)
             raise Exit(code=DETACHED) from None
-    settle(journal, settings)
-    end_others(op, journal, settings, verdict["state"])
+    settle(journal, settings, render.tell)
+    end_others(op, journal, settings, verdict["state"], render.tell)
     succeeded = verdict["state"] == "succeeded"
     if as_json:
         print_json(
@@ -445,7 +447,7 @@ def stop(run):
 def resume(run, spend_limit, ttl, detach, json):
     settings = context.settings()
     with open_journal(settings) as journal:
-        settle(journal, settings)
+        settle(journal, settings, render.tell)
         op = find_run(journal, run)
         if op.slot < 0 and pods.rank_of(op) > 0:
             raise UsageError(f"{op.run} was a node of {pods.run_of(op)}; run: inv resume {pods.run_of(op)}")

@@ -18,11 +18,13 @@ from infra.providers import registry
 from infra.runs import keeper, mirror, pods
 from infra.runs.follow import RETRY_S, Seen, look
 from infra.runs.follow import follow as follow_run
+from infra.runs.lookup import find_run
+from infra.runs.settle import keep_last_words
 from infra.settings import Settings
 from infra.transport.protocol import Lost, TimedOut, Unreachable
-from scripts.cli import context
+from scripts.cli import context, render
 from scripts.cli.render import clean, say, step_line
-from scripts.runs.settle import find_run, keep_last_words, open_journal
+from scripts.cli.session import open_journal
 from store import StoreError
 
 TELL_EVERY_S = 15.0  # what a step is at
@@ -93,7 +95,7 @@ def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[
     while True:
         try:
             if is_gone(op, settings):
-                yield op, ({}, keep_last_words(op, settings))
+                yield op, ({}, keep_last_words(op, settings, render.tell))
                 return
             transport = registry.provider(settings, op.vendor).reach(pods.pod_of(op))
             for seen in follow_run(op, journal, transport) if op.is_live else [look(op, transport)]:

@@ -25,9 +25,9 @@ from infra.rehearsal.attach import Running
 from infra.settings import MARKET, VENDORS
 from scripts.cli import context, local_step, rehearsal_world, render
 from scripts.cli.invoke_patch import print_json
+from scripts.cli.session import open_journal
 from scripts.market import select
 from scripts.runs import launch
-from scripts.runs.settle import open_journal
 
 AT_START_ONLY = ("prices", "balance_usd", "lium_key_budget_usd")
 KEEPER = "keep:"

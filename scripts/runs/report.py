@@ -17,15 +17,16 @@ from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op
 from infra.records import PodView
 from infra.runs import mirror
+from infra.runs.lookup import find_run, names_of_runs, way
 from infra.runs.pods import folder_of
 from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import print_json
+from scripts.cli.session import open_journal
 from scripts.models.eval import Subject, kept
 from scripts.models.find import find_model
 from scripts.runs import status
-from scripts.runs.settle import find_run, names_of_runs, open_journal, way
 from store import Store, StoreError, credentials, outside
 from store.manifest import kept_name
 from store.run_sync.run_folder import RunFolder

@@ -10,10 +10,12 @@ from infra.errors import UsageError
 from infra.ledger.journal import Journal
 from infra.providers import registry
 from infra.runs import observe
+from infra.runs.lookup import find_run
+from infra.runs.settle import settle
 from infra.settings import VENDORS, Settings
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
-from scripts.runs.settle import find_run, open_journal, settle
+from scripts.cli.session import open_journal
 
 
 def status(run, watch, json):
@@ -46,7 +48,7 @@ def snapshot(journal: Journal, settings: Settings, run: str) -> list[Any]:
     ended |= {view.run for view in rented if view.state == "lost" or view.limit_in_s == 0}  # it may bill
     due = [op.token for op in journal.ops(live=True) if op.vendor == "local" or op.run in ended]
     if due:
-        settle(journal, settings, due)
+        settle(journal, settings, render.tell, due)
         if any(not journal.op(token).is_live for token in due):
             views = look()[::-1]
     return [view for view in views if not name or view.run == name]

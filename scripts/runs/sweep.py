@@ -32,11 +32,11 @@ from scripts.cli import context, prompts, render
 from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
+from scripts.cli.session import open_journal
 from scripts.market import select
 from scripts.market.tasks import MACHINE
 from scripts.runs.launch import DETACHED
 from scripts.runs.planning import plan_for
-from scripts.runs.settle import open_journal
 from store import Store
 
 TEXT = ("phase", "profile", "source", "packages", "persona", "tag", "pool", "gpu", "ttl", "spend_limit")

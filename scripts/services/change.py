@@ -16,7 +16,7 @@ from infra.settings import Settings
 from scripts.cli import context, prompts, render
 from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import print_json
-from scripts.runs.settle import open_journal
+from scripts.cli.session import open_journal
 from scripts.services import controller_client, inspect, revision
 from serve import controller_process
 from serve import service as service_file

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from infra import train_env
 from infra.errors import SlipwayError, UsageError
-from infra.ledger.journal import Held, Journal
+from infra.ledger.journal import Held, Journal, service_lease
 from infra.names import match
 from infra.settings import Settings
 from scripts.cli import render
@@ -35,7 +35,7 @@ def look_after(name: str, settings: Settings, journal: Journal, as_json: bool) -
     """What `inv keep` does for a service."""
     was_kept = controller_process.is_kept(name, journal)
     seen = ensure(name, settings, journal)
-    holder = journal.holder(controller_process.lease_name(name))
+    holder = journal.holder(service_lease(name))
     if was_kept and holder:
         render.say(f"{name} is kept by process {holder.pid} at {seen.endpoint}")
     if as_json:
@@ -49,7 +49,7 @@ def python(settings: Settings) -> Path:
 def forget(name: str, journal: Journal) -> None:
     """Take back what was only wanted."""
     try:
-        lease = journal.take(controller_process.lease_name(name))
+        lease = journal.take(service_lease(name))
     except Held:
         return
     journal.forget(name, lease)

@@ -10,7 +10,7 @@ from typing import Any
 from infra.errors import AuthError, SlipwayError
 from infra.settings import Settings
 from scripts.cli import render
-from scripts.runs.settle import open_journal
+from scripts.cli.session import open_journal
 from scripts.services import controller_client
 from trainer.talk import questions
 

@@ -16,12 +16,13 @@ from infra import train_env
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op
 from infra.runs import mirror, pods
+from infra.runs.lookup import way
 from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import print_json, words_after_dashes
 from scripts.cli.render import columns
-from scripts.runs.settle import open_journal, way
+from scripts.cli.session import open_journal
 from scripts.services import controller_client
 from serve import controller_process
 from serve.policy import replica_states, service_state
