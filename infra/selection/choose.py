@@ -4,6 +4,7 @@ In: providers, a request. Out: the offers that satisfy it, cheapest first; what 
 account cannot pay for is left out. `tell` is told what was left out or put last, and why.
 """
 
+import time
 from collections.abc import Callable, Sequence
 
 from infra.errors import NoOffer, OutOfMoney, SlipwayError
@@ -14,7 +15,9 @@ from infra.providers import Provider, clock_scale, market, offers, registry
 from infra.providers.offers import Source
 from infra.records import Offer, Request
 from infra.settings import Settings
+from infra.units import duration
 
+WAIT_S = 60.0  # on the vendor's clock: until it is asked again what is on offer
 DOUBT_S = 6 * 3600.0  # on the vendor's clock: for so long an offer that failed is tried last
 
 Tell = Callable[[str], None]
@@ -43,6 +46,17 @@ def find(candidates: Sequence[Provider], request: Request, settings: Settings, t
     for one in found.silent if found.offers else ():
         tell(f"{one.provider}: {' '.join(str(one.error).split())}")
     return doubtful_last(offers.require(found, request).offers, settings, clock_scale(candidates[0]), tell)
+
+
+def wait_for(candidates: Sequence[Provider], request: Request, settings: Settings, tell: Tell) -> list[Offer]:
+    """As `find`, asked again until something fits."""
+    while True:
+        try:
+            return find(candidates, request, settings, tell)
+        except NoOffer as error:
+            pause_s = WAIT_S / clock_scale(candidates[0])
+            tell(f"{str(error).splitlines()[0]}; looking again in {duration(pause_s)} (Ctrl-C ends it)")
+            time.sleep(pause_s)
 
 
 def find_payable(request: Request, settings: Settings, tell: Tell) -> list[Offer]:

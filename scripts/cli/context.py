@@ -1,14 +1,14 @@
 """What the user typed, as values: settings, durations. Shared by the tasks."""
 
-from pathlib import Path
+import shlex
+import sys
 from typing import Any
 
 from infra import job_environment
+from infra.checkout import ROOT
 from infra.settings import Settings
 from infra.units import seconds
 from store import credentials
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def settings(**flags: str) -> Settings:
@@ -16,6 +16,11 @@ def settings(**flags: str) -> Settings:
     found = Settings.load(ROOT, flags)
     credentials.lend(job_environment.secrets(found))
     return found
+
+
+def again(*more: str) -> str:
+    """Return the command that was typed, with more flags."""
+    return shlex.join(["./inv", *sys.argv[1:], *more])
 
 
 def watch_seconds(value: Any) -> float | None:

@@ -3,7 +3,7 @@
 import sys
 
 from infra.errors import UsageError
-from infra.records import Offer
+from infra.records import Offer, Plan
 
 SHOWN = 9  # offers that are numbered, and can be picked
 
@@ -38,3 +38,26 @@ def confirm(yes: bool) -> None:
     print("Do this? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise UsageError("nothing was changed")
+
+
+def ask_about_made(plan: Plan, yes: bool) -> str:
+    """Return whether phases that other code made are to be kept or made again; "" when there are none.
+
+    Raises UsageError when nobody can be asked.
+    """
+    if not plan.doubtful:
+        return ""
+    named = "; ".join(
+        f"{one.name} was made by other code than today's: {', '.join(one.differs)}" for one in plan.doubtful
+    )
+    if yes or not sys.stdin.isatty():
+        raise UsageError(
+            f"{named}; add --keep-made to take it as it is (its version says that the result is the same), "
+            "or --remake to make it again"
+        )
+    print(f"{named}.\nKeep it, or make it again? [K/r] ", end="", file=sys.stderr, flush=True)
+    line = sys.stdin.readline()
+    said = line.strip().lower()
+    if not line or said not in ("", "k", "keep", "r", "remake"):
+        raise UsageError("nothing was changed; answer k or r, or give --keep-made or --remake")
+    return "remake" if said in ("r", "remake") else "keep"

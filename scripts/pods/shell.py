@@ -9,6 +9,7 @@ import time
 
 from invoke import Exit
 
+from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op
 from infra.providers import registry
@@ -21,7 +22,6 @@ from infra.transport.port_forward import LOOPBACK
 from infra.transport.protocol import Transport
 from infra.transport.shipment import preview
 from scripts.cli import context, render, session
-from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import print_json, words_after_dashes
 
 BOARD, BOARD_PORT = "tensorboard", 6006

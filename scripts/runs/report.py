@@ -12,7 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from flows.find_model import find_model
 from infra.agent.job import Job
+from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op
 from infra.records import PodView
@@ -21,11 +23,9 @@ from infra.runs.lookup import find_run, names_of_runs, way
 from infra.runs.pods import folder_of
 from infra.settings import Settings
 from scripts.cli import context, render
-from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
 from scripts.models.eval import Subject, kept
-from scripts.models.find import find_model
 from scripts.runs import status
 from store import Store, StoreError, credentials, outside
 from store.manifest import kept_name
@@ -75,7 +75,7 @@ def tell(word: str, settings: Settings) -> Story:
     with open_journal(settings) as journal:
         runs = names_of_runs(journal)
         if "/" in word or word and not any(one.startswith(word) for one in runs):
-            artifact, folder = find_model(settings, word, "")
+            artifact, folder = find_model(settings, word, "", render.say)
             story = of_folder(folder, word)
             if artifact:
                 known = measured(settings, artifact.name, artifact.fingerprint)
@@ -117,7 +117,7 @@ def of_folder(folder: Path, name: str, found: Mapping[str, Path] | None = None) 
 
 
 def of_run(op: Op, journal: Journal, settings: Settings) -> Story:
-    view = next(one for one in status.snapshot(journal, settings, op.run) if one.run == op.run)
+    view = next(one for one in status.look(journal, settings, op.run) if one.run == op.run)
     steps = {one["name"]: one for one in view.progress.get("steps", ())}
     job = Job.from_json(op.job)
     spoken = list(places(op, journal, settings))

@@ -21,6 +21,7 @@ from typing import Any
 
 from infra.agent import environment
 from infra.agent.job import Job, Limits, Step
+from infra.checkout import ROOT
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal, Op
 from infra.providers import Provider, market, registry
@@ -35,7 +36,6 @@ from serve.policy.service_state import Member, Version, environ_of, served_name
 from serve.replicas import placement
 from store import credentials
 
-ROOT = Path(__file__).resolve().parents[2]
 STEP, ENVIRONMENT = "engine", "environment"  # the steps of its pod
 CACHE_THERE = (
     "../../../models"  # from a pod's code folder on an own machine: ~/.slipway/models, whatever pods come and go
