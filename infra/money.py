@@ -35,3 +35,8 @@ def dollars(micro: int) -> str:
     whole, rest = divmod(micro, 1_000_000)
     digits = f"{rest:06d}".rstrip("0")
     return f"{whole}.{digits:0<2}"
+
+
+def cents(micro: int) -> str:
+    """Rounded up to a cent."""
+    return dollars(-(-micro // 10_000) * 10_000)

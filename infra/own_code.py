@@ -2,10 +2,10 @@
 
 import functools
 import hashlib
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = ("infra", "store", "serve", "trainer", "data", "scripts")
+from infra.checkout import ROOT
+
+PRODUCT = ("infra", "store", "serve", "trainer", "data", "flows", "scripts")
 
 
 @functools.cache

@@ -148,6 +148,11 @@ class Settings:
             values["provider"], sources["provider"] = _default_provider(values)
         return Settings(**values, sources=sources)
 
+    @property
+    def homes(self) -> Path:
+        """The folder in which what is brought home of each run is kept, by the run's name."""
+        return self.pods.parent / "logs"
+
     def shown(self) -> list[Shown]:
         """Every setting, secrets hidden, in the table's order."""
         lines = []

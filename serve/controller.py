@@ -27,11 +27,11 @@ from infra import own_code, train_env
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import spend
-from infra.ledger.journal import Fenced, Journal, Lease
+from infra.ledger.journal import Fenced, Journal, Lease, service_lease
 from infra.settings import Settings
 from serve import leases
 from serve.budget import Budget, limit_of
-from serve.controller_process import Places, lease_name
+from serve.controller_process import Places
 from serve.gateway import keys
 from serve.gateway.access import AccessLog
 from serve.gateway.http.files import raise_limit
@@ -360,8 +360,8 @@ async def keep(name: str) -> None:
     )  # that nobody answers behind a port is told by probes
     settings = Settings.load(ROOT)
     with Journal.open(settings.state_file) as journal:
-        # Held until this process is gone: whoever waits for the lease waits for its end.
-        lease = journal.take(lease_name(name), own_code.stamp())
+        # Until this process is gone: whoever waits for the lease waits for the end of the process.
+        lease = journal.take(service_lease(name), own_code.stamp())
         controller = None
         try:
             controller = Controller(name, settings, journal, lease, _say)

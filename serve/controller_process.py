@@ -13,17 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.errors import SlipwayError, UsageError
-from infra.ledger.journal import Journal
+from infra.ledger.journal import Journal, service_lease
 from infra.settings import Settings
 from serve.policy.service_state import Seen, seen_of
 
 START_S = 120.0  # a machine that is busy imports slowly; a controller that fails says so at once
 POLL_S = 0.05
 TAIL_BYTES = 4000
-
-
-def lease_name(name: str) -> str:
-    return f"serve:{name}"
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,7 @@ class Places:
 
 def is_kept(name: str, journal: Journal) -> bool:
     """Whether its controller lives."""
-    return journal.holder(lease_name(name)) is not None
+    return journal.holder(service_lease(name)) is not None
 
 
 def ensure(name: str, settings: Settings, journal: Journal, python: Callable[[], Path], root: Path) -> Seen:

@@ -9,6 +9,7 @@ from infra.records import Plan
 from infra.runs import launch
 from infra.runs.launch import PLAIN, Terms
 from infra.runs.timing import Say
+from infra.selection.choose import of_machines
 
 
 def launch_on(
@@ -16,5 +17,5 @@ def launch_on(
     secrets: Mapping[str, str] | None = None, terms: Terms = PLAIN,
 ) -> Op:  # fmt: skip
     """On whatever of it fits, cheapest first."""
-    offers = launch.choose(provider, plan.request)
+    offers = of_machines(provider, plan.request)
     return launch.start(plan, offers, lambda _: provider, journal, root, secrets or {}, say, terms)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FLOORS = ("infra", "data", "trainer", "serve", "store", "scripts", "tests", "bench", "tasks")
+FLOORS = ("infra", "data", "trainer", "serve", "store", "flows", "scripts", "tests", "bench", "tasks")
 HEAVY = {
     "torch",
     "fabric",
@@ -33,6 +33,8 @@ PLAN = (
     "trainer.sweeps",
 )
 PLAN += ("data.config", "store.manifest", "infra.records", "infra.errors", "infra.agent.job")
+# What control code may import of training: its plan, and the light records beside that.
+LIGHT = (*PLAN, "trainer.plan", "trainer.model.huggingface", "data.text.remote")
 # From the most special to the most general: whose files, what they may import of the house.
 TABLE = (
     ("infra.agent", ("infra.agent",)),
@@ -42,13 +44,14 @@ TABLE = (
     ("trainer.plan", PLAN),
     ("trainer", ("trainer", "data", "store")),
     ("serve", ("serve", "infra", "store")),
-    ("scripts", ("scripts", "infra", "data", "trainer", "serve", "store")),
+    ("flows", ("flows", "infra", "serve", "store", *LIGHT)),
+    ("scripts", ("scripts", "flows", "infra", "data", "trainer", "serve", "store")),
     ("tasks", ("scripts",)),
 )
 
 # The rooms of a floor, from the lowest to the highest: each may import itself, those before it, and the floor's files.
 ORDER = {
-    "infra": ("agent", "transport", "market", "machines", "providers", "ledger", "runs"),
+    "infra": ("agent", "transport", "market", "machines", "providers", "selection", "ledger", "runs"),
     "infra.rehearsal": ("vendors",),
     "data": ("text", "shards", "tokens", "chat", "report", "engines"),
     "trainer": ("model", "parallel", "checkpoints", "reporting", "evaluation", "phases"),
@@ -200,6 +203,10 @@ def test_no_folder_holds_more_than_one_can_look_over():
         ("trainer.loop", "from . import plan"),
         ("trainer.loop", "import infra.records"),
         ("scripts.run", "import tasks"),
+        ("flows.launch", "from scripts.cli import render"),
+        ("flows.launch", "from trainer import loop"),
+        ("serve.revision", "from flows import planning"),
+        ("infra.runs.keeper", "from flows.planning import plan_for"),
     ],
 )
 def test_an_import_that_goes_up_is_seen(module, text):
@@ -212,6 +219,8 @@ def test_an_import_that_goes_up_is_seen(module, text):
         ("infra.agent.guard", "import os\nfrom infra.agent.job import Job"),
         ("trainer.plan", "from infra.records import Plan\nfrom data.config import load\nfrom trainer import config"),
         ("scripts.run", "from trainer import plan\nimport httpx"),
+        ("flows.planning", "from trainer import plan\nfrom infra.ledger.journal import Op\nfrom serve import revision"),
+        ("scripts.run", "from flows import launch"),
         ("tests.test_x", "from scripts.cli import render"),
     ],
 )
@@ -251,3 +260,30 @@ def test_listing_the_commands_imports_nothing_heavy():
     probe = "import json, sys, tasks; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True)
     assert HEAVY.isdisjoint(json.loads(done.stdout))
+
+
+def spoken(text: str) -> list[str]:
+    """Return what in a file's code prints, asks or looks at the terminal, by name."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Name) and node.id in ("print", "input", "breakpoint"):
+            found.append(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "sys":
+            found += [f"sys.{node.attr}"] if node.attr in ("stdin", "stdout", "stderr", "argv", "exit") else []
+    barred = ("rich", "invoke", "scripts", "getpass", "argparse")
+    return found + [name for name in imports("flows", text) if name.split(".")[0] in barred]
+
+
+def test_use_cases_neither_print_nor_ask_nor_read_flags():
+    wrong = {path.name: said for path in sorted((ROOT / "flows").rglob("*.py")) if (said := spoken(path.read_text()))}
+    assert not wrong
+    assert len(list((ROOT / "flows").glob("*.py"))) > 10
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["print(1)", "def f():\n    input()", "import sys\nsys.stdin.isatty()", "from rich.live import Live",
+     "import sys\nsys.argv[1:]", "from invoke import Exit"],
+)  # fmt: skip
+def test_a_use_case_that_speaks_is_seen(text):
+    assert spoken(text)

@@ -130,6 +130,11 @@ class Service:
     seen: str
 
 
+def service_lease(name: str) -> str:
+    """The name of the lease that the controller of a service holds."""
+    return f"serve:{name}"
+
+
 Admit = Callable[[list[Op], Op], None]
 
 _COLUMNS = tuple(one.name for one in fields(Op))

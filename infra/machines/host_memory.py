@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from infra import journal_file
 from infra.agent.job import write_durably
 from infra.errors import SlipwayError
+from infra.records import Offer
 from infra.transport.protocol import Lost, Transport
 from store import outside
 
@@ -80,6 +81,11 @@ class HostMemory:
             known = {name: asdict(one) for name, one in self.all().items()}
             known[machine] = {**known.get(machine, asdict(Known())), **what}
             write_durably(self.path, json.dumps(known, indent=1, sort_keys=True) + "\n", 0o600)
+
+
+def known_as(offer: Offer) -> str:
+    """The name under which a machine, or an offer of a vendor's, is remembered when it fails."""
+    return f"{offer.provider}:{offer.place or offer.offer_id}"
 
 
 def ask(transport: Transport, python: str, verb: str, *words: str) -> dict[str, Any]:

@@ -1,14 +1,19 @@
 """A provider by its name, as the settings describe it."""
 
 import difflib
+import threading
 from pathlib import Path
 
 from infra.errors import UsageError
-from infra.providers import Provider
+from infra.providers import Provider, Vendors
 from infra.providers.offers import open_market
 from infra.settings import MARKET, VENDORS, Settings
 
 KNOWN = ("local", "ssh", *VENDORS)
+MOST_OPEN = 8
+
+_open: dict[tuple[str, ...], Provider] = {}
+_turn = threading.Lock()
 
 
 def open_provider(name: str, settings: Settings) -> Provider:
@@ -26,3 +31,40 @@ def open_provider(name: str, settings: Settings) -> Provider:
 
         return Local(Path(settings.pods))
     return open_market(name, settings)
+
+
+def provider(settings: Settings, name: str) -> Provider:
+    """Return the one of that name, opened once, so that a machine is connected to once. Raises UsageError."""
+    keys = [getattr(settings, key) + getattr(settings, f"{vendor}_url") for vendor, key in VENDORS.items()]
+    about = (name, str(settings.pods), str(settings.pools), str(settings.state_file), *keys)
+    with _turn:
+        if about not in _open:
+            found = open_provider(name, settings)
+            if len(_open) >= MOST_OPEN:
+                _open.pop(next(iter(_open)))
+            _open[about] = found
+        return _open[about]
+
+
+def names(settings: Settings, chosen: str) -> tuple[str, ...]:
+    """Return the names that `chosen` means: that one, or for "market" every vendor whose key is set.
+
+    Raises UsageError when no key is set.
+    """
+    if chosen != MARKET:
+        return (chosen,)
+    found = tuple(vendor for vendor, key in VENDORS.items() if getattr(settings, key))
+    if not found:
+        keys = ", ".join(key.upper() for key in VENDORS.values())
+        raise UsageError(f"provider {MARKET}: no key is set; put one of {keys} into the shell or .env")
+    return found
+
+
+def candidates(settings: Settings, chosen: str = "") -> list[Provider]:
+    """Return the providers that `chosen` means, else those that `--provider` means. Raises UsageError."""
+    return [provider(settings, name) for name in names(settings, chosen or settings.provider)]
+
+
+def vendors(settings: Settings) -> Vendors:
+    """Return every provider by its name, also of pods that an earlier launch has rented."""
+    return lambda name: provider(settings, name)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from infra.agent.limits import read_clocks
 from infra.ledger import spend
 from infra.ledger.journal import Op
-from infra.machines.host_memory import HostMemory
+from infra.machines.host_memory import HostMemory, known_as
 from infra.market import gpus
 from infra.money import micro_usd
 from infra.providers import Provider
@@ -34,11 +34,6 @@ def terms_for(settings: Settings, vendor: Provider, unchecked: bool = False) -> 
         HostMemory.beside(settings.state_file).blame(known_as(offer), failure)
 
     return Terms(accept=examine, admit=admit, blame=blame, boot_s=settings.boot_s)
-
-
-def known_as(offer: Offer) -> str:
-    """The name under which a machine, or an offer of a vendor's, is remembered when it fails."""
-    return f"{offer.provider}:{offer.place or offer.offer_id}"
 
 
 def _accept(settings: Settings) -> Accept:

@@ -21,23 +21,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from infra import own_code
+from infra import job_environment, own_code
 from infra.agent.job import Job, Limits
 from infra.agent.limits import read_clocks
 from infra.agent.process import myself, send
 from infra.agent.state import NODE_LOST
-from infra.errors import LimitHit, NoOffer, SlipwayError
+from infra.errors import LimitHit, NoOffer, OutOfMoney, SlipwayError
 from infra.ledger import spend
 from infra.ledger.journal import Fenced, Held, Journal, Lease, Op
 from infra.ledger.life_cycle import LOST, READY
 from infra.machines.host_memory import at_once
-from infra.providers import Vendors, clock_scale, market
+from infra.providers import Vendors, clock_scale, market, registry
 from infra.records import Offer, Plan, Request
 from infra.runs import launch, mirror, observe, pods, snapshot
+from infra.runs.acceptance_policy import terms_for
 from infra.runs.follow import Seen, follow
 from infra.runs.launch import Terms
+from infra.runs.notify import tell_end
 from infra.runs.recovery import Course, Do, Sight, decide
 from infra.runs.timing import Say
+from infra.selection.choose import find_payable
+from infra.settings import Settings
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
 from infra.transport.ssh_connection import StrangeHost
 from store import Store, StoreError
@@ -90,6 +94,20 @@ class Keeper:
     lease: Lease | None = None  # None: another process has it, and this one only follows
     tell_after_s: float = TELL_AFTER_S
     bringing: threading.Lock = field(default_factory=threading.Lock)  # one at a time: drafts have fixed names
+
+    @staticmethod
+    def of(op: Op, journal: Journal, settings: Settings, say: Say) -> "Keeper":
+        """The keeper of this run, which looks for other machines as a launch does, and tells when a pod is gone."""
+        return Keeper(
+            journal,
+            registry.vendors(settings),
+            find=lambda request: find_payable(request, settings, say),
+            folder=settings.homes / op.run,
+            secrets=job_environment.secrets(settings),
+            say=say,
+            terms=terms_for(settings, registry.provider(settings, op.vendor)),
+            lost=lambda gone: tell_end(gone, "preempted", journal, settings, say),
+        )
 
     @contextlib.contextmanager
     def keeping(self, run: str) -> Iterator[None]:
@@ -310,7 +328,7 @@ class Keeper:
         names = ", ".join(_named(row) for row in silent)
         try:
             self.find(replace(_request_of(op), nodes=len(silent)))
-        except NoOffer as error:
+        except (NoOffer, OutOfMoney) as error:
             raise NoReplacement(f"no machine can take the place of {names}: {error}") from error
 
     def _end(self, op: Op, reason: str, may_stand_aside: bool) -> None:

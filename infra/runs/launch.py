@@ -32,6 +32,7 @@ from infra.runs import mirror, observe, pods
 from infra.runs.boot import Unbooted, boot
 from infra.runs.sync_step import with_courier
 from infra.runs.timing import Say, stage
+from infra.selection.choose import of_machines
 from infra.settings import VENDORS
 from infra.transport import bootstrap
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable, twice
@@ -419,21 +420,10 @@ def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
     except FileNotFoundError:
         raise UsageError(f"{op.run} left nothing to go on with; run: inv launch") from None
     request = Request(run=op.run, provider=op.vendor, host=op.place)
-    offer = choose(provider, request)[0]
+    offer = of_machines(provider, request)[0]
     job = Job.from_json(op.job)
     return pods.rent(provider, request, offer, job, journal, target=op.target, store=op.store, slot=op.slot,
                      role=op.role, spec_hash=op.spec_hash, budget=op.budget, asked=op.asked)  # fmt: skip
-
-
-def choose(provider: Provider, request: Request) -> list[Offer]:
-    """The machines that satisfy the request, cheapest first. Raises NoOffer."""
-    offers = provider.offers(request)
-    if not offers:
-        wanted = f"{request.num_gpus or ''} {request.gpu or 'GPU'}".strip()
-        raise NoOffer(
-            f"{provider.name} has no machine with {wanted} on {request.nodes} node(s); ask for less, or run: inv doctor"
-        )
-    return sorted(offers, key=lambda offer: offer.micro_usd_per_hour)
 
 
 def hand_over(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, str]) -> Op:

@@ -8,7 +8,12 @@ import json
 import os
 import subprocess
 
+from infra.agent.limits import read_clocks
+from infra.ledger import cost
+from infra.ledger.journal import Journal, Op
 from infra.money import dollars
+from infra.runs.timing import Say
+from infra.settings import VENDORS, Settings
 
 PATIENCE_S = 30.0
 
@@ -33,3 +38,12 @@ def notify(target: str, *, run: str, state: str, cost_micro_usd: int, note: str 
     except subprocess.TimeoutExpired:
         return f"notice of {run}: its command has not ended after {PATIENCE_S:.0f} s"
     return f"notice of {run}: exit code {done.returncode}: {done.stderr.strip()[-200:]}" if done.returncode else ""
+
+
+def tell_end(op: Op, state: str, journal: Journal, settings: Settings, say: Say) -> None:
+    """Tell whoever wants to know how runs end, and what all pods of that run have cost; `say` hears of trouble."""
+    scale = settings.clock_scale if op.vendor in VENDORS else 1.0
+    total = cost.total(journal.ops(run=op.run), journal.told("vendor"), read_clocks(), clock_scale=scale)
+    problem = notify(settings.notify, run=op.run, state=state, cost_micro_usd=total, note=op.reason)
+    if problem:
+        say(problem)

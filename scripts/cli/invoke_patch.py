@@ -204,16 +204,15 @@ def last_words() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        chain = sys.modules.get("scripts.cli.session")  # else no command of this line has dealt with a pod
-        if chain and not (isinstance(error, Exit) and error.code == 0):
-            chain.tell()
-        ledger = sys.modules.get("scripts.runs.settle")
-        if ledger and (isinstance(error, (KeyboardInterrupt, Told, OSError))):
-            ledger.tell_what_is_left()
+        session = sys.modules.get("scripts.cli.session")  # else no command of this line has dealt with a pod
+        if session and not (isinstance(error, Exit) and error.code == 0):
+            session.tell()
+        if session and (isinstance(error, (KeyboardInterrupt, Told, OSError))):
+            session.tell_what_is_left()
         raise
-    ledger = sys.modules.get("scripts.runs.settle")
-    if ledger:
-        ledger.raise_alarm()
+    session = sys.modules.get("scripts.cli.session")
+    if session:
+        session.raise_alarm()
 
 
 @contextlib.contextmanager

@@ -9,10 +9,11 @@ from types import MappingProxyType
 from typing import Any
 
 from infra import train_env
+from infra.checkout import ROOT
 from infra.errors import UsageError
+from infra.job_environment import secrets, tracking
 from infra.settings import Settings
 from scripts.cli import render
-from scripts.cli.context import ROOT, secrets, tracking
 from store import Store
 
 

@@ -11,8 +11,11 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from infra.money import cents
+from infra.money import dollars as usd
 from infra.records import Plan, PodView
 from infra.transport.shipment import SyncPlan
+from infra.units import count, duration, size
 from scripts.cli import command_hints
 
 if TYPE_CHECKING:
@@ -33,36 +36,14 @@ def clean(text: str) -> str:
     return "".join(letter for letter in text if letter in "\n\t" or letter.isprintable())
 
 
+def tell(words: str) -> None:
+    """Talk that may hold what a vendor, a pod or another program has said."""
+    say(clean(words))
+
+
 def iso(at: float | None) -> str | None:
     """UTC, to the second."""
     return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") if at else None
-
-
-def usd(micro_usd: int) -> str:
-    """Whole cents at least, and no binary rounding: 33600000 -> `33.60`."""
-    whole, rest = divmod(micro_usd, 1_000_000)
-    digits = f"{rest:06d}".rstrip("0")
-    return f"{whole}.{digits:0<2}"
-
-
-def count(number: int, thing: str) -> str:
-    """`1 step`, `2 steps`."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
-
-
-def duration(seconds: float | None) -> str:
-    """`0.4 s`, `48 s`, `3 min 05 s`, `2 h 10 min`, `12 d 4 h`, or `?`."""
-    if seconds is None:
-        return "?"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes == 0:
-        return f"{rest} s"
-    hours, minutes = divmod(minutes, 60)
-    if hours >= 100:
-        return f"{hours // 24:,} d {hours % 24} h"
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
 def console(stderr: bool = True) -> "Console":
@@ -367,11 +348,6 @@ def more(view: PodView) -> str:
     return f"to go on from its newest checkpoint: inv resume {view.run} --spend-limit {usd(2 * view.limit_micro_usd)}"
 
 
-def cents(micro_usd: int) -> str:
-    """Rounded up to a cent."""
-    return usd(-(-micro_usd // 10_000) * 10_000)
-
-
 def figures_tables(views: Sequence[PodView], now: float) -> "RenderableType":
     """Training, then GPUs and disk of the runs at work, each followed by how old it is: two tables, for 80 columns."""
     from rich.console import Group
@@ -534,15 +510,6 @@ def show_sync(plan: SyncPlan, run: str) -> None:
     for refusal in plan.refused:
         out.print(f"refused, stays here: {clean(str(refusal))}", markup=False)
     out.print(f"ignored by git: {plan.ignored_files:,} files, {size(plan.ignored_bytes)}")
-
-
-def size(num_bytes: float) -> str:
-    """`812 B`, `3.4 kB`, `30.0 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 1000 or unit == "GB":
-            break
-        num_bytes /= 1000
-    return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:

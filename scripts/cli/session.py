@@ -1,14 +1,32 @@
-"""What the commands of one line share: the pods that they have made or used."""
+"""What the commands of one line share: the journal, the pods that they have made or used, and what is said at its end.
+
+`scripts.cli.invoke_patch` asks for the last: it looks for this module by its name, where a command has loaded it.
+"""
 
 import contextlib
 
 from infra.agent.limits import read_clocks
-from infra.errors import SlipwayError
+from infra.agent.process import myself
+from infra.errors import LimitHit, SlipwayError
 from infra.ledger import spend
 from infra.ledger.journal import Journal, Op
+from infra.ledger.life_cycle import LOST, READY
+from infra.runs import pods
+from infra.runs.settle import overdue
+from infra.settings import VENDORS, Settings
 from scripts.cli import context, render
 
 _used: dict[str, None] = {}  # names of pods, the last one at the end
+
+
+def open_journal(settings: Settings) -> Journal:
+    journal = Journal.open(settings.state_file)
+    if journal.is_replacement:
+        render.say(
+            f"the journal {journal.path} was lost and begins anew: runs before now are only in {settings.pods}; "
+            "pods of ours that a vendor lists are found again and kept"
+        )
+    return journal
 
 
 def use(op: Op) -> None:
@@ -43,3 +61,40 @@ def cost_of(op: Op, scale: float) -> str:
     left_s = spend.left_s(op, read_clocks(), scale)
     until = "" if left_s is None else f" until its limit, in {render.duration(left_s)}"
     return f"it bills {render.usd(op.rate)} USD/h{until}"
+
+
+def tell_what_is_left() -> None:
+    """Of a command that was cut short: which pods may cost money and are looked after by nobody, and how they end."""
+    with contextlib.suppress(SlipwayError, OSError):  # what cut it short may have closed the terminal as well
+        settings, me = context.settings(), myself()
+        with Journal.open(settings.state_file) as journal:
+            for op in journal.ops(live=True):
+                renter = journal.holder(pods.lease(op.token))
+                is_at_work = op.state in (READY, LOST)
+                if op.vendor not in VENDORS or (renter != me if is_at_work else renter not in (None, me)):
+                    continue
+                how = "is at work" if is_at_work else f"is left as it is ({op.state})"
+                after = f"inv keep {op.run}, or " if is_at_work else ""
+                may = "" if op.remote_id or not op.sent_at else "whether it is there is not known: "
+                render.say(
+                    f"{op.run} {how}: {may}{cost_of(op, settings.clock_scale)}; {after}end it: inv down {op.run}"
+                )
+
+
+def raise_alarm() -> None:
+    """Raises LimitHit when a pod was asked to end a quarter of an hour ago and its vendor still has it."""
+    late: list[Op] = []
+    with contextlib.suppress(SlipwayError, OSError):  # whoever cannot read the journal has said so
+        settings = context.settings()
+        if settings.state_file.exists():
+            with Journal.open(settings.state_file) as journal:
+                late = overdue(journal, settings)
+    if late:
+        asked = [
+            f"{op.run} ({op.vendor}, {render.usd(op.rate)} USD/h, since {render.iso(op.del_requested_at)})"
+            for op in late
+        ]
+        raise LimitHit(
+            f"ALARM: asked to end more than 15 minutes ago and not proven gone: {', '.join(asked)}; what exists bills. "
+            f"Run: inv down {late[0].run}; when that does not help, end it on the vendor's own page"
+        )

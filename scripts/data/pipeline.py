@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from data.config import TextSpec
+from flows import memory_check
+from flows.planning import Work, plan_for
+from flows.run_leases import foreground, move_names
 from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.names import check_name
+from infra.providers import registry
 from infra.records import Request
 from infra.runs import doctor
 from infra.settings import Settings
@@ -24,8 +28,6 @@ from scripts.cli.render import columns
 from scripts.data import adopt, training_files
 from scripts.data import tokenizer as vocabulary
 from scripts.data.workspace import Workspace, manifest
-from scripts.models import memory_check
-from scripts.runs.planning import foreground, move_names, plan_for
 from store import Store
 from trainer import plan as planning
 from trainer.config import Profile
@@ -153,16 +155,14 @@ def training(
     ours = replace(settings, profile=str(file), source=str(space.train), store=str(space.store))
     given = {"text": adopt.text(space), "tokenizer": adopt.tokenizer(space, digest)}
     limits = Limits(reserve_bytes=settings.reserve_bytes)
-    here = context.provider(settings, "local")
-    plan = plan_for(
-        ours, Request(run="foreground"), here, limits, phase="base", tag=space.experiment, given=given, made="keep",
-        with_missing=True,
-    )  # fmt: skip
+    here = registry.provider(settings, "local")
+    work = Work(phase="base", tag=space.experiment, given=given, made="keep", with_missing=True)
+    plan = plan_for(work, ours, Request(run="foreground"), here, limits)
     due = plan.job.steps if plan.job else ()
     about = render.duration(sum(one.estimate_s or 0.0 for one in plan.artifacts))
     render.say(f"training: {', '.join(one.name for one in due)}, about {about} (an estimate)"
                if due else "training: everything is here")  # fmt: skip
-    with foreground(plan):
+    with foreground(plan, render.say):
         for step in due:
             local_step.run(step.name, step.words, step.config, ours, quiet, space.environ)
     move_names(plan)

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from flows.planning import text_steps
 from infra.errors import UsageError
 from infra.settings import Settings
 from scripts.cli import context, local_step, render
 from scripts.cli.invoke_patch import print_json
-from scripts.runs.planning import text_steps
 from store import Store
 
 LEAST_VOCAB, DEFAULT_VOCAB, MOST_VOCAB = 256 + 9, 4096, 1 << 24

@@ -1,66 +1,40 @@
 """What `inv audit` and `inv reap` do: the accounts as they are, and what is due in them."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from invoke import Exit
 
-from infra import errors
-from infra.errors import SlipwayError, UsageError
-from infra.ledger import reap as reaping
-from infra.ledger.audit import FOREIGN, ORPHANED, UNCLEAR, UNKNOWN_MARK, Finding
-from infra.ledger.journal import Journal
-from infra.ledger.reconcile import Action, Claim, Delete
-from infra.machines.host_memory import at_once
-from infra.providers import Market, offers
-from infra.runs import pods
-from infra.settings import VENDORS, Settings
+from flows import accounts as use_case
+from flows.accounts import Done
+from infra.ledger.audit import UNCLEAR, UNKNOWN_MARK, Finding
+from infra.runs.settle import settle
+from infra.settings import VENDORS
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
-from scripts.runs.settle import open_journal, settle
+from scripts.cli.session import open_journal
 
-ASK_S = 120.0
-WORDS = {
-    "found": "adopted",
-    "unsent": "nothing had been asked for",
-    "unclear": "its launch was cut off",
-    "absent": "it was never made",
-    "gone": "it is gone",
-    "resurfaced": "it turned up after its end",
-    "end": "it is to end",
-}
+NOBODY = "no vendor's key is set, and nothing was rented that may still run: there is no account to ask"
 
 
 def audit(provider, kill, json):
     settings = context.settings()
     with open_journal(settings) as journal:
-        markets, problems = known_accounts(settings, journal, provider)
-        found: list[Finding] = []
-        done: list[dict[str, Any]] = []
-        if isinstance(kill, str):
-            done = [end_named(kill, markets, journal, problems)]
-        elif kill:
-            done = [line for market in markets for line in clear(market, journal, settings, found, problems, True)]
-        else:
-            looks = at_once(lambda one: reaping.inspect(one, journal), markets, ASK_S)
-            for market, seen in zip(markets, looks, strict=True):
-                if isinstance(seen, SlipwayError):
-                    problems.append(f"{market.name}: {seen}")
-                else:
-                    found += seen[0]
-                    problems += seen[1].problems
-        found = [known_elsewhere(one, journal) for one in found]
+        seen = use_case.audit(journal, settings, provider, kill if isinstance(kill, str) else bool(kill))
         installation = journal.installation
+    if seen.is_alone:
+        render.say(NOBODY)
     if json:
-        machines = [machine_json(one) for one in found]
-        print_json({"installation": installation, "machines": machines, "done": done, "problems": problems})
+        machines = [machine_json(one) for one in seen.found]
+        done = [asdict(one) for one in seen.done]
+        print_json({"installation": installation, "machines": machines, "done": done, "problems": seen.problems})
     else:
-        for line in done:
-            render.say(done_words(line))
-        show(found, problems)
-    leave("audit", found, problems, "end them with: inv audit --kill")
+        for one in seen.done:
+            render.say(done_words(one))
+        show(seen.found, seen.problems)
+    leave("audit", seen.found, seen.problems, "end them with: inv audit --kill")
 
 
 def reap(provider, json):
@@ -68,99 +42,25 @@ def reap(provider, json):
     with open_journal(settings) as journal:
         here = [op.token for op in journal.ops(live=True) if op.vendor not in VENDORS]
         if here and not provider:
-            settle(journal, settings, here)
-        markets, problems = known_accounts(settings, journal, provider)
-        found: list[Finding] = []
-        done = [line for market in markets for line in clear(market, journal, settings, found, problems)]
+            settle(journal, settings, render.tell, here)
+        seen = use_case.reap(journal, settings, provider)
+    if seen.is_alone:
+        render.say(NOBODY)
     if json:
-        due = [machine_json(one) for one in found if one.is_wrong]
-        print_json({"done": done, "due": due, "problems": problems})
+        due = [machine_json(one) for one in seen.found if one.is_wrong]
+        print_json({"done": [asdict(one) for one in seen.done], "due": due, "problems": seen.problems})
     else:
-        for line in done:
-            print(done_words(line))
-        for problem in problems:
+        for one in seen.done:
+            print(done_words(one))
+        for problem in seen.problems:
             render.say(render.clean(problem))
-        if not done:
+        if not seen.done:
             render.say("nothing was due")
-    leave("reap", found, problems, "run again: inv reap")
+    leave("reap", seen.found, seen.problems, "run again: inv reap")
 
 
-def clear(
-    market: Market, journal: Journal, settings: Settings, found: list[Finding], problems: list[str],
-    orphans_only: bool = False,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Reap one account; what was done there. What is there now, and what went wrong, is added to the lists."""
-    try:
-        reaped = reaping.reap(market, journal, orphans_only=orphans_only)
-    except Exception as error:  # the other accounts are looked after all the same
-        problems.append(f"{market.name}: {errors.in_words(error)}")
-        return []
-    found += reaped.findings
-    problems += reaped.problems
-    ended = [{"provider": op.vendor, "run": op.run, "what": f"it is to end: {reason}"} for op, reason in reaped.due]
-    return [*ended, *(action_json(action, market, journal) for action in reaped.actions)]
-
-
-def known_elsewhere(one: Finding, journal: Journal) -> Finding:
-    """The same, and where it may have been rented, when this user has another installation: its journal has its row."""
-    claim = next((claim for claim in journal.others if one.token.startswith(f"sw1-{claim.id}-")), None)
-    if claim is None or one.kind != FOREIGN:
-        return one
-    return replace(one, note=f"of {claim.where}; when nobody there needs it: inv audit --kill {one.pod_id}")
-
-
-def end_named(name: str, markets: Sequence[Market], journal: Journal, problems: list[str]) -> dict[str, Any]:
-    """End the one machine of that id, token, run or name, though no row claims it. Raises UsageError for any other."""
-    seen = list[tuple[Market, Finding]]()
-    for market in markets:
-        try:
-            found, look = reaping.inspect(market, journal)
-        except SlipwayError as error:
-            problems.append(f"{market.name}: {error}")
-            continue
-        problems += look.problems
-        seen += [(market, one) for one in found if one.pod_id]
-    meant = [(market, one) for market, one in seen if name in (one.pod_id, one.token, one.run, one.name)]
-    if len(meant) != 1:
-        there = ", ".join(one.pod_id for _, one in (meant or seen) if one.token)
-        what = "is several machines" if meant else "is no machine there"
-        silent = f"; {'; '.join(problems)}" if problems else ""
-        raise UsageError(f"--kill {name}: that {what}; nothing was ended; ours are: {there or 'none'}{silent}")
-    ((market, one),) = meant
-    if not one.token:
-        raise UsageError(f"--kill {name}: {market.name} {one.pod_id} bears no mark of Slipway's; it is somebody else's")
-    if one.kind not in (FOREIGN, ORPHANED):
-        raise UsageError(f"--kill {name}: it is the pod of {one.run}; run: inv down {one.run}")
-    pod = market.find(one.pod_id)
-    if pod is not None:
-        rows = [op for op in journal.ops() if op.token == one.token]
-        why = "it was named: inv audit --kill"
-        op = rows[0] if rows else journal.claim(pod, why)
-        if not op.is_live:
-            op = journal.advance(op, "resurfaced", remote_id=pod.pod_id, reason=why)
-        pods.end(market, op, journal)
-    return {"provider": market.name, "run": one.run or one.name or one.pod_id, "what": f"{one.pod_id} is gone"}
-
-
-def done_words(line: Mapping[str, Any]) -> str:
-    return render.clean(f"{line['provider']}: {line['run']}: {line['what']}")
-
-
-def known_accounts(settings: Settings, journal: Journal, only: str) -> tuple[list[Market], list[str]]:
-    """The accounts to ask; an account that we have pods in, and no key of, is a problem."""
-    markets, problems = offers.accounts(settings, only)
-    asked = {market.name for market in markets}
-    for name, key in VENDORS.items():
-        live = [op for op in journal.ops(live=True) if op.vendor == name]
-        if live and name not in asked and only in ("", name):
-            cost = render.usd(sum(op.rate for op in live))
-            problems.append(
-                f"{name}: no key is set, and {render.count(len(live), 'pod')} of ours may run there at {cost} USD/h; "
-                f"set {key.upper()}"
-            )
-    if not markets and not problems:
-        render.say("no vendor's key is set, and nothing was rented that may still run: there is no account to ask")
-    return markets, problems
+def done_words(one: Done) -> str:
+    return render.clean(f"{one.provider}: {one.run}: {one.what}")
 
 
 def show(found: Sequence[Finding], problems: Sequence[str]) -> None:
@@ -217,12 +117,3 @@ def machine_json(one: Finding) -> dict[str, Any]:
         "age_s": None if one.age_s is None else round(one.age_s),
         "note": one.note or None,
     }
-
-
-def action_json(action: Action, market: Market, journal: Journal) -> dict[str, Any]:
-    """What reconciling did about one machine, in words."""
-    token = action.pod.token if isinstance(action, Claim) else action.token
-    what = "an orphan: it is to end" if isinstance(action, Claim) else "asked to delete it"
-    if not isinstance(action, (Claim, Delete)):
-        what = WORDS.get(action.event, "not seen; looked for again")
-    return {"provider": market.name, "run": journal.op(token).run, "what": what}

@@ -16,11 +16,12 @@ from infra.market.filters import satisfying
 from infra.money import BadAmount, micro_usd
 from infra.providers import Market, offers
 from infra.records import Request
+from infra.runs.lookup import find_run
 from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
-from scripts.runs.settle import find_run, open_journal
+from scripts.cli.session import open_journal
 
 ASK_S = 60.0
 LATE_S = 48 * 3600  # for so long after its end a vendor may still correct a bill

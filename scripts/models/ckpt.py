@@ -13,10 +13,10 @@ from typing import Any
 
 from invoke import Exit
 
+from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.settings import Settings
 from scripts.cli import context, render
-from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from store import Store, catalogue, credentials

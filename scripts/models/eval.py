@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flows.find_model import find_model
 from infra.errors import UsageError
 from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.local_step import run as run_step
 from scripts.models import lm_eval
-from scripts.models.find import find_model
 from store import Artifact, Store, outside
 from trainer.evaluation import intervals
 from trainer.evaluation.intervals import Interval
@@ -87,7 +87,7 @@ def chosen(
 
 def subject(settings: Settings, model: str, tag: str) -> Subject:
     """Raises UsageError that lists the models there are."""
-    artifact, folder = find_model(settings, model, tag)
+    artifact, folder = find_model(settings, model, tag, render.say)
     return named(artifact, folder)
 
 
@@ -109,7 +109,7 @@ def held_out(settings: Settings, persona: str, is_needed: bool, of: str, tag: st
     names = {"text": f"{data}/text", "identity": "identity_conversations", "questions": f"{data}/questions"}
     found = {key: one for key, name in names.items() if not (one := store.check(name)).problem}
     with suppress(UsageError):  # a model of somebody else, or none: whoever measures it says so
-        artifact, _ = find_model(settings, of, tag)
+        artifact, _ = find_model(settings, of, tag, render.say)
         came_from = origins(store, artifact) if artifact else {}
         found |= {key: one for key, one in came_from.items() if key in names}
     if not found and is_needed:

@@ -2,19 +2,21 @@
 
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
+from flows import init_model, memory_check
+from flows.find_model import model_folder
+from flows.planning import Work, made_by_words, plan_for
+from flows.run_leases import foreground, move_names
 from infra.agent.job import Limits
+from infra.checkout import ROOT
 from infra.errors import UsageError
+from infra.providers import registry
 from infra.records import Request
-from scripts.cli import context, local_step, render
-from scripts.cli.context import ROOT
+from scripts.cli import context, local_step, prompts, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.local_step import run as run_step
-from scripts.models import memory_check
-from scripts.models.find import model_folder
-from scripts.runs import init_model
-from scripts.runs.planning import ask_about_made, foreground, made_by_words, move_names, plan_for
 from trainer.plan import PHASES
 
 
@@ -22,13 +24,13 @@ def train(profile, config, init, source, out, prepare, json, remake, keep_made, 
     if profile and config:
         raise UsageError("--profile and --config are two words for one recipe; choose one")
     settings = context.settings(profile=profile or config, source=source, store=out)
-    if init:
-        wanted["init"] = init_model.look(init, settings)
+    found = init_model.look(init, settings) if init else None
+    work = Work(**wanted, init=found, made=made_by_words(remake, keep_made))
     limits = Limits(reserve_bytes=settings.reserve_bytes)
-    here, wanted["made"] = context.provider(settings, "local"), made_by_words(remake, keep_made)
-    plan = plan_for(settings, Request(run="foreground"), here, limits, **wanted)
-    if made := ask_about_made(plan, yes=json):
-        plan = plan_for(settings, Request(run="foreground"), here, limits, **{**wanted, "made": made})
+    here = registry.provider(settings, "local")
+    plan = plan_for(work, settings, Request(run="foreground"), here, limits)
+    if made := prompts.ask_about_made(plan, yes=json):
+        plan = plan_for(replace(work, made=made), settings, Request(run="foreground"), here, limits)
     if not json:
         render.show_plan(plan)
     move_names(plan)
@@ -37,7 +39,7 @@ def train(profile, config, init, source, out, prepare, json, remake, keep_made, 
     if prepare:
         due = tuple(step for step in due if step.name not in PHASES)
     memory_check.check(memory_check.phases_of(due))
-    with foreground(plan):
+    with foreground(plan, render.say):
         for step in due:
             results[step.name] = run_step(step.name, step.words, step.config, settings, quiet=json)
     if json:
@@ -64,7 +66,7 @@ def chat(model, tag, prompt, temperature, max_tokens, endpoint):
 
         endpoint_chat.hold(endpoint, settings, model, prompt, temperature, max_tokens)
         return
-    folder = model_folder(settings, model, tag)
+    folder = model_folder(settings, model, tag, render.say)
     python = local_step.python(settings)
     said = ["-m", "trainer", "chat", "--model", str(folder), "--temperature", str(temperature)]
     said += ["--max-tokens", str(max_tokens), *(["--prompt", prompt] if prompt else [])]
@@ -78,7 +80,7 @@ def export(model, tag, out, dtype):
     if dtype not in ("float32", "bfloat16"):
         raise UsageError(f"--dtype is {dtype!r}; known: float32, bfloat16")
     settings = context.settings()
-    folder = model_folder(settings, model, tag)
+    folder = model_folder(settings, model, tag, render.say)
     said = ("-m", "trainer", "export", "--model", str(folder), "--out", str(Path(out).absolute()), "--dtype", dtype)
     from infra import train_env
 

@@ -9,18 +9,20 @@ import time
 
 from invoke import Exit
 
+from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op
+from infra.providers import registry
 from infra.runs import follow, pods
 from infra.runs.launch import send_code
+from infra.runs.lookup import find_run, way
+from infra.runs.settle import bring_home
 from infra.transport import push as code_sync
 from infra.transport.port_forward import LOOPBACK
 from infra.transport.protocol import Transport
 from infra.transport.shipment import preview
 from scripts.cli import context, render, session
-from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import line_after_dashes, print_json
-from scripts.runs.settle import bring_home, find_run, way
 
 BOARD, BOARD_PORT = "tensorboard", 6006
 BOARD_S = 120.0  # until it answers: a machine that is busy imports slowly
@@ -116,7 +118,7 @@ def sync(run, plan, json):
             raise UsageError(f"{op.run} has ended; a new launch sends the code as it is now")
         if op.stays:
             session.use(op)
-        done = send_code(op, context.provider(settings, op.vendor), ROOT, render.say)
+        done = send_code(op, registry.provider(settings, op.vendor), ROOT, render.say)
     if json:
         print_json(done)
     else:
@@ -127,8 +129,8 @@ def pull(run, json):
     settings = context.settings()
     with Journal.open(settings.state_file) as journal:
         op = find_run(journal, run)
-        names = bring_home(op, context.provider(settings, op.vendor), settings)
+        names = bring_home(op, registry.provider(settings, op.vendor), settings)
     if json:
         print_json({"run": op.run, "brought": names, "store": op.store})
     else:
-        render.say(f"{op.run}: {', '.join(names) or 'nothing new'}; logs in {context.homes(settings) / op.run}")
+        render.say(f"{op.run}: {', '.join(names) or 'nothing new'}; logs in {settings.homes / op.run}")

@@ -3,32 +3,27 @@
 Each deals with the pod that is named, else with the one of its line, else with the only one there is.
 """
 
-import json as json_text
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from infra.agent.job import Job, Limits
+from flows import pods, run_leases
+from flows.planning import Work, made_by_words
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import spend
 from infra.ledger.journal import Journal, Op
-from infra.names import check_name, run_name
-from infra.providers import Provider
-from infra.records import Offer, Plan, Request
-from infra.runs import launch as street
-from infra.runs import snapshot
-from infra.runs.acceptance_policy import terms_for
-from infra.settings import VENDORS, Settings
-from scripts.cli import context, render, session
-from scripts.cli.context import ROOT
+from infra.names import check_name
+from infra.providers import registry
+from infra.runs.lookup import find_run
+from infra.runs.settle import settle
+from infra.selection import choose, preflight
+from infra.selection.request import request_on
+from infra.settings import Settings
+from scripts.cli import context, offers_table, prompts, render, session
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
-from scripts.market import select
+from scripts.cli.session import open_journal
 from scripts.runs import launch
-from scripts.runs.follow_up import leave
-from scripts.runs.planning import ask_about_made, environments_of, hold_for, made_by_words, move_names, plan_for
-from scripts.runs.settle import find_run, open_journal, settle
 
 
 def create(
@@ -36,17 +31,17 @@ def create(
 ):  # fmt: skip
     settings = context.settings(provider=provider)
     name = check_name(run_name) if run_name else ""
-    candidates = context.providers(settings)
-    limits = select.limits_for(settings, candidates[0].is_rented, ttl, spend_limit, idle_stop)
-    request = select.request_for(machine, name or "new", candidates, 1, pool, host)
+    candidates = registry.candidates(settings)
+    limits = preflight.limits_for(settings, candidates[0].is_rented, ttl, spend_limit, render.say, idle_stop)
+    request = request_on(candidates, machine, name or "new", pool=pool, host=host)
     with open_journal(settings) as journal:
-        settle(journal, settings)
-        offers: Sequence[Offer] = (select.wait_for if wait else select.find)(candidates, request)
+        settle(journal, settings, render.tell)
+        find = choose.wait_for if wait else choose.find
+        offers = find(candidates, request, settings, render.tell)
         if offers[0].micro_usd_per_hour and not json:
-            select.show_offers(request, offers)
-            select.show_ends(limits, offers[0], settings, "end", stays=True)
-        if candidates[0].is_rented:
-            offers = select.payable(offers, 1, settings)
+            offers_table.show_offers(request, offers)
+            offers_table.show_ends(limits, offers[0], settings, "end", stays=True)
+        offers = choose.payable(offers, 1, settings, render.tell)
         if dry_run:
             if json:
                 print_json({"run": None, "state": "planned", "usd_per_hour": render.usd(offers[0].micro_usd_per_hour)})
@@ -54,42 +49,24 @@ def create(
             return
         if candidates[0].is_rented:
             is_named = all(machine[flag] for flag in ("cloud", "region", "instance_type"))
-            offers = select.pick(list(offers), is_named, yes)
+            offers = prompts.pick(offers, is_named, yes)
             if not offers:
                 render.say("nothing was rented")
                 return
-        op = make(request, limits, offers, candidates[0], journal, settings, no_accept)
+        op = pods.make(request, limits, offers, journal, settings, render.tell, unchecked=no_accept)
+        session.use(op)
     if json:
         print_json(about(op, settings))
-    render.say(f"{op.run} is there: {session.cost_of(op, scale_of(op, settings))}. "
+    render.say(f"{op.run} is there: {session.cost_of(op, pods.scale_of(op, settings))}. "
                f"Next: inv pod.run {op.run} --phase sft; end it: inv pod.down {op.run}")  # fmt: skip
-
-
-def make(
-    request: Request, limits: Limits, offers: Sequence[Offer], vendor: Provider, journal: Journal, settings: Settings,
-    unchecked: bool = False, role: str = "pod", spec_hash: str = "",
-) -> Op:  # fmt: skip
-    """A pod that stays, under the request's name or a new one; the rest of the line deals with it."""
-    if request.run == "new":
-        request = replace(request, run=run_name([op.run for op in journal.ops()]))
-    terms = replace(terms_for(settings, vendor, unchecked), role=role, spec_hash=spec_hash)
-    scale = settings.clock_scale if settings.rehearsal else 1.0
-    op = street.hold(request, limits, offers, context.vendors(settings), journal, render.say, terms, scale)
-    session.use(op)
-    return op
 
 
 def setup(*, run, json):
     settings = context.settings()
     with open_journal(settings) as journal:
-        settle(journal, settings)
+        settle(journal, settings, render.tell)
         op = find_pod(journal, run)
-        vendor, request = context.provider(settings, op.vendor), request_of(op)
-        torch, environments = environments_of(settings, request, vendor)
-        job = Job(run=op.run, token=op.token, steps=(), setup=("train",), torch=torch, environments=environments,
-                  clock_scale=settings.clock_scale if settings.rehearsal else 1.0)  # fmt: skip
-        plan = Plan(target="", store=op.store or settings.store, artifacts=(), job=job, request=request)
-        op = street.give(op, plan, vendor, journal, ROOT, context.secrets(settings), render.say)
+        op = pods.set_up(op, journal, settings, render.tell)
         launch.conclude(op, journal, settings, json)
 
 
@@ -98,36 +75,26 @@ def run(
     remake, keep_made,
 ):  # fmt: skip
     settings = context.settings(profile=profile, source=source, store=store)
-    work = {"phase": phase, "packages": packages, "persona": persona, "seed": seed, "steps": steps, "tag": tag,
-            "made": made_by_words(remake, keep_made), "with_missing": with_missing}  # fmt: skip
+    work = Work(phase=phase, packages=packages, persona=persona, seed=seed, steps=steps, tag=tag,
+                made=made_by_words(remake, keep_made), with_missing=with_missing)  # fmt: skip
     with open_journal(settings) as journal:
-        settle(journal, settings)
+        settle(journal, settings, render.tell)
         op = find_pod(journal, run)
-        vendor, request = context.provider(settings, op.vendor), request_of(op)
-        rate = None
-        if vendor.is_rented:
-            machine = Offer(provider=op.vendor, offer_id="", gpu=request.gpu, num_gpus=request.num_gpus)
-            rate = select.work_rate(settings, machine)
-        limits = Job.from_json(op.job).limits
-        plan = plan_for(settings, request, vendor, limits, **work, flops_per_s=rate)
-        if not dry_run and (made := ask_about_made(plan, yes=json)):
-            plan = plan_for(settings, request, vendor, limits, **{**work, "made": made}, flops_per_s=rate)
+        plan = pods.plan(op, work, settings)
+        if not dry_run and (made := prompts.ask_about_made(plan, yes=json)):
+            plan = pods.plan(op, replace(work, made=made), settings)
         if not json:
             render.show_plan(plan)
-        if vendor.is_rented and plan.job:
-            select.check_work(plan, settings, with_missing)
+        if registry.provider(settings, op.vendor).is_rented and plan.job:
+            preflight.check_work(plan, settings, with_missing, context.again("--with-missing"))
         if dry_run or plan.job is None:
             if not dry_run:
-                move_names(plan)
+                run_leases.move_names(plan)
             launch.report_plan(plan, journal, json, dry_run)
             return
-        hold_for(plan, op.run, journal.installation)
-        move_names(plan)
-        op = street.give(op, plan, vendor, journal, ROOT, context.secrets(settings), render.say)
-        if not vendor.is_here:
-            snapshot.keep_code(op, ROOT, context.homes(settings) / op.run)
+        op = pods.give(op, plan, journal, settings, render.tell)
         if detach:
-            leave(op, settings, json)
+            launch.leave(op, settings, json)
             return
         launch.conclude(op, journal, settings, json)
 
@@ -143,7 +110,7 @@ def down(*, run, json):
 def list_(*, json):
     settings = context.settings()
     with open_journal(settings) as journal:
-        settle(journal, settings)
+        settle(journal, settings, render.tell)
         ops = journal.ops(live=True)
     rows = [about(op, settings) for op in ops]
     if json:
@@ -168,27 +135,13 @@ def about(op: Op, settings: Settings) -> dict[str, Any]:
         "id": op.remote_id,
         "state": op.state.lower(),
         "usd_per_hour": render.usd(op.rate),
-        "age_s": round(spend.age_s(op, read_clocks(), scale_of(op, settings)), 1),
+        "age_s": round(spend.age_s(op, read_clocks(), pods.scale_of(op, settings)), 1),
         "ttl_s": op.ttl_s,
         "limit_usd": None if op.cap is None else render.usd(op.cap),
         "stays": op.stays,
         "set": op.pod_set or None,
-        "for": purpose(op),
+        "for": pods.purpose(op),
     }
-
-
-def purpose(op: Op) -> str:
-    """What it does, or is there for."""
-    if op.service:
-        return f"a replica of {op.service}"
-    job = Job.from_json(op.job) if op.job else None
-    making = [step.config["making"]["name"] for step in job.steps if "making" in step.config] if job else []
-    work = making[-1] if making and (op.target or not op.stays) else "nothing yet" if op.stays else "?"
-    return f"{work} (set {op.pod_set})" if op.pod_set else work
-
-
-def scale_of(op: Op, settings: Settings) -> float:
-    return settings.clock_scale if op.vendor in VENDORS else 1.0
 
 
 def find_pod(journal: Journal, name: str = "") -> Op:
@@ -212,8 +165,3 @@ def find_pod(journal: Journal, name: str = "") -> Op:
         raise SlipwayError("there is no pod; run: inv pod.create")
     session.use(op)
     return op
-
-
-def request_of(op: Op) -> Request:
-    """What was asked for when it was made."""
-    return replace(Request(**json_text.loads(op.request)), run=op.run, provider=op.vendor)

@@ -4,7 +4,7 @@ They chain: inv pod.create --gpu H100 pod.sync pod.setup pod.run --phase sft pod
 """
 
 from scripts.cli.invoke_patch import command
-from scripts.market.tasks import MACHINE
+from scripts.cli.machine_flags import MACHINE
 
 WHICH = "the pod (default: that of this line, or the only one)"
 

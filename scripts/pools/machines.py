@@ -13,8 +13,7 @@ from infra.machines.host_memory import HostMemory
 from infra.providers.ssh import connections
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
-from scripts.cli.render import columns
-from scripts.runs.logs import clean
+from scripts.cli.render import clean, columns
 
 
 def list_(pool, json):

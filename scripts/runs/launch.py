@@ -15,47 +15,34 @@ from typing import Any
 
 from invoke import Exit
 
-from infra.agent.job import Job, Limits
-from infra.agent.limits import read_clocks
+from flows import follow, init_model, run_leases, same_request
+from flows import launch as use_case
+from flows import resume as resuming
+from flows import stop as ending
+from flows.launch import LaunchSpec
+from flows.planning import Work, made_by_words, node_commands
+from infra.agent.job import Job
 from infra.agent.state import NODE_LOST
-from infra.errors import SlipwayError, UsageError, as_told
-from infra.ledger import spend
-from infra.ledger.journal import Fenced, Journal, Op, Taken
-from infra.ledger.life_cycle import TERMINATING
-from infra.names import check_name, run_name
-from infra.providers import Provider
-from infra.records import Offer, Plan
-from infra.runs import keeper as keep
-from infra.runs import launch as street
-from infra.runs import observe, pods, snapshot
-from infra.runs.acceptance_policy import terms_for
-from infra.runs.keeper import Keeper
-from infra.runs.timing import stage
+from infra.errors import UsageError
+from infra.ledger.journal import Journal, Op, service_lease
+from infra.names import check_name
+from infra.providers import registry
+from infra.records import Plan
+from infra.runs import pods
+from infra.runs.follow import Seen
+from infra.runs.keeper import lease_name
+from infra.runs.lookup import find_run
+from infra.runs.settle import settle
+from infra.selection.preflight import limits_for
+from infra.selection.request import request_on
 from infra.settings import Settings
-from scripts.cli import context, render
-from scripts.cli.context import ROOT
+from scripts.cli import command_hints, context, offers_table, prompts, render
 from scripts.cli.invoke_patch import print_json
-from scripts.market import select
-from scripts.models import memory_check
-from scripts.runs import init_model, same_request
-from scripts.runs.follow_up import hand_on, keeper_of, leave, say_how
+from scripts.cli.session import open_journal
 from scripts.runs.logs import tell_steps
-from scripts.runs.planning import (
-    ask_about_made,
-    hold_for,
-    made_by_words,
-    move_names,
-    node_commands,
-    plan_for,
-    refuse_beside_older,
-    release,
-    renew,
-)
-from scripts.runs.settle import bring_home, end_others, find_run, last_verdict, open_journal, settle, way
-from store import StoreError
+from serve import controller_client, controller_process
 from trainer.plan import CHECKPOINTS
 
-DETACHED = 130
 THEN = {"failed": "mend that, then launch again or ", NODE_LOST: "when its machine, or another, is free: "}
 
 
@@ -74,66 +61,46 @@ def launch(
         raise UsageError(f"--nodes is {nodes}; it must be at least 1")
     if on_failure not in ("keep", "end"):
         raise UsageError(f"--on-failure {on_failure}: known: end, keep")
-    work = {"phase": phase, "packages": packages, "persona": persona, "seed": seed, "steps": steps, "tag": tag,
-            "save_every": save_every, "keep": keep, "ckpt_prefix": ckpt_prefix, "mixture": mixture,
-            "made": made_by_words(remake, keep_made), "with_missing": with_missing,
-            "init": init_model.look(init, settings) if init else None}  # fmt: skip
-    candidates = context.providers(settings)
-    vendor = candidates[0]
-    limits = select.limits_for(settings, vendor.is_rented, ttl, spend_limit, idle_stop)
-    request = select.request_for(machine, name or "new", candidates, nodes, pool, host)
+    work = Work(
+        phase=phase, packages=packages, persona=persona, seed=seed, steps=steps, tag=tag, save_every=save_every,
+        keep=keep, ckpt_prefix=ckpt_prefix, mixture=mixture, made=made_by_words(remake, keep_made),
+        with_missing=with_missing, init=init_model.look(init, settings) if init else None,
+    )  # fmt: skip
+    candidates = registry.candidates(settings)
+    limits = limits_for(settings, candidates[0].is_rented, ttl, spend_limit, render.say, idle_stop)
+    request = request_on(candidates, machine, name or "new", nodes, pool, host)
     chosen = () if settings.sources["provider"].startswith("default") else tuple(one.name for one in candidates)
     asked = same_request.asking(typed, request, limits, name=name, vendors=chosen)
     limits = replace(limits, spend_micro_usd=limits.spend_micro_usd and limits.spend_micro_usd // nodes)
+    spec = LaunchSpec(work=work, request=request, limits=limits, asked=asked, on_failure=on_failure,
+                      unchecked=no_accept, wait=wait, dry_run=dry_run)  # fmt: skip
     with open_journal(settings) as journal:
-        settle(journal, settings)
-        plan = plan_for(settings, request, vendor, limits, **work)
-        if not dry_run and (made := ask_about_made(plan, yes)):
-            plan = plan_for(settings, request, vendor, limits, **(work := {**work, "made": made}))
-        offers: list[Offer] = []
-        before = last_on(plan, journal)
-        at_work = before if before and before.is_live and plan.job else None
-        if at_work:
-            asked.check(at_work)
-        if vendor.is_rented and plan.job and not at_work:
-            offers = (select.wait_for if wait else select.find)(candidates, request)
-            plan = plan_for(
-                settings, request, vendor, limits, **work, flops_per_s=select.work_rate(settings, offers[0])
-            )
-        if plan.job:
-            plan = replace(plan, job=replace(plan.job, on_failure=on_failure))
+        settle(journal, settings, render.tell)
+        found = use_case.prepare(spec, journal, settings, render.tell)
+        if found.is_open:
+            work = replace(work, made=prompts.ask_about_made(found.plan, yes))
+            found = use_case.prepare(replace(spec, work=work), journal, settings, render.tell)
+        plan, at_work = found.plan, found.at_work
         if not json:
             render.say(f"provider {settings.provider} ({settings.sources['provider']})")
             render.show_plan(plan)
-            if offers:
-                select.show(plan, offers, settings, on_failure)
-        if offers:
-            offers = select.preflight(plan, offers, settings, with_missing)
-        elif plan.job and not at_work:
-            if vendor.is_here:
-                memory_check.check(memory_check.phases_of(plan.job.steps), request.num_gpus)
-            if dry_run:
-                street.choose(vendor, request)  # a plan that no machine can carry out is no plan
+            if found.offers:
+                offers_table.show(plan, found.offers, settings, on_failure)
+        found = use_case.check(found, settings, context.again("--with-missing"), render.tell)
         if dry_run and at_work and not json:
             render.say(f"{at_work.run} is at it already; a launch follows it")
         if dry_run or plan.job is None:
             if not dry_run:
-                move_names(plan)
+                run_leases.move_names(plan)
             report_plan(plan, journal, json, dry_run)
             return
-        if offers:
+        if found.offers:
             is_named = all(machine[flag] for flag in ("cloud", "region", "instance_type"))
-            offers = select.pick(offers, is_named, yes)
-            if not offers:
+            found = replace(found, offers=tuple(prompts.pick(list(found.offers), is_named, yes)))
+            if not found.offers:
                 render.say("nothing was rented")
                 return
-        known = {op.token for op in journal.ops()}
-        if at_work:
-            op = go_on(at_work, journal, settings)
-        else:
-            op = begin(plan, offers, vendor, journal, settings, asked, no_accept)
-        if not vendor.is_here and op.token not in known:
-            snapshot.keep_code(op, ROOT, context.homes(settings) / op.run)
+        op = use_case.start(found, journal, settings, render.tell)
         if detach:
             leave(op, settings, json)
             return
@@ -141,7 +108,7 @@ def launch(
 
 
 def report_plan(plan: Plan, journal: Journal, as_json: bool, dry_run: bool) -> None:
-    last = last_on(plan, journal)
+    last = use_case.last_on(plan, journal)
     if as_json:
         state = "planned" if plan.job else "succeeded"
         said = {"run": last.run if last else None, "state": state, "ran": [], **render.plan_json(plan)}
@@ -155,107 +122,20 @@ def report_plan(plan: Plan, journal: Journal, as_json: bool, dry_run: bool) -> N
         render.say("dry run: nothing was started")
 
 
-def begin(
-    plan: Plan,
-    offers: Sequence[Offer],
-    vendor: Provider,
-    journal: Journal,
-    settings: Settings,
-    asked: same_request.Asking,
-    unchecked: bool = False,
-) -> Op:
-    """The run of this plan: the one that was cut off, a new one, or one that somebody else has just begun.
-
-    `offers`: of rented machines, in the order in which they are tried.
-    """
-    before, name = last_on(plan, journal), asked.name
-    taken = [op.run for op in journal.ops()]
-    if before and not name and last_verdict(before, settings).get("state") != "succeeded":
-        name = before.run
-        render.say(f"going on with {name}")
-    name = name or run_name(taken)
-    plan = replace(plan, request=replace(plan.request, run=name))
-    refuse_beside_older(plan, journal.ops(live=True))
-    hold_for(plan, name, journal.installation)
-    move_names(plan)
-    try:
-        if not vendor.is_rented:
-            with stage("connect", render.say):
-                offers = street.choose(vendor, plan.request)
-        terms = replace(terms_for(settings, vendor, unchecked), asked=asked.record())
-        vendors, secrets = context.vendors(settings), context.secrets(settings)
-        return street.start(plan, offers, vendors, journal, ROOT, secrets, render.say, terms)
-    except Taken as taken_by:
-        if taken_by.op.run != name:
-            release(plan.store, name, journal.installation)
-        if (taken_by.op.target, taken_by.op.store) != (plan.target, plan.store):
-            raise
-        asked.check(taken_by.op)
-        return attach(taken_by.op, journal, settings)
-    except SlipwayError:
-        if not any(op.run == name for op in journal.ops(live=True)):
-            release(plan.store, name, journal.installation)
-        raise
-
-
-def last_on(plan: Plan, journal: Journal) -> Op | None:
-    """The newest pod that was to make the same, in the same store."""
-    return next((op for op in reversed(journal.ops()) if (op.target, op.store) == (plan.target, plan.store)), None)
-
-
-def go_on(op: Op, journal: Journal, settings: Settings) -> Op:
-    """A run that was stopped, or lost, at work again; one that has lost a node is left to its keeper."""
-    if pods.is_in_pieces(op, journal):
-        return op
-    try:
-        return (attach if op.is_live else again)(op, journal, settings)
-    except Taken as taken_by:
-        return attach(taken_by.op, journal, settings)
-
-
-def attach(op: Op, journal: Journal, settings: Settings) -> Op:
-    """Join a run that another launch began; bring it back when it is lost."""
-    deadline = time.monotonic() + street.ARM_S
-    while op.state in ("PLANNED", "CREATING", "BOOTING") and time.monotonic() < deadline:
-        time.sleep(0.1)
-        op = journal.op(op.token)
-    if observe.is_alive(op, way(settings, op)):
-        render.say(f"{op.run} is at it already; following it")
-        return op
-    return again(op, journal, settings)
-
-
-def again(op: Op, journal: Journal, settings: Settings, limits: Limits | None = None, asked: str = "") -> Op:
-    """Bring back a run that has stopped: on its pod where that is still there, else on another one.
-
-    `limits`: of a rented run, as `Keeper.elsewhere` takes them; `asked`: what is on record of it then.
-    """
-    render.say(f"going on with {op.run}")
-    vendor = context.provider(settings, op.vendor)
-    if vendor.is_rented and not op.is_live:
-        keeper = keeper_of(op, journal, settings)
-        keeper.terms = replace(keeper.terms, asked=asked)
-        return keeper.elsewhere(op, limits=limits)
-    return street.resume(op, vendor, journal, context.secrets(settings))
-
-
 def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> None:
     """Keep the run to its verdict, settle the row, tell the result. Ctrl-C, and a hang-up, leave the run at work."""
-    keeper = keeper_of(op, journal, settings)
-    renew(op, journal.installation)
     with hang_up() as hung_up:
         try:
-            with keeper.keeping(op.run):
-                progress, verdict = show_progress(op, keeper, quiet=as_json)
+            with follow.keeping(op, journal, settings, render.tell) as seen:
+                progress, verdict = show_progress(op, seen, quiet=as_json)
         except (KeyboardInterrupt, OSError) as error:
             if isinstance(error, OSError) and not hung_up:  # else it is the terminal that is gone
                 raise
-            kept = hand_on(op, settings)  # before anything is said, which may fail
+            kept = follow.hand_on(op, settings, command_hints.flags())  # before anything is said, which may fail
             render.say(f"\ndetached; {op.run} goes on. {kept}")
             say_how(op, as_json)
-            raise Exit(code=DETACHED) from None
-    settle(journal, settings)
-    end_others(op, journal, settings, verdict["state"])
+            raise Exit(code=follow.DETACHED) from None
+    follow.conclude(op, verdict["state"], journal, settings, render.tell)
     succeeded = verdict["state"] == "succeeded"
     if as_json:
         print_json(
@@ -273,10 +153,7 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
         steps = Job.from_json(op.job).steps
         then = talk_to(steps[-1].config["making"]["name"], op.store) if steps else f"Next: ./inv pod.run {op.run}"
         render.say(f"{op.run} succeeded in {render.duration(total)}. {then}")
-    if succeeded:
-        snapshot.forget(keeper.folder)
-        release(op.store, op.run, journal.installation)
-    else:
+    if not succeeded:
         logs = f"./inv logs {op.run}{' --errors' if verdict['state'] == 'failed' else ''}"
         if verdict.get("tail") and not as_json:
             render.say(render.clean(verdict["tail"]))
@@ -314,9 +191,8 @@ def talk_to(artifact: str, store: str) -> str:
     return f"Talk to it: {where}./inv chat{model}"
 
 
-def show_progress(op: Op, keeper: Keeper, quiet: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def show_progress(op: Op, seen: Iterator[Seen], quiet: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Bars on a terminal, a line per step elsewhere; returns the last progress and the verdict."""
-    seen = keeper.keep(op)
     if not quiet:
         render.say(f"run {op.run} in {pods.where(op)}")
     if quiet:
@@ -349,84 +225,33 @@ def _lines(seen: Iterator[Any]) -> Iterator[Any]:
 
 def down(run, all, json):
     settings = context.settings()
-    problems = list[SlipwayError]()
     with open_journal(settings) as journal:
-        if all or (run and journal.service(run)):
-            from scripts.services import controller_client
-
-            for one in [one.name for one in journal.services()] if all else [run]:  # else they replace what is ended
-                try:
-                    controller_client.finish(one, settings, journal)
-                    render.say(f"{one}: ended, nothing of it runs")
-                except Exception as error:  # what else there is, is to end all the same
-                    problems.append(as_told(error, one))
-            if not all:
-                raise_worst(problems)
-                if json:
-                    print_json({"ended": [run]})
-                return
-        if all:
-            live = journal.ops(live=True)
-        else:
-            op = find_run(journal, run)
-            beside = pods.aside_of(pods.run_of(op), journal)
-            if pods.rank_of(op):
-                live = [op, *(one for one in beside if one.run == op.run)]
-            else:
-                live = [*pods.nodes_of(op, journal), *beside]
-        ended = []
-        for op in dict.fromkeys(live):
-            try:
-                end(op, journal, settings)
-                ended.append(op.run)
-            except Exception as error:  # likewise
-                problems.append(as_told(error, op.run))
-        raise_worst(problems)
-        if json:
-            print_json({"ended": ended})
-        elif not live:
-            render.say("nothing is running")
+        known = [one.name for one in journal.services()]
+        is_service = bool(run) and not all and run in known
+        services = known if all else [run] if is_service else []  # else they replace what is ended
+        done = list(ending.services(services, journal, settings, render.tell))
+        if is_service:
+            raise_worst(done)
+            if json:
+                print_json({"ended": [run]})
+            return
+        rows = journal.ops(live=True) if all else ending.rows_of(run, journal)
+        ended = list(ending.rows(rows, journal, settings, render.tell))
+    raise_worst([*done, *ended])
+    if json:
+        print_json({"ended": [one.name for one in ended if not one.problem]})
+    elif not rows:
+        render.say("nothing is running")
 
 
-def raise_worst(problems: Sequence[SlipwayError]) -> None:
-    """Tell them all; the one with the highest exit code is raised."""
+def raise_worst(done: Sequence[ending.Ended]) -> None:
+    """Tell all problems; the one with the highest exit code is raised."""
+    problems = [one.problem for one in done if one.problem]
     ordered = sorted(problems, key=lambda one: one.exit_code)
     for one in ordered[:-1]:
         render.say(render.clean(str(one)))
     if ordered:
         raise ordered[-1]
-
-
-def end(op: Op, journal: Journal, settings: Settings) -> None:
-    """Raises SlipwayError when it is not proven that nothing of the pod runs."""
-    was_live, vendor = op.is_live, context.provider(settings, op.vendor)
-    has_words = was_live and op.address and op.slot >= 0
-    if has_words and vendor.is_rented:  # nothing can be asked of it afterwards
-        op = last_rites(op, vendor, journal, settings)
-    pods.end(vendor, op, journal)
-    keep.end_keeper(op.run, journal)
-    if has_words and not vendor.is_rented:
-        bring_home(op, vendor, settings)
-    render.say(f"{op.run}: {'ended, nothing of it runs' if was_live else 'had ended already'}")
-
-
-def last_rites(op: Op, vendor: Provider, journal: Journal, settings: Settings) -> Op:
-    """Of a rented pod: it saves, and what it says is brought home. One that is deaf is ended all the same."""
-    while op.is_live and op.state != TERMINATING:  # from then on nobody brings it back
-        try:
-            op = journal.advance(op, "end", **pods.ASKED_FOR)
-        except Fenced:  # who follows it has just written something down
-            op = journal.op(op.token)
-    if not op.is_live:
-        return op
-    keep.end_keeper(op.run, journal, patience_s=0.0)  # it would end the pod as soon as that has a verdict
-    render.say(f"{op.run}: saving and leaving")
-    try:
-        pods.stop_work(vendor, op)
-        bring_home(op, vendor, settings)
-    except (SlipwayError, StoreError) as error:
-        render.say(render.clean(f"{op.run}: {error}"))
-    return op
 
 
 def stop(run):
@@ -440,57 +265,25 @@ def stop(run):
 def resume(run, spend_limit, ttl, detach, json):
     settings = context.settings()
     with open_journal(settings) as journal:
-        settle(journal, settings)
-        op = find_run(journal, run)
-        if op.slot < 0 and pods.rank_of(op) > 0:
-            raise UsageError(f"{op.run} was a node of {pods.run_of(op)}; run: inv resume {pods.run_of(op)}")
-        if op.slot >= 0 and last_verdict(op, settings).get("state") == "succeeded":
-            raise UsageError(f"{op.run} has succeeded; there is nothing to go on with")
-        if op.is_live and op.stays and street.is_idle(op, way(settings, op)):
-            raise UsageError(f"{op.run} is at no work; give it some: inv pod.run {op.run}")
-        limits = more_for(op, journal, settings, spend_limit, ttl)
-        if limits:
-            op = again(op, journal, settings, limits, same_request.with_limits(op.asked, ttl, spend_limit, limits))
-        else:
-            op = go_on(op, journal, settings)
+        settle(journal, settings, render.tell)
+        op = resuming.resume(run, spend_limit, ttl, journal, settings, render.tell)
         if detach:
             leave(op, settings, json)
         else:
             conclude(op, journal, settings, json)
 
 
-def more_for(op: Op, journal: Journal, settings: Settings, spend_limit: str, ttl: str) -> Limits | None:
-    """Other limits of a run, as `Keeper.elsewhere` takes them; None when none are asked for. Raises UsageError."""
-    if not spend_limit and not ttl:
-        return None
-    if not context.provider(settings, op.vendor).is_rented:
-        raise UsageError(f"{op.run} costs nothing; --spend-limit and --ttl are for rented machines")
-    if op.is_live:
-        raise UsageError(
-            f"{op.run} has its pod still, with the limits that it was rented with; first: inv down {op.run}"
-        )
-    limits = select.limits_for(settings, True, ttl, spend_limit)
-    if limits.spend_micro_usd is not None:
-        rows = pods.rows_of(op.run, pods.size_of(op), journal)
-        spent = sum(spend.spent(row, read_clocks(), settings.clock_scale) for row in rows)
-        if spent >= limits.spend_micro_usd:
-            raise UsageError(f"{op.run} has cost {render.cents(spent)} USD already; give a --spend-limit above that")
-    return limits
-
-
 def keep_(run, detach, json):
     settings = context.settings()
     with open_journal(settings) as journal:
         if run and journal.service(run):
-            from scripts.services import controller_client
-
-            controller_client.look_after(run, settings, journal, json)
+            look_after(run, settings, journal, json)
             return
         op = find_run(journal, run)
-        holder = journal.holder(keep.lease_name(op.run))
+        holder = journal.holder(lease_name(op.run))
         if holder:
             state, said = "kept", f"{op.run} is kept by process {holder.pid}"
-        elif op.is_live and op.stays and street.is_idle(op, way(settings, op)):
+        elif resuming.is_idle(op, settings):
             state, said = "idle", f"{op.run} is at no work; its guard holds it"
         elif pods.is_over(op):
             state, said = "over", f"{op.run} is over; run: inv status {op.run}"
@@ -503,3 +296,26 @@ def keep_(run, detach, json):
         render.say(said)
         if json:
             print_json({"run": op.run, "state": state, "keeper": holder.pid if holder else None})
+
+
+def look_after(name: str, settings: Settings, journal: Journal, as_json: bool) -> None:
+    """Of a service: another controller takes over where one has died."""
+    was_kept = controller_process.is_kept(name, journal)
+    seen = controller_client.ensure(name, settings, journal, render.tell)
+    holder = journal.holder(service_lease(name))
+    if was_kept and holder:
+        render.say(f"{name} is kept by process {holder.pid} at {seen.endpoint}")
+    if as_json:
+        print_json({"run": name, "state": "kept", "keeper": holder.pid if holder else None})
+
+
+def leave(op: Op, settings: Settings, as_json: bool) -> None:
+    """Nobody follows from here on."""
+    render.say(follow.hand_on(op, settings, command_hints.flags()))
+    say_how(op, as_json)
+
+
+def say_how(op: Op, as_json: bool) -> None:
+    if as_json:
+        print_json({"run": op.run, "state": "running"})
+    render.say(f"follow: ./inv logs {op.run} --follow   watch: ./inv status --watch   stop: ./inv down {op.run}")

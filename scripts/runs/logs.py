@@ -15,14 +15,17 @@ from infra.agent.job import Job
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op
+from infra.providers import registry
 from infra.runs import keeper, mirror, pods
 from infra.runs.follow import RETRY_S, Seen, look
 from infra.runs.follow import follow as follow_run
+from infra.runs.lookup import find_run
+from infra.runs.settle import keep_last_words
 from infra.settings import Settings
 from infra.transport.protocol import Lost, TimedOut, Unreachable
-from scripts.cli import context
+from scripts.cli import context, render
 from scripts.cli.render import clean, say, step_line
-from scripts.runs.settle import find_run, keep_last_words, open_journal
+from scripts.cli.session import open_journal
 from store import StoreError
 
 TELL_EVERY_S = 15.0  # what a step is at
@@ -41,7 +44,7 @@ def show(
     op: Op, journal: Journal, settings: Settings, *, follow: bool, tail: int, since: str, file: str, errors: bool
 ) -> None:
     """Print to stdout. Raises UsageError for a log that does not exist, Exit with the run's code after following."""
-    folder = context.homes(settings) / op.run
+    folder = settings.homes / op.run
     wanted_s = context.seconds(since)
     after = 0.0 if wanted_s is None else time.time() - wanted_s
     if bring(op, journal, settings, folder) or not op.is_live:
@@ -95,9 +98,9 @@ def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[
     while True:
         try:
             if is_gone(op, settings):
-                yield op, ({}, keep_last_words(op, settings))
+                yield op, ({}, keep_last_words(op, settings, render.tell))
                 return
-            transport = context.provider(settings, op.vendor).reach(pods.pod_of(op))
+            transport = registry.provider(settings, op.vendor).reach(pods.pod_of(op))
             for seen in follow_run(op, journal, transport) if op.is_live else [look(op, transport)]:
                 if seen[1].get("state") == NODE_LOST and journal.holder(keeper.lease_name(op.run)):
                     break  # it is begun anew
@@ -113,7 +116,7 @@ def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[
 
 def is_gone(op: Op, settings: Settings) -> bool:
     """Whether nothing can be asked of it any more: what it has left is in the store."""
-    return not op.is_live and context.provider(settings, op.vendor).is_rented
+    return not op.is_live and registry.provider(settings, op.vendor).is_rented
 
 
 def bring(op: Op, journal: Journal, settings: Settings, folder: Path) -> bool:
@@ -121,7 +124,7 @@ def bring(op: Op, journal: Journal, settings: Settings, folder: Path) -> bool:
     if not op.address or is_gone(op, settings):
         return True
     try:
-        mirror.bring_logs(op, context.provider(settings, op.vendor).reach(pods.pod_of(op)), folder)
+        mirror.bring_logs(op, registry.provider(settings, op.vendor).reach(pods.pod_of(op)), folder)
         return False
     except SlipwayError as error:
         if is_gone(journal.op(op.token), settings):  # meanwhile

@@ -22,12 +22,12 @@ from infra.market import gpus
 from infra.money import micro_usd
 from infra.rehearsal import attach
 from infra.rehearsal.attach import Running
+from infra.selection import request
 from infra.settings import MARKET, VENDORS
 from scripts.cli import context, local_step, rehearsal_world, render
 from scripts.cli.invoke_patch import print_json
-from scripts.market import select
+from scripts.cli.session import open_journal
 from scripts.runs import launch
-from scripts.runs.settle import open_journal
 
 AT_START_ONLY = ("prices", "balance_usd", "lium_key_budget_usd")
 KEEPER = "keep:"
@@ -105,7 +105,7 @@ def fitting_speed(offers: str, flags: dict[str, Any]) -> float:
 
     limit_s = context.seconds(flags["ttl"]) or math.inf
     if flags["spend_limit"]:
-        kind, number = flags["gpu"] or select.GPU, flags["num_gpus"] or (0 if flags["gpu"] else select.NUM_GPUS)
+        kind, number = flags["gpu"] or request.GPU, flags["num_gpus"] or (0 if flags["gpu"] else request.NUM_GPUS)
         prices = [
             one.micro_usd_per_hour * (number if one.vendor == "runpod" and number else 1)  # which sells single GPUs
             for one in read_offers(Path(offers) if offers else BUNDLED)

@@ -12,20 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from flows.find_model import find_model
 from infra.agent.job import Job
+from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op
 from infra.records import PodView
 from infra.runs import mirror
+from infra.runs.lookup import find_run, names_of_runs, way
 from infra.runs.pods import folder_of
 from infra.settings import Settings
 from scripts.cli import context, render
-from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import print_json
+from scripts.cli.session import open_journal
 from scripts.models.eval import Subject, kept
-from scripts.models.find import find_model
 from scripts.runs import status
-from scripts.runs.settle import find_run, names_of_runs, open_journal, way
 from store import Store, StoreError, credentials, outside
 from store.manifest import kept_name
 from store.run_sync.run_folder import RunFolder
@@ -74,7 +75,7 @@ def tell(word: str, settings: Settings) -> Story:
     with open_journal(settings) as journal:
         runs = names_of_runs(journal)
         if "/" in word or word and not any(one.startswith(word) for one in runs):
-            artifact, folder = find_model(settings, word, "")
+            artifact, folder = find_model(settings, word, "", render.say)
             story = of_folder(folder, word)
             if artifact:
                 known = measured(settings, artifact.name, artifact.fingerprint)
@@ -116,7 +117,7 @@ def of_folder(folder: Path, name: str, found: Mapping[str, Path] | None = None) 
 
 
 def of_run(op: Op, journal: Journal, settings: Settings) -> Story:
-    view = next(one for one in status.snapshot(journal, settings, op.run) if one.run == op.run)
+    view = next(one for one in status.look(journal, settings, op.run) if one.run == op.run)
     steps = {one["name"]: one for one in view.progress.get("steps", ())}
     job = Job.from_json(op.job)
     spoken = list(places(op, journal, settings))
@@ -195,7 +196,7 @@ def places(op: Op, journal: Journal, settings: Settings) -> Iterator[Place]:
                 return b"".join(left.pieces(name)) if name in names else None
 
             yield store
-    kept = context.homes(settings) / op.run / "pod" / "work" / "runs"
+    kept = settings.homes / op.run / "pod" / "work" / "runs"
     yield lambda phase, file: read(kept / phase / file)
 
 

@@ -1,18 +1,18 @@
 """What `status` does: the table of runs, once or again and again."""
 
-import functools
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
-from infra.errors import UsageError
+from flows import status as use_case
 from infra.ledger.journal import Journal
-from infra.runs import observe
-from infra.settings import VENDORS, Settings
+from infra.records import PodView
+from infra.runs.settle import settle
+from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
-from scripts.runs.settle import find_run, open_journal, settle
+from scripts.cli.session import open_journal
 
 
 def status(run, watch, json):
@@ -20,7 +20,7 @@ def status(run, watch, json):
     every_s = context.watch_seconds(watch)
     with open_journal(settings) as journal:
         if every_s is None:
-            views = snapshot(journal, settings, run)
+            views = look(journal, settings, run)
             if json:
                 print_json([render.view_json(view) for view in views])
             elif views:
@@ -31,24 +31,16 @@ def status(run, watch, json):
         redraw(journal, settings, run, every_s, json)
 
 
-def snapshot(journal: Journal, settings: Settings, run: str) -> list[Any]:
-    """The table's rows, newest first. What has ended is settled on the way; a deaf pod holds up nobody."""
-    vendors = {}
-    for name in {op.vendor for op in journal.ops()}:
-        with suppress(UsageError):  # no inventory any more, say: its rows say that their provider is not set up
-            vendors[name] = context.provider(settings, name)
-    name = find_run(journal, run).run if run else ""
-    look = functools.partial(observe.snapshot, journal, vendors, context.homes(settings), named=name)
-    views = look()[::-1]
-    ended = {view.run for view in views if view.state not in ("running", "lost", "idle")}
-    rented = [view for view in views if view.provider in VENDORS]
-    ended |= {view.run for view in rented if view.state == "lost" or view.limit_in_s == 0}  # it may bill
-    due = [op.token for op in journal.ops(live=True) if op.vendor == "local" or op.run in ended]
-    if due:
-        settle(journal, settings, due)
-        if any(not journal.op(token).is_live for token in due):
-            views = look()[::-1]
-    return [view for view in views if not name or view.run == name]
+def look(journal: Journal, settings: Settings, run: str) -> list[PodView]:
+    """The table's rows, newest first. What is due to be settled is settled first, and told."""
+    views = use_case.status(journal, settings, run)
+    if due := use_case.due(views, journal):
+        ended = settle(journal, settings, render.tell, due)
+        for op in ended:
+            render.tell(f"{op.run} has been settled: {op.reason or op.outcome or 'it has ended'}")
+        if ended:
+            views = use_case.status(journal, settings, run)
+    return use_case.of_run(views, journal, run)
 
 
 def redraw(journal: Journal, settings: Settings, run: str, every_s: float, as_json: bool) -> None:
@@ -56,7 +48,7 @@ def redraw(journal: Journal, settings: Settings, run: str, every_s: float, as_js
     out = render.console(stderr=False)
     with screen(out) as show:
         while True:
-            views = snapshot(journal, settings, run)
+            views = look(journal, settings, run)
             if as_json:
                 print_json([render.view_json(view) for view in views], indent=None)
             else:

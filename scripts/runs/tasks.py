@@ -1,7 +1,7 @@
 """Runs: launch them, watch them, read them, stop them, go on with them."""
 
 from scripts.cli.invoke_patch import command
-from scripts.market.tasks import MACHINE
+from scripts.cli.machine_flags import MACHINE
 
 MIXTURE = (
     "conversations of mid and sft and their weights, instead of the profile's: "

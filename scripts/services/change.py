@@ -3,87 +3,48 @@
 A command writes that into the journal, sees to it that a controller lives, and watches until it has come true.
 """
 
-import dataclasses
 import sys
-import time
 from pathlib import Path
 
-from infra import train_env
-from infra.errors import SlipwayError, UsageError
-from infra.ledger.journal import Journal
+from flows import serve as use_case
+from infra.errors import UsageError
+from infra.money import dollars
 from infra.names import check_name
 from infra.settings import Settings
-from scripts.cli import context, render
-from scripts.cli.context import ROOT
+from scripts.cli import context, prompts, render
 from scripts.cli.invoke_patch import print_json
-from scripts.market.select import confirm
-from scripts.runs.settle import open_journal
-from scripts.services import controller_client, inspect, revision
-from serve import controller_process
+from scripts.cli.render import columns
+from scripts.cli.session import open_journal
+from scripts.services import inspect
+from serve import awaiting, controller_client, controller_process, revision
 from serve import service as service_file
 from serve.gateway import keys
-from serve.policy import service_state, update
-from serve.policy.replica_states import LIVE, State
-from serve.policy.service_state import Member, Seen, Wanted
-from serve.replicas.replica_pod import ENVIRONMENT, free_port
-from serve.service import Service
+from serve.policy import service_state
+from serve.replicas import placement
 
-SLACK_S = 120.0  # for what a launch does before and after, on a machine that is busy
-TELL_EVERY_S = 30.0  # of a phase that lasts
+SHOWN = 20
 
 
-def up(name, model, tag, replicas, provider, config, engine, mode, host, port, dry_run, yes, detach, json):
-    settings = context.settings(provider="" if provider == revision.ANY else provider)
-    if mode not in ("", *update.MODES):
-        raise UsageError(f"--mode {mode}: known: {', '.join(update.MODES)}")
-    if port is not None and not 0 <= port < 65536:
-        raise UsageError(f"--port {port}: wanted is 1 to 65535, or 0 for any that is free")
+def up(*, dry_run, yes, detach, json, **asked):
+    spec = use_case.ServeSpec(**asked)
+    settings = context.settings(provider="" if spec.provider == revision.ANY else spec.provider)
     with open_journal(settings) as journal:
-        name = check_name(name) if name else revision.the_name(config)
-        before = journal.service(name)
-        old = service_state.wanted_of(before.wanted) if before else None
-        if old and old.is_ending:
-            raise UsageError(f"{name} is being ended; when that is done (inv serve.status): the same again")
-        document = revision.document_of(config, old, name, replicas)
-        where = provider or (old.newest.provider if old else revision.usual_provider(settings))
-        version = revision.version_of(
-            document,
-            model,
-            tag,
-            "" if where == revision.ANY else where,
-            engine,
-            settings,
-            old.newest if old else None,
-            name,
-        )
-        version = revision.with_room(revision.with_limit(version, settings), settings)
+        found = use_case.plan(spec, journal, settings, render.tell)
+        name, old = found.name, found.old
         if dry_run:
-            revision.show_placement(name, version, settings, json)
+            show_placement(found, settings, json)
             return
-        revision.check_reach(version, settings)
-        revision.check_plane(name, old, version.service)
-        if version.service.ours.data_plane == service_file.ROUTER:  # which its controller would have to wait for
-            train_env.interpreter(ROOT, settings.environments, render.say, service_file.ROUTER_GROUP)
-        if old and port == 0 and not controller_process.is_kept(name, journal):
-            port = free_port(())  # its own one may be somebody else's by now
-        wanted = revision.after(old, version, mode, host, port, name, before, controller_process.is_kept(name, journal))
+        wanted = use_case.wanted_by(found, spec, journal, settings, render.tell)
         if old and wanted == old and controller_process.is_kept(name, journal):
             render.say(f"{name}: nothing to change")
-        elif wanted != old:
-            if revision.rents(version, settings):
-                revision.show_placement(name, version, settings, as_json=False, is_asked=False)
-                confirm(yes)
-            before = journal.want(name, service_state.write(wanted), before)
-        try:
-            seen = controller_client.ensure(name, settings, journal)
-        except BaseException:
-            if old is None:  # nothing was started yet
-                controller_client.forget(name, journal)
-            raise
+        elif wanted != old and revision.rents(found.version, settings):
+            show_placement(found, settings, as_json=False, is_asked=False)
+            prompts.confirm(yes)
+        seen = use_case.want(found, wanted, journal, settings, render.tell)
         render.say(f"{name}: {seen.endpoint}")
         if not detach:
             try:
-                await_ready(name, wanted, settings, journal, is_new=old is None)
+                awaiting.await_ready(name, wanted, settings, journal, old is None, render.tell)
             except KeyboardInterrupt:
                 render.say(
                     f"{name} goes on without this command; see: inv serve.status {name}; end it: inv serve.down {name}"
@@ -92,111 +53,50 @@ def up(name, model, tag, replicas, provider, config, engine, mode, host, port, d
         inspect.show([name], settings, journal, with_replicas=False, as_json=json)
 
 
-def await_ready(name: str, wanted: Wanted, settings: Settings, journal: Journal, is_new: bool) -> None:
-    """Until as many replicas of the newest version are ready as there must be at least, and the older ones are gone.
+def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, is_asked: bool = True) -> None:
+    """The order in which machines are tried, and what they cost. Raises NoOffer.
 
-    Another size that another command gives it meanwhile is waited for. Raises SlipwayError when it does not come about,
-    or another command has put another version in its place; of a new service nothing is left then, but for the latter.
+    is_asked: it is all that is wanted; else it is told beside what is, before that.
     """
-    newest, told = wanted.newest.number, dict[str, str]()
-    probe = wanted.newest.service.probe
-    patience_s = SLACK_S + 2 * probe.initial_delay_seconds
-    deadline = time.monotonic() + patience_s
-    while True:
-        seen, now = controller_client.looked(name, settings, journal)
-        if now.newest.number != newest:
-            raise SlipwayError(f"{name}: another command has put version {now.newest.number} in the place of version "
-                               f"{newest} meanwhile; see: inv serve.status {name} --all")  # fmt: skip
-        service = now.newest.service
-        say_changes(seen, told)
-        alive = [one for one in seen.members if one.state in LIVE]
-        if any(one.version == newest and awaits_engine(one) for one in alive):
-            deadline = time.monotonic() + patience_s  # it counts from an engine's start, as initial_delay_seconds does
-        are_there = revision.ready_of(seen, newest) >= service.policy.min_replicas
-        if are_there and all(one.version == newest for one in alive) and not is_on_its_way(seen, service):
-            return
-        if seen.held and not any(one.version == newest for one in alive):
-            why = f"{name}: version {newest} does not come up: {seen.held}"
-            break
-        if time.monotonic() > deadline:
-            why = f"{name}: not ready after {patience_s:.0f} s"
-            break
-        time.sleep(controller_client.POLL_S)
-    if is_new:
-        controller_client.finish(name, settings, journal)
-    failed = [one for one in seen.members if one.version == newest and one.why and (is_new or one.ended_at)]
-    last = (
-        f"\n  {failed[-1].run}: {failed[-1].why}\n  its log ends: {last_words(failed[-1], settings)}" if failed else ""
-    )
-    hints = f"raise initial_delay_seconds ({probe.initial_delay_seconds:g}), or mend what its log says"
-    if is_new:
-        raise SlipwayError(f"{why}{last}\n  {hints}; nothing of it is left")
-    raise SlipwayError(
-        f"{why}{last}\n  the older replicas go on serving; {hints}, then the same again; "
-        f"see: inv serve.status {name} --all"
-    )
-
-
-def is_on_its_way(seen: Seen, service: Service) -> bool:
-    """Whether more are there than there will be, or fewer."""
-    return sum(one.state in LIVE for one in seen.members) > service.policy.most
-
-
-def last_words(one: Member, settings: Settings) -> str:
-    log = settings.pods.parent / "logs" / one.run / "engine.log"
-    return controller_process.tail(log, 4)
-
-
-def awaits_engine(one: Member) -> bool:
-    """Whether its machine and its environment are still being made, before its engine is started."""
-    if one.state is State.STARTING:
-        return all(phase == ENVIRONMENT for phase, _ in one.phases)
-    return one.state in (State.PENDING, State.PROVISIONING)
-
-
-def say_changes(seen: Seen, told: dict[str, str]) -> None:
-    """What has changed since `told`; and now and then what a long phase is at."""
-    for one in seen.members:
-        spent = one.phase_s(time.time()) if one.state is State.STARTING else {}
-        key = " ".join([one.state.value, *(f"{phase} {spent_s // TELL_EVERY_S:g}" for phase, spent_s in spent.items())])
-        if told.get(one.run) != key:
-            told[one.run] = key
-            why = one.why if one.state is not State.READY else ""
-            render.say(
-                render.clean(
-                    ": ".join(filter(None, (f"{one.run} {one.state.value}", why or controller_client.phases(one))))
-                )
-            )
+    name, version = found.name, found.version
+    service = version.service
+    offers = use_case.places(found, settings, render.tell)
+    least, most = service.policy.min_replicas, service.policy.most
+    if as_json:
+        rows = [
+            {"provider": one.provider, "offer_id": one.offer_id, "kind": placement.kind_of(one), "gpu": one.gpu or None,
+             "num_gpus": one.num_gpus, "usd_per_hour": dollars(one.micro_usd_per_hour)} for one in offers]  # fmt: skip
+        print_json({"service": name, "model": version.model, "engine": version.engine, "min_replicas": least,
+                    "max_replicas": most, "placement": rows})  # fmt: skip
+        return
+    table = [("", "kind", "provider", "machine", "GPUs", "USD/h")]
+    for number, one in enumerate(offers[:SHOWN], 1):
+        what = f"{one.num_gpus} x {one.gpu}" if one.num_gpus else "none"
+        table.append((str(number), placement.kind_of(one), one.provider, one.place or one.instance_type or one.offer_id,
+                      what, dollars(one.micro_usd_per_hour)))  # fmt: skip
+    render.say(f"{name}: {version.model} by {version.engine}, {least} to {most} replicas; machines in the order "
+               "in which they are tried:")  # fmt: skip
+    print(render.clean(columns(table)), file=sys.stdout if is_asked else sys.stderr)
+    rate, left = 0, least
+    for one in offers:  # an own machine holds one replica; a vendor has many of a kind
+        taken = min(left, 1 if one.place else left)
+        rate, left = rate + taken * one.micro_usd_per_hour, left - taken
+    missing = f" ({least - left} of them: there is no machine for more)" if left else ""
+    limit = service.ours.spend_limit
+    until = "nothing was started" if is_asked else f"all together, at most {limit} USD" if limit else "no limit"
+    render.say(f"{least} replicas{missing}: about {dollars(rate)} USD/h; {until}")
 
 
 def scale(name, min_replicas, max_replicas, detach, json):
     settings = context.settings()
     with open_journal(settings) as journal:
         name = controller_client.find(name, journal)
-        row = journal.service(name)
-        assert row is not None
-        old = service_state.wanted_of(row.wanted)
-        if old.is_ending:
-            raise UsageError(f"{name} is being ended")
-        policy = old.newest.service.policy
-        least = policy.min_replicas if min_replicas is None else min_replicas
-        if max_replicas is not None and max_replicas != least and not revision.has_signal(old.newest.document):
-            raise UsageError(
-                f"{name} has a fixed size: nothing says when {least} to {max_replicas} replicas would be how many; "
-                f"give target_qps_per_replica in a service file: inv serve.up {name} --config FILE"
-            )
-        most = max(policy.most, least) if max_replicas is None else max_replicas
-        if least == policy.min_replicas and most == policy.most:
+        wanted, is_changed = use_case.scale(name, min_replicas, max_replicas, journal)
+        if not is_changed:
             render.say(f"{name}: nothing to change")
-        else:
-            document = revision.scaled(old.newest.document, least, most)
-            service_file.parse(f"service {name}", document)
-            newest = dataclasses.replace(old.newest, document=document)
-            old = dataclasses.replace(old, versions=(*old.versions[:-1], newest))
-            journal.want(name, service_state.write(old), row)
-        controller_client.ensure(name, settings, journal)
+        controller_client.ensure(name, settings, journal, render.tell)
         if not detach:
-            await_ready(name, old, settings, journal, is_new=False)
+            awaiting.await_ready(name, wanted, settings, journal, False, render.tell)
         inspect.show([name], settings, journal, with_replicas=False, as_json=json)
 
 
@@ -207,7 +107,7 @@ def down(name, all, json):
     with open_journal(settings) as journal:
         names = [one.name for one in journal.services()] if all else [controller_client.find(name, journal)]
         for one in names:
-            controller_client.finish(one, settings, journal)
+            controller_client.finish(one, settings, journal, render.tell)
             render.say(f"{one}: ended, nothing of it runs")
         if json:
             print_json({"ended": names})

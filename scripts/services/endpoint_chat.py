@@ -10,8 +10,8 @@ from typing import Any
 from infra.errors import AuthError, SlipwayError
 from infra.settings import Settings
 from scripts.cli import render
-from scripts.runs.settle import open_journal
-from scripts.services import controller_client
+from scripts.cli.session import open_journal
+from serve import controller_client
 from trainer.talk import questions
 
 KEY = "SLIPWAY_ENDPOINT_KEY"
@@ -30,7 +30,9 @@ def hold(
     url = endpoint.rstrip("/").removesuffix("/v1")
     if "://" not in endpoint:
         with open_journal(settings) as journal:
-            url = controller_client.ensure(controller_client.find(endpoint, journal), settings, journal).endpoint
+            url = controller_client.ensure(
+                controller_client.find(endpoint, journal), settings, journal, render.tell
+            ).endpoint
     with _client(url) as client:
         asked = {"model": model or _model(client, url), "temperature": temperature, "max_tokens": max_tokens}
         said: list[dict[str, str]] = []

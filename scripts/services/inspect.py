@@ -13,17 +13,18 @@ from typing import Any
 from invoke import Exit
 
 from infra import train_env
+from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op
 from infra.runs import mirror, pods
+from infra.runs.lookup import way
 from infra.settings import Settings
 from scripts.cli import context, render
-from scripts.cli.context import ROOT
 from scripts.cli.invoke_patch import line_after_dashes, print_json
 from scripts.cli.render import columns
-from scripts.runs.settle import open_journal, way
-from scripts.services import controller_client
-from serve import controller_process
+from scripts.cli.session import open_journal
+from serve import controller_client, controller_process
+from serve.awaiting import phases
 from serve.policy import replica_states, service_state
 from serve.policy.replica_states import LIVE, State
 from serve.policy.service_state import Member, Seen, Wanted
@@ -53,7 +54,7 @@ def status(name, all, metrics, watch, json):
 def take_over(name: str, settings: Settings, journal: Journal) -> None:
     """A service whose controller cannot be brought back is shown as it was, and why."""
     try:
-        controller_client.ensure(name, settings, journal)
+        controller_client.ensure(name, settings, journal, render.tell)
     except SlipwayError as error:
         render.say(f"{name}: {error}")
 
@@ -134,7 +135,7 @@ def replica(one: Member, seen: Seen, op: Op | None) -> dict[str, Any]:
         "age_s": round(time.time() - one.began_at, 1),
         "ready_after_s": None if one.ready_at is None else round(one.ready_at - one.began_at, 1),
         "phases_s": {phase: round(spent_s, 1) for phase, spent_s in one.phase_s(time.time()).items()},
-        "at": controller_client.phases(one) if one.state is State.STARTING else None,
+        "at": phases(one) if one.state is State.STARTING else None,
         "why": one.why or None,
     }
 
@@ -236,7 +237,7 @@ def log_path(name: str, number: int | None, controller: bool, settings: Settings
     rows = journal.ops(run=f"{name}-{number}")
     if not rows:
         raise UsageError(f"{name} has had no replica {number}; see: inv serve.status {name} --all")
-    folder = context.homes(settings) / rows[-1].run
+    folder = settings.homes / rows[-1].run
     if rows[-1].is_live and rows[-1].address:
         mirror.bring_logs(rows[-1], way(settings, rows[-1]), folder)
     log = folder / "engine.log"
@@ -323,7 +324,7 @@ def advice(name: str, wanted: Wanted, seen: Seen, metrics: dict[str, Any], was_k
     for one in seen.members:
         if one.state is State.NOT_READY or (one.state is State.STARTING and one.began_at < time.time() - 60):
             found.append((
-                f"{one.run} is {one.state.value}{f': {at}' if (at := controller_client.phases(one)) else ''}",
+                f"{one.run} is {one.state.value}{f': {at}' if (at := phases(one)) else ''}",
                 f"inv serve.logs {name} --replica-id {one.number}; inv serve.ssh {name} --replica-id {one.number}; "
                 f"a large model needs a longer initial_delay_seconds than {probe.initial_delay_seconds:g}, "
                 "which counts from its engine's start",
@@ -354,7 +355,7 @@ def bench(name, rate, duration, max_tokens, prompt, target_ttft, json):
                          f"{MOST_REQUESTS} are the most that are kept count of")  # fmt: skip
     with open_journal(settings) as journal:
         name = controller_client.find(name, journal)
-        seen = controller_client.ensure(name, settings, journal)
+        seen = controller_client.ensure(name, settings, journal, render.tell)
         row = journal.service(name)
         assert row is not None
         newest = service_state.wanted_of(row.wanted).newest
@@ -365,7 +366,9 @@ def bench(name, rate, duration, max_tokens, prompt, target_ttft, json):
               "duration_s": duration_s, "max_tokens": max_tokens, "prompt": prompt, "replicas": ready,
               "target_ttft_s": target_ttft or 0.0}  # fmt: skip
     result: dict[str, Any] = {}
-    for record in train_env.run(("-m", "serve.load"), config, root=ROOT, python=controller_client.python(settings)):
+    for record in train_env.run(
+        ("-m", "serve.load"), config, root=ROOT, python=controller_client.python(settings, render.say)
+    ):
         if record["kind"] == "round" and not json:
             print(round_words(record), flush=True)
         result = record if record["kind"] == "result" else result

@@ -6,11 +6,13 @@ nothing is changed. "off": it works without. Called by: `inv doctor`.
 
 from pathlib import Path
 
+from flows.serve import folder_of
 from infra.errors import SlipwayError
 from infra.runs import doctor
 from infra.runs.doctor import Finding
 from infra.settings import VENDORS, Settings
-from scripts.services import revision
+from scripts.cli import render
+from serve import revision
 from serve import service as service_file
 from serve.controller_process import Places
 from serve.engine import models
@@ -56,7 +58,7 @@ def _model(service: Service, shipped: Service, name: str, settings: Settings) ->
     """The one that serve.up would take."""
     said = "" if service.ours.model == shipped.ours.model else service.ours.model
     try:
-        source = revision.folder_of(said, "", settings, name)
+        source = folder_of(said, "", settings, name, render.tell)
         if "://" in source:
             where, size = "every machine can fetch it", models.size_there(source)
         else:

@@ -14,7 +14,7 @@ from infra.ledger.journal import Journal
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
-from scripts.runs.settle import open_journal
+from scripts.cli.session import open_journal
 from store import Artifact, Store, StoreError
 from store.artifacts import references
 from store.artifacts.references import What

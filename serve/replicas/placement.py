@@ -1,20 +1,22 @@
 """Where replicas go: own machines first, then the cheapest spot machine that fits, then what cannot be taken away.
 
-In: a service's `resources`, providers. Out: offers in the order in which they are tried. Reads what is offered; rents
-nothing. Called by: `landing`, `inv serve.up --dry-run`.
+In: a service's `resources`, providers. Out: offers in the order in which they are tried, selected as those of a run are
+(`infra.selection.choose`). Reads what is offered; rents nothing.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from infra.errors import NoOffer, SlipwayError, UsageError
 from infra.market import gpus
 from infra.market.filters import explain
 from infra.money import micro_usd
-from infra.providers import Provider, market, offers
+from infra.providers import market, offers, registry
 from infra.providers.offers import Source
 from infra.records import Offer, Request
+from infra.selection import choose
+from infra.selection.choose import Tell
 from infra.settings import MARKET, VENDORS, Settings
 from serve.service import Resources, Service
 
@@ -36,32 +38,28 @@ UNREAD = {
 
 def candidates(provider: str, settings: Settings) -> tuple[str, ...]:
     """Names of providers, in the order of their turn. `provider`: one of them, "market", or "" for all there are."""
-    rented = tuple(name for name, key in VENDORS.items() if getattr(settings, key))
-    if provider == MARKET:
-        if not rented:
-            raise UsageError("provider market: no key is set; put one into the shell or .env")
-        return rented
     if provider:
-        return (provider,)
+        return registry.names(settings, provider)
+    rented = tuple(name for name, key in VENDORS.items() if getattr(settings, key))
     own = ("ssh",) if settings.pools.exists() else ()
     return (*own, *rented) or ("local",)
 
 
-def find(
-    names: Sequence[str], vendor: Callable[[str], Provider], request: Request, wants_spot: bool,
-    say: Callable[[str], None],
-) -> list[Offer]:  # fmt: skip
-    """What fits, in the order in which it is tried. Raises NoOffer, with what each of them says.
+def find(names: Sequence[str], request: Request, wants_spot: bool, settings: Settings, tell: Tell) -> list[Offer]:
+    """Return what fits and can be paid for, in the order in which it is tried; what failed lately comes last.
 
-    `say` is told who has nothing: an own machine that is silently left out costs the price of a rented one.
+    `tell` is told who has nothing: an own machine that is silently left out costs the price of a rented one. Raises
+    NoOffer, with what each of them says; OutOfMoney.
     """
     own: list[Offer] = []
     said: list[str] = []
     sources: list[Source] = []
+    scale = 1.0
     for name in names:
-        provider = vendor(name)
+        provider = registry.provider(settings, name)
         if rented := market(provider):
             sources.append(Source(name, rented.catalog))
+            scale = rented.clock_scale
             continue
         try:
             own += provider.offers(replace(request, spot=False, provider=name))
@@ -82,8 +80,13 @@ def find(
         told = "; ".join(said) or f"nothing there satisfies `resources`{size}"
         raise NoOffer(f"no machine for a replica on {', '.join(names)}: {told}\nsee: inv offers")
     for what in said:
-        say(f"{request.run}: left out: {what}")
-    return found
+        tell(f"{request.run}: left out: {what}")
+
+    def tell_of_run(what: str) -> None:
+        tell(f"{request.run}: {what}")
+
+    ordered = choose.doubtful_last(found, settings, scale, tell_of_run)
+    return choose.payable(ordered, 1, settings, tell_of_run)
 
 
 def unread(service: Service) -> list[tuple[str, str]]:

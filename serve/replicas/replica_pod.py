@@ -14,7 +14,6 @@ import os
 import random
 import shutil
 import socket
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,10 +21,10 @@ from typing import Any
 
 from infra.agent import environment
 from infra.agent.job import Job, Limits, Step
+from infra.checkout import ROOT
 from infra.errors import SlipwayError
 from infra.ledger.journal import Journal, Op
-from infra.providers import Provider, market
-from infra.providers.registry import open_provider
+from infra.providers import Provider, market, registry
 from infra.records import Plan
 from infra.runs import follow, launch, mirror, pods
 from infra.runs.acceptance_policy import terms_for
@@ -37,7 +36,6 @@ from serve.policy.service_state import Member, Version, environ_of, served_name
 from serve.replicas import placement
 from store import credentials
 
-ROOT = Path(__file__).resolve().parents[2]
 STEP, ENVIRONMENT = "engine", "environment"  # the steps of its pod
 CACHE_THERE = (
     "../../../models"  # from a pod's code folder on an own machine: ~/.slipway/models, whatever pods come and go
@@ -77,15 +75,10 @@ class Landing:
     """Of the engines' keys."""
     shares_key: bool = False
     """One key for all engines: who asks them does not know which one will answer."""
-    _providers: dict[str, Provider] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def vendor(self, name: str) -> Provider:
-        """One of each, so that a machine is connected to once. Raises UsageError."""
-        with self._lock:
-            if name not in self._providers:
-                self._providers[name] = open_provider(name, self.settings)
-            return self._providers[name]
+        """Raises UsageError for one that cannot be used."""
+        return registry.provider(self.settings, name)
 
     def begin(self, version: Version, member: Member) -> Op:
         """The row of a pod at work: its engine is being loaded."""
@@ -93,7 +86,7 @@ class Landing:
         wanted = version.service
         request = placement.request_of(wanted, member.run, version.gpu_bytes)
         candidates = placement.candidates(version.provider, self.settings)
-        offers = placement.find(candidates, self.vendor, request, member.spot, self.say)
+        offers = placement.find(candidates, request, member.spot, self.settings, self.say)
         limits = Limits(reserve_bytes=self.settings.reserve_bytes, spend_micro_usd=member.cap_micro_usd)
         is_here = all(self.vendor(one.provider).is_here for one in offers)
         is_sent = not is_here and "://" not in version.model

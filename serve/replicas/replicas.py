@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from infra.errors import NoOffer, SlipwayError
+from infra.errors import NoOffer, OutOfMoney, SlipwayError
 from infra.ledger.journal import Journal, Op
 from infra.ledger.life_cycle import LOST, READY
 from serve.gateway.routing import Replica
@@ -153,7 +153,7 @@ class Replicas:
                     cap = one.member.cap_micro_usd if op.rate else None
                     one.member = replace(one.member, vendor=op.vendor, cap_micro_usd=cap)
         except SlipwayError as error:  # what there was of it has been ended
-            if isinstance(error, NoOffer):
+            if isinstance(error, (NoOffer, OutOfMoney)):  # another machine may turn up, and money
                 self.no_offer, self.not_before = str(error), time.monotonic() + NO_OFFER_S
                 self.say(f"{one.member.run}: {error}")
                 self._drop(one)

@@ -38,7 +38,9 @@ from infra.ledger.journal import Journal
 from infra.providers.ssh import SshPools
 from infra.settings import Settings
 from infra.runs.acceptance_policy import terms_for
-from scripts.runs import settle as ledger; from scripts.cli import render, context as words
+from infra.runs.settle import bring_home
+from scripts.cli import render
+from infra import job_environment
 from tests.faults.trial import COUNT, plan
 from tests.street import launch_on
 root, store = Path(sys.argv[1]), Path(sys.argv[2])
@@ -46,11 +48,11 @@ settings = Settings.load(root)
 vendor = SshPools.of(settings)
 with Journal.open(settings.state_file) as journal:
     wanted = plan(store, COUNT, secrets=("HF_TOKEN", "HUGGINGFACEHUB_API_TOKEN"))
-    secrets = words.secrets(settings)
+    secrets = job_environment.secrets(settings)
     op = launch_on(vendor, wanted, journal, root, render.say, secrets, terms_for(settings, vendor))
     for progress, verdict in follow(op, journal, vendor.reach(pods.pod_of(op))):
         pass
-    ledger.bring_home(op, vendor, settings)
+    bring_home(op, vendor, settings)
     print(verdict["state"], op.token)
     pods.end(vendor, op, journal)
 """

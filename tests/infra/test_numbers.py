@@ -9,9 +9,9 @@ from infra.errors import UsageError
 from infra.machines import inventory
 from infra.market import gpus
 from infra.runs import pod_set
+from infra.selection import request
 from infra.settings import Settings
 from scripts.cli import context, flag_file
-from scripts.market import offers
 from tests.world import World
 
 LONG = "9" * 6000
@@ -79,7 +79,7 @@ def test_nor_in_the_words_of_a_flag(tmp_path):
     for number in (LONG, f"{LONG}h", "999999999d", "٣h"):
         refused(context.seconds, number)
     refused(gpus.read_set, f"H100:{LONG}")
-    refused(offers.at_least, "cpus", LONG)
+    refused(request.at_least, "cpus", LONG)
     for line in (
         ("--num-gpus", LONG),
         ("--num-gpus", "9" * 4000),

@@ -6,9 +6,8 @@ import time
 
 import pytest
 
-from scripts.services import change, revision
 from scripts.services.inspect import advice, figures, percentiles
-from serve import service
+from serve import awaiting, revision, service
 from serve.policy.replica_states import Facts, Step
 from serve.policy.service_state import Member, Seen, Version, Wanted
 from serve.replicas import placement
@@ -123,7 +122,7 @@ UP = Facts(launch=Step.SUCCEEDED)
     ],
 )
 def test_patience_with_a_service_counts_from_its_engines_starts(facts, phases, waits):
-    assert change.awaits_engine(Member(number=0, version=1, run="demo-0", facts=facts, phases=phases)) is waits
+    assert awaiting.awaits_engine(Member(number=0, version=1, run="demo-0", facts=facts, phases=phases)) is waits
 
 
 @pytest.mark.parametrize(("bounds", "is_same"), [({"max_tools": 5}, True), ({"max_tokens": 9}, False)])

@@ -13,9 +13,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, example, given, settings
 
+from flows import init_model
 from infra.errors import UsageError
 from infra.settings import Settings
-from scripts.runs import init_model
 from tests import hostile
 from tests.trainer.model.test_model import LLAMA, QWEN3
 from trainer.checkpoints.checkpoint import problem_of
@@ -114,7 +114,7 @@ def test_a_config_that_promises_more_than_the_files_hold_is_refused_before_anyth
 import json, resource, sys
 from pathlib import Path
 from infra.errors import UsageError
-from scripts.runs import init_model as initial
+from flows import init_model as initial
 folder, changes = Path(sys.argv[1]), json.loads(sys.argv[2])
 config = json.loads((folder / "config.json").read_text())
 initial.look(str(folder), None)

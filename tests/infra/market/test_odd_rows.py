@@ -9,11 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from flows import accounts
 from infra.agent.job import Job, Limits
 from infra.errors import SlipwayError
 from infra.ledger import reap
 from infra.ledger.reconcile import reconcile
 from infra.names import new_token
+from infra.providers import registry
 from infra.providers.json_api import JsonApi
 from infra.providers.lium import Lium
 from infra.providers.offers import open_market
@@ -24,7 +26,6 @@ from infra.records import Request
 from infra.rehearsal import attach
 from infra.runs import pods
 from scripts.cli import context
-from scripts.market import audit
 from scripts.runs import launch
 from tests.hosts import until
 from tests.infra.market import poison, test_lium, test_runpod, test_shadeform
@@ -283,7 +284,7 @@ def stumbling(rehearsal, monkeypatch):
     usual = open_market("runpod", rehearsal.settings)
     client = Stumbles(usual.api, usual.keys, usual.cuda)
     monkeypatch.setattr(context, "settings", lambda **_: rehearsal.settings)
-    monkeypatch.setattr(context, "provider", lambda settings, name: client)
+    monkeypatch.setattr(registry, "provider", lambda settings, name: client)
     monkeypatch.setattr(pods, "PATIENCE_S", 1.0)
     with rehearsal.journal() as journal:
         ops = [rented(rehearsal, journal, "runpod", f"{kind}-{len(journal.ops())}") for kind in ("bad", "good")]
@@ -327,6 +328,6 @@ def test_an_account_whose_reaping_fails_keeps_no_other_from_being_reaped(rehears
         markets = [open_market(vendor, rehearsal.settings) for vendor in ("lium", "runpod", "shadeform")]
         problems = []
         for market in markets:
-            audit.clear(market, journal, rehearsal.settings, [], problems)
+            accounts.clear(market, journal, [], problems)
     assert rehearsal.running() == {orphans["lium"]}
     assert len(problems) == 1 and problems[0].startswith("lium: ZeroDivisionError")

@@ -14,8 +14,9 @@ from infra.providers.offers import Source, open_market, require, sources, survey
 from infra.providers.pod_keys import PodKeys
 from infra.providers.shadeform import Shadeform
 from infra.records import Offer, Request
+from infra.selection.request import at_least, request_for
 from infra.settings import Settings
-from scripts.market.offers import at_least, per_gpu, request_for
+from scripts.cli.offers_table import per_gpu
 from tests.hosts import sshd as sshd
 from tests.infra.market import test_lium, test_runpod, test_shadeform
 from tests.infra.market.stand import Answer, Stand

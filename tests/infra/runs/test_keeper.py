@@ -26,7 +26,7 @@ from infra.records import Plan, Request
 from infra.runs import keeper as keep
 from infra.runs import launch, pods, snapshot
 from infra.runs.keeper import Keeper
-from infra.runs.launch import choose
+from infra.selection.choose import of_machines
 from infra.transport.ssh import Ssh
 from tests.loopback import loopback
 from tests.street import launch_on
@@ -85,7 +85,7 @@ def kill_all_of(op: Op) -> None:
 
 
 def keeper_of(journal: Journal, provider: Provider, home: Path) -> Keeper:
-    return Keeper(journal, lambda _: provider, lambda request: choose(provider, request), home, {}, print)
+    return Keeper(journal, lambda _: provider, lambda request: of_machines(provider, request), home, {}, print)
 
 
 def keeping(keeper: Keeper, op: Op) -> Iterator[tuple]:

@@ -18,10 +18,9 @@ from infra.ledger.journal import Journal, Op
 from infra.ledger.life_cycle import STATES
 from infra.providers.local import Local
 from infra.records import Pod, Request
-from infra.runs import observe, pods
+from infra.runs import lookup, observe, pods, settle
 from infra.settings import Settings
 from infra.transport.protocol import ThisMachine
-from scripts.runs import settle
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -137,9 +136,9 @@ def test_replicas_of_a_service_are_nobodys_last_run(journal, local):
 
     assert listed() == ["mine-1", "mine-2"] and listed(ended=1) == ["mine-2"]
     assert listed(named="demo-0") == ["mine-1", "mine-2", "demo-0"]
-    assert [settle.find_run(journal, word).run for word in ("", "mine-1", "demo-0")] == ["mine-2", "mine-1", "demo-0"]
+    assert [lookup.find_run(journal, word).run for word in ("", "mine-1", "demo-0")] == ["mine-2", "mine-1", "demo-0"]
     with pytest.raises(UsageError, match="several: mine-1, mine-2$"):
-        settle.find_run(journal, "mine")
+        lookup.find_run(journal, "mine")
 
 
 def test_a_replica_that_has_ended_is_left_to_its_controller_while_one_lives(journal, local, monkeypatch):
@@ -153,10 +152,10 @@ def test_a_replica_that_has_ended_is_left_to_its_controller_while_one_lives(jour
         assert time.monotonic() < deadline
         time.sleep(0.02)
     controller = journal.take("serve:demo")
-    settle.settle(journal, settings)
+    assert settle.settle(journal, settings, print) == []
     assert journal.op(replica.token).is_live
     journal.release(controller)
-    settle.settle(journal, settings)
+    assert [op.token for op in settle.settle(journal, settings, print)] == [replica.token]
     assert not journal.op(replica.token).is_live
 
 

@@ -138,8 +138,8 @@ def test_a_model_trained_from_a_random_qwen3_answers_in_transformers_and_in_vllm
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from flows import init_model
     from infra.settings import Settings
-    from scripts.runs import init_model
     from tests.trainer.model.test_init import configured
     from trainer import recipes
     from trainer.__main__ import main

@@ -14,10 +14,10 @@ import torch
 
 from data.config import Input
 from data.tokens import tokenizer as tokenizers
+from flows import init_model
 from infra.errors import UsageError
 from infra.records import Inventory, Request
 from infra.settings import Settings
-from scripts.runs import init_model
 from store import Store
 from tests.data.hub import COMMIT, FakeHub, Repo, serving
 from tests.trainer.conftest import WAIT_S

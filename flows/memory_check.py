@@ -1,7 +1,7 @@
 """Whether a training fits into the memory of this machine: said before anything is made, not by the system's killer.
 
-In: the phases that are due. Out: what is wrong, in words. Called by `local_model.py`, `scripts/data/pipeline.py` and
-`scripts/runs/launch.py`, for work that is done here; offers of vendors are sorted out by `scripts/market/select.py`.
+In: the phases that are due. Out: what is wrong, in words. For work that is done here; offers of vendors are sorted out
+by `infra.selection.preflight`.
 """
 
 import os
@@ -11,7 +11,7 @@ from data.config import load
 from infra.agent import host
 from infra.agent.job import Step
 from infra.errors import UsageError
-from scripts.cli import render
+from infra.units import size
 from trainer import memory
 from trainer.config import PhaseConfig
 
@@ -30,8 +30,8 @@ def shortage(phases: Iterable[PhaseConfig], num_gpus: int = 1) -> str:
         parts = memory.ways(phase, max(1, num_gpus)).values() if gpus else (1,)
         least = min(memory.estimate(phase, device, one).total for one in parts)
         if least > there:
-            takes = f"{phase.phase} takes about {render.size(least)} of memory (an estimate)"
-            return f"{takes}, and {what} {render.size(there)}; take a smaller recipe (--profile smoke), or see inv fit"
+            takes = f"{phase.phase} takes about {size(least)} of memory (an estimate)"
+            return f"{takes}, and {what} {size(there)}; take a smaller recipe (--profile smoke), or see inv fit"
     return ""
 
 

@@ -5,9 +5,9 @@ import pytest
 from infra.agent.job import Job, Limits
 from infra.errors import UsageError
 from infra.records import Offer, Plan, Request
+from infra.selection.preflight import lasting, roomy
 from infra.settings import Settings
-from scripts.cli.context import ROOT
-from scripts.market import select
+from tests.world import ROOT
 
 GB, NONE = 10**9, Limits()
 
@@ -20,25 +20,26 @@ def offer(**facts):
     return Offer(**{"provider": "runpod", "offer_id": "o", "num_gpus": 1, "micro_usd_per_hour": 36_000_000, **facts})
 
 
-def test_a_volume_has_room_for_the_checkpoints_and_a_small_one_for_a_large_model_is_told(capsys):
+def test_a_volume_has_room_for_the_checkpoints_and_a_small_one_for_a_large_model_is_told():
+    told = []
     large, work = offer(volume="v", volume_bytes=1000 * GB, disk_bytes=9 * GB), plan(disk_bytes=150 * GB)
     untold = offer(volume="v", disk_bytes=9 * GB)
-    assert select.roomy(work, [large, untold]) == [large, untold] and not capsys.readouterr().err
+    assert roomy(work, [large, untold], told.append) == [large, untold] and not told
     small = offer(volume="v", volume_bytes=500 * GB)
-    assert select.roomy(work, [small]) == [small]
-    assert "volume v has 500.0 GB" in (said := capsys.readouterr().err) and "1 TB is recommended" in said
-    assert select.roomy(plan(disk_bytes=2 * GB), [small]) == [small] and not capsys.readouterr().err
+    assert roomy(work, [small], told.append) == [small]
+    assert "volume v has 500.0 GB" in (said := told.pop()) and "1 TB is recommended" in said
+    assert roomy(plan(disk_bytes=2 * GB), [small], told.append) == [small] and not told
     with pytest.raises(UsageError, match="about 150 GB, and volume v has 100.0 GB; take a larger one"):
-        select.roomy(work, [offer(volume="v", volume_bytes=100 * GB)])
+        roomy(work, [offer(volume="v", volume_bytes=100 * GB)], told.append)
     with pytest.raises(UsageError, match="add --disk-size 150"):
-        select.roomy(work, [offer(disk_bytes=9 * GB)])
+        roomy(work, [offer(disk_bytes=9 * GB)], told.append)
 
 
 def test_limits_that_end_a_pod_before_its_work_begins_are_refused_with_what_would_do():
     settings = Settings.load(ROOT, environ={})
     cheap, dear = offer(), offer(micro_usd_per_hour=360_000_000)
     for enough in (Limits(), Limits(time_s=120.0), Limits(spend_micro_usd=12_000_000)):
-        assert select.lasting(plan(enough), [cheap, dear], settings) == [cheap, dear]
-    assert select.lasting(plan(Limits(spend_micro_usd=1_200_000)), [dear, cheap], settings) == [cheap]
+        assert lasting(plan(enough), [cheap, dear], settings) == [cheap, dear]
+    assert lasting(plan(Limits(spend_micro_usd=1_200_000)), [dear, cheap], settings) == [cheap]
     with pytest.raises(UsageError, match="after 1 min 40 s at most, .* about 2 min 00 s, 1.20 USD; give more"):
-        select.lasting(plan(Limits(spend_micro_usd=1_000_000)), [dear, cheap], settings)
+        lasting(plan(Limits(spend_micro_usd=1_000_000)), [dear, cheap], settings)

@@ -1,7 +1,7 @@
 """What `--init` means: a Hugging Face folder here, or a repository of the hub, looked at before anything is planned.
 
 In: `FOLDER` or `hf://user/repo[@revision]`. Out: an `ImportSpec`; of the hub two small files are read, the weights come
-where the steps run. Called by `inv train`.
+where the steps run.
 """
 
 import hashlib

@@ -1,75 +1,95 @@
-"""Flags and the store as they are now -> a plan. Shared by `launch` and `train`."""
+"""What is asked for, and the store as it is now -> a plan."""
 
-import contextlib
 import difflib
 import functools
 import math
 import os
-import secrets as secrets_module
 import shlex
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from infra.agent import environment
-from infra.agent.job import Job, Limits, Step
+from infra.agent.job import Limits, Step
+from infra.checkout import ROOT
 from infra.errors import UsageError
-from infra.ledger.journal import Op
+from infra.job_environment import asked_at, secrets, tracking
+from infra.market.forecast import flops_per_s
 from infra.names import check_name
 from infra.providers import Provider
-from infra.records import Artifact, Inventory, Plan, Request
+from infra.records import Artifact, Inventory, Offer, Plan, Request
 from infra.runs import doctor
 from infra.settings import Settings
-from scripts.cli.context import ROOT, asked_at, secrets, tracking
-from scripts.cli.render import count, size
+from infra.units import count, size
 from store import Artifact as StoredArtifact
-from store import Store, StoreError, credentials
+from store import Store, credentials
 from store.artifacts import references
-from store.manifest import kind_of
 from trainer import plan as planning
 from trainer.config import ImportSpec
 
 
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What is to be made, as somebody asks for it; "" and None leave it to the profile."""
+
+    phase: str
+    packages: str = ""
+    persona: str = ""
+    seed: int | None = None
+    steps: int | None = None
+    tag: str = ""
+    save_every: int | None = None
+    keep: int | None = None
+    ckpt_prefix: str = ""
+    mixture: str = ""
+    init: ImportSpec | None = None
+    given: Mapping[str, str] = field(default_factory=dict)
+    """Artifacts that were made elsewhere, by the name of what needs them."""
+    made: str = ""
+    """"keep" or "remake" what other code made; "" = somebody is to be asked."""
+    with_missing: bool = False
+    """Whatever `phase` does not name may be made, under a new tag too."""
+
+    def wanted(self, settings: Settings) -> planning.Wanted:
+        """The same, as the plan takes it. Raises UsageError for senseless words."""
+        keeping = {"save_every": self.save_every, "keep": self.keep, "prefix": self.ckpt_prefix or None}
+        return planning.Wanted(
+            phases=planning.parse_phases(self.phase),
+            profile=settings.profile,
+            tag=check_name(self.tag) if self.tag else "",
+            source=settings.source,
+            packages=tuple(filter(None, self.packages.split(","))),
+            persona=planning.load_persona(Path(self.persona) if self.persona else ROOT / "data" / "persona.yaml"),
+            seed=self.seed,
+            steps=self.steps,
+            init=self.init,
+            mixture=planning.parse_mixture(self.mixture),
+            given=self.given,
+            made=self.made,
+            keeping={name: value for name, value in keeping.items() if value is not None},
+        )
+
+
 def plan_for(
-    settings: Settings, request: Request, vendor: Provider, limits: Limits, *, phase: str, packages: str = "",
-    persona: str = "", seed: int | None = None, steps: int | None = None, tag: str = "",
-    save_every: int | None = None, keep: int | None = None, ckpt_prefix: str = "",
-    flops_per_s: float | None = None, init: ImportSpec | None = None, mixture: str = "",
-    given: Mapping[str, str] | None = None, made: str = "",
-    with_missing: bool = False,
+    work: Work, settings: Settings, request: Request, vendor: Provider, limits: Limits,
+    rate: float | None = None,
 ) -> Plan:  # fmt: skip
-    """`flops_per_s`: of the machine that will do the work, else this one's; with_missing: whatever `--phase` does not
-    name may be made, under a new tag too. Raises UsageError for senseless words.
+    """Return what is made, of what, and by which job. `rate`: FLOP/s of the machine that will do it, else this one's.
+
+    Raises UsageError for senseless words.
     """
     torch, environments = environments_of(settings, request, vendor)
-    keeping = {"save_every": save_every, "keep": keep, "prefix": ckpt_prefix or None}
-    wanted = planning.Wanted(
-        phases=planning.parse_phases(phase),
-        profile=settings.profile,
-        tag=check_name(tag) if tag else "",
-        source=settings.source,
-        packages=tuple(filter(None, packages.split(","))),
-        persona=planning.load_persona(Path(persona) if persona else ROOT / "data" / "persona.yaml"),
-        seed=seed,
-        steps=steps,
-        init=init,
-        mixture=planning.parse_mixture(mixture),
-        given=given or {},
-        made=made,
-        keeping={name: value for name, value in keeping.items() if value is not None},
-    )
+    wanted = work.wanted(settings)
     there = inventory(settings.store)
     plan = planning.resolve(
         wanted, there, ROOT, run=request.run, request=request,
-        limits=limits, flops_per_s=flops_per_s or doctor.flops_per_s(), pod_store=vendor.pod_store,
+        limits=limits, flops_per_s=rate or doctor.flops_per_s(), pod_store=vendor.pod_store,
         torch=torch, environments=environments,
     )  # fmt: skip
     plan = replace(plan, notes=(*plan.notes, *store_notes(there)))
-    if not with_missing:
-        refuse_unknown_tag(plan, tag, wanted.phases, there)
+    if not work.with_missing:
+        refuse_unknown_tag(plan, work.tag, wanted.phases, there)
     if plan.job and not vendor.is_here and not settings.rehearsal:
         refuse_what_is_only_here(plan.job.steps)
     if plan.job:
@@ -97,29 +117,6 @@ def made_by_words(remake: bool, keep_made: bool) -> str:
     if remake and keep_made:
         raise UsageError("--remake and --keep-made contradict each other; give one of them")
     return "remake" if remake else "keep" if keep_made else ""
-
-
-def ask_about_made(plan: Plan, yes: bool) -> str:
-    """Return whether phases that other code made are to be kept or made again; "" when there are none.
-
-    Raises UsageError when nobody can be asked.
-    """
-    if not plan.doubtful:
-        return ""
-    named = "; ".join(
-        f"{one.name} was made by other code than today's: {', '.join(one.differs)}" for one in plan.doubtful
-    )
-    if yes or not sys.stdin.isatty():
-        raise UsageError(
-            f"{named}; add --keep-made to take it as it is (its version says that the result is the same), "
-            "or --remake to make it again"
-        )
-    print(f"{named}.\nKeep it, or make it again? [K/r] ", end="", file=sys.stderr, flush=True)
-    line = sys.stdin.readline()
-    said = line.strip().lower()
-    if not line or said not in ("", "k", "keep", "r", "remake"):
-        raise UsageError("nothing was changed; answer k or r, or give --keep-made or --remake")
-    return "remake" if said in ("r", "remake") else "keep"
 
 
 @functools.cache
@@ -226,90 +223,6 @@ def refuse_unknown_tag(plan: Plan, tag: str, phases: Sequence[str], there: Inven
     raise UsageError(f"no checkpoint is called {tag!r} in {there.store}; {listed}; {then}")
 
 
-def move_names(plan: Plan) -> None:
-    """Have the names that were asked for stand for what is there already. Raises StoreError."""
-    for one in plan.pointers:
-        Store(plan.store).point(one.name, one.fingerprint)
-
-
-def read_by(plan: Plan) -> set[references.What]:
-    """Kind and fingerprint of what the plan's job reads and makes."""
-    makings = [step.config["making"] for step in plan.job.steps if "making" in step.config] if plan.job else []
-    return {what for making in makings for what in references.of_making(making)}
-
-
-def refuse_beside_older(plan: Plan, at_work: Sequence[Op]) -> None:
-    """Runs of Slipway before versions of semantics read by name: none of theirs may come to stand for something else.
-
-    Raises UsageError.
-    """
-    moved = {one.name: one.fingerprint for one in plan.pointers}
-    for step in plan.job.steps if plan.job else ():
-        making = step.config.get("making", {})
-        moved |= {making["name"]: making["fingerprint"]} if making else {}
-    for op in at_work:
-        makings = _makings(op)
-        if op.store == plan.store and makings and not any("code" in making for making in makings):
-            read = {
-                one["name"]: one["fingerprint"] for making in makings for one in (making, *making["inputs"].values())
-            }
-            clash = sorted(name for name, fingerprint in read.items() if moved.get(name, fingerprint) != fingerprint)
-            if clash:
-                raise UsageError(
-                    f"{op.run}, begun by an older Slipway, reads {', '.join(clash)} by name, and this would put other "
-                    "artifacts under it; wait until it has ended (inv status), or give another store: --store"
-                )
-
-
-def hold_for(plan: Plan, run: str, installation: str) -> None:
-    """Write down that a run reads what it begins with, so that nobody removes it. Raises StoreError, UsageError."""
-    assert plan.job is not None
-    references.hold(plan.store, reference_of(run, installation), f"run {run}", read_by(plan), time.time())
-    made = {step.config["making"]["fingerprint"] for step in plan.job.steps if "making" in step.config}
-    named, kept = Store(plan.store).everything()
-    there = {(kind_of(one.name), one.fingerprint) for one in (*named, *kept)}
-    lost = sorted(kind for kind, fingerprint in read_by(plan) - there if fingerprint not in made)
-    if lost:
-        raise UsageError(f"{', '.join(lost)} went out of {plan.store} while this was planned; launch again")
-
-
-def renew(op: Op, installation: str) -> None:
-    """Write the lease of a run that is followed once more; what the store has against it is told."""
-    makings = _makings(op)
-    reads = {what for making in makings for what in references.of_making(making)}
-    try:
-        if reads:
-            references.hold(op.store, reference_of(op.run, installation), f"run {op.run}", reads, time.time())
-    except StoreError as error:
-        print(f"{op.run}: its lease was not renewed: {error}", file=sys.stderr, flush=True)
-
-
-def _makings(op: Op) -> list[dict[str, Any]]:
-    steps = Job.from_json(op.job).steps if op.job else ()
-    return [step.config["making"] for step in steps if "making" in step.config]
-
-
-def release(store: str, run: str, installation: str) -> None:
-    """End the lease of a run that is over; what the store has against it is told, and the lease ends by itself."""
-    try:
-        references.release(store, reference_of(run, installation))
-    except StoreError as error:
-        print(f"{run}: its lease was not ended: {error}", file=sys.stderr, flush=True)
-
-
-def reference_of(run: str, installation: str) -> str:
-    return f"{installation}-{run}"[:128]
-
-
-@contextlib.contextmanager
-def foreground(plan: Plan) -> Iterator[None]:
-    """Hold what steps in this terminal read, for as long as they take. Raises StoreError, UsageError."""
-    name, here = f"{os.getpid()}-{secrets_module.token_hex(4)}", "foreground"
-    if plan.job is None:
-        yield
-        return
-    hold_for(plan, name, here)
-    try:
-        yield
-    finally:
-        release(plan.store, name, here)
+def work_rate(settings: Settings, offer: Offer) -> float:
+    """FLOP/s that the estimates of steps stand on. A rehearsal's pods are processes of this machine."""
+    return doctor.flops_per_s() if settings.rehearsal else flops_per_s(offer) or doctor.flops_per_s()

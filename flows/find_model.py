@@ -5,19 +5,19 @@ import shlex
 from pathlib import Path
 
 from infra.errors import UsageError
+from infra.runs.timing import Say
 from infra.settings import Settings
-from scripts.cli import render
 from store import Artifact, Store
 from trainer.plan import CHECKPOINTS, profile_named
 from trainer.recipes import PROFILES
 
 
-def model_folder(settings: Settings, model: str, tag: str) -> Path:
+def model_folder(settings: Settings, model: str, tag: str, tell: Say) -> Path:
     """Where the model lies that the user means. Raises UsageError."""
-    return find_model(settings, model, tag)[1]
+    return find_model(settings, model, tag, tell)[1]
 
 
-def find_model(settings: Settings, model: str, tag: str) -> tuple[Artifact | None, Path]:
+def find_model(settings: Settings, model: str, tag: str, tell: Say) -> tuple[Artifact | None, Path]:
     """The artifact that the user means by a model, None for a folder of theirs, and where it lies.
 
     Raises UsageError that lists those there are.
@@ -39,7 +39,7 @@ def find_model(settings: Settings, model: str, tag: str) -> tuple[Artifact | Non
                     "which goes on with text and has not learnt to answer" if wanted[-1] == name else "half-way to it"
                 )
                 make = f"./inv launch --phase sft{typed}"
-                render.say(f"{wanted[0]} is {why}; this is {name}, {what}; to make it: {make}")
+                tell(f"{wanted[0]} is {why}; this is {name}, {what}; to make it: {make}")
             return whole[name], store.path(name, whole[name].fingerprint)
     if model and Path(model).expanduser().is_dir():
         return None, Path(model).expanduser().absolute()

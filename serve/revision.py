@@ -1,16 +1,15 @@
-"""What a command makes of a service: its next version, planned before anything is started or changed.
+"""What is made of a service: its next version, planned before anything is started or changed.
 
-    typed words, service file, the version before -> document_of -> version_of -> with_limit -> after: Wanted
+    service file, what is asked for, the version before -> document_of -> version_of -> with_limit -> after: Wanted
 
-In: what is typed, what is wanted until now. Out: what is wanted from now on; the places where it would go, with prices.
-Looks at the model and at what is offered; writes nothing. Raises UsageError for what cannot be meant.
-Called by: `services`, `inv doctor --for serve`.
+In: what is wanted until now, and otherwise from now on. Out: what is wanted from now on. Looks at the model; writes
+nothing. Raises UsageError for what cannot be meant; `tell` hears what changes nothing, and what was chosen for want of
+a word.
 """
 
 import dataclasses
 import hashlib
 import math
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,18 +17,15 @@ from typing import Any
 
 from infra import strict_yaml
 from infra.agent import environment
+from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.ledger.journal import Service as Row
 from infra.market import gpus
-from infra.money import dollars
 from infra.names import check_name
+from infra.providers import registry
+from infra.runs.timing import Say
+from infra.selection.preflight import SPEND_LIMIT
 from infra.settings import VENDORS, Settings
-from scripts.cli import context, render
-from scripts.cli.context import ROOT
-from scripts.cli.invoke_patch import print_json
-from scripts.cli.render import columns
-from scripts.market.select import SPEND_LIMIT
-from scripts.models.find import model_folder
 from serve import engines
 from serve import service as service_file
 from serve.engine import memory_fit, models
@@ -39,12 +35,9 @@ from serve.policy.service_state import Seen, Version, Wanted
 from serve.replicas import placement
 from serve.service import Service
 from store import StoreError
-from store.backends.by_uri import open_place
-from trainer.plan import CHECKPOINTS
 
 CONFIG = ROOT / "serve" / "service.yaml"
 ANY = "any"
-SHOWN = 20
 
 
 def usual_provider(settings: Settings) -> str:
@@ -85,32 +78,36 @@ def document_of(config: str, old: Wanted | None, name: str, replicas: int | None
     return document
 
 
-def version_of(
-    document: Mapping[str, Any], model: str, tag: str, provider: str, engine: str, settings: Settings,
-    old: Version | None, name: str,
-) -> Version:  # fmt: skip
-    """Numbered 1. Raises UsageError for a model or an engine that there is not."""
-    service = service_file.parse(f"service {name}", document)
+def check_file(service: Service, tell: Say) -> None:
+    """Tell what its file says that changes nothing here. Raises UsageError for what would."""
     if service.file.service.tls:
         raise UsageError(
             "service.tls: the gateway speaks plain HTTP; leave it out, and put a proxy with the certificate before it"
         )
-    shipped = service_file.load(CONFIG)
-    if unused := only_for_skyserve(service, shipped):
-        render.say(f"{', '.join(unused)}: for sky serve up only; here --engine and slipway.engine say how an engine is "
-                   "run, and the least loaded replica is asked")  # fmt: skip
+    if unused := only_for_skyserve(service, service_file.load(CONFIG)):
+        tell(f"{', '.join(unused)}: for sky serve up only; here --engine and slipway.engine say how an engine is "
+             "run, and the least loaded replica is asked")  # fmt: skip
     for name, instead in placement.unread(service):
-        render.say(f"{name}: for sky serve up only; here {instead}")
-    is_shipped = old is None and service.ours.model == shipped.ours.model
-    said = model or (old.model if old and not tag else "" if is_shipped else service.ours.model)
-    source = folder_of(said, tag, settings, name)
+        tell(f"{name}: for sky serve up only; here {instead}")
+
+
+def model_meant(service: Service, model: str, tag: str, old: Version | None) -> str:
+    """Return the model as it is called: as it is typed, as it was, or as the file says; "" = the newest here."""
+    is_shipped = old is None and service.ours.model == service_file.load(CONFIG).ours.model
+    return model or (old.model if old and not tag else "" if is_shipped else service.ours.model)
+
+
+def version_of(
+    document: Mapping[str, Any], source: str, provider: str, engine: str, store: str, old: Version | None, name: str
+) -> Version:  # fmt: skip
+    """Numbered 1. `source`: where the weights are. Raises UsageError for an engine that there is not."""
     has_gpu = environment.torch_build() == "cuda" if provider in ("local", "") else True
     usual = "fake" if is_scripted(source) else old.engine if old else "vllm" if has_gpu else "vllm-cpu"
     chosen = engine or usual
     if chosen not in engines.ENVIRONMENTS:
         raise UsageError(f"--engine {chosen}: known: {', '.join(engines.ENVIRONMENTS)}")
     return Version(number=1, document=dict(document), where=f"service {name}", engine=chosen, provider=provider,
-                   model=source, store=settings.store, weights=weights_of(source))  # fmt: skip
+                   model=source, store=store, weights=weights_of(source))  # fmt: skip
 
 
 def only_for_skyserve(service: Service, shipped: Service) -> list[str]:
@@ -121,23 +118,6 @@ def only_for_skyserve(service: Service, shipped: Service) -> list[str]:
     ]
     found += ["file_mounts"] if set(file.file_mounts) - {service_file.MODEL_MOUNT} else []
     return found + (["load_balancing_policy"] if file.service.load_balancing_policy not in (None, "least_load") else [])
-
-
-def folder_of(said: str, tag: str, settings: Settings, name: str) -> str:
-    """Where the weights are: a folder of this machine, or where they are fetched from. Raises UsageError."""
-    if not said or said in CHECKPOINTS:
-        return str(models.model_folder(model_folder(settings, said, tag)))
-    if tag:
-        raise UsageError(
-            f"--tag {tag} tells checkpoints of {', '.join(CHECKPOINTS)} apart; --model {said} is none of them"
-        )
-    if "://" in said and not said.startswith("file://"):
-        if not said.startswith(("hf://", "s3://")):
-            raise UsageError(f"--model {said}: known: hf://user/repo, s3://bucket/folder, a folder, an artifact")
-        open_place(said)  # which says what is wrong with its name
-        return said
-    found = models.resolve(said, name, store=settings.store, cache=models.default_cache(), say=render.say)
-    return str(found.folder)
 
 
 def is_scripted(source: str) -> bool:
@@ -153,16 +133,16 @@ def weights_of(source: str) -> str:
     return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
-def with_limit(version: Version, settings: Settings) -> Version:
+def with_limit(version: Version, settings: Settings, tell: Say) -> Version:
     """What is rented never goes without a limit."""
     if not rents(version, settings) or version.service.ours.spend_limit is not None:
         return version
-    render.say(f"slipway.spend_limit is not set: all replicas together may cost {SPEND_LIMIT} USD")
+    tell(f"slipway.spend_limit is not set: all replicas together may cost {SPEND_LIMIT} USD")
     ours = {**version.document.get("slipway", {}), "spend_limit": SPEND_LIMIT}
     return dataclasses.replace(version, document={**version.document, "slipway": ours})
 
 
-def with_room(version: Version, settings: Settings) -> Version:
+def with_room(version: Version, settings: Settings, tell: Say) -> Version:
     """With what a replica takes of each GPU, where others than this machine may be chosen for it.
 
     Raises UsageError when no GPU that `resources` names has so much: before any is rented.
@@ -176,7 +156,7 @@ def with_room(version: Version, settings: Settings) -> Version:
     try:
         need = memory_fit.needed(source, version.engine, tuning)
     except (UsageError, StoreError) as error:
-        render.say(f"whether {source} fits into a GPU is not known: {error}")
+        tell(f"whether {source} fits into a GPU is not known: {error}")
         return version
     sizes = [gpu.memory_gb for asked, _ in gpus.read_set(request.gpu) for gpu in gpus.GPUS
              if gpus.is_asked(asked, gpu.name)]  # fmt: skip
@@ -189,7 +169,7 @@ def check_reach(version: Version, settings: Settings) -> None:
     """Whether the machines of a service can find its model, and hold it. Raises UsageError, before any is rented."""
     candidates = placement.candidates(version.provider, settings)
     for one in candidates:
-        context.provider(settings, one)  # which says what is missing
+        registry.provider(settings, one)  # which says what is missing
     if candidates == ("local",) and version.engine != "fake":
         tuning = version.service.ours.engine
         memory_fit.check(version.model, version.engine, tuning, memory_fit.here(version.engine, tuning))
@@ -271,42 +251,6 @@ def scaled(document: Mapping[str, Any], least: int, most: int) -> dict[str, Any]
         **document,
         "service": {**section, "replica_policy": {**policy, "min_replicas": least, "max_replicas": most}},
     }
-
-
-def show_placement(name: str, version: Version, settings: Settings, as_json: bool, is_asked: bool = True) -> None:
-    """The order in which machines are tried, and what they cost. Raises NoOffer.
-
-    is_asked: it is all that is wanted; else it is told beside what is, before that.
-    """
-    service = version.service
-    request = placement.request_of(service, f"{name}-0", version.gpu_bytes)
-    asked = placement.candidates(version.provider, settings)
-    wants_spot = bool(service.file.resources.use_spot)
-    found = placement.find(asked, context.vendors(settings), request, wants_spot, render.say)
-    least, most = service.policy.min_replicas, service.policy.most
-    if as_json:
-        rows = [
-            {"provider": one.provider, "offer_id": one.offer_id, "kind": placement.kind_of(one), "gpu": one.gpu or None,
-             "num_gpus": one.num_gpus, "usd_per_hour": dollars(one.micro_usd_per_hour)} for one in found]  # fmt: skip
-        print_json({"service": name, "model": version.model, "engine": version.engine, "min_replicas": least,
-                    "max_replicas": most, "placement": rows})  # fmt: skip
-        return
-    table = [("", "kind", "provider", "machine", "GPUs", "USD/h")]
-    for number, one in enumerate(found[:SHOWN], 1):
-        what = f"{one.num_gpus} x {one.gpu}" if one.num_gpus else "none"
-        table.append((str(number), placement.kind_of(one), one.provider, one.place or one.instance_type or one.offer_id,
-                      what, dollars(one.micro_usd_per_hour)))  # fmt: skip
-    render.say(f"{name}: {version.model} by {version.engine}, {least} to {most} replicas; machines in the order "
-               "in which they are tried:")  # fmt: skip
-    print(render.clean(columns(table)), file=sys.stdout if is_asked else sys.stderr)
-    rate, left = 0, least
-    for one in found:  # an own machine holds one replica; a vendor has many of a kind
-        taken = min(left, 1 if one.place else left)
-        rate, left = rate + taken * one.micro_usd_per_hour, left - taken
-    missing = f" ({least - left} of them: there is no machine for more)" if left else ""
-    limit = service.ours.spend_limit
-    until = "nothing was started" if is_asked else f"all together, at most {limit} USD" if limit else "no limit"
-    render.say(f"{least} replicas{missing}: about {dollars(rate)} USD/h; {until}")
 
 
 def rents(version: Version, settings: Settings) -> bool:

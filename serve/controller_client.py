@@ -5,58 +5,46 @@ import time
 from pathlib import Path
 
 from infra import train_env
+from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
-from infra.ledger.journal import Held, Journal
+from infra.ledger.journal import Held, Journal, service_lease
 from infra.names import match
+from infra.runs.timing import Say
 from infra.settings import Settings
-from scripts.cli import render
-from scripts.cli.context import ROOT
-from scripts.cli.invoke_patch import print_json
 from serve import controller_process
 from serve.policy import service_state
-from serve.policy.replica_states import State
-from serve.policy.service_state import Member, Seen, Wanted
+from serve.policy.service_state import Seen, Wanted
 
 POLL_S = 0.1
 LEAVE_S = 600.0  # requests under way, then the engines, then proof from whoever rents them out
 
 
-def ensure(name: str, settings: Settings, journal: Journal) -> Seen:
+def ensure(name: str, settings: Settings, journal: Journal, tell: Say) -> Seen:
     """A living controller, and what it says."""
     was_kept = controller_process.is_kept(name, journal)
     row = journal.service(name)
-    seen = controller_process.ensure(name, settings, journal, lambda: python(settings), ROOT)
+    seen = controller_process.ensure(name, settings, journal, lambda: python(settings, tell), ROOT)
     if not was_kept and row is not None and row.seen:
-        render.say(f"{name}: its controller was gone; another one has taken over")
+        tell(f"{name}: its controller was gone; another one has taken over")
     return seen
 
 
-def look_after(name: str, settings: Settings, journal: Journal, as_json: bool) -> None:
-    """What `inv keep` does for a service."""
-    was_kept = controller_process.is_kept(name, journal)
-    seen = ensure(name, settings, journal)
-    holder = journal.holder(controller_process.lease_name(name))
-    if was_kept and holder:
-        render.say(f"{name} is kept by process {holder.pid} at {seen.endpoint}")
-    if as_json:
-        print_json({"run": name, "state": "kept", "keeper": holder.pid if holder else None})
-
-
-def python(settings: Settings) -> Path:
-    return train_env.interpreter(ROOT, settings.environments, render.say, "serve")
+def python(settings: Settings, tell: Say) -> Path:
+    """The interpreter of the serve environment, which is made where there is none."""
+    return train_env.interpreter(ROOT, settings.environments, tell, "serve")
 
 
 def forget(name: str, journal: Journal) -> None:
     """Take back what was only wanted."""
     try:
-        lease = journal.take(controller_process.lease_name(name))
+        lease = journal.take(service_lease(name))
     except Held:
         return
     journal.forget(name, lease)
     journal.release(lease)
 
 
-def looked(name: str, settings: Settings, journal: Journal) -> tuple[Seen, Wanted]:
+def looked(name: str, settings: Settings, journal: Journal, tell: Say) -> tuple[Seen, Wanted]:
     """What is seen of it now, and what is wanted. Raises SlipwayError when its controller has failed."""
     row = journal.service(name)
     if row is None:
@@ -64,31 +52,23 @@ def looked(name: str, settings: Settings, journal: Journal) -> tuple[Seen, Wante
     seen = (
         service_state.seen_of(row.seen)
         if controller_process.is_kept(name, journal)
-        else ensure(name, settings, journal)
+        else ensure(name, settings, journal, tell)
     )
     return seen, service_state.wanted_of(row.wanted)
 
 
-def phases(one: Member) -> str:
-    """What it was at on its way to its first answer, and for how long; "" = nothing is known."""
-    if one.state not in (State.STARTING, State.READY):
-        return ""
-    spent = ", ".join(f"{phase} {render.duration(spent_s)}" for phase, spent_s in one.phase_s(time.time()).items())
-    return f"{spent} so far" if spent and one.state is State.STARTING else spent
-
-
-def finish(name: str, settings: Settings, journal: Journal) -> None:
+def finish(name: str, settings: Settings, journal: Journal, tell: Say) -> None:
     """Raises SlipwayError when it is not proven that nothing of it runs."""
     row = journal.service(name)
     if row is not None:
         wanted = service_state.wanted_of(row.wanted)
         if not wanted.is_ending:
             journal.want(name, service_state.write(dataclasses.replace(wanted, is_ending=True)), row)
-        controller_process.ensure(name, settings, journal, lambda: python(settings), ROOT)
+        controller_process.ensure(name, settings, journal, lambda: python(settings, tell), ROOT)
     deadline = time.monotonic() + LEAVE_S
     while (row := journal.service(name)) is not None or controller_process.is_kept(name, journal):
         if row is not None and not controller_process.is_kept(name, journal):
-            controller_process.ensure(name, settings, journal, lambda: python(settings), ROOT)
+            controller_process.ensure(name, settings, journal, lambda: python(settings, tell), ROOT)
         if time.monotonic() > deadline:
             raise SlipwayError(f"{name} is still ending after {LEAVE_S:g} s; see: inv serve.logs {name} --controller")
         time.sleep(POLL_S)

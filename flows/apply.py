@@ -1,0 +1,123 @@
+"""A set of pods as a file wants it: the changes with their prices, and carrying them out one by one.
+
+PodSpecs, the journal -> changes -> carry_out each, in their order
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flows import pods, stop
+from infra.agent.job import Limits
+from infra.agent.limits import read_clocks
+from infra.errors import SlipwayError, UsageError
+from infra.ledger import spend
+from infra.ledger.journal import Held, Journal, Op
+from infra.money import dollars
+from infra.providers import Provider, registry
+from infra.records import Offer, Request
+from infra.runs import pod_set
+from infra.runs.pod_set import PodSpec, Step
+from infra.runs.timing import Say
+from infra.selection import choose, preflight
+from infra.selection.request import request_for
+from infra.settings import MARKET, Settings
+from infra.units import duration
+
+
+@dataclass(frozen=True)
+class Change:
+    """A step with what it is about."""
+
+    step: Step
+    provider: str
+    micro_usd_per_hour: int  # of an offer, for a pod that is to be made
+    about: str
+
+
+@contextlib.contextmanager
+def only_one(set_name: str, journal: Journal) -> Iterator[None]:
+    """Hold the right to change this set. Raises UsageError while another process has it."""
+    try:
+        lease = journal.take(f"apply:{set_name}")
+    except Held as error:
+        raise UsageError(f"another inv apply is at the set {set_name} ({error}); wait for it") from None
+    try:
+        yield
+    finally:
+        journal.release(lease)
+
+
+def changes(
+    set_name: str, specs: Mapping[str, PodSpec], journal: Journal, settings: Settings, tell: Say
+) -> list[Change]:  # fmt: skip
+    """Return what makes the live pods those of `specs`, pods that are kept among it, in the order of doing it.
+
+    Raises SlipwayError that names the pod for which nothing is on offer.
+    """
+    steps = pod_set.decide(set_name, {name: spec.digest for name, spec in specs.items()}, journal.ops())
+    return [_change(step, specs, journal, settings, tell) for step in steps]
+
+
+def carry_out(
+    step: Step, set_name: str, specs: Mapping[str, PodSpec], journal: Journal, settings: Settings, tell: Say
+) -> Op | None:  # fmt: skip
+    """Make or end one pod; return the one that was made."""
+    if step.action == "end":
+        stop.end(journal.op(step.token), journal, settings, tell)
+        return None
+    spec = specs[step.name]
+    request, limits, offers = _find(spec, settings, tell)
+    return pods.make(request, limits, offers, journal, settings, tell, role=f"pod:{set_name}", spec_hash=spec.digest)
+
+
+def wanted(spec: PodSpec, settings: Settings, tell: Say) -> tuple[list[Provider], Request, Limits]:
+    """Return who may have it, what is asked for, and what ends it. Raises UsageError."""
+    candidates = registry.candidates(settings, spec.provider or "")
+    text = ("country", "cpus", "memory", "disk_size", "city", "cloud", "region", "instance_type", "max_price",
+            "network")  # fmt: skip
+    words: dict[str, Any] = {name: getattr(spec, name) or "" for name in text}
+    request = request_for(
+        gpu=spec.gpu_type or "", num_gpus=spec.gpu_count, use_spot=spec.use_spot, volume=spec.volume_id or "",
+        min_upload_mbps=spec.min_upload_mbps or 0, min_download_mbps=spec.min_download_mbps or 0,
+        **words,
+    )  # fmt: skip
+    name = candidates[0].name if len(candidates) == 1 else MARKET
+    request = replace(request, run=spec.name, provider=name, pool=spec.pool or "", host=spec.host or "")
+    is_rented = candidates[0].is_rented
+    ttl = "" if spec.ttl_hours is None else f"{spec.ttl_hours * 3600:f}s"
+    spend_limit = spec.spend_limit or (preflight.SPEND_LIMIT if is_rented and not ttl else "")
+    idle_stop = "" if spec.idle_stop_minutes is None else f"{spec.idle_stop_minutes:f}m"
+    return candidates, request, preflight.limits_for(settings, is_rented, ttl, spend_limit, tell, idle_stop)
+
+
+def rate_then(found: Sequence[Change]) -> int:
+    """Micro-dollars per hour when all is done."""
+    return sum(one.micro_usd_per_hour for one in found if one.step.action != "end")
+
+
+def _find(spec: PodSpec, settings: Settings, tell: Say) -> tuple[Request, Limits, list[Offer]]:
+    """The same, with what is on offer, cheapest first. Raises SlipwayError that names the pod."""
+    candidates, request, limits = wanted(spec, settings, tell)
+    try:
+        offers = choose.find(candidates, request, settings, tell)
+        return request, limits, choose.payable(offers, 1, settings, tell)
+    except SlipwayError as error:
+        error.args = (f"{spec.name}: {error}",)
+        raise
+
+
+def _change(step: Step, specs: Mapping[str, PodSpec], journal: Journal, settings: Settings, tell: Say) -> Change:
+    if step.action == "create":
+        _, limits, offers = _find(specs[step.name], settings, tell)
+        offer = offers[0]
+        gpus = f"{offer.num_gpus} x {offer.gpu}" if offer.num_gpus else "no GPU"
+        place = " ".join(filter(None, (gpus, offer.region)))
+        ends = [] if limits.time_s is None else [f"after {duration(limits.time_s)}"]
+        ends += [] if limits.spend_micro_usd is None else [f"at {dollars(limits.spend_micro_usd)} USD"]
+        said = f"{place}, ends {' or '.join(ends)}" if ends else place
+        return Change(step, offer.provider, offer.micro_usd_per_hour, said)
+    op = journal.op(step.token)
+    age_s = round(spend.age_s(op, read_clocks(), pods.scale_of(op, settings)), 1)
+    return Change(step, op.vendor, op.rate, f"{duration(age_s)} old, makes {pods.purpose(op)}")

@@ -1,0 +1,160 @@
+"""A launch: what is asked for -> the plan, where it can run, what it would cost -> a run at work.
+
+    prepare -> check -> start        each takes the record that the one before it returned
+
+Whoever calls them shows and asks in between. `tell` hears what people may want to know on the way.
+"""
+
+from dataclasses import dataclass, replace
+
+from flows import memory_check, planning, resume, run_leases
+from flows.planning import Work, plan_for
+from flows.same_request import Asking
+from infra import job_environment
+from infra.agent.job import Limits
+from infra.checkout import ROOT
+from infra.errors import SlipwayError
+from infra.ledger.journal import Journal, Op, Taken
+from infra.names import run_name
+from infra.providers import registry
+from infra.records import Offer, Plan, Request
+from infra.runs import launch as street
+from infra.runs import snapshot
+from infra.runs.acceptance_policy import terms_for
+from infra.runs.lookup import last_verdict
+from infra.runs.timing import Say, stage
+from infra.selection import choose
+from infra.selection.preflight import preflight
+from infra.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSpec:
+    """A launch as somebody asks for it; the settings say by which provider."""
+
+    work: Work
+    request: Request
+    limits: Limits
+    """Of the pod of each node."""
+    asked: Asking
+    """The words, by which a run that is at work on the same already is told from one that was meant otherwise."""
+    on_failure: str = "end"
+    """"keep" or "end" a rented pod whose work has failed."""
+    unchecked: bool = False
+    """Machines are taken without a look whether they work."""
+    wait: bool = False
+    """Offers are asked for again until one fits."""
+    dry_run: bool = False
+    """Nothing will be started: what a user would have to decide is left open."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What would be started: nothing where `plan` has no job."""
+
+    spec: LaunchSpec
+    plan: Plan
+    at_work: Op | None = None
+    """The run that is at the same already: it is followed, and nothing is rented."""
+    offers: tuple[Offer, ...] = ()
+    """Of rented machines, in the order in which they are tried."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody has to say first if what other code made is kept: see `Work.made`."""
+        return bool(self.plan.doubtful) and not self.spec.work.made and not self.spec.dry_run
+
+
+def prepare(spec: LaunchSpec, journal: Journal, settings: Settings, tell: Say) -> Launch:
+    """Return the plan and the offers for it; nothing is rented. No offers are asked for while the launch `is_open`.
+
+    Raises UsageError for what cannot be meant, also beside the run that is at work; NoOffer.
+    """
+    candidates = registry.candidates(settings)
+    vendor = candidates[0]
+    plan = plan_for(spec.work, settings, spec.request, vendor, spec.limits)
+    found = Launch(spec=spec, plan=plan)
+    if found.is_open:
+        return found
+    before = last_on(plan, journal)
+    if before and before.is_live and plan.job:
+        spec.asked.check(before)
+        found = replace(found, at_work=before)
+    if vendor.is_rented and plan.job and not found.at_work:
+        find = choose.wait_for if spec.wait else choose.find
+        offers = tuple(find(candidates, spec.request, settings, tell))
+        rate = planning.work_rate(settings, offers[0])
+        plan = plan_for(spec.work, settings, spec.request, vendor, spec.limits, rate)
+        found = replace(found, offers=offers)
+    if plan.job:
+        plan = replace(plan, job=replace(plan.job, on_failure=spec.on_failure))
+    return replace(found, plan=plan)
+
+
+def check(found: Launch, settings: Settings, again: str, tell: Say) -> Launch:
+    """Return the launch with the offers that can carry it out and be paid for. Raises UsageError, NoOffer.
+
+    `again`: the command that would make what is missing on the rented machine as well.
+    """
+    spec, plan = found.spec, found.plan
+    if found.offers:
+        offers = preflight(plan, found.offers, settings, spec.work.with_missing, again, tell)
+        return replace(found, offers=tuple(offers))
+    if plan.job and not found.at_work:
+        vendor = registry.candidates(settings)[0]
+        if vendor.is_here:
+            memory_check.check(memory_check.phases_of(plan.job.steps), spec.request.num_gpus)
+        if spec.dry_run:
+            choose.of_machines(vendor, spec.request)  # a plan that no machine can carry out is no plan
+    return found
+
+
+def start(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
+    """Return the run at work: the one that was, or was cut off, or a new one. Raises what renting raises."""
+    known = {op.token for op in journal.ops()}
+    if found.at_work:
+        op = resume.go_on(found.at_work, journal, settings, tell)
+    else:
+        op = _begin(found, journal, settings, tell)
+    if not registry.provider(settings, op.vendor).is_here and op.token not in known:
+        snapshot.keep_code(op, ROOT, settings.homes / op.run)
+    return op
+
+
+def last_on(plan: Plan, journal: Journal) -> Op | None:
+    """Return the newest pod that was to make the same, in the same store."""
+    return next((op for op in reversed(journal.ops()) if (op.target, op.store) == (plan.target, plan.store)), None)
+
+
+def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
+    """The run of this plan: the one that was cut off, a new one, or one that somebody else has just begun."""
+    asked, offers = found.spec.asked, list(found.offers)
+    vendor = registry.candidates(settings)[0]
+    before, name = last_on(found.plan, journal), asked.name
+    taken = [op.run for op in journal.ops()]
+    if before and not name and last_verdict(before, settings).get("state") != "succeeded":
+        name = before.run
+        tell(f"going on with {name}")
+    name = name or run_name(taken)
+    plan = replace(found.plan, request=replace(found.plan.request, run=name))
+    run_leases.refuse_beside_older(plan, journal.ops(live=True))
+    run_leases.hold_for(plan, name, journal.installation)
+    run_leases.move_names(plan)
+    try:
+        if not vendor.is_rented:
+            with stage("connect", tell):
+                offers = choose.of_machines(vendor, plan.request)
+        terms = replace(terms_for(settings, vendor, found.spec.unchecked), asked=asked.record())
+        vendors, secrets = registry.vendors(settings), job_environment.secrets(settings)
+        return street.start(plan, offers, vendors, journal, ROOT, secrets, tell, terms)
+    except Taken as taken_by:
+        if taken_by.op.run != name:
+            run_leases.release(plan.store, name, journal.installation, tell)
+        if (taken_by.op.target, taken_by.op.store) != (plan.target, plan.store):
+            raise
+        asked.check(taken_by.op)
+        return resume.attach(taken_by.op, journal, settings, tell)
+    except SlipwayError:
+        if not any(op.run == name for op in journal.ops(live=True)):
+            run_leases.release(plan.store, name, journal.installation, tell)
+        raise

@@ -1,0 +1,82 @@
+"""Pods that stay, and are given work: made, set up, put to work. Ended they are as runs are (`flows.stop`)."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from flows import run_leases
+from flows.planning import Work, environments_of, plan_for, work_rate
+from infra import job_environment
+from infra.agent.job import Job, Limits
+from infra.checkout import ROOT
+from infra.ledger.journal import Journal, Op
+from infra.names import run_name
+from infra.providers import registry
+from infra.records import Offer, Plan, Request
+from infra.runs import launch as street
+from infra.runs import snapshot
+from infra.runs.acceptance_policy import terms_for
+from infra.runs.timing import Say
+from infra.settings import VENDORS, Settings
+
+
+def make(
+    request: Request, limits: Limits, offers: Sequence[Offer], journal: Journal, settings: Settings, tell: Say,
+    unchecked: bool = False, role: str = "pod", spec_hash: str = "",
+) -> Op:  # fmt: skip
+    """Rent a pod that stays, under the request's name or a new one. Raises what `infra.runs.launch.hold` raises."""
+    if request.run == "new":
+        request = replace(request, run=run_name([op.run for op in journal.ops()]))
+    vendor = registry.provider(settings, offers[0].provider)
+    terms = replace(terms_for(settings, vendor, unchecked), role=role, spec_hash=spec_hash)
+    scale = settings.clock_scale if settings.rehearsal else 1.0
+    return street.hold(request, limits, offers, registry.vendors(settings), journal, tell, terms, scale)
+
+
+def set_up(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
+    """Give a pod the code, and have it make the environment. Raises UsageError when it is at work."""
+    vendor, request = registry.provider(settings, op.vendor), request_of(op)
+    torch, environments = environments_of(settings, request, vendor)
+    job = Job(run=op.run, token=op.token, steps=(), setup=("train",), torch=torch, environments=environments,
+              clock_scale=settings.clock_scale if settings.rehearsal else 1.0)  # fmt: skip
+    plan = Plan(target="", store=op.store or settings.store, artifacts=(), job=job, request=request)
+    return street.give(op, plan, vendor, journal, ROOT, job_environment.secrets(settings), tell)
+
+
+def plan(op: Op, work: Work, settings: Settings) -> Plan:
+    """Return what that work comes to on that pod. Raises UsageError."""
+    vendor, request, rate = registry.provider(settings, op.vendor), request_of(op), None
+    if vendor.is_rented:
+        rate = work_rate(settings, Offer(provider=op.vendor, offer_id="", gpu=request.gpu, num_gpus=request.num_gpus))
+    return plan_for(work, settings, request, vendor, Job.from_json(op.job).limits, rate)
+
+
+def give(op: Op, plan: Plan, journal: Journal, settings: Settings, tell: Say) -> Op:
+    """Put a pod to work. Raises UsageError when it is at work, Taken when another pod makes the same."""
+    vendor = registry.provider(settings, op.vendor)
+    run_leases.hold_for(plan, op.run, journal.installation)
+    run_leases.move_names(plan)
+    op = street.give(op, plan, vendor, journal, ROOT, job_environment.secrets(settings), tell)
+    if not vendor.is_here:
+        snapshot.keep_code(op, ROOT, settings.homes / op.run)
+    return op
+
+
+def request_of(op: Op) -> Request:
+    """What was asked for when it was made."""
+    return replace(Request(**json.loads(op.request)), run=op.run, provider=op.vendor)
+
+
+def purpose(op: Op) -> str:
+    """What it does, or is there for."""
+    if op.service:
+        return f"a replica of {op.service}"
+    job = Job.from_json(op.job) if op.job else None
+    making = [step.config["making"]["name"] for step in job.steps if "making" in step.config] if job else []
+    work = making[-1] if making and (op.target or not op.stays) else "nothing yet" if op.stays else "?"
+    return f"{work} (set {op.pod_set})" if op.pod_set else work
+
+
+def scale_of(op: Op, settings: Settings) -> float:
+    """How many times faster than ours the clock passes by which the pod is billed."""
+    return settings.clock_scale if op.vendor in VENDORS else 1.0

@@ -1,0 +1,104 @@
+"""A run at work again: joined where it is, brought back where it has stopped, on another pod where its own is gone."""
+
+import time
+from dataclasses import replace
+
+from flows.same_request import with_limits
+from infra import job_environment
+from infra.agent.job import Limits
+from infra.agent.limits import read_clocks
+from infra.errors import UsageError
+from infra.ledger import spend
+from infra.ledger.journal import Journal, Op, Taken
+from infra.money import cents
+from infra.providers import registry
+from infra.runs import launch as street
+from infra.runs import observe, pods
+from infra.runs.keeper import Keeper
+from infra.runs.lookup import find_run, last_verdict, way
+from infra.runs.timing import Say
+from infra.selection.preflight import limits_for
+from infra.settings import Settings
+
+
+def resume(run: str, spend_limit: str, ttl: str, journal: Journal, settings: Settings, tell: Say) -> Op:
+    """Return the run at work again; `spend_limit` and `ttl`: of a rented run whose limits are to be others.
+
+    Raises UsageError when there is nothing to go on with.
+    """
+    op = find_run(journal, run)
+    if op.slot < 0 and pods.rank_of(op) > 0:
+        raise UsageError(f"{op.run} was a node of {pods.run_of(op)}; run: inv resume {pods.run_of(op)}")
+    if op.slot >= 0 and last_verdict(op, settings).get("state") == "succeeded":
+        raise UsageError(f"{op.run} has succeeded; there is nothing to go on with")
+    if is_idle(op, settings):
+        raise UsageError(f"{op.run} is at no work; give it some: inv pod.run {op.run}")
+    limits = more_for(op, journal, settings, spend_limit, ttl, tell)
+    if limits:
+        return again(op, journal, settings, tell, limits, with_limits(op.asked, ttl, spend_limit, limits))
+    return go_on(op, journal, settings, tell)
+
+
+def is_idle(op: Op, settings: Settings) -> bool:
+    """Whether it is a pod that stays, and has no work."""
+    return op.is_live and op.stays and street.is_idle(op, way(settings, op))
+
+
+def go_on(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
+    """Return a run that was stopped, or lost, at work again; one that has lost a node is left to its keeper."""
+    if pods.is_in_pieces(op, journal):
+        return op
+    try:
+        return (attach if op.is_live else again)(op, journal, settings, tell)
+    except Taken as taken_by:
+        return attach(taken_by.op, journal, settings, tell)
+
+
+def attach(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
+    """Join a run that another launch began; bring it back when it is lost."""
+    deadline = time.monotonic() + street.ARM_S
+    while op.state in ("PLANNED", "CREATING", "BOOTING") and time.monotonic() < deadline:
+        time.sleep(0.1)
+        op = journal.op(op.token)
+    if observe.is_alive(op, way(settings, op)):
+        tell(f"{op.run} is at it already; following it")
+        return op
+    return again(op, journal, settings, tell)
+
+
+def again(
+    op: Op, journal: Journal, settings: Settings, tell: Say, limits: Limits | None = None, asked: str = ""
+) -> Op:  # fmt: skip
+    """Bring back a run that has stopped: on its pod where that is still there, else on another one.
+
+    `limits`: of a rented run, as `Keeper.elsewhere` takes them; `asked`: what is on record of it then.
+    """
+    tell(f"going on with {op.run}")
+    vendor = registry.provider(settings, op.vendor)
+    if vendor.is_rented and not op.is_live:
+        keeper = Keeper.of(op, journal, settings, tell)
+        keeper.terms = replace(keeper.terms, asked=asked)
+        return keeper.elsewhere(op, limits=limits)
+    return street.resume(op, vendor, journal, job_environment.secrets(settings))
+
+
+def more_for(op: Op, journal: Journal, settings: Settings, spend_limit: str, ttl: str, tell: Say) -> Limits | None:
+    """Return other limits of a run, as `Keeper.elsewhere` takes them; None when none are asked for.
+
+    Raises UsageError.
+    """
+    if not spend_limit and not ttl:
+        return None
+    if not registry.provider(settings, op.vendor).is_rented:
+        raise UsageError(f"{op.run} costs nothing; --spend-limit and --ttl are for rented machines")
+    if op.is_live:
+        raise UsageError(
+            f"{op.run} has its pod still, with the limits that it was rented with; first: inv down {op.run}"
+        )
+    limits = limits_for(settings, True, ttl, spend_limit, tell)
+    if limits.spend_micro_usd is not None:
+        rows = pods.rows_of(op.run, pods.size_of(op), journal)
+        spent = sum(spend.spent(row, read_clocks(), settings.clock_scale) for row in rows)
+        if spent >= limits.spend_micro_usd:
+            raise UsageError(f"{op.run} has cost {cents(spent)} USD already; give a --spend-limit above that")
+    return limits

@@ -1,0 +1,106 @@
+"""What a run reads stays in its store: leases on artifacts, and the names that stand for them."""
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from infra.agent.job import Job
+from infra.errors import UsageError
+from infra.ledger.journal import Op
+from infra.records import Plan
+from infra.runs.timing import Say
+from store import Store, StoreError
+from store.artifacts import references
+from store.manifest import kind_of
+
+
+def move_names(plan: Plan) -> None:
+    """Have the names that were asked for stand for what is there already. Raises StoreError."""
+    for one in plan.pointers:
+        Store(plan.store).point(one.name, one.fingerprint)
+
+
+def read_by(plan: Plan) -> set[references.What]:
+    """Kind and fingerprint of what the plan's job reads and makes."""
+    makings = [step.config["making"] for step in plan.job.steps if "making" in step.config] if plan.job else []
+    return {what for making in makings for what in references.of_making(making)}
+
+
+def refuse_beside_older(plan: Plan, at_work: Sequence[Op]) -> None:
+    """Runs of Slipway before versions of semantics read by name: none of theirs may come to stand for something else.
+
+    Raises UsageError.
+    """
+    moved = {one.name: one.fingerprint for one in plan.pointers}
+    for step in plan.job.steps if plan.job else ():
+        making = step.config.get("making", {})
+        moved |= {making["name"]: making["fingerprint"]} if making else {}
+    for op in at_work:
+        makings = _makings(op)
+        if op.store == plan.store and makings and not any("code" in making for making in makings):
+            read = {
+                one["name"]: one["fingerprint"] for making in makings for one in (making, *making["inputs"].values())
+            }
+            clash = sorted(name for name, fingerprint in read.items() if moved.get(name, fingerprint) != fingerprint)
+            if clash:
+                raise UsageError(
+                    f"{op.run}, begun by an older Slipway, reads {', '.join(clash)} by name, and this would put other "
+                    "artifacts under it; wait until it has ended (inv status), or give another store: --store"
+                )
+
+
+def hold_for(plan: Plan, run: str, installation: str) -> None:
+    """Write down that a run reads what it begins with, so that nobody removes it. Raises StoreError, UsageError."""
+    assert plan.job is not None
+    references.hold(plan.store, reference_of(run, installation), f"run {run}", read_by(plan), time.time())
+    made = {step.config["making"]["fingerprint"] for step in plan.job.steps if "making" in step.config}
+    named, kept = Store(plan.store).everything()
+    there = {(kind_of(one.name), one.fingerprint) for one in (*named, *kept)}
+    lost = sorted(kind for kind, fingerprint in read_by(plan) - there if fingerprint not in made)
+    if lost:
+        raise UsageError(f"{', '.join(lost)} went out of {plan.store} while this was planned; launch again")
+
+
+def renew(op: Op, installation: str, tell: Say) -> None:
+    """Write the lease of a run that is followed once more; what the store has against it is told."""
+    makings = _makings(op)
+    reads = {what for making in makings for what in references.of_making(making)}
+    try:
+        if reads:
+            references.hold(op.store, reference_of(op.run, installation), f"run {op.run}", reads, time.time())
+    except StoreError as error:
+        tell(f"{op.run}: its lease was not renewed: {error}")
+
+
+def _makings(op: Op) -> list[dict[str, Any]]:
+    steps = Job.from_json(op.job).steps if op.job else ()
+    return [step.config["making"] for step in steps if "making" in step.config]
+
+
+def release(store: str, run: str, installation: str, tell: Say) -> None:
+    """End the lease of a run that is over; what the store has against it is told, and the lease ends by itself."""
+    try:
+        references.release(store, reference_of(run, installation))
+    except StoreError as error:
+        tell(f"{run}: its lease was not ended: {error}")
+
+
+def reference_of(run: str, installation: str) -> str:
+    return f"{installation}-{run}"[:128]
+
+
+@contextlib.contextmanager
+def foreground(plan: Plan, tell: Say) -> Iterator[None]:
+    """Hold what steps in this terminal read, for as long as they take. Raises StoreError, UsageError."""
+    name, here = f"{os.getpid()}-{secrets.token_hex(4)}", "foreground"
+    if plan.job is None:
+        yield
+        return
+    hold_for(plan, name, here)
+    try:
+        yield
+    finally:
+        release(plan.store, name, here, tell)

@@ -1,0 +1,157 @@
+"""A service: what is asked for -> its next version -> what is wanted of it, which its controller makes come true."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from flows.find_model import model_folder
+from infra import train_env
+from infra.checkout import ROOT
+from infra.errors import UsageError
+from infra.ledger.journal import Journal, Service
+from infra.names import check_name
+from infra.records import Offer
+from infra.runs.timing import Say
+from infra.settings import Settings
+from serve import controller_client, controller_process, revision
+from serve import service as service_file
+from serve.engine import models
+from serve.policy import service_state, update
+from serve.policy.service_state import Seen, Version, Wanted
+from serve.replicas import placement
+from serve.replicas.replica_pod import free_port
+from store.backends.by_uri import open_place
+from trainer.plan import CHECKPOINTS
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSpec:
+    """A service as somebody asks for it; "" and None leave it as it is, or to its file."""
+
+    name: str = ""
+    model: str = ""
+    tag: str = ""
+    replicas: int | None = None
+    provider: str = ""
+    config: str = ""
+    engine: str = ""
+    mode: str = ""
+    host: str = ""
+    port: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("", *update.MODES):
+            raise UsageError(f"--mode {self.mode}: known: {', '.join(update.MODES)}")
+        if self.port is not None and not 0 <= self.port < 65536:
+            raise UsageError(f"--port {self.port}: wanted is 1 to 65535, or 0 for any that is free")
+
+
+@dataclass(frozen=True)
+class Revision:
+    """The next version of a service, and the service as it is: None where there is none yet."""
+
+    name: str
+    version: Version
+    row: Service | None
+    old: Wanted | None
+
+
+def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Revision:
+    """Return the version that is asked for; nothing is changed. Raises UsageError for what cannot be meant."""
+    name = check_name(spec.name) if spec.name else revision.the_name(spec.config)
+    row = journal.service(name)
+    old = service_state.wanted_of(row.wanted) if row else None
+    if old and old.is_ending:
+        raise UsageError(f"{name} is being ended; when that is done (inv serve.status): the same again")
+    document = revision.document_of(spec.config, old, name, spec.replicas)
+    where = spec.provider or (old.newest.provider if old else revision.usual_provider(settings))
+    before = old.newest if old else None
+    service = service_file.parse(f"service {name}", document)
+    revision.check_file(service, tell)
+    said = revision.model_meant(service, spec.model, spec.tag, before)
+    source = folder_of(said, spec.tag, settings, name, tell)
+    provider = "" if where == revision.ANY else where
+    version = revision.version_of(document, source, provider, spec.engine, settings.store, before, name)
+    version = revision.with_limit(version, settings, tell)
+    return Revision(name, revision.with_room(version, settings, tell), row, old)
+
+
+def folder_of(said: str, tag: str, settings: Settings, name: str, tell: Say) -> str:
+    """Where the weights are: a folder of this machine, or where they are fetched from. Raises UsageError."""
+    if not said or said in CHECKPOINTS:
+        return str(models.model_folder(model_folder(settings, said, tag, tell)))
+    if tag:
+        raise UsageError(
+            f"--tag {tag} tells checkpoints of {', '.join(CHECKPOINTS)} apart; --model {said} is none of them"
+        )
+    if "://" in said and not said.startswith("file://"):
+        if not said.startswith(("hf://", "s3://")):
+            raise UsageError(f"--model {said}: known: hf://user/repo, s3://bucket/folder, a folder, an artifact")
+        open_place(said)  # which says what is wrong with its name
+        return said
+    found = models.resolve(said, name, store=settings.store, cache=models.default_cache(), say=tell)
+    return str(found.folder)
+
+
+def places(found: Revision, settings: Settings, tell: Say) -> list[Offer]:
+    """Return the machines for its replicas in the order in which they are tried. Raises NoOffer, OutOfMoney."""
+    service = found.version.service
+    request = placement.request_of(service, f"{found.name}-0", found.version.gpu_bytes)
+    asked = placement.candidates(found.version.provider, settings)
+    return placement.find(asked, request, bool(service.file.resources.use_spot), settings, tell)
+
+
+def wanted_by(found: Revision, spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Wanted:
+    """Return what would be wanted from now on. Raises UsageError for what cannot be changed while it runs."""
+    version, name, port = found.version, found.name, spec.port
+    revision.check_reach(version, settings)
+    revision.check_plane(name, found.old, version.service)
+    if version.service.ours.data_plane == service_file.ROUTER:  # which its controller would have to wait for
+        train_env.interpreter(ROOT, settings.environments, tell, service_file.ROUTER_GROUP)
+    is_kept = controller_process.is_kept(name, journal)
+    if found.old and port == 0 and not is_kept:
+        port = free_port(())  # its own one may be somebody else's by now
+    return revision.after(found.old, version, spec.mode, spec.host, port, name, found.row, is_kept)
+
+
+def want(found: Revision, wanted: Wanted, journal: Journal, settings: Settings, tell: Say) -> Seen:
+    """Write down what is wanted, see to it that a controller lives, and return what that says.
+
+    Of a new service nothing is left when no controller could be begun.
+    """
+    if wanted != found.old:
+        journal.want(found.name, service_state.write(wanted), found.row)
+    try:
+        return controller_client.ensure(found.name, settings, journal, tell)
+    except BaseException:
+        if found.old is None:  # nothing was started yet
+            controller_client.forget(found.name, journal)
+        raise
+
+
+def scale(name: str, least: int | None, most: int | None, journal: Journal) -> tuple[Wanted, bool]:
+    """Want another number of replicas; return what is wanted then, and whether that is another one than before.
+
+    Raises UsageError where nothing says when they are to be how many.
+    """
+    row = journal.service(name)
+    assert row is not None
+    old = service_state.wanted_of(row.wanted)
+    if old.is_ending:
+        raise UsageError(f"{name} is being ended")
+    policy = old.newest.service.policy
+    lower = policy.min_replicas if least is None else least
+    if most is not None and most != lower and not revision.has_signal(old.newest.document):
+        raise UsageError(
+            f"{name} has a fixed size: nothing says when {lower} to {most} replicas would be how many; "
+            f"give target_qps_per_replica in a service file: inv serve.up {name} --config FILE"
+        )
+    upper = max(policy.most, lower) if most is None else most
+    if lower == policy.min_replicas and upper == policy.most:
+        return old, False
+    document: dict[str, Any] = revision.scaled(old.newest.document, lower, upper)
+    service_file.parse(f"service {name}", document)
+    newest = dataclasses.replace(old.newest, document=document)
+    now = dataclasses.replace(old, versions=(*old.versions[:-1], newest))
+    journal.want(name, service_state.write(now), row)
+    return now, True

@@ -1,0 +1,87 @@
+"""Ending what runs: a run with all its nodes, a service, or everything. Nothing is called ended without proof."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from infra.errors import SlipwayError, as_told
+from infra.ledger.journal import Fenced, Journal, Op
+from infra.ledger.life_cycle import TERMINATING
+from infra.providers import Provider, registry
+from infra.runs import keeper as keep
+from infra.runs import pods
+from infra.runs.lookup import find_run
+from infra.runs.settle import bring_home
+from infra.runs.timing import Say
+from infra.settings import Settings
+from serve import controller_client
+from store import StoreError
+
+
+@dataclass(frozen=True)
+class Ended:
+    """One thing that was to end. `problem`: why that is not proven, None when nothing of it runs."""
+
+    name: str
+    problem: SlipwayError | None = None
+
+
+def services(names: list[str], journal: Journal, settings: Settings, tell: Say) -> Iterator[Ended]:
+    """End services, one after the other, whatever becomes of those before."""
+    for name in names:
+        try:
+            controller_client.finish(name, settings, journal, tell)
+            tell(f"{name}: ended, nothing of it runs")
+            yield Ended(name)
+        except Exception as error:  # what else there is, is to end all the same
+            yield Ended(name, as_told(error, name))
+
+
+def rows_of(run: str, journal: Journal) -> list[Op]:
+    """Return the pods that belong to a run, or to the one node that is named. Raises UsageError."""
+    op = find_run(journal, run)
+    beside = pods.aside_of(pods.run_of(op), journal)
+    if pods.rank_of(op):
+        return [op, *(one for one in beside if one.run == op.run)]
+    return [*pods.nodes_of(op, journal), *beside]
+
+
+def rows(ops: list[Op], journal: Journal, settings: Settings, tell: Say) -> Iterator[Ended]:
+    """End pods, one after the other, whatever becomes of those before."""
+    for op in dict.fromkeys(ops):
+        try:
+            end(op, journal, settings, tell)
+            yield Ended(op.run)
+        except Exception as error:  # likewise
+            yield Ended(op.run, as_told(error, op.run))
+
+
+def end(op: Op, journal: Journal, settings: Settings, tell: Say) -> None:
+    """Raises SlipwayError when it is not proven that nothing of the pod runs."""
+    was_live, vendor = op.is_live, registry.provider(settings, op.vendor)
+    has_words = was_live and op.address and op.slot >= 0
+    if has_words and vendor.is_rented:  # nothing can be asked of it afterwards
+        op = last_rites(op, vendor, journal, settings, tell)
+    pods.end(vendor, op, journal)
+    keep.end_keeper(op.run, journal)
+    if has_words and not vendor.is_rented:
+        bring_home(op, vendor, settings)
+    tell(f"{op.run}: {'ended, nothing of it runs' if was_live else 'had ended already'}")
+
+
+def last_rites(op: Op, vendor: Provider, journal: Journal, settings: Settings, tell: Say) -> Op:
+    """Have a rented pod save, and bring home what it says. One that is deaf is ended all the same."""
+    while op.is_live and op.state != TERMINATING:  # from then on nobody brings it back
+        try:
+            op = journal.advance(op, "end", **pods.ASKED_FOR)
+        except Fenced:  # who follows it has just written something down
+            op = journal.op(op.token)
+    if not op.is_live:
+        return op
+    keep.end_keeper(op.run, journal, patience_s=0.0)  # it would end the pod as soon as that has a verdict
+    tell(f"{op.run}: saving and leaving")
+    try:
+        pods.stop_work(vendor, op)
+        bring_home(op, vendor, settings)
+    except (SlipwayError, StoreError) as error:
+        tell(f"{op.run}: {error}")
+    return op

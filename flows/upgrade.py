@@ -1,0 +1,57 @@
+"""From processes of older code to ours: those leave, the journal is migrated, processes of this code take over."""
+
+import time
+from collections.abc import Collection, Iterator, Sequence
+
+from flows import follow
+from infra.errors import SlipwayError
+from infra.ledger.journal import Journal, service_lease
+from infra.providers import registry
+from infra.runs import keeper, pods
+from infra.runs import upgrade as handing_over
+from infra.runs.timing import Say
+from infra.settings import Settings
+from serve import controller_client
+
+TAKE_OVER_S = 60.0
+POLL_S = 0.2
+
+
+def hand_over(settings: Settings, tell: Say) -> list[str]:
+    """Ask processes of other code to leave, and return the leases that they held. Raise SlipwayError when one stays."""
+    return handing_over.hand_over(settings.state_file, tell)
+
+
+def take_over(
+    left: Collection[str], journal: Journal, settings: Settings, flags: Sequence[str], tell: Say
+) -> dict[str, int]:
+    """Start what looks after those of the leases that want a holder again; return its process for each.
+
+    `flags`: those that lead a command to this journal. Raise SlipwayError when nobody takes over.
+    """
+    wanted = set(_wanted(journal, settings))
+    due = [one for one in left if one in wanted]
+    for lease in due:
+        kind, _, name = lease.partition(":")
+        if kind == "serve":
+            controller_client.ensure(name, settings, journal, tell)
+        elif journal.holder(lease) is None:  # a launch that was asked to leave starts a keeper itself
+            tell(follow.hand_on(journal.ops(run=name)[-1], settings, flags))
+    deadline = time.monotonic() + TAKE_OVER_S
+    while missing := set(due) - journal.held():
+        if time.monotonic() > deadline:
+            raise SlipwayError(
+                f"nobody has taken over {', '.join(sorted(missing))} after {TAKE_OVER_S:g} s; see keep.log and "
+                "controller.log beside their logs, and run: ./inv status"
+            )
+        time.sleep(POLL_S)
+    return {one.lease: one.process.pid for one in journal.holders() if one.lease in due}
+
+
+def _wanted(journal: Journal, settings: Settings) -> Iterator[str]:
+    """Give the leases of services, and of runs elsewhere that are not over."""
+    yield from (service_lease(one.name) for one in journal.services())
+    for op in journal.ops(live=True):
+        is_ours_alone = op.service or registry.provider(settings, op.vendor).is_here
+        if not is_ours_alone and not pods.is_over(op):
+            yield keeper.lease_name(op.run)

@@ -1,0 +1,5 @@
+"""The checkout whose code runs here, and is sent to pods."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]

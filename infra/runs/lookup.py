@@ -1,0 +1,44 @@
+"""Rows of the journal by what people call them, and what they lead to: a pod, a verdict. Nothing is changed."""
+
+from typing import Any
+
+from infra.errors import UsageError
+from infra.ledger.journal import Journal, Op
+from infra.names import match
+from infra.providers import registry
+from infra.runs import mirror, pods
+from infra.settings import Settings
+from infra.transport.protocol import Transport
+
+
+def way(settings: Settings, op: Op) -> Transport:
+    """The way to the pod of a row."""
+    return registry.provider(settings, op.vendor).reach(pods.pod_of(op))
+
+
+def find_run(journal: Journal, run: str = "") -> Op:
+    """Return the newest row of a run, by a prefix of its name; the last run by default. Raises UsageError.
+
+    Other nodes of a run and replicas of a service have rows of their own, found by their whole names.
+    """
+    if run in journal.runs():
+        return journal.ops(run=run)[-1]
+    runs = names_of_runs(journal)
+    if not runs:
+        raise UsageError("there are no runs yet; begin with: ./inv launch --phase sft")
+    return journal.ops(run=match(run, runs) if run else runs[-1])[-1]
+
+
+def names_of_runs(journal: Journal) -> list[str]:
+    """Return what was launched, the last one at the end: neither other nodes of a run nor replicas of a service."""
+    others = {op.run for op in journal.ops() if op.service or pods.rank_of(op) > 0}
+    return [name for name in journal.runs() if name not in others]
+
+
+def last_verdict(op: Op, settings: Settings) -> dict[str, Any]:
+    """Return how the work of a pod ended, {} while it has not; of a rented one that is gone, as it was brought home."""
+    vendor = registry.provider(settings, op.vendor)
+    if vendor.is_rented and not op.is_live:
+        verdict = mirror.words_at_home(op, settings.homes / op.run).get("verdict", {})
+        return verdict if verdict.get("token") == op.token else {}
+    return pods.verdict_of(op, vendor.reach(pods.pod_of(op)))

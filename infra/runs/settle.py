@@ -1,0 +1,167 @@
+"""The upkeep of the journal: what nobody follows any more is brought home, and what has ended is ended in its row.
+
+In: the journal, settings. Out: rows moved on, pods ended, logs and artifacts at home. `tell` hears what was found and
+what could not be asked, which never keeps the rest from being looked after.
+"""
+
+import time
+from collections.abc import Collection
+from typing import Any
+
+from infra.agent.process import myself
+from infra.agent.state import NODE_LOST
+from infra.errors import SlipwayError, in_words
+from infra.ledger.journal import Journal, Op, service_lease
+from infra.ledger.life_cycle import ASKED, TERMINATING
+from infra.ledger.reconcile import Action, Claim, Delete, Move, reconcile
+from infra.providers import Provider, registry
+from infra.runs import mirror, pods
+from infra.runs.keeper import lease_name
+from infra.runs.lookup import way
+from infra.runs.notify import tell_end
+from infra.runs.timing import Say
+from infra.settings import VENDORS, Settings
+from infra.transport.protocol import Lost, TimedOut, Unreachable
+from store import Store, StoreError
+
+OTHERS_S = 20.0
+ALARM_S = 900.0  # on the vendor's clock: whoever is asked to delete a pod has done it by then
+
+
+def settle(journal: Journal, settings: Settings, tell: Say, only: Collection[str] | None = None) -> list[Op]:
+    """Look after what nobody follows: bring home what it made, then end the rows whose work has ended; return those.
+
+    `only`: tokens; all live rows without. A pod that cannot be asked stays as it is, and is told.
+    """
+    reconcile_accounts(journal, settings, tell)
+    ended = []
+    for op in journal.ops(live=True):
+        if only is None or op.token in only:
+            try:
+                if not is_kept(op, journal, settings) and not (now := _settle(op, journal, settings, tell)).is_live:
+                    ended.append(now)
+            except Exception as error:  # the others are looked after all the same
+                tell(f"{op.run}: {in_words(error)}")
+    return ended
+
+
+def is_kept(op: Op, journal: Journal, settings: Settings) -> bool:
+    """Whether another process looks after the pod of this row: its service's controller, or its run's keeper."""
+    if op.service and journal.holder(service_lease(op.service)):
+        return True
+    is_rented = registry.provider(settings, op.vendor).is_rented
+    return is_rented and op.slot >= 0 and is_kept_by_another(op, journal)
+
+
+def _settle(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
+    """The row as it is then. Raises what speaking to the pod and its vendor raises."""
+    vendor = registry.provider(settings, op.vendor)
+    transport = vendor.reach(pods.pod_of(op)) if op.address or not vendor.is_rented else None
+    verdict, silence = dict[str, Any](), None
+    try:
+        verdict = pods.verdict_of(op, transport) if transport and op.slot >= 0 else {}
+    except (Lost, TimedOut, Unreachable) as error:
+        if not vendor.is_rented:
+            raise
+        transport, silence = None, error  # its vendor may say more, and its limits hold all the same
+    if verdict.get("state") == NODE_LOST and is_kept_by_another(op, journal):
+        return op  # its keeper begins it anew
+    if verdict:
+        bring_home(op, vendor, settings)
+    ended = pods.settle(vendor, op, journal, transport)
+    if ended.is_live and silence:
+        raise silence
+    if vendor.is_rented and not (ended.is_live or verdict):  # perhaps by itself
+        verdict = keep_last_words(ended, settings, tell)
+    if not ended.is_live and op.slot == 0:
+        tell_end(ended, verdict.get("state") or ended_how(ended), journal, settings, tell)
+    return ended
+
+
+def ended_how(op: Op) -> str:
+    """In a word that people are told, of a pod that left no verdict."""
+    return "stopped" if op.outcome == ASKED else op.outcome or "lost"
+
+
+def is_kept_by_another(op: Op, journal: Journal) -> bool:
+    holder = journal.holder(lease_name(pods.run_of(op)))
+    return holder is not None and holder != myself()
+
+
+def reconcile_accounts(journal: Journal, settings: Settings, tell: Say) -> None:
+    """Compare the journal with what each vendor lists: what is ours is adopted or ended, and that is told."""
+    billing = {op.vendor for op in journal.ops(live=True)}
+    for name, key in VENDORS.items():
+        if name in billing or getattr(settings, key):
+            try:
+                done = reconcile(registry.provider(settings, name), journal)
+            except Exception as error:  # the other vendors are asked all the same
+                tell(f"{name}: {in_words(error)}")
+                continue
+            for action in done.actions:
+                tell(f"{name}: {told(action)}")
+                if isinstance(action, Move) and action.event == "gone":
+                    keep_last_words(journal.op(action.token), settings, tell)
+                if isinstance(action, Claim) and not action.is_kept:
+                    tell_end(journal.op(action.pod.token), "orphan", journal, settings, tell)
+            for problem in done.problems:
+                tell(problem)
+
+
+def keep_last_words(op: Op, settings: Settings, tell: Say) -> dict[str, Any]:
+    """The verdict of a pod that is gone, perhaps by itself; {} when there is none, or none can be read just now."""
+    try:
+        return mirror.last_words(op, settings.homes / op.run)
+    except StoreError as error:
+        tell(f"{op.run}: {error}")
+        return {}
+
+
+def told(action: Action) -> str:
+    if isinstance(action, Claim):
+        if action.is_kept:
+            return f"{action.pod.pod_id} is from before the journal was lost: it is kept, and bills; see ./inv status"
+        return f"{action.pod.pod_id} bears our mark and is in no journal row: ending it"
+    if isinstance(action, Delete):
+        return f"{action.pod_id} was asked to end"
+    return f"{action.token}: {action.event} {action.facts.get('reason', '')}".rstrip()
+
+
+def overdue(journal: Journal, settings: Settings) -> list[Op]:
+    """Return the rented pods that were asked to end a quarter of an hour ago and that their vendors still have."""
+    return [op for op in journal.ops(live=True) if is_overdue(op, time.time(), settings.clock_scale)]
+
+
+def is_overdue(op: Op, now: float, scale: float) -> bool:
+    """Whether a rented pod should have been gone for long."""
+    asked_at = op.del_requested_at
+    is_ending = op.state == TERMINATING and op.vendor in VENDORS and asked_at is not None
+    return is_ending and (now - (asked_at or 0)) * scale > ALARM_S
+
+
+def bring_home(op: Op, vendor: Provider, settings: Settings) -> list[str]:
+    """Bring logs, last words and artifacts of a pod; return the names of the artifacts.
+
+    Raises SlipwayError, StoreError.
+    """
+    transport, folder = vendor.reach(pods.pod_of(op)), settings.homes / op.run
+    mirror.bring_logs(op, transport, folder)
+    mirror.bring_words(op, transport, folder)
+    if not vendor.pod_store or op.slot > 0:  # what other nodes make, they make for themselves
+        return []
+    return mirror.bring_artifacts(op, vendor.pod_store, transport, Store(op.store))
+
+
+def end_others(op: Op, journal: Journal, settings: Settings, state: str, tell: Say) -> None:
+    """End the other nodes of a run that has its verdict: they end by themselves within seconds, or are ended."""
+    deadline = time.monotonic() + OTHERS_S
+    for other in pods.nodes_of(op, journal)[1:]:
+        try:
+            while other.is_live and not pods.verdict_of(other, way(settings, other)) and time.monotonic() < deadline:
+                time.sleep(0.2)
+            settle(journal, settings, tell, [other.token])
+            other = journal.op(other.token)
+            if other.is_live:
+                pods.end(registry.provider(settings, other.vendor), other, journal, f"{op.run} has {state}")
+        except SlipwayError as error:
+            tell(f"{other.run}: {error}")

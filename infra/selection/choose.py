@@ -1,0 +1,102 @@
+"""Which offers are tried, and in which order: for commands, for the keeper of a run, for the replicas of a service.
+
+In: providers, a request. Out: the offers that satisfy it, cheapest first; what failed lately comes last, and what the
+account cannot pay for is left out. `tell` is told what was left out or put last, and why.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+from infra.errors import NoOffer, OutOfMoney, SlipwayError
+from infra.machines.host_memory import HostMemory, known_as
+from infra.market.filters import in_words
+from infra.money import dollars
+from infra.providers import Provider, clock_scale, market, offers, registry
+from infra.providers.offers import Source
+from infra.records import Offer, Request
+from infra.settings import Settings
+from infra.units import duration
+
+WAIT_S = 60.0  # on the vendor's clock: until it is asked again what is on offer
+DOUBT_S = 6 * 3600.0  # on the vendor's clock: for so long an offer that failed is tried last
+
+Tell = Callable[[str], None]
+
+
+def of_machines(provider: Provider, request: Request) -> list[Offer]:
+    """Return the machines of a provider that satisfy the request, cheapest first. Raises NoOffer."""
+    found = provider.offers(request)
+    if not found:
+        wanted = f"{request.num_gpus or ''} {request.gpu or 'GPU'}".strip()
+        raise NoOffer(
+            f"{provider.name} has no machine with {wanted} on {request.nodes} node(s); ask for less, or run: inv doctor"
+        )
+    return sorted(found, key=lambda offer: offer.micro_usd_per_hour)
+
+
+def find(candidates: Sequence[Provider], request: Request, settings: Settings, tell: Tell) -> list[Offer]:
+    """Return what fits, in the order in which it is tried; a vendor that does not answer is told.
+
+    Raises NoOffer with what to relax.
+    """
+    if not candidates[0].is_rented:
+        return of_machines(candidates[0], request)
+    asked = [Source(one.name, one.catalog) for one in map(market, candidates) if one]
+    found = offers.survey(asked, request)
+    for one in found.silent if found.offers else ():
+        tell(f"{one.provider}: {' '.join(str(one.error).split())}")
+    return doubtful_last(offers.require(found, request).offers, settings, clock_scale(candidates[0]), tell)
+
+
+def wait_for(candidates: Sequence[Provider], request: Request, settings: Settings, tell: Tell) -> list[Offer]:
+    """As `find`, asked again until something fits."""
+    while True:
+        try:
+            return find(candidates, request, settings, tell)
+        except NoOffer as error:
+            pause_s = WAIT_S / clock_scale(candidates[0])
+            tell(f"{str(error).splitlines()[0]}; looking again in {duration(pause_s)} (Ctrl-C ends it)")
+            time.sleep(pause_s)
+
+
+def find_payable(request: Request, settings: Settings, tell: Tell) -> list[Offer]:
+    """Return what fits and can be paid for, of the provider that the request names: what a run's keeper tries.
+
+    Raises NoOffer, OutOfMoney.
+    """
+    candidates = registry.candidates(settings, request.provider)
+    return payable(find(candidates, request, settings, tell), request.nodes, settings, tell)
+
+
+def doubtful_last(found: Sequence[Offer], settings: Settings, scale: float, tell: Tell) -> list[Offer]:
+    """Return the offers, those that could not be had, did not boot or were not as promised lately after all others."""
+    failed = HostMemory.beside(settings.state_file).blamed(DOUBT_S / scale)
+    doubtful = [one for one in found if known_as(one) in failed]
+    for one in doubtful if len(doubtful) < len(found) else ():
+        why = failed[known_as(one)].failure
+        tell(f"tried last: {in_words(one)}: {' '.join(why.split())[:200]}")
+    return [*(one for one in found if one not in doubtful), *doubtful]
+
+
+def payable(found: Sequence[Offer], nodes: int, settings: Settings, tell: Tell) -> list[Offer]:
+    """Return the offers whose first hour this account can pay; own machines cost nothing. Raises OutOfMoney."""
+    unable: dict[str, str] = {}
+    for name in dict.fromkeys(one.provider for one in found):
+        provider = registry.provider(settings, name)
+        if not provider.is_rented:
+            continue
+        try:
+            balance = provider.account().balance_micro_usd
+        except SlipwayError as error:
+            unable[name] = str(error)
+            continue
+        # An hour, which vendors want to see.
+        need = nodes * min(one.micro_usd_per_hour for one in found if one.provider == name)
+        if balance is not None and balance < need:
+            unable[name] = f"{name}: the balance is {dollars(balance)} USD; an hour costs {dollars(need)} USD"
+    for said in unable.values():
+        tell(said)
+    left = [one for one in found if one.provider not in unable]
+    if not left:
+        raise OutOfMoney(f"no vendor would rent it to this account: {'; '.join(unable.values())}")
+    return left

@@ -1,0 +1,132 @@
+"""What can be known before money is spent: what ends a pod, what it will cost, whether the work fits on an offer.
+
+In: a plan, offers, settings. Out: the offers on which the plan can be carried out. Nothing is rented; vendors are asked
+for the balance only.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from infra.agent.job import Limits
+from infra.agent.limits import hard_limit_s
+from infra.errors import UsageError
+from infra.market.forecast import SETUP_S, Forecast, forecast
+from infra.money import BadAmount, cents, micro_usd
+from infra.records import Offer, Plan
+from infra.selection.choose import Tell, payable
+from infra.settings import Settings
+from infra.units import duration, seconds, size
+
+SPEND_LIMIT = "150"  # US dollars, of what is rented when nothing is said
+LARGE_BYTES, LARGE_VOLUME_BYTES = 50 * 10**9, 10**12  # of checkpoints, and of a volume that also holds data and caches
+
+
+def limits_for(
+    settings: Settings, is_rented: bool, ttl: str, spend_limit: str, tell: Tell, idle_stop: str = ""
+) -> Limits:  # fmt: skip
+    """Return what ends a run. Rented machines never go without: a spend limit is armed when neither is asked for."""
+    time_s, idle_s = seconds(ttl), seconds(idle_stop)
+    if not is_rented:
+        if spend_limit:
+            raise UsageError("--spend-limit is for rented machines; nothing is paid here")
+        return Limits(time_s=time_s, idle_gpu_s=idle_s, reserve_bytes=settings.reserve_bytes)
+    if not ttl and not spend_limit:
+        tell(f"neither --ttl nor --spend-limit is given: {SPEND_LIMIT} USD are the limit")
+        spend_limit = SPEND_LIMIT
+    try:
+        spend = micro_usd(spend_limit.lstrip("$")) if spend_limit else None
+    except BadAmount as error:
+        raise UsageError(f"--spend-limit: {error}") from None
+    if spend == 0:
+        raise UsageError("--spend-limit is 0; nothing can be rented for that")
+    return Limits(time_s=time_s, spend_micro_usd=spend, idle_gpu_s=idle_s, reserve_bytes=settings.reserve_bytes)
+
+
+def forecast_of(plan: Plan, offer: Offer, settings: Settings) -> Forecast:
+    """Return what the plan will take on that offer, and cost."""
+    assert plan.job is not None
+    work_s = settings.clock_scale * sum(one.estimate_s or 0.0 for one in plan.artifacts)
+    return forecast(work_s, offer, plan.job.limits, plan.request.nodes, setup_of(settings))
+
+
+def setup_of(settings: Settings) -> tuple[float, float, float]:
+    """Return the seconds of the vendor's clock until work begins: low, expected, high.
+
+    Real work takes its real time, which is long on a rehearsal's clock.
+    """
+    scale = settings.clock_scale
+    return (5 * scale, 15 * scale, 60 * scale) if settings.rehearsal else SETUP_S
+
+
+def preflight(
+    plan: Plan, offers: Sequence[Offer], settings: Settings, with_missing: bool, again: str, tell: Tell
+) -> list[Offer]:  # fmt: skip
+    """Return the offers that can be paid for, after everything that can be known before money is spent.
+
+    `again`: as `check_work` takes it. Raises UsageError.
+    """
+    check_work(plan, settings, with_missing, again)
+    return payable(lasting(plan, roomy(plan, offers, tell), settings), plan.request.nodes, settings, tell)
+
+
+def check_work(plan: Plan, settings: Settings, with_missing: bool, again: str) -> None:
+    """Check that a rented machine can do it: its store can be reached, its inputs are made. Raises UsageError.
+
+    `again`: the command that would make the inputs there as well.
+    """
+    if not settings.rehearsal and "://" not in plan.store:
+        raise UsageError(
+            f"artifacts would go to {plan.store}, which no rented machine can reach; "
+            "give a store off the pod: --store hf://user/repo or s3://bucket/folder"
+        )
+    missing = [one.name for one in plan.artifacts if one.step and not one.name.split("/")[0].endswith("_checkpoints")]
+    if (missing or plan.untyped) and not settings.rehearsal and not with_missing:
+        first = "" if plan.untyped else "make them here first (the same flags with inv train --prepare) or "
+        raise UsageError(
+            f"{', '.join([*missing, *plan.untyped])} would be made on the rented machine, while it bills, at the price "
+            f"above; {first}do all of it there: {again}"
+        )
+
+
+def lasting(plan: Plan, offers: Sequence[Offer], settings: Settings) -> list[Offer]:
+    """Return those on which time and money last until work begins, at the least.
+
+    Raises UsageError, with what would do.
+    """
+    assert plan.job is not None
+    limits, setup_s = plan.job.limits, setup_of(settings)[0]
+
+    def lasts_s(offer: Offer) -> float:
+        limit_s = hard_limit_s(replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour))
+        return math.inf if limit_s is None else limit_s
+
+    left = [one for one in offers if lasts_s(one) >= setup_s]
+    if not left:
+        longest = max(offers, key=lasts_s)
+        costs = cents(math.ceil(setup_s * longest.micro_usd_per_hour * plan.request.nodes / 3600))
+        raise UsageError(
+            f"the limits end it after {duration(lasts_s(longest))} at most, before its work could begin: set-up "
+            f"alone takes about {duration(setup_s)}, {costs} USD; give more: --spend-limit, --ttl"
+        )
+    return left
+
+
+def roomy(plan: Plan, offers: Sequence[Offer], tell: Tell) -> list[Offer]:
+    """Return those that the model and its checkpoints fit. Raises UsageError, with what would."""
+    left = [one for one in offers if not one.gpu_memory_bytes or one.gpu_memory_bytes >= plan.gpu_memory_bytes]
+    if not left:
+        need, most = size(plan.gpu_memory_bytes), size(max(one.gpu_memory_bytes for one in offers))
+        raise UsageError(f"training takes about {need} of each GPU, and these have {most} at most; take larger ones")
+    need_gb = -(-plan.disk_bytes // 10**9)
+    small = next((one for one in left if 0 < one.volume_bytes < max(plan.disk_bytes, LARGE_VOLUME_BYTES)), None)
+    if small and small.volume_bytes < plan.disk_bytes:
+        has = size(small.volume_bytes)
+        raise UsageError(f"checkpoints take about {need_gb} GB, and volume {small.volume} has {has}; take a larger one")
+    if small and plan.disk_bytes >= LARGE_BYTES:
+        tell(f"volume {small.volume} has {size(small.volume_bytes)}; for checkpoints of {need_gb} GB, "
+             "data and caches 1 TB is recommended")  # fmt: skip
+    fits = [one for one in left if one.volume or not one.disk_bytes or one.disk_bytes >= plan.disk_bytes]
+    if not fits:
+        raise UsageError(f"checkpoints take about {need_gb} GB of disk, and these have less; add --disk-size {need_gb}")
+    return fits

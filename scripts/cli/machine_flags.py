@@ -1,0 +1,22 @@
+"""The flags that say what kind of machine is wanted, with their help: several commands take them."""
+
+MACHINE = {
+    "gpu": "kind of GPU, or any of a set: A100:1,A100-80GB:1,H100:1",
+    "num-gpus": "GPUs of each pod",
+    "all-configs": "any number of GPUs, whatever --num-gpus and the set say",
+    "cpus": "at least so many: 16 or 16+",
+    "memory": "at least so many GB: 128 or 128+",
+    "disk-size": "at least so many GB: 100 or 100+",
+    "country": "two letters: NL",
+    "city": "where the machine stands",
+    "cloud": "whose machine, or which tier: hyperstack, SECURE",
+    "region": "as the vendor spells it: canada-1",
+    "instance-type": "as the vendor spells it: B200x8",
+    "min-upload-mbps": "measured upload, megabits per second",
+    "min-download-mbps": "measured download, megabits per second",
+    "use-spot": "machines that may be taken away, which cost less",
+    "max-price": "US dollars per hour of the whole machine",
+    "network": "best: made for traffic between machines (InfiniBand and the like); no vendor tells that of its offers "
+    "today, so that none matches",
+    "volume": "id of a vendor's volume, which the pod gets: only machines that can have it",
+}  # what kind of machine is wanted

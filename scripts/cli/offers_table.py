@@ -1,0 +1,82 @@
+"""Offers as tables, what they would cost, and what will end a pod that is made from one."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from infra.agent.job import Limits
+from infra.money import dollars
+from infra.providers import market, registry
+from infra.providers.shutdown_paths import ends_of
+from infra.records import Offer, Plan, Request
+from infra.selection import preflight
+from infra.settings import Settings
+from scripts.cli import prompts, render
+from scripts.cli.render import columns
+
+GB = 10**9
+
+
+def show(plan: Plan, offers: Sequence[Offer], settings: Settings, on_failure: str) -> None:
+    """The offers, what the first would cost, and what will end it."""
+    assert plan.job is not None
+    show_offers(plan.request, offers)
+    first = offers[0]
+    costs = preflight.forecast_of(plan, first, settings)
+    low, expected, high = map(render.cents, costs.micro_usd)
+    cut = ", where a limit ends it" if costs.is_cut else ""
+    times = " / ".join(render.duration(one) for one in costs.seconds)
+    render.say(f"on the first: {low} / {expected} / {high} USD (low / expected / high{cut}), {times} (estimates)")
+    show_ends(plan.job.limits, first, settings, on_failure)
+
+
+def show_offers(request: Request, offers: Sequence[Offer]) -> None:
+    gpu = f"{request.gpu} " if request.gpu else ""
+    render.say(f"=== Available {gpu}Instances (sorted by price) ===")
+    render.say(render.clean(table(offers[: prompts.SHOWN], time.time())))
+    if len(offers) > prompts.SHOWN:
+        render.say(f"and {render.count(len(offers) - prompts.SHOWN, 'more offer')} (inv offers)")
+
+
+def show_ends(limits: Limits, offer: Offer, settings: Settings, on_failure: str, stays: bool = False) -> None:
+    """What will end a pod made from that offer."""
+    limits = replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour)
+    vendor = market(registry.provider(settings, offer.provider))
+    assert vendor is not None, offer
+    rows = [("when", "ended by", "and with the laptop off, at the latest by")]
+    ends = ends_of(vendor, limits, on_failure, stays)
+    render.say(columns([*rows, *((end.what, end.by, end.backstop) for end in ends)]))
+
+
+def table(found: Sequence[Offer], now: float) -> str:
+    """A numbered line for each; what a vendor does not tell is `?`."""
+    rows = [("#", "Provider", "Region", "GPUs", "VRAM", "Price/hr", "$/GPU-h", "Spot", "NVLink", "Up/Down Mbps", "Age",
+             "Type")]  # fmt: skip
+    for number, one in enumerate(found, 1):
+        kind = f" {one.gpu}" if one.gpu else ""
+        rows.append(
+            (
+                str(number),
+                f"{one.provider}/{one.cloud}" if one.cloud else one.provider,
+                one.region or one.country or "any",
+                f"{one.num_gpus}x{kind}" if one.num_gpus else "none",
+                f"{one.gpu_memory_bytes // GB}GB" if one.gpu_memory_bytes else "?",
+                f"${dollars(one.micro_usd_per_hour)}",
+                f"${per_gpu(one)}" if one.num_gpus else "",
+                "Yes" if one.spot else "No",
+                {True: "Yes", False: "No", None: "?"}[one.nvlink],
+                f"{mbps(one.upload_mbps)}/{mbps(one.download_mbps)}",
+                render.duration(max(0.0, now - one.seen_at)) if one.seen_at else "?",
+                one.instance_type or one.place,
+            )
+        )
+    return columns(rows)
+
+
+def per_gpu(offer: Offer) -> str:
+    """Dollars per GPU-hour, rounded up to a tenth of a cent at most."""
+    return dollars(-(-offer.micro_usd_per_hour // (1000 * offer.num_gpus)) * 1000)
+
+
+def mbps(speed: float | None) -> str:
+    return "?" if speed is None else f"{speed:.0f}"

@@ -1,0 +1,63 @@
+"""Questions at the terminal. Where nobody can be asked, the flag that answers is named."""
+
+import sys
+
+from infra.errors import UsageError
+from infra.records import Offer, Plan
+
+SHOWN = 9  # offers that are numbered, and can be picked
+
+
+def pick(offers: list[Offer], is_named: bool, yes: bool) -> list[Offer]:
+    """Return the offers in the order in which they are tried: the user's pick first. [] = the user wants none.
+
+    Raises UsageError when nobody can be asked.
+    """
+    if yes or is_named:
+        return offers
+    if not sys.stdin.isatty():
+        raise UsageError("nobody can be asked here: add --yes, or name --cloud, --region and --instance-type")
+    shown = offers[:SHOWN]
+    while True:
+        print(f"Select instance [1-{len(shown)}] or 'q' to quit: ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        said = line.strip().lower()
+        if said == "q" or not line:
+            return []
+        if said.isdecimal() and 1 <= int(said) <= len(shown):
+            chosen = shown[int(said) - 1]
+            return [chosen, *(one for one in offers if one is not chosen)]
+
+
+def confirm(yes: bool) -> None:
+    """Raise UsageError unless somebody says yes."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("nobody can be asked here: add --yes; nothing was changed")
+    print("Do this? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UsageError("nothing was changed")
+
+
+def ask_about_made(plan: Plan, yes: bool) -> str:
+    """Return whether phases that other code made are to be kept or made again; "" when there are none.
+
+    Raises UsageError when nobody can be asked.
+    """
+    if not plan.doubtful:
+        return ""
+    named = "; ".join(
+        f"{one.name} was made by other code than today's: {', '.join(one.differs)}" for one in plan.doubtful
+    )
+    if yes or not sys.stdin.isatty():
+        raise UsageError(
+            f"{named}; add --keep-made to take it as it is (its version says that the result is the same), "
+            "or --remake to make it again"
+        )
+    print(f"{named}.\nKeep it, or make it again? [K/r] ", end="", file=sys.stderr, flush=True)
+    line = sys.stdin.readline()
+    said = line.strip().lower()
+    if not line or said not in ("", "k", "keep", "r", "remake"):
+        raise UsageError("nothing was changed; answer k or r, or give --keep-made or --remake")
+    return "remake" if said in ("r", "remake") else "keep"

@@ -1,0 +1,55 @@
+"""Where replicas go is selected as where runs go is: what cannot be paid is left out, what failed lately comes last."""
+
+import pytest
+
+from infra.errors import OutOfMoney
+from infra.machines.host_memory import HostMemory, known_as
+from infra.providers import registry
+from infra.records import Request
+from infra.selection import choose
+from serve.replicas import placement
+from tests.infra.market.test_boot import settings_of
+from tests.infra.rehearsal.worlds import world
+
+L40S = Request(run="demo-0", gpu="L40S", num_gpus=1)
+
+
+@pytest.fixture
+def poor(tmp_path):
+    """A market in which one vendor would not be paid for an hour; its settings."""
+    plan = tmp_path / "faults.yaml"
+    plan.write_text("balance_usd: {runpod: 0.05}\n")
+    with world(tmp_path / "world", "--faults", str(plan)) as running:
+        yield settings_of(running, tmp_path)
+
+
+def test_what_the_account_cannot_pay_is_left_out_and_told(poor):
+    told = []
+    names = placement.candidates("market", poor)
+    assert "runpod" in names
+    found = placement.find(names, L40S, True, poor, told.append)
+    assert {one.provider for one in found} == {"shadeform"}
+    assert any(line.startswith("demo-0: runpod: the balance is 0.05 USD; an hour costs") for line in told)
+    with pytest.raises(OutOfMoney, match="no vendor would rent it to this account: runpod: the balance is 0.05 USD"):
+        placement.find(("runpod",), L40S, True, poor, told.append)
+
+
+def test_a_machine_that_failed_lately_is_tried_after_all_others_and_that_is_told(poor):
+    told = []
+    first, *others = placement.find(("shadeform",), L40S, True, poor, told.append)
+    assert others and not told
+    HostMemory.beside(poor.state_file).blame(known_as(first), "it never booted")
+    again = placement.find(("shadeform",), L40S, True, poor, told.append)
+    assert [known_as(one) for one in again] == [known_as(one) for one in [*others, first]]
+    (line,) = told
+    assert line.startswith("demo-0: tried last: shadeform") and line.endswith("it never booted")
+
+
+def test_a_keeper_of_a_run_is_offered_what_a_command_would_be(poor):
+    told = []
+    request = Request(run="otter", provider="market", gpu="L40S", num_gpus=1)
+    candidates = registry.candidates(poor, "market")
+    usual = choose.payable(choose.find(candidates, request, poor, told.append), 1, poor, told.append)
+    found = choose.find_payable(request, poor, told.append)
+    assert [known_as(one) for one in found] == [known_as(one) for one in usual]
+    assert "runpod" not in {one.provider for one in found}
