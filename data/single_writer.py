@@ -1,7 +1,6 @@
 """One writer for a folder at a time, and none that its starter has forgotten.
 
-In: a folder, or the process that started this one. Called by `data/shards/pipeline.py`, `__main__.py`,
-`engines/task.py`.
+In: a folder, or the process that started this one.
 """
 
 import ctypes

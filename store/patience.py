@@ -1,8 +1,8 @@
 """How long another machine is waited for: every attempt has a deadline as a whole, and so have all of them together.
 
 In: something to do with a store, and what its client raises. Out: its result, or one StoreError in words without
-secrets. Called by the stores that lie elsewhere. A limit per read is no limit: an answer that drips keeps it, so each
-attempt runs in a thread of its own, which is left behind when its time is over (its own timeouts end it).
+secrets. A limit per read is no limit: an answer that drips keeps it, so each attempt runs in a thread of its own, which
+is left behind when its time is over (its own timeouts end it).
 """
 
 import random

@@ -1,7 +1,7 @@
 """One piece of work for several machines, as tasks in a folder that all of them see.
 
 In: the spec, the folder for the shards, how many ranks. Out: for each task (`rank-00000-of-00004`, ..., `merge`) a file
-that says what to do, and what became of it. Called by: `drive.py`, the engines, and `task.py` wherever a task runs.
+that says what to do, and what became of it.
 
     OUT/.engine/work.json       whose tasks these are
                 NAME.json       what to do; NAME.log what it said; NAME.records how far it is

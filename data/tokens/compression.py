@@ -2,8 +2,8 @@
 
 In: a tokenizer, text shards with a held-out part, and a folder in which the files of others may lie. Out: for each kind
 of text its bytes and words, and for each tokenizer the tokens, bytes per token, tokens per word, and the share of the
-vocabulary that came up. Called by `python -m data compression`. Where no file of another lies, bytes as tokens are the
-measure. No network is used unless `download` asks for it.
+vocabulary that came up. Where no file of another lies, bytes as tokens are the measure. No network is used unless
+`download` asks for it.
 """
 
 import hashlib

@@ -2,8 +2,7 @@
 
 In: a folder of text shards, a tokenizer. Out: files as `token_file.py` describes them. Several processes tokenize one
 text shard each; what a file holds depends on its text shard and the tokenizer alone. A run that was stopped goes on: a
-file that is there is whole, and says of which text and by which tokenizer it was made. Called by `python -m data
-tokens` and, for a few texts, by `trainer/evaluation/scores.py`.
+file that is there is whole, and says of which text and by which tokenizer it was made.
 """
 
 import hashlib

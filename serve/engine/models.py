@@ -3,7 +3,6 @@
 In: a run or an artifact of a store of ours, a folder, `hf://user/repo[@revision]`, `s3://bucket/folder`. Out: a Model.
 What lies elsewhere is brought once to a folder that all replicas of a machine share: by content, so that a new release
 is another folder, and file by file, so that a start that was cut off goes on where it ended.
-Called by: `serve.engines`, where a replica starts; commands that look at a model before they start anything.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Where replicas go: own machines first, then the cheapest spot machine that fits, then what cannot be taken away.
 
 In: a service's `resources`, providers. Out: offers in the order in which they are tried. Reads what is offered; rents
-nothing. Called by: `landing`, `inv serve.up --dry-run`.
+nothing.
 """
 
 import re

@@ -3,7 +3,7 @@
     begin -> launched -> cared for (probed, its engine watched) -> told to end -> drained -> ended, which is proven
 
 In: members to begin, to take over, to end; the gateway, `Landing`. Out: what each is at (`members`); `changed` is set
-when that is another state. Which there should be is the controller's to say. Called by: the controller.
+when that is another state. Which there should be is the controller's to say.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Checkpoints that are whole or not there.
 
 In: named tensors and facts of a step. Out: `step-<9 digits>/`, immutable, with `MANIFEST.json` (size and sha256 of
-each file) written last; or the newest of them that verifies. Called by the loop and by phases for their input.
+each file) written last; or the newest of them that verifies.
 
 A save is built in `.tmp-<step>-<uuid>`, synced, read back, renamed in. Where a model is cut over processes each writes
 its part there, files of its own, and the first one finishes; a tensor is its parts in the order of ranks, joined along

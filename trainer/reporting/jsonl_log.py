@@ -2,7 +2,7 @@
 
 In: records with a `step`. Out: the file, whole lines only, on the disk's way at once. A run that was killed has told
 of steps that its checkpoint does not know: they are done again, so their lines are dropped. What a pod or a store has
-brought may be anybody's: a line that is no such record is left out. Called by `Metrics`, and for the report.
+brought may be anybody's: a line that is no such record is left out.
 """
 
 import json
