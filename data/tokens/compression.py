@@ -22,6 +22,7 @@ from data.events import emit
 from data.shards.shards import read, shard_paths
 from data.tokens.sample_texts import KINDS
 from data.tokens.tokenizer import encode_flat, load
+from store import local_files
 
 BATCH = 256  # documents
 HELD_OUT_BYTES = 32 << 20  # so much held-out text is enough
@@ -145,11 +146,8 @@ def _open(peer: Peer, folder: Path, download: bool) -> Encode:
 def _fetch(address: str, target: Path) -> Path:
     from data.text.remote import open_remote
 
-    target.parent.mkdir(parents=True, exist_ok=True)
     with open_remote(address) as file:
-        draft = target.with_name(f".{target.name}.draft")
-        draft.write_bytes(file.read())
-    os.replace(draft, target)
+        local_files.replace(target, file.read())
     return target
 
 

@@ -6,7 +6,6 @@ is another folder, and file by file, so that a start that was cut off goes on wh
 """
 
 import contextlib
-import fcntl
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import UsageError
-from store import Artifact, Manifest, Store, StoreError, catalogue, credentials, outside
+from store import Artifact, Manifest, Store, StoreError, catalogue, credentials, local_files, outside
 from store.artifacts import model_files, vocabulary
 from store.backends.backend import Entry, Place
 from store.backends.by_uri import open_place
@@ -213,8 +212,7 @@ def _alone(folder: Path) -> Iterator[Path]:
     """The folder in which `folder` comes about, while nobody else works in it."""
     draft = folder.with_name(f".{folder.name}.draft")
     draft.mkdir(parents=True, exist_ok=True)
-    with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with local_files.held(folder.with_name(f".{folder.name}.lock")):
         if not folder.is_dir():
             draft.mkdir(exist_ok=True)
         yield draft
