@@ -29,6 +29,8 @@ def alone_in(folder: Path, wait_s: float = WAIT_S) -> Iterator[None]:
     Raises DataError when somebody still does after `wait_s`.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    # Not by `store.local_files`, which locks a file: the folder itself is locked, so that nothing is left in it, and
+    # who has it is told.
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         until = time.monotonic() + wait_s

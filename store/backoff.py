@@ -1,6 +1,6 @@
 """How long to wait before something that failed is tried again: the one rule of the control side, data and serving.
 
-In: how often it has failed. Out: seconds. What runs on a pod beside its work has the same rule in `infra.agent.files`.
+In: how often it has failed. Out: seconds. The agent has the same rule in `infra.agent.backoff`.
 """
 
 import random

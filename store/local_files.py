@@ -1,6 +1,6 @@
 """Files of this machine: written at once or not at all, locked, and a memory of those already verified.
 
-Everything but the agent, which has its own in `infra.agent.files`, writes and locks its small files by what is here.
+Everything but the agent, whose own are `infra.agent.job.write_durably` and `infra.agent.state.hold`, goes through here.
 What stays apart says why where it stands: folders that are renamed as a whole, and drafts that are gone on with.
 """
 

@@ -81,6 +81,7 @@ class Writer:
         self.digest.update(header.fields)
         self.file.seek(0)
         self.file.write(header.fields + self.digest.digest())
+        # Not by `store.local_files`, which takes pieces from first to last: the header is written when all is counted.
         sync(self.file)
         self.file.close()
         os.replace(self.draft, self.target)

@@ -183,7 +183,7 @@ def _bring_file(place: Place, name: str, at: str, entry: Entry, sha256: str, pat
     """Whole at `path`, or not at all; what came of it before is gone on with. Raises StoreError."""
     if path.exists():
         return
-    part = path.with_name(f"{path.name}.part")
+    part = path.with_name(f"{path.name}.part")  # a draft that is gone on with, so not one of `store.local_files`
     if not sha256:  # nobody would notice a beginning that is damaged
         part.unlink(missing_ok=True)
     for _ in range(2):  # what an earlier try has left may be of another file: then all of it is brought
