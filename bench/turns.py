@@ -1,7 +1,6 @@
 """Arms of a benchmark that take turns, each in a process of its own, and the tables of what they took.
 
 In: names of arms, a Python for each. Out: rows of figures, as told by `tell` in the arm's process; markdown tables.
-Called by `data.py`, `tokenizer.py`, `tokens.py`.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Things that are made before they are wanted, by a thread.
 
-In: a pure function of the step. Out: its results, one step after another. Called by the trainer's loop.
+In: a pure function of the step. Out: its results, one step after another.
 """
 
 import time

@@ -1,7 +1,6 @@
 """Several processes that do one task after another, started anew rather than copied.
 
-In: tasks, what makes a worker in a process of its own. Out: what each tells while it works. Called by
-`data/tokens/tokenize.py`.
+In: tasks, what makes a worker in a process of its own. Out: what each tells while it works.
 """
 
 import multiprocessing

@@ -1,7 +1,6 @@
 """One writer for a folder at a time, and none that its starter has forgotten.
 
-In: a folder, or the process that started this one. Called by `data/shards/pipeline.py`, `__main__.py`,
-`engines/task.py`.
+In: a folder, or the process that started this one.
 """
 
 import ctypes
@@ -30,6 +29,8 @@ def alone_in(folder: Path, wait_s: float = WAIT_S) -> Iterator[None]:
     Raises DataError when somebody still does after `wait_s`.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    # Not by `store.local_files`, which locks a file: the folder itself is locked, so that nothing is left in it, and
+    # who has it is told.
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         until = time.monotonic() + wait_s

@@ -1,7 +1,7 @@
 """Signals that ask a command to leave, and what they must not tear in two.
 
-In: SIGINT, SIGTERM, SIGHUP. Out: exceptions, in the main thread. Called by: the program, around every command (`heed`),
-and whoever rents or ends (`finishing`): between a request that costs money and its record nobody is to be torn off.
+In: SIGINT, SIGTERM, SIGHUP. Out: exceptions, in the main thread. `heed` stands around every command. `finishing`
+stands around renting and ending: between a request that costs money and its record nobody is to be torn off.
 """
 
 import contextlib

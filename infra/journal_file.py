@@ -8,11 +8,9 @@ remembers how many there were.
 """
 
 import contextlib
-import fcntl
 import functools
 import os
 import sqlite3
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from infra.agent.limits import Clocks, read_clocks
 from infra.agent.process import Identity, is_alive
 from infra.errors import SlipwayError
 from infra.installation import Claim
+from store import local_files
 
 PRAGMAS = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 10_000, "wal_autocheckpoint": 0}
 CHECKPOINT_BYTES = 1 << 20
@@ -174,20 +173,10 @@ def installation_file(path: Path, environ: Mapping[str, str]) -> Path:
 @contextlib.contextmanager
 def locked(path: Path, wait_s: float = 30.0) -> Iterator[int]:
     """Hold the lock of the journal at `path`: its file. Raises JournalError when another process keeps it `wait_s`."""
-    descriptor = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    deadline = time.monotonic() + wait_s
-    try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise JournalError(f"journal {path}: another process has been writing for {wait_s:g} s") from None
-                time.sleep(0.002)
+    busy = JournalError(f"journal {path}: another process has been writing for {wait_s:g} s")
+    lock = path.with_name(path.name + ".lock")
+    with local_files.held(lock, busy, wait_s, mode=0o600, look_s=0.002) as descriptor:
         yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def open_file(path: Path, environ: Mapping[str, str]) -> Opened:

@@ -2,7 +2,7 @@
 
 In: the bytes of its progress, its verdict, its guard's report, or the answer of its agent. Out: plain mappings in which
 whatever has a name of ours is of our kind; what is not is left out, as if it had not been said. What nobody here reads
-is let through. Called by: `watch`, `follow`, `home`, `pods`.
+is let through.
 """
 
 from collections.abc import Callable, Mapping

@@ -2,7 +2,6 @@
 
 In: the limit of all, what was spent, what the living are armed with. Out: how many more may come, and what the next one
 may cost. The sum of what was spent and of all armed limits never passes the limit, whatever replicas do.
-Called by: the controller.
 """
 
 from dataclasses import dataclass

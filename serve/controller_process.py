@@ -1,8 +1,8 @@
 """The controller of a service as a process of its own: started where none lives, found where one does.
 
 In: the name of a service that the journal wants. Out: a controller at work, which outlives the command. Whoever asks
-first after one has died starts the next one, and that takes over the replicas.
-Called by: every `serve.*` command, `inv keep`. Imports nothing of the `serve` environment.
+first after one has died starts the next one, and that takes over the replicas. Imports nothing of the `serve`
+environment.
 """
 
 import os

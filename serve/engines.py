@@ -6,7 +6,7 @@ number of requests, and let streams go on when they are told to end: only the ga
 
     python -m serve.engines --config FILE        a replica as one process: finds the model, then becomes the engine
 
-Called by: the controller and the steps of a replica's job. Source: vLLM 0.32.0, --help=all and envs.py.
+Source: vLLM 0.32.0, --help=all and envs.py.
 """
 
 import argparse

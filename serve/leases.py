@@ -1,6 +1,6 @@
 """What a service reads of an artifact store, written down there, so that nobody removes a model that is served.
 
-In: what is wanted of a service. Called by its controller: when it begins, once a day, and when the service has ended.
+In: what is wanted of a service.
 """
 
 from serve.policy.service_state import Wanted

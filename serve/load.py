@@ -4,7 +4,7 @@
 
 In: FILE, a Load. Out: a record per round and a result, to $SLIPWAY_RECORDS. With a target for the time to the first
 token the rate is raised until the target is missed; the last rate that met it tells which setting keeps it.
-An API key is read from $SLIPWAY_ENDPOINT_KEY. Runs in the serve environment. Called by: `inv serve.bench`.
+An API key is read from $SLIPWAY_ENDPOINT_KEY. Runs in the serve environment.
 """
 
 import argparse

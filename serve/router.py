@@ -2,8 +2,8 @@
 
     python -m serve.router PORT POLICY        in the serve-router environment, its standard input held open
 
-In: a port and a policy. Out: a router without workers, which is told of them through its own API. Called by: `routed`.
-Imports nothing else of serve: its environment has vllm-router and nothing of ours.
+In: a port and a policy. Out: a router without workers, which is told of them through its own API. Imports nothing else
+of serve: its environment has vllm-router and nothing of ours.
 """
 
 import os

@@ -2,8 +2,8 @@
 
 A file for `sky serve up` is one for us. What SkyServe has no word for stands in a section of its own, `slipway:`, which
 the export leaves out. Everything unknown is refused, with the nearest known word.
-In: a file. Out: a Service; `to_skyserve` gives back what SkyPilot takes. Pure but for the reading.
-Called by: the commands, the controller. Source: SkyPilot 0.14.1, sky/utils/schemas.py and sky/serve/service_spec.py.
+In: a file. Out: a Service; `to_skyserve` gives back what SkyPilot takes. Pure but for the reading. Source: SkyPilot
+0.14.1, sky/utils/schemas.py and sky/serve/service_spec.py.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Every checkpoint that a store, or a folder of runs, holds: of runs at work, and inside of published artifacts.
 
 In: a store's address, or folders of this machine. Out: `Found` records, told from listings and manifests; `problem`
-reads every byte of one. Called by `inv ckpt.*`. Nothing is changed.
+reads every byte of one. Nothing is changed.
 """
 
 import re

@@ -11,7 +11,6 @@ out of what is carried, but for checkpoints.
 """
 
 import contextlib
-import fcntl
 import itertools
 import json
 import os
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from store import local_files
+from store.backoff import Backoff
 from store.manifest import StoreError
 from store.masking import Mask
 from store.run_sync.restore import Fetch, acknowledged_here, earlier_of
@@ -31,7 +31,7 @@ from store.run_sync.run_folder import ACKNOWLEDGED, CHECKPOINT, ENDING, MANIFEST
 
 WAITING = "state/waiting.json"
 LOOK_S = 0.5
-FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
+BACKOFF = Backoff(first_s=1.0, longest_s=60.0)
 LAST_WAIT_S = 5.0  # between two tries when the run is over
 LEAVE_S = 0.5  # what it takes to say what was left behind
 POLL_S = 0.1
@@ -198,7 +198,7 @@ def carry(root: Path, config: Config) -> int:
     told: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
     ending = root / "state" / "ending.json"
-    with _alone(root):
+    with local_files.held(root / "state" / "courier.lock", StoreError("another courier carries for this pod")):
         courier = Courier(root, config, _say)
         trial = _Trial(courier)
         while not told and not ending.exists():
@@ -217,22 +217,22 @@ class _Trial:
     """One look after the other, each further away while the store fails; says what is new of its failures."""
 
     def __init__(self, courier: Courier) -> None:
-        self.courier, self.wait_s, self.said = courier, 0.0, ""
+        self.courier, self.failures, self.said = courier, 0, ""
 
     def go(self, last: bool = False) -> float:
         """0 when all went well, else how long to wait before the next look."""
         try:
             self.courier.carry(last)
         except Exception as error:  # whatever a store's client raises: the run must go on
-            self.wait_s = min(LONGEST_WAIT_S, 2 * self.wait_s or FIRST_WAIT_S)
+            self.failures += 1
             words = f"{type(error).__name__}: {error}"
             if words != self.said:
                 self.said = words
                 _say(f"not carried, trying again until it is: {words}")
-            return self.wait_s
+            return BACKOFF.wait_s(self.failures)
         if self.said:
             _say("the store answers again")
-        self.wait_s, self.said = 0.0, ""
+        self.failures, self.said = 0, ""
         return 0.0
 
 
@@ -247,17 +247,6 @@ def _ends_at(ending: Path) -> float:
 def _rest(until: float, is_over: Callable[[], bool]) -> None:
     while not is_over() and (left_s := until - time.monotonic()) > 0:
         time.sleep(min(POLL_S, left_s))
-
-
-@contextlib.contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    """Raises StoreError when another courier is at work for this pod."""
-    with open(root / "state" / "courier.lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StoreError("another courier carries for this pod") from None
-        yield
 
 
 def _newest_first(names: Iterable[str], above: str) -> list[str]:

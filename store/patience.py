@@ -1,11 +1,10 @@
 """How long another machine is waited for: every attempt has a deadline as a whole, and so have all of them together.
 
 In: something to do with a store, and what its client raises. Out: its result, or one StoreError in words without
-secrets. Called by the stores that lie elsewhere. A limit per read is no limit: an answer that drips keeps it, so each
-attempt runs in a thread of its own, which is left behind when its time is over (its own timeouts end it).
+secrets. A limit per read is no limit: an answer that drips keeps it, so each attempt runs in a thread of its own, which
+is left behind when its time is over (its own timeouts end it).
 """
 
-import random
 import re
 import threading
 import time
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from store import credentials
+from store.backoff import Backoff
 from store.manifest import StoreError
 
 LONGEST_WAIT_S = 60.0  # that another side may ask for before it is asked again
@@ -56,13 +56,13 @@ class Patience:
         """
         moving_s = num_bytes / SLOWEST_BYTES_PER_S
         ends_at = time.monotonic() + self.total_s + moving_s
-        wait_s = self.first_wait_s
+        backoff = Backoff(self.first_wait_s, LONGEST_WAIT_S)
         for tries in range(1, self.tries + 1):
             try:
                 return within(min(self.answer_s + moving_s, ends_at - time.monotonic()), action)
             except Again as error:
-                pause_s = wait_s * random.uniform(0.5, 1.0) if error.wait_s is None else error.wait_s
-                pause_s, wait_s, seen = min(pause_s, LONGEST_WAIT_S), 2 * wait_s, str(error)
+                pause_s = backoff.wait_s(tries) if error.wait_s is None else min(error.wait_s, LONGEST_WAIT_S)
+                seen = str(error)
             if tries == self.tries or time.monotonic() + pause_s >= ends_at:
                 break
             time.sleep(pause_s)

@@ -1,9 +1,9 @@
 """What training takes of a GPU's memory, part by part, and the largest micro-batch that fits. No torch here.
 
-In: a `PhaseConfig`, how much memory there is. Out: `Memory`, in bytes; a `Fit`. Called by `inv fit`, and by plans to
-leave out GPUs that are too small. Every GPU holds the whole model, or a part of it (`parts`). The sums are of what the
-decoder keeps for the way back without a compiler, which keeps less; tests hold them against what a process took. On a
-CPU glibc keeps more than is held, in pieces that nothing fits into (trainer.machine): up to a quarter of the sum more.
+In: a `PhaseConfig`, how much memory there is. Out: `Memory`, in bytes; a `Fit`. Every GPU holds the whole model, or a
+part of it (`parts`). The sums are of what the decoder keeps for the way back without a compiler, which keeps less;
+tests hold them against what a process took. On a CPU glibc keeps more than is held, in pieces that nothing fits into
+(trainer.machine): up to a quarter of the sum more.
 """
 
 from dataclasses import asdict, dataclass, replace

@@ -1,8 +1,7 @@
 """Words -> Plan: what exists, what is missing, which steps make it, how long that takes.
 
 In: what was asked for, a profile, and an `Inventory` of what the store holds. Out: a `Plan` with the `Job` that makes
-the missing part. Called by `inv launch` and `inv train`. It works like Make, by fingerprints instead of times
-(`reuse.py`). Touches no store, imports no torch.
+the missing part. It works like Make, by fingerprints instead of times (`reuse.py`). Touches no store, imports no torch.
 """
 
 import difflib

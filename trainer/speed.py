@@ -1,7 +1,7 @@
 """How a phase uses the machine it runs on: which dtype, what is compiled, what is computed twice.
 
 In: a decoder, a `PhaseConfig`, the `Machine`. Out: the same decoder, faster or smaller while it trains. Nothing here
-changes results by more than rounding, except float8, which a phase must name. Called by `PhaseRun.train`.
+changes results by more than rounding, except float8, which a phase must name.
 """
 
 import os

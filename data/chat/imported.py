@@ -3,7 +3,6 @@
 In: a `TalkSpec`. Out: `conversations.jsonl`, one `{"messages": [...]}` a line, in the order of the source. A row has
 `messages` (role and content), `conversations` (from and value, as ShareGPT has them), or is the list itself. What no
 chat phase could learn from (roles out of turn, nobody answers, words that are no text) is left out and counted.
-Called by `python -m data talk`.
 """
 
 import gzip

@@ -1,8 +1,8 @@
 """Shards by several machines: the ranks of `pipeline.shard` under an engine that others run, then one manifest.
 
-In: what `pipeline.shard` takes, how many ranks, an engine. Out: the same summary. Called by `python -m data text`.
-All machines see the checkout, its environment, the source and the folder of the shards under the same paths.
-Killed anywhere, the same command goes on: finished ranks stay, and every other goes on where it stopped.
+In: what `pipeline.shard` takes, how many ranks, an engine. Out: the same summary. All machines see the checkout, its
+environment, the source and the folder of the shards under the same paths. Killed anywhere, the same command goes on:
+finished ranks stay, and every other goes on where it stopped.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Ranks as tasks of a Ray cluster that runs already.
 
-In: the work. Out: nothing but what the tasks leave in its folder. Called by `drive.py`. Ray itself is known to
-`on_ray.py` alone, run by an interpreter that has it in the cluster's own version: no environment of ours holds Ray.
+In: the work. Out: nothing but what the tasks leave in its folder. Ray itself is known to `on_ray.py` alone, run by an
+interpreter that has it in the cluster's own version: no environment of ours holds Ray.
 """
 
 import os

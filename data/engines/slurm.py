@@ -1,8 +1,8 @@
 """Ranks as an array job of Slurm, and the merge as a job that waits for all of them.
 
 In: the work. Out: its jobs, found again by a name that only the folder decides, so that none is lost whoever is killed.
-Called by `drive.py`, on a machine that has sbatch, squeue and scancel. Where jobs run is said to sbatch in its own
-variables: SBATCH_PARTITION, SBATCH_ACCOUNT, SBATCH_TIMELIMIT, SBATCH_MEM_PER_NODE, ...
+Where jobs run is said to sbatch in its own variables: SBATCH_PARTITION, SBATCH_ACCOUNT, SBATCH_TIMELIMIT,
+SBATCH_MEM_PER_NODE, ...
 """
 
 import getpass

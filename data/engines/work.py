@@ -1,29 +1,27 @@
 """One piece of work for several machines, as tasks in a folder that all of them see.
 
 In: the spec, the folder for the shards, how many ranks. Out: for each task (`rank-00000-of-00004`, ..., `merge`) a file
-that says what to do, and what became of it. Called by: `drive.py`, the engines, and `task.py` wherever a task runs.
+that says what to do, and what became of it.
 
     OUT/.engine/work.json       whose tasks these are
                 NAME.json       what to do; NAME.log what it said; NAME.records how far it is
                 NAME.exit       the code it left with; a task without one is still at work, or was killed
 """
 
-import fcntl
 import json
 import os
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from data.config import TextSpec
 from data.errors import DataError, InputError
 from data.manifest import MANIFEST, TOOL, write_json
 from data.text.inputs import Share
-from store import outside
+from store import local_files, outside
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME, MERGE = ".engine", "merge"
@@ -112,23 +110,10 @@ def begin(spec: TextSpec, inputs: Any, folder: Path, world: int, how: Mapping[st
 @contextmanager
 def locked(path: Path, wait_s: float = 0) -> Iterator[None]:
     """Nobody else holds `path` meanwhile. Raises DataError when somebody still does after `wait_s`."""
-    with open(path, "a", encoding="utf-8") as file:
-        until = time.monotonic() + wait_s
-        while not _lock(file):
-            if time.monotonic() > until:
-                raise DataError(f"{path}: another process is at work there")
-            time.sleep(LOOK_S)
+    busy = DataError(f"{path}: another process is at work there")
+    # Where a file system has no locks, the engine alone sees to it that a task runs once.
+    with local_files.held(path, busy, wait_s, look_s=LOOK_S, must_lock=False):
         yield
-
-
-def _lock(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # no locks on this file system: then the engine alone sees to it that a task runs once
-        pass
-    return True
 
 
 def _read(path: Path) -> Any:

@@ -1,7 +1,6 @@
 """HTML pages that need nothing but themselves: no script, no network, one style.
 
 All text passes `tag`, which escapes what is not markup of ours; and a page forbids scripts, should that ever fail.
-Called by the reports: of shards, of runs.
 """
 
 from html import escape

@@ -1,7 +1,7 @@
 """Documents too long to be there twice: what others get at once is done to them piece by piece and in place.
 
 In: a line of a file, or a text, of more than GIANT bytes; a bytearray where it is changed. Out: the same bytearray, or
-pieces, one after another. Called by `batches.py`, `escapes.py`, `lines.py`, `document_batch.py`.
+pieces, one after another.
 """
 
 import codecs

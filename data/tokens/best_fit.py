@@ -1,7 +1,7 @@
 """Documents into rows of one length: every row begins with a document, and as few as possible are cut.
 
-In: the lengths of some documents. Out: which of them stand in which row, and how much of each. Called by `loader.py`.
-Source: nanochat's data loader ("BOS-aligned best-fit").
+In: the lengths of some documents. Out: which of them stand in which row, and how much of each. Source: nanochat's data
+loader ("BOS-aligned best-fit").
 """
 
 from bisect import bisect_right

@@ -2,7 +2,7 @@
 
 In: text shards and a `TokenizerSpec`. Out: a folder with training.yaml and training.toml (what was asked for, written
 before anything else), tokenizer.json and its companions, and tokenizer_manifest.json last. The same text gives the
-same bytes on any number of processors. Called by `python -m data tokenizer`.
+same bytes on any number of processors.
 
 `rustbpe` (nanochat's trainer) counts words in all processors, in about half of the CPU seconds of Hugging Face's
 trainer (bench/RESULTS.md). Memory grows with the number of distinct words, therefore only so much text is looked at.

@@ -2,8 +2,8 @@
 
 In: a tokenizer, text shards with a held-out part, and a folder in which the files of others may lie. Out: for each kind
 of text its bytes and words, and for each tokenizer the tokens, bytes per token, tokens per word, and the share of the
-vocabulary that came up. Called by `python -m data compression`. Where no file of another lies, bytes as tokens are the
-measure. No network is used unless `download` asks for it.
+vocabulary that came up. Where no file of another lies, bytes as tokens are the measure. No network is used unless
+`download` asks for it.
 """
 
 import hashlib
@@ -22,6 +22,7 @@ from data.events import emit
 from data.shards.shards import read, shard_paths
 from data.tokens.sample_texts import KINDS
 from data.tokens.tokenizer import encode_flat, load
+from store import local_files
 
 BATCH = 256  # documents
 HELD_OUT_BYTES = 32 << 20  # so much held-out text is enough
@@ -145,11 +146,8 @@ def _open(peer: Peer, folder: Path, download: bool) -> Encode:
 def _fetch(address: str, target: Path) -> Path:
     from data.text.remote import open_remote
 
-    target.parent.mkdir(parents=True, exist_ok=True)
     with open_remote(address) as file:
-        draft = target.with_name(f".{target.name}.draft")
-        draft.write_bytes(file.read())
-    os.replace(draft, target)
+        local_files.replace(target, file.read())
     return target
 
 

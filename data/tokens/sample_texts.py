@@ -1,8 +1,7 @@
 """Text of kinds that a tokenizer meets, from what is on every machine: the same on each with the same Python.
 
-In: nothing. Out: documents by kind. Called by `compression.py`. Prose are Python's own help topics, code is the source
-of its library, numbers are made up, and other scripts are the first article of the Universal Declaration of Human
-Rights.
+In: nothing. Out: documents by kind. Prose are Python's own help topics, code is the source of its library, numbers are
+made up, and other scripts are the first article of the Universal Declaration of Human Rights.
 """
 
 import random

@@ -1,6 +1,6 @@
 """A random order of things that are too many for a list of them.
 
-In: how many, chance. Out: which thing stands at a place. Called by `loader.py`.
+In: how many, chance. Out: which thing stands at a place.
 """
 
 import numpy as np

@@ -1,7 +1,6 @@
 """Token shards, mapped rather than read, as one long row of ids.
 
-In: files as `token_file.py` describes them. Out: ids from any place on, where documents stand. Called by
-`loader.py`.
+In: files as `token_file.py` describes them. Out: ids from any place on, where documents stand.
 """
 
 import hashlib

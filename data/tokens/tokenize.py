@@ -2,8 +2,7 @@
 
 In: a folder of text shards, a tokenizer. Out: files as `token_file.py` describes them. Several processes tokenize one
 text shard each; what a file holds depends on its text shard and the tokenizer alone. A run that was stopped goes on: a
-file that is there is whole, and says of which text and by which tokenizer it was made. Called by `python -m data
-tokens` and, for a few texts, by `trainer/evaluation/scores.py`.
+file that is there is whole, and says of which text and by which tokenizer it was made.
 """
 
 import hashlib
@@ -82,6 +81,7 @@ class Writer:
         self.digest.update(header.fields)
         self.file.seek(0)
         self.file.write(header.fields + self.digest.digest())
+        # Not by `store.local_files`, which takes pieces from first to last: the header is written when all is counted.
         sync(self.file)
         self.file.close()
         os.replace(self.draft, self.target)

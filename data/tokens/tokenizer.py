@@ -1,8 +1,7 @@
 """Text to ids and back, by a byte-level BPE that lies in a folder as `transformers` and vLLM read it.
 
-In: a folder that `bpe.py` or an export wrote. Out: a Tokenizer. Called by whoever deals in ids: the token shards,
-conversations, the trainer, `chat`. Text is split with GPT-4's pattern, numbers by at most two digits; the nine specials
-are the last nine ids. Source: nanochat (its tokenizer and chat format).
+In: a folder that `bpe.py` or an export wrote. Out: a Tokenizer. Text is split with GPT-4's pattern, numbers by at most
+two digits; the nine specials are the last nine ids. Source: nanochat (its tokenizer and chat format).
 
 Ids are those of Hugging Face's `tokenizers`, which the tests hold; `fastokens` makes them from the same file about
 twelve times as fast (bench/RESULTS.md).

@@ -8,12 +8,13 @@ import subprocess
 import time
 from typing import Callable, Dict, List, Optional
 
+from infra.agent.backoff import Backoff
 from infra.agent.job import PodFolder, Step
 from infra.agent.shortage import outlasting
 from infra.agent.state import say
 from infra.agent.steps import begin
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
+BACKOFF = Backoff(first_s=1.0, longest_s=60.0, certain=1.0)  # one process on one pod: there is no crowd to part
 WELL_S = 60.0  # who has lived for so long is started again as soon as the first time
 FINISHED = (0, 1)  # exit codes of one that was asked to finish and says how far it came; with any other it died
 POLL_S = 0.05
@@ -30,7 +31,7 @@ class Beside:
         self.process: "Optional[subprocess.Popen[bytes]]" = None
         self.started_at = 0.0
         self.due_at = 0.0
-        self.wait_s = FIRST_WAIT_S / 2
+        self.failures = 0  # in a row
 
     def pid(self) -> Optional[int]:
         """None while it does not live."""
@@ -79,6 +80,7 @@ class Beside:
 
     def _rest(self, now: float, why: str) -> None:
         is_well = self.started_at and now - self.started_at >= WELL_S
-        self.wait_s = FIRST_WAIT_S if is_well else min(LONGEST_WAIT_S, 2 * self.wait_s)
-        self.due_at = now + self.wait_s
-        say(f"{self.step.name}: {why}; again in {self.wait_s:g} s")
+        self.failures = 1 if is_well else self.failures + 1
+        wait_s = BACKOFF.wait_s(self.failures)
+        self.due_at = now + wait_s
+        say(f"{self.step.name}: {why}; again in {wait_s:g} s")

@@ -15,7 +15,6 @@ the control environment. Standard library only, and a grammar that Python 3.9 re
 import ast
 import configparser
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
@@ -28,7 +27,9 @@ from pathlib import Path
 from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from infra.agent import denied
+from infra.agent.job import write_durably
 from infra.agent.packages import NOTHING, Carried, forbids_index, pip_environ, settings_here, uv_environ
+from infra.agent.state import hold
 
 Say = Callable[[str], None]
 
@@ -212,13 +213,16 @@ def _mark(target: Path, key: str) -> str:
 @contextlib.contextmanager
 def _locked(target: Path, say: Say) -> Iterator[int]:
     """Hold the lock of `target`; yields its descriptor, which children inherit so that it outlives a killed parent."""
-    with open(target.with_name(f"{target.name}.lock"), "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"waiting for another process that is making {target}")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield lock.fileno()
+    path = target.with_name(f"{target.name}.lock")
+    lock = hold(path, wait_s=0.0)
+    if lock is None:
+        say(f"waiting for another process that is making {target}")
+        lock = hold(path, wait_s=None)
+    assert lock is not None
+    try:
+        yield lock
+    finally:
+        os.close(lock)
 
 
 def _build(target: Path, spec: Spec, cache: Path, say: Say, carried: Carried, lock: int) -> None:
@@ -246,9 +250,7 @@ def _build(target: Path, spec: Spec, cache: Path, say: Say, carried: Carried, lo
             seen = error.seen if is_known or OFFLINE not in flags else "not all of it is in the cache"
             problems.append((" ".join([tool, *flags]), seen))
             continue
-        draft = target / f"{MARKER}.draft"
-        draft.write_text(_mark(target, spec.key), encoding="utf-8")
-        os.replace(draft, target / MARKER)
+        write_durably(target / MARKER, _mark(target, spec.key))
         return
     tried = {seen: [way for way, found in problems if found == seen] for _, seen in problems}
     each = [f"{seen} ({', '.join(ways)})" for seen, ways in tried.items()]

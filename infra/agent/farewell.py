@@ -7,7 +7,6 @@ else: no file, no command line, and of an answer only its status is said, since 
 
 import contextlib
 import http.client
-import random
 import re
 import socket
 import ssl
@@ -15,13 +14,14 @@ import threading
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Sequence
 from urllib.parse import urlsplit
 
+from infra.agent.backoff import Backoff
 from infra.agent.job import Call, Job
 from infra.agent.process import above, environ_of
 from infra.agent.state import say
 
 WAIT_S = 60.0  # of the job's clock: whoever follows reads the last words, and then ends the pod without our help
 LEAST_WAIT_S = 5.0  # of this machine's: reading takes its time however fast the job's clock runs
-FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 300.0  # of the job's clock, between two rounds of calls
+BACKOFF = Backoff(first_s=1.0, longest_s=300.0, certain=0.0)  # of the job's clock, between two rounds of calls
 CALL_S = 20.0  # for a whole answer
 MOST_BYTES = 1 << 16
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -43,15 +43,15 @@ def wait_s(job: Job) -> float:
 
 def leave(calls: Sequence[Call], scale: float, pid: int, wait: Callable[[float], None]) -> None:
     """Say farewell for process `pid` until that has ended it: this does not return."""
-    longest_s = FIRST_WAIT_S
+    rounds = 0
     while True:
         try:
             for words in attempt(calls, pid):
                 say(f"farewell: {words}")
         except Exception as error:  # whatever it is, the pod must not bill on for it
             say(f"farewell: {type(error).__name__}")
-        wait(random.uniform(0.0, longest_s) / scale)
-        longest_s = min(LONGEST_WAIT_S, 2 * longest_s)
+        rounds += 1
+        wait(BACKOFF.wait_s(rounds) / scale)
 
 
 def attempt(calls: Sequence[Call], pid: int) -> List[str]:

@@ -21,6 +21,7 @@ from typing import Any, Deque, Dict, Optional, Tuple
 
 from infra.agent import farewell
 from infra.agent import limits as ends
+from infra.agent.backoff import Backoff
 from infra.agent.job import STAYS, Job, PodFolder
 from infra.agent.process import become_subreaper, end_all, in_words, myself, reap
 from infra.agent.shortage import outlasting, patient, spare_me
@@ -49,6 +50,7 @@ from infra.agent.state import (
 TICK_S = 0.1
 REPORT_EVERY_S = 5.0
 LAST_RITES_S = 15.0  # what an agent needs beyond the grace of its step
+REVIVAL = Backoff(first_s=TICK_S, longest_s=60.0, certain=1.0)  # asked at every tick, so it must not change
 CRASH_LOOP = (5, 600.0)  # so many starts in so many seconds of the job's clock
 
 
@@ -223,7 +225,7 @@ class Guard:
             reason = f"the agent ended {most} times in {within_s:.0f} s without a verdict; see logs/agent.log"
             ask_to_stop(self.pod, "failed", reason, 0.0)
             return
-        if self.missed_at is not None and time.monotonic() < self.missed_at + TICK_S * 2 ** len(self.starts):
+        if self.missed_at is not None and time.monotonic() < self.missed_at + REVIVAL.wait_s(len(self.starts) + 1):
             return  # what has ended the agent may last a while, and may be ending its step too
         self._note_orphan()
         self.agent = spawn(self.pod, self.job, "run")

@@ -151,7 +151,7 @@ class Pod:
     def _remember(self, files):
         """Replace the memory durably; its time, by the clock of this file system."""
         os.makedirs(os.path.dirname(self.memory), exist_ok=True)
-        draft = f"{self.memory}.{os.getpid()}.draft"
+        draft = f"{self.memory}.{os.getpid()}.draft"  # by hand: this file imports nothing of ours
         with open(draft, "w", encoding="ascii") as file:
             file.write(json.dumps(files))
             file.flush()

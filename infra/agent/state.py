@@ -68,17 +68,17 @@ def tell(path: Path, value: Any) -> None:
 
 
 @patient
-def hold(path: Path, wait_s: float = 2.0) -> Optional[int]:
+def hold(path: Path, wait_s: Optional[float] = 2.0) -> Optional[int]:
     """Take the lock for the rest of this process, or until the descriptor is closed; None when another holds it.
 
-    The wait is there because somebody who only looks holds it for a moment.
+    The wait is there because somebody who only looks holds it for a moment. Where it is None, wait without end.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    deadline = time.monotonic() + wait_s
+    deadline = time.monotonic() + (wait_s or 0.0)
     while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait_s is None else fcntl.LOCK_EX | fcntl.LOCK_NB)
             return descriptor
         except BlockingIOError:
             if time.monotonic() >= deadline:

@@ -11,7 +11,6 @@ answers, only SlipwayErrors come out of here.
 import asyncio
 import hashlib
 import json
-import random
 import re
 import threading
 import time
@@ -27,6 +26,7 @@ import msgspec
 
 from infra.agent.limits import boottime_s
 from infra.errors import Ambiguous, AuthError, SlipwayError, UsageError
+from store.backoff import Backoff
 
 DEFINITE = {400, 401, 402, 403, 404, 422, 429}  # 429: all three vendors count before they act
 AGAIN = {408, 425, 429, 500, 502, 503, 504}
@@ -36,6 +36,7 @@ MOST_ATTEMPTS = 5
 WORDY = 16  # characters; a shorter key may stand in a listing by chance, as part of a token of ours
 MOST_REDIRECTS = 3
 LONGEST_WAIT_S = 60.0
+BACKOFF = Backoff(first_s=0.5, longest_s=8.0, certain=0.0)
 MOST_SKEW_S = 3600.0  # between a vendor's clock and ours
 DEEPEST = 64  # lists and objects within each other; what lies deeper is left out
 MOST_DIGITS = 1000  # of a whole number
@@ -224,7 +225,7 @@ class JsonApi:
                 wait_s = self._pace.wait_s()
             if wait_s:
                 break
-            wait_s = random.uniform(0, min(8.0, 0.5 * 2**attempt))
+            wait_s = BACKOFF.wait_s(attempt + 1)
             try:
                 reply = self._once(method, path, limit_s, **options)
                 if reply.status < 300:

@@ -19,6 +19,7 @@ from infra.errors import NoOffer, SlipwayError
 from infra.names import check_name
 from infra.records import Account, Offer, Pod, Request
 from infra.transport.protocol import ThisMachine
+from store import local_files
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 STOP_S = 300.0  # the agent's last rites, and whoever else is just starting or stopping
@@ -56,16 +57,12 @@ class Local:
         folder = self.pods.absolute() / check_name(request.run)
         pod = PodFolder(folder)
         pod.state.mkdir(parents=True, exist_ok=True)
-        draft = folder / f".{token}.draft"
-        draft.write_text(json.dumps({"token": token, "run": request.run}) + "\n")
-        try:
-            os.link(draft, pod.marker)  # fails when it exists: of two that want the folder, one gets it
+        try:  # of two that want the folder, one gets it
+            local_files.create(pod.marker, (json.dumps({"token": token, "run": request.run}) + "\n").encode())
         except FileExistsError:
             raise NoOffer(
                 f"local: {folder} is the pod of {_token(folder)} still; run: inv down {request.run}"
             ) from None
-        finally:
-            draft.unlink()
         return _pod(folder, token)
 
     def find(self, pod: str) -> Pod | None:

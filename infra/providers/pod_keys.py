@@ -1,7 +1,6 @@
 """The SSH keys of rented pods: one pair per pod, made before it is rented, found again by its token."""
 
 import functools
-import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 from infra.errors import SlipwayError
 from infra.records import Address, Pod
 from infra.transport.ssh import Ssh
+from store import local_files
 
 _TOKEN = re.compile(r"sw1-[a-z0-9]{8}-[a-z0-9]{16}")
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.:-]{0,252})")
@@ -41,12 +41,7 @@ class PodKeys:
             new = Ed25519PrivateKey.generate().private_bytes(
                 form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption()
             )
-            draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
-            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(new)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, path)
+            local_files.replace(path, new, mode=0o600)
         private = form.load_ssh_private_key(path.read_bytes(), None)
         words = private.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)  # type: ignore[union-attr]
         return f"{words.decode()} {token}"

@@ -7,7 +7,6 @@ with its journal, its store and its machines, which stays until the next world b
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -29,6 +28,7 @@ from infra.agent.process import Identity, is_alive, send
 from infra.errors import SlipwayError, UsageError
 from infra.names import random_word
 from infra.settings import VENDORS
+from store import local_files
 
 ROOT = Path(__file__).parents[2]
 ABOUT, ENDED, MARK, CURRENT = "world.json", "ended.json", "REHEARSAL", "current"
@@ -183,8 +183,7 @@ def _last_words(folder: Path) -> str:
 def _alone(base: Path) -> Iterator[None]:
     """Only one process begins or ends worlds at a time."""
     base.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(base / "lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with local_files.held(base / "lock"):
         yield
 
 

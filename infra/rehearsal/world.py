@@ -1,7 +1,7 @@
 """A whole rehearsal: the market, its vendors' servers, its pods, and the thread that lets time pass."""
 
-import fcntl
 import json
+import os
 import secrets
 import shutil
 import subprocess
@@ -28,6 +28,7 @@ from infra.rehearsal.vendors.lium import Lium
 from infra.rehearsal.vendors.runpod_graphql import BothApis
 from infra.rehearsal.vendors.shadeform import Shadeform
 from infra.settings import OVERLAY
+from store import local_files
 
 TICK_S = 0.05
 LOOK_TICKS = 5  # between looks at the disks
@@ -45,12 +46,10 @@ class World:
     def __init__(self, folder: Path, offers: list[Offer], plan: Plan, *, speed: float = 60.0, seed: int = 0) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock_file = open(folder / "lock", "w")  # noqa: SIM115 (held as long as the world)
-        try:
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock_file.close()
-            raise UsageError(f"a rehearsal runs in {folder} already") from None
+        held = local_files.hold(folder / "lock")  # as long as the world
+        if held is None:
+            raise UsageError(f"a rehearsal runs in {folder} already")
+        self._lock = held
         pods.end_leftovers(folder / "pods")
         self.clock = Clock(speed)
         self._offers = digest(offers)
@@ -110,7 +109,7 @@ class World:
         self._workers.shutdown()
         shutil.rmtree(self.folder / "pods", ignore_errors=True)
         (self.folder / ABOUT).unlink(missing_ok=True)
-        self._lock_file.close()
+        os.close(self._lock)
 
     def __enter__(self) -> "World":
         return self

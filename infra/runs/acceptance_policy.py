@@ -1,6 +1,6 @@
 """On what terms machines are taken: examined before any work, refused where money would not do, remembered when bad.
 
-In: settings, a provider. Out: `launch.Terms`. Called by: the commands, the controller of a service.
+In: settings, a provider. Out: `launch.Terms`.
 """
 
 from dataclasses import replace

@@ -45,12 +45,13 @@ from infra.settings import Settings
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
 from infra.transport.ssh_connection import StrangeHost
 from store import Store, StoreError
+from store.backoff import Backoff
 
 MOST_RECOVERIES = 5
 MOST_LOOKS = 3  # for a machine in place of a silent one, which may also come back meanwhile; then the run is given up
 LOOK_S = 300.0  # at all nodes; every question has a shorter limit of its own
 TELL_AFTER_S = 60.0  # that a pod does not answer
-FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 300.0
+BACKOFF = Backoff(first_s=1.0, longest_s=300.0)
 BRING_EVERY_S = 2.0
 RETRY_S = 2.0
 POLL_S = 0.25
@@ -217,7 +218,7 @@ class Keeper:
                         self.say(f"{op.run} has stopped; waiting for {words}. To end it: inv down {op.run}")
                     self._rest(op, RETRY_S)
                     continue
-                pause_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (done + tries))
+                pause_s = BACKOFF.wait_s(done + tries + 1)
                 if provider.is_rented and not op.is_live:  # its vendor has ended it: nothing there needs a rest
                     pause_s = 0.0
                 if not self._rest(op, pause_s):

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import itertools
 import json
-import random
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
@@ -30,13 +29,15 @@ from infra.names import new_token
 from infra.providers import LAG_S, Market, Provider, clock_scale, market
 from infra.records import Address, Offer, Pod, Request
 from infra.transport.protocol import Transport
+from store.backoff import Backoff
 
 ASKED_FOR = {"reason": "asked for", "outcome": ASKED}  # what a row says that somebody wanted to end
 GONE = "it was gone"
 DEAD = ("stopped", "failed", "ending")  # states of a vendor's pod in which nothing of it runs, though it may bill
 PATIENCE_S = 120.0  # while a vendor deletes
 LONGEST_S = 10 * 365 * 86400.0  # of a limit
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 10.0
+FIRST_WAIT_S = 0.25
+BACKOFF = Backoff(FIRST_WAIT_S, longest_s=10.0, certain=0.0)
 STOP_S = 300.0  # for a step to save, and for its courier to bring that to the store
 LOOK_S, LOOK_EVERY_S = 60.0, 3.0  # on the vendor's clock; for a pod whose creation was not answered
 
@@ -190,7 +191,7 @@ def end(
         return op
     if op.state != TERMINATING:
         op = journal.advance(op, "end", **({"reason": reason, "outcome": outcome} if reason else ASKED_FOR))
-    deadline, wait_s, is_asked = time.monotonic() + patience_s, FIRST_WAIT_S, False
+    deadline, failures, is_asked = time.monotonic() + patience_s, 0, False
     while True:
         try:
             found, is_fresh = None, _unproven_s(provider, op) > 0
@@ -213,8 +214,8 @@ def end(
                 cost = f", and cost {op.rate / 1_000_000:.2f} USD/h" if op.rate else ""
                 kind = StillBills if op.rate else SlipwayError
                 raise kind(f"ending {op.run}: {error}; it may run on{cost}; run again: inv down {op.run}") from error
-            time.sleep(min(left_s, random.uniform(FIRST_WAIT_S, wait_s)))
-            wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
+            failures += 1
+            time.sleep(min(left_s, max(FIRST_WAIT_S, BACKOFF.wait_s(failures))))
             op = journal.op(op.token)  # a sweep may have seen it meanwhile, or its end
             if not op.is_live:
                 return op

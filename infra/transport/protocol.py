@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 
 from infra.errors import SlipwayError
 from infra.transport.port_forward import LOOPBACK, relay
+from store import local_files
 
 READ_BYTES = 8 << 20
 OPEN_S = 10.0
@@ -145,15 +146,7 @@ class ThisMachine:
     def put(self, content: bytes, path: str | Path, mode: int = 0o644) -> None:
         place = Path(path)
         place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        draft = place.with_name(f".{place.name}.{os.getpid()}.draft")
-        draft.unlink(missing_ok=True)
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, mode)
-            file.write(content)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(draft, place)
+        local_files.replace(place, content, mode)
 
     def get(self, path: str | Path) -> bytes:
         return Path(path).read_bytes()

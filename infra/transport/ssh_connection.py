@@ -19,6 +19,7 @@ from typing import Any
 from infra.errors import AuthError, SlipwayError, UsageError
 from infra.records import Address
 from infra.transport.protocol import Unreachable
+from store import local_files
 
 OPEN_S = 10.0  # each of: TCP, banner, key exchange, authentication
 PING_S = 3.0
@@ -305,15 +306,6 @@ def pinned(known_hosts: Path) -> Any:
 def pin_first(known_hosts: Path, key: Any) -> Any:
     """Pin `key` unless there is a pin; of two that do so at once, one wins. Returns the pin."""
     known_hosts.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    draft = known_hosts.with_name(f".{known_hosts.name}.{os.getpid()}.{threading.get_ident()}.draft")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(f"{ALIAS} {key.get_name()} {key.get_base64()}\n")
-            file.flush()
-            os.fsync(descriptor)
-        with contextlib.suppress(FileExistsError):  # someone else was first
-            os.link(draft, known_hosts)
-    finally:
-        draft.unlink()
+    with contextlib.suppress(FileExistsError):  # someone else was first
+        local_files.create(known_hosts, f"{ALIAS} {key.get_name()} {key.get_base64()}\n".encode(), mode=0o600)
     return pinned(known_hosts)

@@ -4,13 +4,12 @@ In: a recipe as it will be trained, nothing left to a default. Out: two files; t
 `--profile` takes, so that the run can be repeated from it. Called by `pipeline.py`.
 """
 
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 import yaml
 
 from infra.errors import UsageError
@@ -32,7 +31,7 @@ def write(profile: Profile, of: str, folder: Path) -> Path:
         for name, phase in values["phases"].items()
     }
     document = {"profile": base, "name": profile.name, "model": shape, "phases": phases, "keeping": values["keeping"]}
-    local_files.replace(folder / "training.toml", toml(document).encode())
+    local_files.replace(folder / "training.toml", tomli_w.dumps(document).encode())
     local_files.replace(
         folder / "training.yaml", yaml.safe_dump(document, sort_keys=False, allow_unicode=True).encode()
     )
@@ -46,21 +45,3 @@ def without_none(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: without_none(one) for key, one in value.items() if one is not None}
     return [without_none(one) for one in value] if isinstance(value, (list, tuple)) else value
-
-
-def toml(values: Mapping[str, Any], table: str = "") -> str:
-    """Scalars and lists as JSON writes them, which TOML reads; each mapping is a table of its own."""
-    inner = {key: value for key, value in values.items() if isinstance(value, Mapping)}
-    lines = [f"{word(key)} = {scalar(value)}\n" for key, value in values.items() if key not in inner]
-    for key, value in inner.items():
-        name = f"{table}.{word(key)}" if table else word(key)
-        lines += [f"\n[{name}]\n", toml(value, name)]
-    return "".join(lines)
-
-
-def word(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else scalar(key)
-
-
-def scalar(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -3,11 +3,9 @@
 In: a run or an artifact of a store of ours, a folder, `hf://user/repo[@revision]`, `s3://bucket/folder`. Out: a Model.
 What lies elsewhere is brought once to a folder that all replicas of a machine share: by content, so that a new release
 is another folder, and file by file, so that a start that was cut off goes on where it ended.
-Called by: `serve.engines`, where a replica starts; commands that look at a model before they start anything.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import UsageError
-from store import Artifact, Manifest, Store, StoreError, catalogue, credentials, outside
+from store import Artifact, Manifest, Store, StoreError, catalogue, credentials, local_files, outside
 from store.artifacts import model_files, vocabulary
 from store.backends.backend import Entry, Place
 from store.backends.by_uri import open_place
@@ -185,7 +183,7 @@ def _bring_file(place: Place, name: str, at: str, entry: Entry, sha256: str, pat
     """Whole at `path`, or not at all; what came of it before is gone on with. Raises StoreError."""
     if path.exists():
         return
-    part = path.with_name(f"{path.name}.part")
+    part = path.with_name(f"{path.name}.part")  # a draft that is gone on with, so not one of `store.local_files`
     if not sha256:  # nobody would notice a beginning that is damaged
         part.unlink(missing_ok=True)
     for _ in range(2):  # what an earlier try has left may be of another file: then all of it is brought
@@ -214,8 +212,7 @@ def _alone(folder: Path) -> Iterator[Path]:
     """The folder in which `folder` comes about, while nobody else works in it."""
     draft = folder.with_name(f".{folder.name}.draft")
     draft.mkdir(parents=True, exist_ok=True)
-    with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with local_files.held(folder.with_name(f".{folder.name}.lock")):
         if not folder.is_dir():
             draft.mkdir(exist_ok=True)
         yield draft

@@ -1,7 +1,7 @@
 """Bytes of bodies, by who has sent them: what a client keeps the gateway busy with, and its memory.
 
 A body counts for its key and for its address while its request is inside, and for a while at least: one that is
-refused was read, too. Small ones are free, as the number of requests bounds them. Called by: `proxy`.
+refused was read, too. Small ones are free, as the number of requests bounds them.
 """
 
 import asyncio

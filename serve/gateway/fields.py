@@ -2,7 +2,7 @@
 
 What the model reads is bounded by the body's size alone; all else by numbers of its own. A field that is not named
 here counts among the others, so that an engine's next one is bounded before we hear of it.
-In: what a body says. Raises Bad. Called by: `asks`. Source: vLLM 0.32.0, entrypoints/openai/*/protocol.py.
+In: what a body says. Raises Bad. Source: vLLM 0.32.0, entrypoints/openai/*/protocol.py.
 """
 
 from collections.abc import Callable, Mapping

@@ -2,7 +2,7 @@
 
 A page may give its own name the address 127.0.0.1 (DNS rebinding), and then reads what it likes: so the host that is
 asked must be this machine by name. It may send forms anywhere without asking: so a body must be called JSON, which it
-may not send without asking first. Raises Refused. Called by: `proxy`, `server`.
+may not send without asking first. Raises Refused.
 """
 
 import re

@@ -2,7 +2,7 @@
 
 In: a Request of the listener. Out: its answer; a lease that was released, a visit that was counted. Another
 replica is tried only as long as the client has not got a byte. Whoever leaves takes the engine's work along: the
-connection to it is closed, which makes it stop. Called by: `server`.
+connection to it is closed, which makes it stop.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 In: requests that want a lease. Out: leases, at once or when one is released or a replica comes. While there is no
 replica at all a service that sleeps holds its requests (`hold_s`); any other refuses them.
-Raises Refused, with what a client may do. Called by: `proxy`, `server`.
+Raises Refused, with what a client may do.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 vLLM guards only some of its routes with its key, and others compute or change things; so what is not named here does
 not exist. Bodies go on as they came: they are read for what must be bounded and for what decides the replica.
-In: method, path, body. Out: an Ask. Raises Refused, which is the answer. Called by: `proxy`.
+In: method, path, body. Out: an Ask. Raises Refused, which is the answer.
 """
 
 from collections.abc import Mapping

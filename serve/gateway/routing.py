@@ -3,7 +3,6 @@
 In: replicas as their keeper lists them, requests that begin and end. Out: leases. A lease counts its request at its
 replica until it is released, once, however the request ends. The count belongs to a started engine, never to an
 address: an engine that takes over the port of a dead one inherits nothing.
-Called by: `turns`, which adds the waiting.
 """
 
 import hashlib

@@ -4,7 +4,7 @@
     port = await gateway.start("0.0.0.0", 8000)
     gateway.replace([Replica(replica_id="demo-1", url="http://127.0.0.1:8101")])
 
-In one process and event loop with whoever keeps the replicas. Called by: the service's controller, `__main__`.
+In one process and event loop with whoever keeps the replicas.
 """
 
 import asyncio

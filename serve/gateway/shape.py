@@ -1,6 +1,6 @@
 """How much a JSON text holds, told from its bytes: what is made of it can cost a hundred times what it took to send it.
 
-In: a body. Out: why it is refused, or "". Each step is one pass over bytes, in C. Pure. Called by: `asks`.
+In: a body. Out: why it is refused, or "". Each step is one pass over bytes, in C. Pure.
 """
 
 from serve.request_bounds import Bounds

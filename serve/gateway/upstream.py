@@ -2,7 +2,7 @@
 
 In: an Ask and a Replica. Out: an Answer of which something is there: all of it when it is short, else its first chunk
 and the rest to be read. Raises Failed while another replica may still be asked, Refused when this machine lacks what
-it takes to ask any. Called by: `proxy`.
+it takes to ask any.
 """
 
 import errno

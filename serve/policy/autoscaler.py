@@ -6,8 +6,7 @@ It must differ from the target for delay / 20 s ticks in a row, then the target 
 is not alive is not counted, so that replacing is this rule as well. Beside the requests that arrive there are those
 that wait: the larger want counts. What cannot be measured changes nothing. No replica is started that the budget does
 not admit, and none after three in a row that were never ready.
-In: a Rule, the Memory of the last tick, what is Seen. Out: a Decision. Called by: the controller, every `tick_s`.
-Source: SkyServe, sky/serve/autoscalers.py.
+In: a Rule, the Memory of the last tick, what is Seen. Out: a Decision. Source: SkyServe, sky/serve/autoscalers.py.
 """
 
 import math

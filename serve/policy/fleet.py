@@ -2,7 +2,6 @@
 
 In: what is wanted, the replicas that there are, what the gateway counts. Out: a Course. It only puts together what
 `autoscaler` (how many), `update` (from one version to the next) and `states` (who lives) say.
-Called by: the controller, at every change and every tick.
 """
 
 from collections.abc import Sequence

@@ -3,8 +3,8 @@
     PENDING -> PROVISIONING -> STARTING -> READY <-> NOT_READY      SHUTTING_DOWN, then gone
     at an end: FAILED FAILED_INITIAL_DELAY FAILED_PROBING FAILED_PROVISION FAILED_CLEANUP PREEMPTED UNKNOWN
 
-In: what its keeper did (launch, end) and saw (probes, its process). Out: a State. Called by: the controller, the
-autoscaler, status. Source: SkyServe, sky/serve/replica_managers.py, ReplicaStatusProperty.to_replica_status.
+In: what its keeper did (launch, end) and saw (probes, its process). Out: a State. Source: SkyServe,
+sky/serve/replica_managers.py, ReplicaStatusProperty.to_replica_status.
 """
 
 from collections.abc import Iterable

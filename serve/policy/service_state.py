@@ -3,7 +3,7 @@
     Wanted   what the user asks for        written by commands, one at a time
     Seen     what there is, and was        written by the controller that holds the lease
 
-In: records. Out: text, and back. Pure. Called by: the commands, the controller.
+In: records. Out: text, and back. Pure.
 """
 
 from collections.abc import Mapping

@@ -3,7 +3,7 @@
 rolling: old and new ones answer; for each new one that is ready an old one goes. blue_green: the old ones answer until
 as many new ones are ready as there must be at least, then only the new ones do. New ones are started by the autoscaler,
 beside the old, so that there are at most twice as many. A new version that never gets ready leaves the old one serving.
-In: all replicas. Out: ids. Called by: the controller. Source: SkyServe, docs/source/serving/update.rst.
+In: all replicas. Out: ids. Source: SkyServe, docs/source/serving/update.rst.
 """
 
 from collections.abc import Iterable, Sequence

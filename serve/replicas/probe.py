@@ -4,7 +4,6 @@ In: where an engine answers, the probe of the service file. Out: a Probed. Raise
 it takes to ask, which says nothing of the engine; nothing else is raised. A `/health` of 200 is not
 enough: it stays so with an engine that hangs. A token that does not come in time is not enough either: an engine with
 a long line is not ill as long as it makes tokens for others, which its counters tell.
-Called by: the controller.
 """
 
 import asyncio

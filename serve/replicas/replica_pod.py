@@ -6,7 +6,7 @@
 
 In: a Version, a Member. Out: journal rows. An engine is never started again: one that has ended is another replica's
 place. It outlives whoever started it, as every pod's work does.
-Raises what `infra.runs.launch` and `infra.runs.pods` raise. Called by: the controller.
+Raises what `infra.runs.launch` and `infra.runs.pods` raise.
 """
 
 import errno

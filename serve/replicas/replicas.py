@@ -3,7 +3,7 @@
     begin -> launched -> cared for (probed, its engine watched) -> told to end -> drained -> ended, which is proven
 
 In: members to begin, to take over, to end; the gateway, `Landing`. Out: what each is at (`members`); `changed` is set
-when that is another state. Which there should be is the controller's to say. Called by: the controller.
+when that is another state. Which there should be is the controller's to say.
 """
 
 import asyncio
@@ -28,13 +28,15 @@ from serve.policy.service_state import Member, Wanted, served_name
 from serve.replicas.probe import Counters, probe
 from serve.replicas.replica_pod import Landing, Stage
 from serve.service import Service
+from store.backoff import Backoff
 
 FATE_S, FATE_THERE_S = 0.5, 5.0  # at the verdict of an engine: on this machine, on another
 YOUNG_S = 0.5  # between probes of a replica that is not ready, where the file has not less
 LAUNCHES = 4  # at once
 THREADS = 64
 NO_OFFER_S = 30.0  # until it is asked again whether there is a machine
-RETRY_S, LONGEST_RETRY_S = 2.0, 60.0  # of an end that is not proven
+RETRY_S = 2.0
+BACKOFF = Backoff(first_s=RETRY_S, longest_s=60.0)  # of an end that is not proven
 GONE_EVERY_S = 10.0  # a vendor is asked whether a silent machine still exists
 KEPT = 20  # failed replicas that are remembered
 
@@ -277,7 +279,7 @@ class Replicas:
 
     async def _finish(self, one: Kept) -> None:
         """Until nothing of it is left, which takes as many tries as it takes."""
-        wait_s = RETRY_S
+        failures = 0
         while True:
             self.note(one, replace(one.member.facts, down=Step.RUNNING))
             try:
@@ -288,8 +290,8 @@ class Replicas:
             except SlipwayError as error:
                 self.say(f"{one.member.run}: {error}")
                 self.note(one, replace(one.member.facts, down=Step.FAILED))
-                await asyncio.sleep(wait_s)
-                wait_s = min(LONGEST_RETRY_S, 2 * wait_s)
+                failures += 1
+                await asyncio.sleep(BACKOFF.wait_s(failures))
         await self._in_thread(one.links.close)
         one.member = replace(one.member, ended_at=time.time())
         self.note(one, replace(one.member.facts, down=Step.SUCCEEDED))

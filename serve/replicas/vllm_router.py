@@ -6,7 +6,7 @@ The router asks for no key of its clients, passes every path on and lets its lis
 reaches its port; so it listens on loopback only and the gateway stays in front (dev/decisions/0025). It is told of
 workers through its API (/list_workers, /add_worker, /remove_worker), again and again: one that was started anew knows
 none. In: `replace`, as the plain gateway. Out: a list of workers that is the same. A worker that was taken off is asked
-itself whether it still works, as the router forgets it. Called by: the controller.
+itself whether it still works, as the router forgets it.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 In: a folder's files under a name, with a fingerprint. Out: the same files, verified, in a folder of this machine. How
 that is done differs: in a folder by renames under a lock (`folder_store`), elsewhere by a manifest that is written
-last (`remote_store`). Called by every floor.
+last (`remote_store`).
 """
 
 from collections.abc import Mapping

@@ -6,7 +6,6 @@ where it ended.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
@@ -14,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from store import local_files
 from store.artifacts.folder_store import FolderStore
 from store.backends.backend import Entry, Place
 from store.manifest import FileEntry, Manifest, StoreError, kept_name
@@ -71,8 +71,7 @@ class Mirror:
         """The folder in which that artifact comes about, while nobody else works in it."""
         self.root.mkdir(parents=True, exist_ok=True)
         draft = self.root / f".draft-{hashlib.sha256(manifest.name.encode()).hexdigest()[:16]}"
-        with open(f"{draft}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with local_files.held(f"{draft}.lock"):
             yield draft
 
     def _bring(self, file: FileEntry, name: str, path: Path, place: Place, at: str, there: Mapping[str, Entry]) -> None:

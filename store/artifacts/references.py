@@ -3,7 +3,7 @@
     <store>/references/<owner>.json     what one run or service reads, and until when that holds
 
 In: an owner's name, and kinds with fingerprints. Out: by kind and fingerprint, who reads it. Written when a run or a
-service begins and renewed while it is followed; called by launches, by services, by plans and by `inv store.gc`.
+service begins, and renewed while it is followed.
 """
 
 import json

@@ -38,21 +38,11 @@ class Folder(Place):
         assert guard is None, "a folder is kept by its lock"
         for name, source in new.items():
             folder, _, last = os.path.join(self.root, name).rpartition("/")
-            draft = f"{folder}/.{last}.draft"
             os.makedirs(folder, exist_ok=True)
             if os.path.realpath(folder) != folder:
                 raise StoreError(f"{folder} leads out of the store through a symbolic link")
-            try:
-                with open(draft, "wb") as file:
-                    for piece in _pieces(Path(self.root, source.name) if isinstance(source, Copy) else source):
-                        file.write(piece)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(draft, f"{folder}/{last}")
-            except BaseException:  # the first error is the one to report; what is half there may be what fills the disk
-                with contextlib.suppress(OSError):
-                    os.remove(draft)
-                raise
+            pieces = _pieces(Path(self.root, source.name) if isinstance(source, Copy) else source)
+            local_files.write_whole(f"{folder}/{last}", pieces, draft_name=f".{last}.draft")
             local_files.sync(folder)
         for name in gone:
             path = os.path.join(self.root, name)

@@ -15,11 +15,12 @@ from typing import TypeVar
 from store import local_files, outside
 from store.artifacts.artifacts import Store
 from store.backends.backend import NotSmall
+from store.backoff import Backoff
 from store.manifest import StoreError
 from store.patience import StoreAway
 from store.run_sync.run_folder import ACKNOWLEDGED, LOG, Checkpoint, Damaged, RunFolder, by_folder, step_of
 
-TRIES, FIRST_WAIT_S = 6, 1.0
+TRIES, BACKOFF = 6, Backoff(first_s=1.0, longest_s=32.0)
 EARLIER = "state/earlier"  # logs of an earlier pod that this one had begun before they came
 FIGURES = re.compile(r"work/runs/(?!\.)([A-Za-z0-9._-]{1,128})/(metrics|samples)\.jsonl")
 
@@ -147,16 +148,15 @@ class Fetch:
 
     def _patiently(self, action: Callable[[], T]) -> T:
         """Several times while the store fails. Raises Damaged, and StoreError when it stays away."""
-        wait_s = FIRST_WAIT_S
         for tries in range(1, TRIES + 1):
             try:
                 return action()
             except (StoreAway, OSError) as error:
                 if tries == TRIES:
                     raise StoreError(f"{self.folder.uri}: {type(error).__name__}: {error}") from error
-                self._tell(f"{self.folder.uri}: {type(error).__name__}: {error}; again in {wait_s:g} s")
+                wait_s = BACKOFF.wait_s(tries)
+                self._tell(f"{self.folder.uri}: {type(error).__name__}: {error}; again in {wait_s:.1f} s")
             time.sleep(wait_s)
-            wait_s *= 2
         raise AssertionError
 
 

@@ -1,7 +1,7 @@
 """Checkpoints that are whole or not there.
 
 In: named tensors and facts of a step. Out: `step-<9 digits>/`, immutable, with `MANIFEST.json` (size and sha256 of
-each file) written last; or the newest of them that verifies. Called by the loop and by phases for their input.
+each file) written last; or the newest of them that verifies.
 
 A save is built in `.tmp-<step>-<uuid>`, synced, read back, renamed in. Where a model is cut over processes each writes
 its part there, files of its own, and the first one finishes; a tensor is its parts in the order of ranks, joined along
@@ -10,7 +10,6 @@ is `.trash-*` first. Only one run writes a folder at a time: `locked()`.
 """
 
 import errno
-import fcntl
 import json
 import logging
 import os
@@ -27,7 +26,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from store import outside
+from store import local_files, outside
 from store.run_sync.run_folder import Damaged, check_files
 from trainer import tensor_file
 from trainer.config import Keeping
@@ -145,11 +144,8 @@ class Checkpoints:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Be the one writer; sweep what a killed one left. Raises CheckpointError when another one is at work."""
-        with open(self.folder / "LOCK", "w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise CheckpointError(f"{self.folder}: another trainer is writing here; stop it first") from None
+        busy = CheckpointError(f"{self.folder}: another trainer is writing here; stop it first")
+        with local_files.held(self.folder / "LOCK", busy):
             for leftover in (*self.folder.glob(".tmp-*"), *self.folder.glob(".trash-*")):
                 shutil.rmtree(leftover)
             yield

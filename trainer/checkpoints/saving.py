@@ -1,11 +1,11 @@
 """Saving beside the training: a copy of everything is taken between two steps, and written while the next ones run.
 
 In: live tensors, the run's `Checkpoints`. Out: the same checkpoints as `Checkpoints.save` makes; training pays for the
-copy. Called by the loop. At most one save is under way. Among several processes each writes the part that it has, and
-says how that went between two steps, when all are there; once all parts are whole the first one finishes, or all
-abandon. Who does not see the first one's disk sends it the part. Where training computes on the CPU, the writer rests
-thirty times as long as it computes, so that a step grows by a thirtieth, and by its share of the copy; when somebody
-waits for it, it hurries. (A low priority would starve it on a busy machine, and nobody could raise it again.)
+copy. At most one save is under way. Among several processes each writes the part that it has, and says how that went
+between two steps, when all are there; once all parts are whole the first one finishes, or all abandon. Who does not see
+the first one's disk sends it the part. Where training computes on the CPU, the writer rests thirty times as long as it
+computes, so that a step grows by a thirtieth, and by its share of the copy; when somebody waits for it, it hurries. (A
+low priority would starve it on a busy machine, and nobody could raise it again.)
 """
 
 import errno

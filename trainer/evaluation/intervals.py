@@ -1,10 +1,9 @@
 """How sure a measure is: intervals of 95 %, and differences of two models on the same questions. No torch, no numpy.
 
-In: counts, or numbers for each row. Out: `Interval`s. Called by the measures of `inv eval` and by `--compare`.
-Shares: Wilson's score interval (1927). Nats per byte, a ratio of two sums: the ratio estimator's variance, linearised
-(Cochran, Sampling Techniques, 6.4), over rows as they were cut, normal. Differences of the same questions: Agresti and
-Min's adjusted interval (2005), and McNemar's exact test; of different ones: Newcombe's hybrid of two Wilson intervals
-(1998), or the two variances added.
+In: counts, or numbers for each row. Out: `Interval`s. Shares: Wilson's score interval (1927). Nats per byte, a ratio of
+two sums: the ratio estimator's variance, linearised (Cochran, Sampling Techniques, 6.4), over rows as they were cut,
+normal. Differences of the same questions: Agresti and Min's adjusted interval (2005), and McNemar's exact test; of
+different ones: Newcombe's hybrid of two Wilson intervals (1998), or the two variances added.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Matrices multiplied in 8 bits: forward in e4m3, gradients in e5m2, each tensor with one scale of its own.
 
-In: bf16 activations (N, K), a weight (M, K). Out: bf16 (N, M). Called by `Linear` where the phase asks for it.
-Source: Micikevicius et al., arXiv 2209.05433; dynamic tensorwise scaling as in torchao and nanochat.
+In: bf16 activations (N, K), a weight (M, K). Out: bf16 (N, M). Source: Micikevicius et al., arXiv 2209.05433; dynamic
+tensorwise scaling as in torchao and nanochat.
 """
 
 import torch

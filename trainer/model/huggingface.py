@@ -1,7 +1,6 @@
 """What a Hugging Face `config.json` says, as our records, and back. Light to import: no torch here.
 
-In: the content of a config.json. Out: a `ModelConfig`, or ConfigError where our decoder cannot be that model. Called by
-`export`, and by plans that begin from a model of somebody else.
+In: the content of a config.json. Out: a `ModelConfig`, or ConfigError where our decoder cannot be that model.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

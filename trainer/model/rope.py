@@ -1,8 +1,8 @@
 """Rotary positions: where a token stands, as angles.
 
-In: positions, a `ModelConfig`. Out: cos and sin for attention, stretched as the model says. Called by the decoder.
-Sources: Su et al., arXiv 2104.09864 (RoPE); Peng et al., arXiv 2309.00071 (YaRN); Llama 3.1's published code (llama3);
-spelling and edge cases: `transformers.modeling_rope_utils`.
+In: positions, a `ModelConfig`. Out: cos and sin for attention, stretched as the model says. Sources: Su et al., arXiv
+2104.09864 (RoPE); Peng et al., arXiv 2309.00071 (YaRN); Llama 3.1's published code (llama3); spelling and edge cases:
+`transformers.modeling_rope_utils`.
 """
 
 import math

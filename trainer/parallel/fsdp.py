@@ -4,8 +4,8 @@ In: a decoder, the `Ranks`, `fsdp` (cut over all processes) or `hybrid` (over th
 Out: the decoder changed in place, and a `Cut`: which rows of every parameter this process has. Of a parameter of N rows
 that is piece `rank` of `torch.chunk(N, size)`; gradients and the optimizer's state are cut alike. A block is put
 together just before it computes, in the dtype of activations, and dropped again; what lies outside of blocks stays
-whole from the way there to the way back, in float32. Called by `PhaseRun`; the optimizer and the loop ask the `Cut`.
-Source of the order of things: torchtitan's `parallelize` for dense decoders.
+whole from the way there to the way back, in float32. Source of the order of things: torchtitan's `parallelize` for
+dense decoders.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """A line chart: laid out once, drawn as SVG for a page and as PNG for everywhere else. No torch here.
 
-In: a `Chart`. Out: an `svg` element, or the bytes of a PNG. Called by the report of a run.
+In: a `Chart`. Out: an `svg` element, or the bytes of a PNG.
 """
 
 import io

@@ -2,7 +2,7 @@
 
 In: records with a `step`. Out: the file, whole lines only, on the disk's way at once. A run that was killed has told
 of steps that its checkpoint does not know: they are done again, so their lines are dropped. What a pod or a store has
-brought may be anybody's: a line that is no such record is left out. Called by `Metrics`, and for the report.
+brought may be anybody's: a line that is no such record is left out.
 """
 
 import json
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from store import outside
+from store import local_files, outside
 
 FIGURES: dict[str, type] = {"step": int, "tokens": int, "loss": float}
 SAID: dict[str, type] = {"step": int, "prompt": str, "text": str}
@@ -23,9 +23,7 @@ class StepLines:
 
     def __init__(self, path: Path, start: int, kinds: Mapping[str, type] = FIGURES) -> None:
         self.kept = [one for one in read(path, kinds) if one["step"] <= start]
-        draft = path.with_suffix(".draft")
-        draft.write_text("".join(f"{json.dumps(one)}\n" for one in self.kept), encoding="utf-8")
-        draft.replace(path)
+        local_files.replace(path, "".join(f"{json.dumps(one)}\n" for one in self.kept).encode())
         self.file = path.open("a", encoding="utf-8")
 
     def add(self, record: Mapping[str, Any]) -> None:

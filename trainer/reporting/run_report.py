@@ -1,7 +1,7 @@
 """A run as one HTML page and a PNG for each curve: figures, configuration, cost, what the model said over time.
 
 In: a `Story`: what was read of a run, wherever it was. Out: the page's text, and charts. No torch here; what a run at
-work has not told yet is left out. Called by `inv report`.
+work has not told yet is left out.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,7 @@
 """What the model says while it learns: the same few prompts again and again, for people to read.
 
 In: the model as it is, the tokenizer. Out: prompts and texts, greedy, so that nothing random is used up: training goes
-on as if nobody had asked. Called by the loop at a few steps of a phase (`Keeping.samples`).
+on as if nobody had asked.
 """
 
 from collections.abc import Mapping

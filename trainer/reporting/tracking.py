@@ -2,7 +2,7 @@
 
 In: figures and samples; `WANDB_API_KEY`, or `WANDB_PROJECT`, or `WANDB_MODE=offline`, in the environment. Out: one W&B
 run for each phase of a run, the same one over all recoveries; without a key it is kept offline in the run's folder, to
-be sent with `wandb sync`. What goes wrong with it is told, and the training goes on. Called by `Metrics`.
+be sent with `wandb sync`. What goes wrong with it is told, and the training goes on.
 """
 
 import logging

@@ -3,7 +3,7 @@
 In: connections that come, are let in, and go. Out: those to be given up for others. A stranger, of which no request was
 let in yet, counts for its address and is given up first, the oldest before the others. One that was let in counts for
 its key, and is given up only while it has no request. Neither kind can take the room of the other. A step takes as long
-among thousands as among few, but for the giving up of one that was let in. Called by: `listener`.
+among thousands as among few, but for the giving up of one that was let in.
 """
 
 import ipaddress

@@ -3,7 +3,6 @@
 asyncio's servers are not used for that. uvloop's closes its port for good when it finds no file for a connection; here
 the port rests for a moment. And whoever is not wanted is sent away before anything is made for him.
 In: a host and a port. Out: connected sockets and the addresses they count for, to `take`; shortages, to `short`.
-Called by: `listener`.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 An asyncio.Task goes on by way of a future and a turn of the event loop later; a short request waits for its engine and
 for nothing else, and that was a tenth of what it cost (bench/RESULTS.md). In: a coroutine that waits for Signals, and
-for asyncio's futures where something is rare. Called by: `listener`, whose connections are one task each.
+for asyncio's futures where something is rare.
 """
 
 import asyncio

@@ -2,7 +2,6 @@
 
 A connection is one, and a request inside takes two more: one to its engine, one behind the port by which an engine on
 another machine is reached. In: a process' limit, a gateway's Limits. Out: a raised limit, Limits that fit.
-Called by: `server`, the programs that hold a gateway.
 """
 
 import contextlib

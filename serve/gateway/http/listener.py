@@ -2,7 +2,7 @@
 
 One task serves all requests of a connection, and a short answer is one write (what that spares: bench/RESULTS.md).
 In: bytes of clients. Out: a Request, one after another, to `handle`, which answers by it. Whoever leaves cancels what
-is being done for him. Called by: `server`.
+is being done for him.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """What the two sides of the gateway have in common: a connection, and a message of which the body is still to come.
 
 Bytes come by `data_received` of a side's own protocol, which feeds the message they belong to. One task reads them; who
-does not read stops the sender, and who is not read stops the task. Called by: `listener`, `connections`.
+does not read stops the sender, and who is not read stops the task.
 """
 
 import asyncio

@@ -1,0 +1,24 @@
+"""How long to wait before something that failed is tried again: the one rule of the control side, data and serving.
+
+In: how often it has failed. Out: seconds. The agent has the same rule in `infra.agent.backoff`.
+"""
+
+import random
+from dataclasses import dataclass
+
+MOST_DOUBLINGS = 30  # beyond it every longest wait is reached, and a float would overflow at last
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """Waits that double up to the longest, cut by chance so that many who failed together do not come back together."""
+
+    first_s: float
+    longest_s: float
+    certain: float = 0.5
+    """The share of a wait that chance does not touch: 0 is full jitter, 1 is none."""
+
+    def wait_s(self, failures: int) -> float:
+        """Return how long to wait after so many failures in a row, which are at least 1."""
+        whole_s = min(self.longest_s, self.first_s * 2 ** min(failures - 1, MOST_DOUBLINGS))
+        return random.uniform(self.certain * whole_s, whole_s)
