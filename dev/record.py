@@ -73,7 +73,9 @@ def markup(row: dict[int, pyte.screens.Char]) -> str:
             colour = COLOURS.get(like.fg, f"#{like.fg}" if re.fullmatch("[0-9a-f]{6}", like.fg) else COLOURS["default"])
             x, wide = PAD + (at + found.start()) * LETTER, len(found[0]) * LETTER
             weight = ' font-weight="bold"' if like.bold else ""
-            parts.append(f'<text x="{x:g}" textLength="{wide:g}" fill="{colour}"{weight}>{html.escape(found[0])}</text>')
+            parts.append(
+                f'<text x="{x:g}" textLength="{wide:g}" fill="{colour}"{weight}>{html.escape(found[0])}</text>'
+            )
         at = end
     return "".join(parts)
 
@@ -219,7 +221,9 @@ def main() -> None:
     text = svg(recorder.frames, recorder.now_s + END_S)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(text, encoding="utf-8")
-    print(f"{out}: {len(recorder.frames)} frames, {recorder.now_s + END_S:.0f} s, {len(text) // 1000} kB", file=sys.stderr)
+    print(
+        f"{out}: {len(recorder.frames)} frames, {recorder.now_s + END_S:.0f} s, {len(text) // 1000} kB", file=sys.stderr
+    )
 
 
 if __name__ == "__main__":

@@ -6,9 +6,13 @@ A test compares the pages in the checkout with what this writes. The commands ar
 arguments, so that a page cannot tell of a flag that `--help` does not show.
 """
 
+import ast
 import dataclasses
+import inspect
+import itertools
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,9 +66,14 @@ def namespace() -> Collection:
     return Collection.from_module(module, loaded_from=folder)
 
 
+def copied(text: str) -> str:
+    """Return text whose commands are spelled as they are copied: `inv keep` -> `./inv keep`."""
+    return re.sub(r"(?<![\w./-])inv (?=[a-z])", "./inv ", text)
+
+
 def cell(text: str) -> str:
     """Return text that may stand in a table."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    return copied(" ".join(text.split())).replace("|", "\\|").replace("<", "&lt;")
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -114,7 +123,8 @@ def commands() -> str:
         lines += [f"## {title}", ""]
         for name, task in tasks:
             aliases = [f"`./inv {one}`" for one in found.task_names[name]]
-            lines += [f"### `{name}`", "", *(line.strip() for line in (task.__doc__ or "").strip().splitlines()), ""]
+            about = copied(task.__doc__ or "").strip().splitlines()
+            lines += [f"### `{name}`", "", *(line.strip() for line in about), ""]
             lines += [f"Also: {', '.join(aliases)}.", ""] if aliases else []
             rows = flag_rows(contexts[name])
             lines += table(("flag", "default", "meaning"), rows) if rows else []
@@ -166,9 +176,20 @@ def exit_codes() -> str:
     ])  # fmt: skip
 
 
-def keys(record: type, at: str = "") -> list[tuple[str, str]]:
-    """Return the keys of a record that a file describes, with their defaults; of nested records as `outer.inner`."""
-    rows = []
+def meanings(record: type) -> dict[str, str]:
+    """Return what stands under each field of a record, in quotes."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(record))).body
+    found = {}
+    for one, below in itertools.pairwise(getattr(body, "body", ())):
+        if isinstance(one, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            found[ast.unparse(one.target)] = str(below.value.value)
+    return found
+
+
+def keys(record: type, at: str = "") -> list[tuple[str, str, str]]:
+    """Return the keys of a record that a file describes, defaults and meanings; of nested records as `outer.inner`."""
+    rows: list[tuple[str, str, str]] = []
+    about = meanings(record)
     for one in dataclasses.fields(record):
         nested = one.default if one.default is not dataclasses.MISSING else None
         if one.default_factory is not dataclasses.MISSING and not isinstance(one.default_factory(), (dict, list)):
@@ -181,7 +202,8 @@ def keys(record: type, at: str = "") -> list[tuple[str, str]]:
         else:
             required = nested is None and one.default is dataclasses.MISSING
             required &= one.default_factory is dataclasses.MISSING
-            rows.append((f"`{name}`", "required" if required else "" if nested in (None, "", ()) else f"`{nested}`"))
+            default = "required" if required else "" if nested in (None, "", ()) else f"`{nested}`"
+            rows.append((f"`{name}`", default, cell(about.get(one.name, ""))))
     return rows
 
 
@@ -234,9 +256,10 @@ def files() -> str:
         "## A service (`./inv serve.up --config FILE`)",
         "",
         "The words are SkyServe's, but for the section `slipway`, which `./inv serve.export` leaves out. "
-        "Examples: [examples/service.yaml](../../examples/service.yaml), [serve/service.yaml](../../serve/service.yaml).",
+        "Examples: [examples/service.yaml](../../examples/service.yaml), "
+        "[serve/service.yaml](../../serve/service.yaml).",
         "",
-        *table(("key", "default"), keys(ServiceFile)),
+        *table(("key", "default", "meaning"), keys(ServiceFile)),
         "## Own machines (`ssh_node_pools.yaml`)",
         "",
         "The file maps the name of each pool to its keys: " + ", ".join(f"`{one}`" for one in inventory.POOL_KEYS)
