@@ -33,7 +33,7 @@ from infra.agent import denied
 from infra.agent.process import leave_no_core
 from infra.errors import SlipwayError
 from infra.interrupts import Told, heed
-from scripts.cli import command_hints
+from scripts.cli import command_hints, completion, front_page
 from store import StoreError
 
 STATE_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
@@ -46,7 +46,10 @@ KINDS = {int: "a whole number", float: "a number"}
 class Command(Task):
     """A task that may take one bare word, and whose flags have the types of its annotations."""
 
-    def __init__(self, body: Callable[..., Any], word: str = "", flag_file: str = "", **options: Any) -> None:
+    def __init__(
+        self, body: Callable[..., Any], word: str = "", flag_file: str = "", does: str = "", **options: Any
+    ) -> None:
+        self.does = does  # the module in which its namesake does the work, "" for the body itself
         self.word = word
         self.flag_file = flag_file  # names the parameter that is a file with more flags
         self.explained = dict(options.get("help", {}))  # invoke takes from its own what it has read
@@ -106,7 +109,7 @@ def command(
             return getattr(importlib.import_module(does), declared.__name__)(**flags)
 
         vars(body)["__signature__"] = signature.replace(parameters=list(parameters.values()))
-        return Command(body, help=explained, **more)
+        return Command(body, help=explained, does=does, **more)
 
     return make
 
@@ -171,6 +174,9 @@ class Polite(Program):
             self.core[0].args["help"].value = words.help_for
 
     def parse_cleanup(self) -> None:
+        if self.args.complete.value:
+            self.print_candidates()
+            raise Exit
         with manners(self.logs):
             try:
                 super().parse_cleanup()
@@ -181,6 +187,24 @@ class Polite(Program):
                 if leaving.message:  # `--list nowhere`, for which invoke leaves with code 0
                     raise Exit(f"inv: {leaving.message}", code=2) from None
                 raise
+
+    def print_candidates(self) -> None:
+        """Print what Tab may put in the place of the last word; the first one is the program."""
+        names = [name for task, others in self.collection.task_names.items() for name in (task, *others)]
+        tasks = self._make_parser().contexts
+        found = completion.candidates(words_after_dashes()[1:], tasks, names, self.initial_context)
+        print("\n".join(found))
+
+    def no_tasks_given(self) -> None:
+        with manners(self.logs):
+            print(front_page.FIRST_SCREEN)
+        raise Exit
+
+    def list_flat(self) -> None:
+        if self.list_root or self.list_depth:
+            super().list_flat()
+        else:
+            print("\n".join(front_page.listing(self.collection)))
 
     @property
     def logs(self) -> Path:

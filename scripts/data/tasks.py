@@ -70,7 +70,10 @@ def shard(
     merge="",
     json=False,
 ):
-    """Documents into text shards with a manifest: one document per line. Goes on where it was stopped."""
+    """Write documents as text shards with a manifest.
+
+    A shard has one document per line. Run it again to go on where it was stopped.
+    """
 
 
 @command(
@@ -93,7 +96,10 @@ def tokenizer(
     c, source="", text="", partial=False, vocab_size: int | None = None, retrain=False, tokenizer_json="", out="",
     json=False,
 ):  # fmt: skip
-    """A byte-level BPE tokenizer from text shards; one of the same text and settings is reused."""
+    """Train a byte-level BPE tokenizer on text shards.
+
+    A tokenizer of the same text and settings is reused.
+    """
 
 
 @command(
@@ -111,7 +117,10 @@ def tokenizer(
     },
 )
 def tokenizer_eval(c, tokenizer="", source="", text="", partial=False, peers="", download=False, json=False):
-    """How few tokens a tokenizer makes of prose, code, numbers, other scripts and held-out text, beside GPT-2 and 4."""
+    """Measure how few tokens a tokenizer makes of text.
+
+    The text is prose, code, numbers, other scripts and held-out text; GPT-2 and GPT-4 stand beside it.
+    """
 
 
 WORKSPACE = "folder of datasets, artifacts, runs, cache and hf_cache (default var/workspace)"
@@ -152,7 +161,10 @@ def pipeline(
     dry_run=False,
     json=False,
 ):
-    """A corpus into a trained model here, stage by stage: folders, shards, tokenizer, configuration, training."""
+    """Make a trained model of a corpus here, stage by stage.
+
+    The stages are folders, shards, tokenizer, configuration and training.
+    """
 
 
 @command(
@@ -166,4 +178,4 @@ def pipeline(
     },
 )
 def tree(c, workspace="", experiment="", provider="", json=False):
-    """The folders of `inv pipeline`, and what is in them."""
+    """Show the folders of `inv pipeline`, and what is in them."""

@@ -18,7 +18,10 @@ def offers(
     cloud="", region="", instance_type="", min_upload_mbps=0, min_download_mbps=0, use_spot=False, max_price="",
     network="", volume="", json=False,
 ):  # fmt: skip
-    """What can be rented now, by price: all vendors whose key is set, and own machines."""
+    """List what can be rented now, by price.
+
+    Every vendor whose key is set is asked, and own machines.
+    """
 
 
 @command(
@@ -32,7 +35,10 @@ def offers(
     optional=["kill"],
 )
 def audit(c, provider="", kill=None, json=False):
-    """Every machine in every account: ours, an orphan, or somebody else's; exit 5 when an orphan bills."""
+    """List every machine in every account, and whose it is.
+
+    It is ours, an orphan, or somebody else's. The exit code is 5 when an orphan bills.
+    """
 
 
 @command(
@@ -40,7 +46,10 @@ def audit(c, provider="", kill=None, json=False):
     help={"provider": "only runpod, lium or shadeform", "json": "one JSON document on stdout"},
 )
 def reap(c, provider="", json=False):
-    """Clear up now: adopt what got lost, end what is due, try again to delete; exit 5 while something still bills."""
+    """Clear up now: adopt what got lost, end what is due.
+
+    A deletion that failed is tried again. The exit code is 5 while something still bills.
+    """
 
 
 @command(
@@ -70,7 +79,10 @@ def cost(
     c, run="", month="", offline=False, estimate=False, phase="", stage="", job="", tokens: float | None = None, e=None,
     gpu="", num_gpus=0, hours: float | None = None, price="", use_spot=False, provider="", json=False,
 ):  # fmt: skip
-    """What was spent, by pod, run and month, as quoted and as billed; or an estimate of what work would cost."""
+    """Show what was spent, or estimate what work would cost.
+
+    What was spent is shown by pod, run and month, as quoted and as billed.
+    """
 
 
 @command(
@@ -86,4 +98,7 @@ def cost(
     },
 )
 def apply(c, file="", provider="", dry_run=False, yes=False, json=False):
-    """Make the pods of a file what it says: missing ones are made, those there are kept, extra ones are ended."""
+    """Make and end pods until they are what a file says.
+
+    Missing pods are made, those that are there are kept, extra ones are ended.
+    """

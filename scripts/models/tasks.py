@@ -49,7 +49,10 @@ def train(
     keep_made=False,
     json=False,
 ):
-    """Train in this very terminal, without a pod: the same steps as `launch`, in the foreground."""
+    """Train in this terminal, without a pod.
+
+    The steps are those of `inv launch`, in the foreground.
+    """
 
 
 @command(
@@ -65,7 +68,10 @@ def train(
     },
 )
 def fit(c, profile="", phase="base", gpu="", num_gpus=1, nodes=1, json=False):
-    """Which GPUs a recipe fits on, with which micro-batch for the same effective batch; memory by part for one GPU."""
+    """Show which GPUs a recipe fits on, and with which batch.
+
+    The effective batch stays the same. For one GPU (--gpu) the memory is shown part by part.
+    """
 
 
 @command(
@@ -109,7 +115,9 @@ def eval(
     c, models=None, tag="", source="", persona="", task=None, as_text=False, compare=False, lm_eval="", endpoint="",
     served_name="", json=False,
 ):  # fmt: skip
-    """Measure models: bits per byte beside gzip and xz, held-out questions, tasks of yours; each with an interval.
+    """Measure models; each figure has an interval.
+
+    Bits per byte stand beside gzip and xz; then come held-out questions and tasks of yours.
 
     What was found stays in the store under evals/. Without MODELS: base on text, the last phase on questions.
     """
@@ -141,7 +149,7 @@ NAME = "as inv ckpt.list shows it, or the beginning or the end of that"
     help={"from": FROM, "job": "only where this stands in the name", "json": "one JSON document on stdout"},
 )
 def ckpt_list(c, from_="", job="", json=False):
-    """Every checkpoint there is: what runs at work have saved, and what was published."""
+    """List every checkpoint, of runs at work and published."""
 
 
 @command(
@@ -152,7 +160,10 @@ def ckpt_list(c, from_="", job="", json=False):
     help={"model": NAME, "from": FROM, "json": "one JSON document on stdout"},
 )
 def ckpt_show(c, model="", from_="", json=False):
-    """What a checkpoint says of itself: step, time, model, configuration, data position, figures, files."""
+    """Show what a checkpoint holds.
+
+    Step, time, model, configuration, data position, figures and files.
+    """
 
 
 @command(
@@ -163,7 +174,10 @@ def ckpt_show(c, model="", from_="", json=False):
     help={"model": f"{NAME} (default: all)", "from": FROM, "json": "one JSON document on stdout"},
 )
 def ckpt_verify(c, model="", from_="", json=False):
-    """Read every byte of checkpoints where they lie, and compare; exit 5 when one is damaged."""
+    """Read every byte of checkpoints, and compare.
+
+    They are read where they lie. The exit code is 5 when one is damaged.
+    """
 
 
 @command(
@@ -197,7 +211,10 @@ def ckpt_pull(c, model="", from_="", to="", latest=False, json=False):
     },
 )
 def ckpt_push(c, models=None, to="", from_="", json=False):
-    """Copy artifacts (checkpoints, tokenizer, conversations) into another store, each read back there."""
+    """Copy artifacts into another store; read each back there.
+
+    Artifacts are checkpoints, the tokenizer and conversations.
+    """
 
 
 @command(

@@ -34,12 +34,18 @@ def create(
     use_spot=False, max_price="", network="", volume="", ttl="", spend_limit="", idle_stop="", wait=False,
     run_name="", no_accept=False, dry_run=False, yes=False, json=False,
 ):  # fmt: skip
-    """A pod without work (elsewhere called --deploy-only): its guard ends it at its limits, whatever else happens."""
+    """Make a pod that has no work yet.
+
+    Its guard ends it at its limits, whatever else happens. Elsewhere this is called --deploy-only.
+    """
 
 
 @command("scripts.pods.stages", word="run", help={"run": WHICH, "json": "one JSON document on stdout"})
 def setup(c, run="", json=False):
-    """Make the train environment on a pod, so that its first run begins at once. May be repeated."""
+    """Make the train environment on a pod.
+
+    Its first run then begins at once. It may be repeated.
+    """
 
 
 @command(
@@ -69,22 +75,31 @@ def run(
     steps: int | None = None, tag="", store="", with_missing=False, detach=False, dry_run=False, json=False,
     remake=False, keep_made=False,
 ):  # fmt: skip
-    """Train on a pod that is there (elsewhere called --no-deploy), to the end; the pod stays, and its limits go on."""
+    """Train on a pod that is there, to the end; the pod stays.
+
+    Its limits go on. Elsewhere this is called --no-deploy.
+    """
 
 
 @command("scripts.pods.stages", word="run", help={"run": WHICH, "json": "one JSON document on stdout"})
 def down(c, run="", json=False):
-    """End a pod, whatever it does; says so only when it is proven."""
+    """End a pod; return when it is proven to be gone.
+
+    It is ended whatever it does.
+    """
 
 
 @command("scripts.pods.stages", name="list", help={"json": "one JSON document on stdout"})
 def list_(c, json=False):
-    """Every pod that there is, of launches too: provider, id, price, age, what for."""
+    """List every pod, also of launches: price, age, what for."""
 
 
 @command("scripts.pods.shell", word="run")
 def ssh(c, run=""):
-    """A shell in a run's folder, on its machine; `inv ssh RUN -- words` runs words there and leaves with their code."""
+    """Open a shell in a run's folder, on its machine.
+
+    `inv ssh RUN -- words` runs words there and leaves with their exit code.
+    """
 
 
 @command(
@@ -94,7 +109,10 @@ def ssh(c, run=""):
     help={"what": "RUN, and LOCAL:REMOTE ports, such as 8000:8000, or tensorboard, or LOCAL:tensorboard"},
 )
 def forward(c, what=None):
-    """A port of a run's machine here, on loopback only, until Ctrl-C; `inv forward RUN tensorboard` runs that there."""
+    """Bring a port of a run's machine to this one, on loopback.
+
+    It lasts until Ctrl-C. `inv forward RUN tensorboard` runs TensorBoard there.
+    """
 
 
 @command(
@@ -103,9 +121,15 @@ def forward(c, what=None):
     help={"plan": "show what would be sent, and send nothing", "json": "one JSON document on stdout"},
 )
 def sync(c, run="", plan=False, json=False):
-    """Send the code to a run's machine again; `--plan` shows files, sizes, what is new, refused and ignored."""
+    """Send the code to a run's machine again.
+
+    `--plan` shows files and sizes, and what is new, refused and ignored.
+    """
 
 
 @command("scripts.pods.shell", word="run", help={"json": "one JSON document on stdout"})
 def pull(c, run="", json=False):
-    """Bring home what a run has made so far: artifacts, logs, last words."""
+    """Bring home what a run has made so far.
+
+    That is artifacts, logs and last words.
+    """

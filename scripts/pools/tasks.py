@@ -11,7 +11,10 @@ from scripts.cli.invoke_patch import command
     help={"pool": "one pool, or one machine", "json": "one JSON document on stdout"},
 )
 def list_(c, pool="", json=False):
-    """The machines of the inventory: GPUs, price, and which run has each. Asks nobody."""
+    """List own machines: GPUs, price, and which run has each.
+
+    The inventory says so; no machine is asked.
+    """
 
 
 @command(
@@ -21,7 +24,10 @@ def list_(c, pool="", json=False):
     help={"pool": "one pool, or one machine", "json": "one JSON document on stdout"},
 )
 def up(c, pool="", json=False):
-    """Look at every machine: CPUs, memory, disk, GPUs, Python, rsync, uv; remember it. May be repeated."""
+    """Look at every own machine, and remember what it has.
+
+    That is CPUs, memory, disk, GPUs, Python, rsync and uv. It may be repeated.
+    """
 
 
 @command(
@@ -31,7 +37,10 @@ def up(c, pool="", json=False):
     help={"pool": "one pool, or one machine", "json": "one JSON document on stdout"},
 )
 def check(c, pool="", json=False):
-    """Whether each machine can be reached, and its key is for its owner only."""
+    """Check that own machines can be reached.
+
+    Also that the key of each can be read by its owner only.
+    """
 
 
 @command(
@@ -49,7 +58,10 @@ def check(c, pool="", json=False):
     },
 )
 def import_(c, from_="", output="", pool="terraform", user="", key="", dry_run=False, json=False):
-    """Add the machines that Terraform made to the inventory; what is there stays, comments too."""
+    """Add machines that Terraform made to the inventory.
+
+    What is there stays, comments too.
+    """
 
 
 @command(
@@ -60,4 +72,7 @@ def import_(c, from_="", output="", pool="terraform", user="", key="", dry_run=F
     help={"forget": "a machine that may be offered again; repeatable", "json": "one JSON document on stdout"},
 )
 def hosts(c, forget=None, json=False):
-    """Machines that failed and are not offered any more, why, and since when."""
+    """List machines that failed and are not offered any more.
+
+    It says why, and since when.
+    """

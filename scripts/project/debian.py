@@ -21,6 +21,7 @@ PACKAGES = {  # what each is wanted for: programs, or files by a pattern
     "curl": ("curl",),
     "procps": ("ps",),
     "e2fsprogs": ("mkfs.ext4",),
+    "zsh": ("zsh",),
     "libfaketime": ("/usr/lib/*/faketime/libfaketime.so.1",),
 }
 

@@ -25,7 +25,10 @@ TYPED = ("infra", "data", "store", "serve", "scripts")
     }
 )
 def config(c, schema="", profile="", params=False, json=False):
-    """Show every setting, its value and where that came from; or a recipe."""
+    """Show every setting, its value and where it came from.
+
+    With --profile: a recipe instead. With --schema: the keys of a file.
+    """
     from infra.settings import Settings
 
     if profile or params:
@@ -66,7 +69,10 @@ def show_schema(schema: str, as_json: bool) -> None:
     }
 )
 def doctor(c, provider="", for_="", config="", json=False):
-    """Say what this machine has and lacks, or each machine of yours, or an account; exit 0 when it can be used."""
+    """Say what this machine, own machines or an account lack.
+
+    The exit code is 0 when it can be used.
+    """
     from infra.errors import UsageError
     from infra.runs import doctor as machine
     from infra.settings import VENDORS, Settings
@@ -106,7 +112,10 @@ def doctor(c, provider="", for_="", config="", json=False):
     },
 )
 def test(c, paths=None, k="", nightly=False, yes=False):
-    """Run the tests, in an environment of their own; words after -- go to pytest."""
+    """Run the tests, in an environment of their own.
+
+    Words after -- go to pytest.
+    """
     bring_programs(yes)
     words = ["-m", "pytest", *paths, *words_after_dashes()]
     words += ["-k", k] if k else []
@@ -120,7 +129,10 @@ def test(c, paths=None, k="", nightly=False, yes=False):
 
 @command()
 def check(c):
-    """Format, lint, types, import floors and tests: all that a change must pass."""
+    """Run format, lint, types, import floors and tests.
+
+    A change must pass all of them.
+    """
     failed = []
     for name, words in (
         ("format", ["-m", "ruff", "format", "--check", "."]),

@@ -16,4 +16,7 @@ from scripts.cli.invoke_patch import command
     },
 )
 def sweep(c, file="", pods: int | None = None, provider="", dry_run=False, yes=False, json=False):
-    """Several runs on several pods at once, one at a time on each; run it again to go on with what is missing."""
+    """Run the launches of a file on several pods at once.
+
+    Each pod takes one at a time. Run it again to go on with what is missing.
+    """

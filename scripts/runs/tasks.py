@@ -60,7 +60,10 @@ def launch(
     no_accept=False, dry_run=False, yes=False, json=False, save_every: int | None = None, keep: int | None = None,
     ckpt_prefix="", init="", mixture="", remake=False, keep_made=False,
 ):  # fmt: skip
-    """Train one or more phases, from nothing if need be, and follow them to the end."""
+    """Train one or more phases, with all they need, to the end.
+
+    What is there already is reused. Ctrl-C leaves the run at work; the same launch follows it again.
+    """
 
 
 @command(
@@ -77,7 +80,10 @@ def launch(
     },
 )
 def rehearse(c, preempt=0, bad_host=0, faults="", offers="", speed: float | None = None, stop=False):
-    """Launch in a simulated market that costs nothing: real servers, real pods on this machine; then what it saw."""
+    """Launch in a simulated market that costs nothing.
+
+    Its servers and its pods are real processes of this machine. At the end it says what the market saw.
+    """
 
 
 @command(
@@ -87,7 +93,10 @@ def rehearse(c, preempt=0, bad_host=0, faults="", offers="", speed: float | None
     optional=["watch"],
 )
 def status(c, run="", watch=None, json=False):
-    """Every run: its state, its step, its cost, and how old each figure is."""
+    """Show every run: its state, its step, its cost.
+
+    Each figure says how old it is.
+    """
 
 
 @command(
@@ -102,7 +111,7 @@ def status(c, run="", watch=None, json=False):
     },
 )
 def logs(c, run="", follow=False, tail=0, since="", file="", errors=False):
-    """What a run has written, step by step."""
+    """Print what a run has written, step by step."""
 
 
 @command(
@@ -115,7 +124,10 @@ def logs(c, run="", follow=False, tail=0, since="", file="", errors=False):
     },
 )
 def report(c, run="", out="", json=False):
-    """A run as one HTML page: curves, figures, cost, what the model said over time; and each curve as a PNG."""
+    """Write a page about a run: curves, cost, what the model said.
+
+    The page is one HTML file; each curve lies beside it as a PNG.
+    """
 
 
 @command(
@@ -125,12 +137,18 @@ def report(c, run="", out="", json=False):
     help={"detach": "in the background; it writes to keep.log beside the run's logs", "json": "one JSON document"},
 )
 def keep_(c, run="", detach=False, json=False):
-    """Follow a run, bring home what it makes, and bring it back when its pod dies; one process at a time does that."""
+    """Follow a run, and bring it back when its pod dies.
+
+    What the run makes is brought home meanwhile. One process at a time keeps a run.
+    """
 
 
 @command("scripts.runs.launch", word="run", help={"all": "every live run", "json": "one JSON document on stdout"})
 def down(c, run="", all=False, json=False):
-    """End a run: its work is saved, its processes are gone, nothing bills; says so only when it is proven."""
+    """End a run; return when nothing of it is left or bills.
+
+    Its work is saved first. That it is gone is said only when it is proven.
+    """
 
 
 @command(
@@ -144,12 +162,18 @@ def down(c, run="", all=False, json=False):
     },
 )
 def resume(c, run="", spend_limit="", ttl="", detach=False, json=False):
-    """Go on with a run that was stopped, killed or failed, from its newest whole checkpoint."""
+    """Go on with a run from its newest whole checkpoint.
+
+    It may have been stopped, killed or failed.
+    """
 
 
 @command("scripts.runs.launch", word="run")
 def stop(c, run=""):
-    """Refused: a pod that is stopped goes on billing, and may not start again; says what to type instead."""
+    """Refuse: a stopped pod goes on billing. See `down`.
+
+    Such a pod may also find no GPU when it is to start again. The message says what to type instead.
+    """
 
 
 @command("scripts.runs.upgrade", help={"json": "one JSON document on stdout"})

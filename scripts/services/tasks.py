@@ -32,7 +32,9 @@ def up(
     c, name="", model="", tag="", replicas: int | None = None, provider="", config="", engine="", mode="", host="",
     port: int | None = None, dry_run=False, yes=False, detach=False, json=False,
 ):  # fmt: skip
-    """Serve a model: replicas behind one address; again: an update without a failed request.
+    """Serve a model behind one address, or update a service.
+
+    An update drops no request.
 
     More replicas at least: always on, always paid. More at most: the budget for bursts. A lower
     target_qps_per_replica: faster answers, dearer. A longer downscale_delay_seconds: steadier, dearer.
@@ -51,7 +53,10 @@ def up(
     },
 )
 def scale(c, name="", min_replicas: int | None = None, max_replicas: int | None = None, detach=False, json=False):
-    """Change how many replicas there are at least and at most; none is started anew for that."""
+    """Change how many replicas a service has.
+
+    That is at least and at most; none is started anew for that.
+    """
 
 
 @command(
@@ -60,7 +65,10 @@ def scale(c, name="", min_replicas: int | None = None, max_replicas: int | None 
     help={"name": NAME, "all": "every service", "json": "one JSON document on stdout"},
 )
 def down(c, name="", all=False, json=False):
-    """End a service: requests under way are answered, then nothing of it runs; says so only when it is proven."""
+    """End a service; return when nothing of it runs.
+
+    Requests under way are answered first. That it is gone is said only when it is proven.
+    """
 
 
 @command(
@@ -74,7 +82,10 @@ def down(c, name="", all=False, json=False):
     },
 )
 def key(c, name="", for_="", drop=False, json=False):
-    """Make an API key, shown once and kept as a hash; without --for: whose keys there are."""
+    """Make an API key, or list whose keys there are.
+
+    A key is made with --for. It is shown once and kept as a hash.
+    """
 
 
 @command(
@@ -90,7 +101,7 @@ def key(c, name="", for_="", drop=False, json=False):
     optional=["watch"],
 )
 def status(c, name="", all=False, metrics=False, watch=None, json=False):
-    """Services: address, how many replicas are ready, what each of them is at."""
+    """Show services: address, ready replicas, what each is at."""
 
 
 @command(
@@ -105,17 +116,23 @@ def status(c, name="", all=False, metrics=False, watch=None, json=False):
     },
 )
 def logs(c, name="", replica_id: int | None = None, controller=False, tail=0, follow=False):
-    """What was asked (one line a request, without prompts), what an engine has written, or the controller."""
+    """Print the requests, or an engine's or the controller's log.
+
+    A request is one line, without its prompt.
+    """
 
 
 @command("scripts.services.inspect", word="name", help={"name": NAME, "replica-id": REPLICA})
 def ssh(c, name="", replica_id: int | None = None):
-    """A shell in a replica's folder, on its machine; `inv serve.ssh NAME --replica-id N -- words` runs words there."""
+    """Open a shell in a replica's folder, on its machine.
+
+    `inv serve.ssh NAME --replica-id N -- words` runs words there.
+    """
 
 
 @command("scripts.services.inspect", word="name", help={"name": NAME, "json": "one JSON document on stdout"})
 def doctor(c, name="", json=False):
-    """What is wrong with a service, as far as it can be seen, and what to do about it."""
+    """Say what is wrong with a service, and what to do."""
 
 
 @command(
@@ -136,7 +153,10 @@ def bench(
     c, name="", rate=2.0, duration="20s", max_tokens=32, prompt="Who are you?", target_ttft: float | None = None,
     json=False,
 ):  # fmt: skip
-    """Load on a service at a given rate: requests and tokens per second, time to first token, percentiles."""
+    """Put load on a service at a given rate, and measure.
+
+    Requests and tokens per second, time to first token, percentiles.
+    """
 
 
 @command(
@@ -152,4 +172,7 @@ def bench(
     },
 )
 def export(c, config="", engine="skyserve", model="", out=""):
-    """Write a service for `sky serve up`, for whoever outgrows this one."""
+    """Write a service file for `sky serve up`.
+
+    It is for whoever outgrows this one.
+    """

@@ -13,4 +13,7 @@ from scripts.cli.invoke_patch import command
     },
 )
 def gc(c, store="", older="", dry_run=False, json=False):
-    """Remove artifacts that no name, no run and no service refers to any more, and that are older than 14 days."""
+    """Remove old artifacts that nothing refers to.
+
+    Nothing: no name, no run and no service. Old: 14 days, or --older.
+    """

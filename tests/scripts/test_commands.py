@@ -1,21 +1,27 @@
-"""Every command says what it does, explains its flags, and has its place in the README."""
+"""Every command says what it does, explains its flags, and has its place in the reference and in a guide."""
 
 import inspect
+import re
 from pathlib import Path
 
 import pytest
 
 import tasks
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+REFERENCE = (DOCS / "reference" / "commands.md").read_text()
+GUIDES = "".join(page.read_text() for page in (*DOCS.glob("*.md"), *DOCS.glob("guides/*.md")))
+LINE = 60  # letters of a command's line in `inv --list`
 COMMANDS = {name: tasks.namespace[name] for name in tasks.namespace.task_names}
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_a_command_has_a_sentence_help_for_its_flags_and_a_line_in_the_readme(name):
+def test_a_command_has_a_sentence_help_for_its_flags_and_a_place_in_the_docs(name):
     command = COMMANDS[name]
-    assert (command.__doc__ or "").strip(), "no sentence"
-    assert f"`{name}`" in README or f"inv {name}" in README, "not in the README"
+    first, *_ = (command.__doc__ or "").strip().splitlines()
+    assert first.endswith(".") and len(first) <= LINE + 1, "its first line is a sentence that fits into the list"
+    assert f"\n### `{name}`\n" in REFERENCE, "run: python -m scripts.project.reference write"
+    assert re.search(rf"[ `]{re.escape(name)}\b", re.sub(r"(?m)^(?!.*inv).*$", "", GUIDES)), "in no guide"
     flags = set(inspect.signature(command.body).parameters) - {"c", "run", "model", "words"}
     explained = {word.replace("-", "_") for word in command.help}
     assert {flag.rstrip("_") for flag in flags} <= explained | {"run"}, "a flag without help"

@@ -1,0 +1,69 @@
+"""What `./inv` says of itself: the first screen, and the list of all commands, grouped by noun.
+
+A command belongs to the room of `scripts/` that does its work; the first line of its docstring is its line in the list.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+FIRST_SCREEN = """\
+Slipway takes a language model from raw text to a chat: on this machine, for free, in minutes,
+or on GPUs that are rented by the hour and end by themselves.
+
+  ./inv launch --phase sft     train a small model, making whatever is missing, and follow it
+  ./inv chat                   talk to it
+  ./inv status                 every run: its step, its cost, and what will end it
+  ./inv down                   end a run; returns when nothing of it is left or bills
+  ./inv serve.up --name demo   put the model behind an address that speaks OpenAI's protocol
+  ./inv rehearse --phase sft   practise renting in a simulated market that costs nothing
+
+Every command shows its plan with --dry-run where it makes something, and prints JSON with --json.
+
+  ./inv --list                 all commands
+  ./inv launch --help          the flags of one command
+  ./inv config                 every setting, and where its value came from
+
+Read on: docs/quickstart.md (five minutes), docs/concepts.md, docs/money.md (what ends a pod)
+Tab completion: source <(./inv --print-completion-script bash), or zsh"""
+ROOMS = {  # of scripts/, as the list names and orders them
+    "runs": "Runs",
+    "models": "Models and checkpoints",
+    "data": "Data",
+    "market": "Market and money",
+    "pods": "Pods",
+    "pools": "Own machines",
+    "services": "Services",
+    "store": "Store",
+    "project": "This project",
+}
+OTHER = "Other"
+
+
+def room_of(task: Any) -> str:
+    """Return the title of the group that a task is listed in."""
+    parts = (getattr(task, "does", "") or task.body.__module__).split(".")
+    return ROOMS.get(parts[1], OTHER) if parts[0] == "scripts" and len(parts) > 1 else OTHER
+
+
+def groups(collection: Any) -> dict[str, list[tuple[str, Any]]]:
+    """Return the tasks of a collection with their full names, by group, in the order of ROOMS and of the namespace."""
+    found: dict[str, list[tuple[str, Any]]] = {title: [] for title in (*ROOMS.values(), OTHER)}
+    for name in collection.task_names:
+        found[room_of(collection[name])].append((name, collection[name]))
+    return {title: tasks for title, tasks in found.items() if tasks}
+
+
+def summary(task: Any) -> str:
+    """Return the first line of a task's docstring, "" where it has none."""
+    return next(iter((task.__doc__ or "").strip().splitlines()), "").rstrip(".")
+
+
+def listing(collection: Any) -> Iterator[str]:
+    """Yield the lines of `inv --list`: one for each group, and one for each command."""
+    grouped = groups(collection)
+    width = max((len(name) for tasks in grouped.values() for name, _ in tasks), default=0)
+    for title, tasks in grouped.items():
+        yield title
+        for name, task in tasks:
+            yield f"  {name:{width}}  {summary(task)}".rstrip()
+    yield "The flags of one command: ./inv COMMAND --help. All of them on one page: docs/reference/commands.md"

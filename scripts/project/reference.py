@@ -1,0 +1,309 @@
+"""docs/reference/: pages about every command, setting, exit code and file, written from what those are made of.
+
+    python -m scripts.project.reference write
+
+A test compares the pages in the checkout with what this writes. The commands are read from invoke's own tasks and
+arguments, so that a page cannot tell of a flag that `--help` does not show.
+"""
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from invoke import Config, FilesystemLoader
+from invoke.collection import Collection
+from invoke.parser import Argument
+
+from data.config import Persona
+from infra import errors, settings
+from infra.machines import inventory
+from infra.runs import pod_set
+from scripts.cli import flag_file, front_page
+from scripts.cli.context import ROOT
+from scripts.runs.sweep import FLAGS as SWEEP_FLAGS
+from serve.service import ServiceFile
+
+FOLDER = ROOT / "docs" / "reference"
+COMMON = ("json", "rehearse", "state-file")  # flags that nearly every command has: told once
+KINDS = {str: "TEXT", int: "N", float: "X", list: "TEXT"}
+PLACES = (  # where something is written, its setting or "", what lies there, whether it may be removed
+    ("artifacts", "store", "text, tokenizers, checkpoints: each once by its fingerprint, and under its name",
+     "yes; the next launch makes them again"),
+    ("pods", "pods", "pods of this machine: code, logs, checkpoints of each run", "when nothing runs"),
+    ("`var/logs`", "", "what was brought home of each run: logs, last words", "yes"),
+    ("`var/reports`", "", "pages that `./inv report` wrote", "yes"),
+    ("`var/services`", "", "of services: logs of requests and of the controller, hashes of API keys",
+     "when no service runs"),
+    ("experiments", "workspace", "the folders of `./inv pipeline`", "yes; the same command makes them again"),
+    ("environments", "environments", "environments that train, serve and test; "
+     "`~/.cache/slipway/environments` by default", "yes"),
+    ("`.venv`", "", "the environment of the commands", "yes"),
+    ("`~/.slipway` on an SSH machine", "", "its pods and artifacts", "when nothing runs there"),
+    ("the journal", "state_file", "what was rented and is owed; `~/.local/state/slipway/journal.sqlite` by default",
+     "no"),
+    ("`journal-rehearsal` beside the journal", "", "a rehearsal: its journal, store and machines", "when none runs"),
+    ("`~/.config/slipway`", "", "the id of each journal on each machine; may be carried to other machines", "no"),
+)  # fmt: skip
+OTHER_CODES = (
+    ("0", "Done."),
+    ("2", "Also: a word or flag that no command knows; settings, data or a store that cannot be used as they are."),
+    ("130", "Interrupted by Ctrl-C. A run that was followed goes on."),
+    ("129, 143", "Told to leave by SIGHUP or SIGTERM (128 + the number of the signal)."),
+    ("141", "Nobody reads the output any more (a closed pipe)."),
+)
+
+
+def namespace() -> Collection:
+    """Return the commands, as invoke loads them."""
+    module, folder = FilesystemLoader(config=Config(), start=str(ROOT)).load()
+    return Collection.from_module(module, loaded_from=folder)
+
+
+def copied(text: str) -> str:
+    """Return text whose commands are spelled as they are copied: `inv keep` -> `./inv keep`."""
+    return re.sub(r"(?<![\w./-])inv (?=[a-z])", "./inv ", text)
+
+
+def cell(text: str) -> str:
+    """Return text that may stand in a table."""
+    return copied(" ".join(text.split())).replace("|", "\\|").replace("<", "&lt;")
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows)]
+    return [*lines, ""]
+
+
+def flag(argument: Argument, name: str) -> str:
+    """Return how a flag is written: `--num-gpus N`, `--watch [TEXT]`, `--[no-]yes`."""
+    if argument.kind is bool:
+        return f"--no-{name}" if argument.default is True else f"--{name}"
+    value = KINDS.get(argument.kind, "TEXT")
+    return f"--{name} [{value}]" if argument.optional else f"--{name} {value}"
+
+
+def flag_rows(context: Any) -> list[tuple[str, str, str]]:
+    """Return the flags of one command, in the order of its declaration, without the common ones."""
+    rows = []
+    for argument in context.args.values():
+        name = argument.name.replace("_", "-").strip("-")
+        if name not in COMMON:
+            default = "" if argument.default in (None, "", False, 0, [], True) else f"`{argument.default}`"
+            rows.append((f"`{flag(argument, name)}`", default, cell(argument.help or "")))
+    return rows
+
+
+def commands() -> str:
+    """Return the page of all commands."""
+    found = namespace()
+    contexts = {one.name: one for one in found.to_contexts()}
+    lines = [
+        "# Commands",
+        "",
+        "`./inv --list` shows them in a terminal, `./inv COMMAND --help` one of them. Several commands may stand on "
+        "one line and are done one after another: `./inv pod.create pod.run pod.down`.",
+        "",
+        "These flags mean the same wherever a command takes them:",
+        "",
+    ]
+    common = {}
+    for context in contexts.values():
+        for argument in context.args.values():
+            if argument.name.replace("_", "-") in COMMON:
+                common.setdefault(argument.name.replace("_", "-"), argument)
+    lines += table(("flag", "meaning"), [(f"`{flag(common[one], one)}`", cell(common[one].help)) for one in COMMON])
+    for title, tasks in front_page.groups(found).items():
+        lines += [f"## {title}", ""]
+        for name, task in tasks:
+            aliases = [f"`./inv {one}`" for one in found.task_names[name]]
+            about = copied(task.__doc__ or "").strip().splitlines()
+            lines += [f"### `{name}`", "", *(line.strip() for line in about), ""]
+            lines += [f"Also: {', '.join(aliases)}.", ""] if aliases else []
+            rows = flag_rows(contexts[name])
+            lines += table(("flag", "default", "meaning"), rows) if rows else []
+            taken = [f"`--{one}`" for one in COMMON if one.replace("-", "_") in contexts[name].args]
+            lines += [f"It also takes {', '.join(taken)}.", ""] if taken else []
+    return "\n".join(lines)
+
+
+def settings_page() -> str:
+    """Return the page of all settings."""
+    rows = []
+    for one in settings.table():
+        meta = one.metadata
+        in_file = "" if meta["secret"] else f"`{one.name}`"
+        rows.append((f"`{meta['variable']}`", in_file, f"`{meta['default']}`" if meta["default"] else "",
+                     cell(meta["about"])))  # fmt: skip
+    return "\n".join([
+        "# Settings",
+        "",
+        "A setting is taken from the first of these that gives it: a flag, the shell's environment, `.env`, "
+        "`slipway.yaml`, its default. `./inv config` shows each value and where it came from.",
+        "",
+        "`.env` and `slipway.yaml` lie at the root of the checkout. `.env` holds variables; copy `.env.example`. "
+        "`slipway.yaml` holds lines of the form `name: value` by the names of the second column; keys are not taken "
+        "from it. Relative paths start at the checkout, or at the current folder when they were typed or exported.",
+        "",
+        *table(("variable", "in slipway.yaml", "default", "meaning"), rows),
+        "These are read from the environment that a command, or a pod's guard, is started in, and from no file:",
+        "",
+        *table(("variable", "meaning"), [(f"`{name}`", cell(about)) for name, about in settings.SHELL_ONLY.items()]),
+    ])  # fmt: skip
+
+
+def exit_codes() -> str:
+    """Return the page of exit codes; those of errors as `infra/errors.py` draws them."""
+    drawn = re.findall(r"(\w+) +([0-9])  (.+)", errors.__doc__ or "")
+    rows = [(code, f"`{name}`", cell(text[0].upper() + text[1:] + ".")) for name, code, text in drawn]
+    rows += [(code, "", text) for code, text in OTHER_CODES]
+    return "\n".join([
+        "# Exit codes",
+        "",
+        "Every command leaves with one of these. With `--json` a failure is a document as well: "
+        '`{"error": "...", "exit_code": 5}`.',
+        "",
+        *table(("code", "error", "meaning"), sorted(rows, key=lambda row: (int(row[0].split(",")[0]), row[1]))),
+        "`./inv logs --follow` and a `./inv launch` that follows a run leave with 0 when the run succeeded. "
+        "`./inv ssh RUN -- words` and `./inv test` leave with the code of what they ran.",
+        "",
+    ])  # fmt: skip
+
+
+def meanings(record: type) -> dict[str, str]:
+    """Return what stands under each field of a record, in quotes."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(record))).body
+    found = {}
+    for one, below in itertools.pairwise(getattr(body, "body", ())):
+        if isinstance(one, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            found[ast.unparse(one.target)] = str(below.value.value)
+    return found
+
+
+def keys(record: type, at: str = "") -> list[tuple[str, str, str]]:
+    """Return the keys of a record that a file describes, defaults and meanings; of nested records as `outer.inner`."""
+    rows: list[tuple[str, str, str]] = []
+    about = meanings(record)
+    for one in dataclasses.fields(record):
+        nested = one.default if one.default is not dataclasses.MISSING else None
+        if one.default_factory is not dataclasses.MISSING and not isinstance(one.default_factory(), (dict, list)):
+            nested = one.default_factory()
+        name = f"{at}{one.name}"
+        if dataclasses.is_dataclass(nested) and not isinstance(nested, type):
+            rows += keys(type(nested), f"{name}.")
+        elif inner := INSIDE.get(name):
+            rows += keys(inner, f"{name}.")
+        else:
+            required = nested is None and one.default is dataclasses.MISSING
+            required &= one.default_factory is dataclasses.MISSING
+            default = "required" if required else "" if nested in (None, "", ()) else f"`{nested}`"
+            rows.append((f"`{name}`", default, cell(about.get(one.name, ""))))
+    return rows
+
+
+def _inside() -> dict[str, type]:
+    """Return the records of a service file that their fields' defaults do not show."""
+    from serve import service
+
+    return {"service": service.ServiceSection, "service.readiness_probe": service.Probe,
+            "service.replica_policy": service.ReplicaPolicy, "service.tls": service.Tls}  # fmt: skip
+
+
+INSIDE = _inside()
+
+
+def files() -> str:
+    """Return the page of files: those that are written, and those that a user writes."""
+    by_name = {one.name: one.metadata for one in settings.table()}
+    places = []
+    for place, name, what, removable in PLACES:
+        meta = by_name.get(name)
+        where = place if meta is None else f"`{meta['default']}` ({place})" if meta["default"] else place
+        places.append((where, f"`{meta['variable']}`" if meta else "", what, removable))
+    renamed = ", ".join(f"`{theirs}` for `{ours}`" for theirs, ours in flag_file.RUNPOD.items())
+    pods = [(f"`{name}`", "required" if name == "name" else "" if default is None else f"`{default}`", cell(about))
+            for name, default, about in pod_set.schema()]  # fmt: skip
+    return "\n".join([
+        "# Files",
+        "",
+        "## What Slipway writes",
+        "",
+        *table(("where", "setting", "what", "may be removed"), places),
+        "## Flags of a launch (`./inv launch FILE`)",
+        "",
+        "Every key is a [flag of `launch`](commands.md#launch); command-line flags override the file. RunPod's words "
+        f"are understood too: {renamed}. Example: [examples/launch.yaml](../../examples/launch.yaml).",
+        "",
+        "## Runs of a sweep (`./inv sweep FILE`)",
+        "",
+        "`runs` is a list of runs, each with a `name` and flags; `each` holds flags for all of them; `pods` is how "
+        "many run at once. The flags: " + ", ".join(f"`{one}`" for one in SWEEP_FLAGS) + ". "
+        "Example: [examples/sweep.yaml](../../examples/sweep.yaml).",
+        "",
+        "## A set of pods (`./inv apply FILE`)",
+        "",
+        "`pods` is a list with these keys; `set` is the name of the set, else the file's. "
+        + ", ".join(f"`{theirs}` may be written for `{ours}`" for theirs, ours in pod_set.ALIASES.items())
+        + ". Example: [examples/fleet.yaml](../../examples/fleet.yaml).",
+        "",
+        *table(("key", "default", "meaning"), pods),
+        "## A service (`./inv serve.up --config FILE`)",
+        "",
+        "The words are SkyServe's, but for the section `slipway`, which `./inv serve.export` leaves out. "
+        "Examples: [examples/service.yaml](../../examples/service.yaml), "
+        "[serve/service.yaml](../../serve/service.yaml).",
+        "",
+        *table(("key", "default", "meaning"), keys(ServiceFile)),
+        "## Own machines (`ssh_node_pools.yaml`)",
+        "",
+        "The file maps the name of each pool to its keys: " + ", ".join(f"`{one}`" for one in inventory.POOL_KEYS)
+        + ". An entry of `hosts` is an address, an alias of `~/.ssh/config`, or a map of: "
+        + ", ".join(f"`{one}`" for one in inventory.HOST_KEYS) + ". `password` is refused. "
+        "Example: [ssh_node_pools.yaml.example](../../ssh_node_pools.yaml.example).",
+        "",
+        "## A persona (`./inv launch --persona FILE`)",
+        "",
+        "The keys are " + ", ".join(f"`{one.name}`" for one in dataclasses.fields(Persona)) + ". "
+        "Examples: [examples/persona.yaml](../../examples/persona.yaml), [data/persona.yaml](../../data/persona.yaml).",
+        "",
+        "## Conversations (`./inv launch --mixture FILE.jsonl=WEIGHT`)",
+        "",
+        'Each line is `{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}`; '
+        "ShareGPT's `conversations` (`from`, `value`) are read too. "
+        "Example: [examples/talk.jsonl](../../examples/talk.jsonl).",
+        "",
+    ])  # fmt: skip
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "commands.md": commands,
+    "settings.md": settings_page,
+    "exit-codes.md": exit_codes,
+    "files.md": files,
+}
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each page by its name; each says that it is generated."""
+    note = "<!-- Generated: python -m scripts.project.reference write -->\n\n"
+    return {name: note + make().rstrip() + "\n" for name, make in PAGES.items()}
+
+
+def main(words: Sequence[str]) -> int:
+    if list(words) != ["write"]:
+        print("expected: python -m scripts.project.reference write", file=sys.stderr)
+        return 2
+    for name, text in pages().items():
+        Path(FOLDER).mkdir(parents=True, exist_ok=True)
+        (FOLDER / name).write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

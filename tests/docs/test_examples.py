@@ -1,0 +1,61 @@
+"""The files of examples/ are what their readers take."""
+
+import json
+from pathlib import Path
+
+from data.chat import imported
+from infra import strict_yaml
+from infra.runs import pod_set
+from scripts.cli import flag_file
+from scripts.project.reference import namespace
+from serve import service
+from tests.docs.pages import PAGES, ROOT
+from tests.world import World
+
+EXAMPLES = ROOT / "examples"
+
+
+def test_every_example_is_shown_on_a_page():
+    text = "".join(page.read_text() for page in PAGES)
+    assert not [path.name for path in EXAMPLES.iterdir() if f"examples/{path.name}" not in text]
+
+
+def test_what_pages_quote_of_an_example_stands_in_it():
+    for name, page in (("sweep.yaml", "sweeps.md"), ("fleet.yaml", "pods-as-files.md")):
+        said = "".join(line for line in (EXAMPLES / name).open() if not line.startswith("#"))
+        assert said in (ROOT / "docs" / "guides" / page).read_text()
+
+
+def test_the_fleet_is_a_set_of_two_pods_with_limits():
+    name, pods = pod_set.read_set("fleet", "fleet", strict_yaml.read(EXAMPLES / "fleet.yaml"), "market", ())
+    assert (name, [one.name for one in pods]) == ("fleet", ["trainer", "judge"])
+    assert all(one.ttl_hours and one.spend_limit for one in pods)
+
+
+def test_the_service_is_one_and_skypilot_can_have_it():
+    read = service.load(EXAMPLES / "service.yaml")
+    assert (read.policy.min_replicas, read.policy.most) == (1, 3)
+    assert "slipway" not in service.to_skyserve(read, "hf://Qwen/Qwen3-0.6B")
+
+
+def test_the_flags_of_the_launch_are_flags_of_launch():
+    launch = next(one for one in namespace().to_contexts() if one.name == "launch")
+    flags = [name.removeprefix("--") for name in launch.flags]
+    assert flag_file.read(EXAMPLES / "launch.yaml", flags)["tag"] == ["from-a-file"]
+
+
+def test_the_conversations_can_be_learnt_from():
+    rows = [json.loads(line) for line in (EXAMPLES / "talk.jsonl").read_text().splitlines()]
+    assert rows and all(imported.normal(row) for row in rows)
+    assert max(len(row["messages"]) for row in rows) > 2, "one that goes on"
+
+
+def test_the_persona_changes_what_is_made_and_the_sweep_is_three_runs(tmp_path):
+    world = World(tmp_path)
+    plain = world.json("launch", "--phase", "sft", "--dry-run")
+    other = world.json("launch", "--phase", "sft", "--persona", "examples/persona.yaml", "--dry-run")
+    assert (plain["state"], other["state"]) == ("planned", "planned")
+    assert plain["target"] != other["target"]
+    said = world.inv("sweep", "examples/sweep.yaml", "--pods", "2", "--dry-run")
+    assert all(name in said for name in ("seed-1", "seed-2", "short"))
+    assert not Path(tmp_path, "pods").exists()

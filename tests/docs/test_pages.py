@@ -1,0 +1,110 @@
+"""What the pages of documentation say is so: links lead somewhere, commands exist, reference pages are as generated."""
+
+import re
+
+import pytest
+from invoke import Collection
+from invoke.parser import Parser
+
+import tasks
+from infra.providers.lium import Lium
+from infra.providers.runpod import RunPod
+from infra.providers.shadeform import Shadeform
+from scripts.cli.invoke_patch import Words
+from scripts.project import reference
+from tests.docs.pages import ACCOUNT, BY_HAND, INTERRUPT, PAGES, ROOT, blocks, name, words
+
+MOST_WORDS = 40  # of the glossary
+
+
+def slug(heading: str) -> str:
+    """Return the anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def anchors(page) -> set[str]:
+    return {slug(found) for found in re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_to_files_and_headings(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists() and there.is_relative_to(ROOT), target
+        assert not anchor or anchor in anchors(there), target
+
+
+def test_the_first_page_fits_on_a_screen_or_two():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_the_recorded_terminal_is_a_small_picture_that_holds_both_commands():
+    picture = (ROOT / "docs" / "images" / "launch-and-chat.svg").read_text()
+    assert len(picture) < 1_000_000
+    assert "./inv launch --phase sft" in picture and "./inv chat" in picture
+
+
+@pytest.mark.parametrize("page", reference.PAGES)
+def test_a_page_of_reference_is_what_the_generator_writes(page):
+    written = (reference.FOLDER / page).read_text(encoding="utf-8")
+    assert written == reference.pages()[page], "run: python -m scripts.project.reference write"
+
+
+def test_a_flag_that_is_added_shows_on_the_page_of_commands(monkeypatch):
+    found = Collection.from_module(tasks)
+    context = next(one for one in found.to_contexts() if one.name == "logs")
+    rows = dict((flag, text) for flag, _, text in reference.flag_rows(context))
+    assert rows["`--since TEXT`"] == "only what was written in the last 90s, 10m, 2h"
+    assert rows["`--follow`"] and rows["`--tail N`"]
+    assert "`--json`" not in rows
+
+
+def test_the_glossary_gives_at_most_forty_words_one_meaning_each():
+    text = (ROOT / "docs" / "concepts.md").read_text()
+    rows = re.findall(r"^\| (\S[^|]*?) \| ([^|]+) \|$", text.partition("## Glossary")[2], re.MULTILINE)[1:]
+    listed = [word for word, _ in rows if not word.startswith("---")]
+    assert {"mid", "sft", "run", "pod", "offer", "artifact", "journal", "keeper"} <= set(listed)
+    assert len(listed) <= MOST_WORDS and listed == sorted(set(listed))
+
+
+@pytest.mark.parametrize("page", BY_HAND, ids=name)
+def test_commands_in_the_text_exist_and_are_spelled_to_be_copied(page):
+    text = page.read_text(encoding="utf-8")
+    known = {*tasks.namespace.task_names, "tokenizer", "serve"}
+    typed = {one.rstrip(".") for one in re.findall(r"\./inv ([a-z][a-z._]*)", text)}
+    assert typed <= known
+    assert not re.findall(r"`inv [a-z-].*", text), "write ./inv"
+
+
+CONTEXTS = Parser(contexts=Collection.from_module(tasks).to_contexts()).contexts
+
+
+@pytest.mark.parametrize("page", BY_HAND, ids=name)
+def test_every_command_that_is_shown_can_be_parsed(page, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for block in blocks(page):
+        assert block.mark in ("", ACCOUNT, INTERRUPT), block
+        for line in block.lines:
+            program, *rest = words(line)
+            rest = rest[: rest.index("--")] if "--" in rest else rest
+            if program == "./inv" and rest and not rest[0].startswith("-"):
+                read = Words(rest, CONTEXTS, tasks.namespace).read()
+                assert [one.name for one in read], line
+
+
+def test_what_the_page_about_money_says_of_vendors_is_what_they_can():
+    text = (ROOT / "docs" / "money.md").read_text()
+    rows = {cells[0]: cells[1:] for line in text.splitlines() if line.startswith("| ")
+            for cells in [[one.strip() for one in line.strip("| ").split("|")]] if len(cells) == 4}  # fmt: skip
+    for column, vendor in enumerate((RunPod, Lium, Shadeform)):
+        can = vendor.can
+        timer, amount = rows["the vendor ends it at a time"][column], rows["the vendor ends it at an amount"][column]
+        assert can.time_limit and ("whole hours" in timer) == (can.time_grain_s == 3600)
+        assert can.spend_limit == (amount == "yes")
+        deletes_itself = can.self_terminate == "pod_credential"
+        assert deletes_itself == rows["the pod can delete itself"][column].startswith("yes")
+        assert deletes_itself == ("itself" in rows["the work succeeds, laptop off"][column])
+        assert deletes_itself == ("deletes" in rows["the spend limit is reached"][column])

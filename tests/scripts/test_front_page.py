@@ -1,0 +1,167 @@
+"""The first screen, the list of commands, the version, and Tab in real shells."""
+
+import contextlib
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tasks
+from scripts.cli import front_page
+
+ROOT = Path(__file__).parents[2]
+INV = ROOT / "inv"
+
+
+def inv(*words: str) -> str:
+    """Return what the program that `./inv` becomes prints; it must leave with 0."""
+    done = subprocess.run([sys.executable, "-m", "invoke", *words], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def before_any_environment(*words: str, code: int = 0) -> str:
+    """Return what `./inv` prints when the system's Python runs it, without making .venv."""
+    done = subprocess.run(["python3", INV, *words], cwd="/", capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    return done.stdout
+
+
+def test_inv_alone_says_what_this_is_and_six_commands_in_twenty_lines():
+    screen = inv()
+    assert len(screen.splitlines()) <= 20
+    shown = re.findall(r"^  \./inv ([a-z.]+) ", screen, re.MULTILINE)
+    assert shown[:6] == ["launch", "chat", "status", "down", "serve.up", "rehearse"]
+    assert set(shown) <= set(tasks.namespace.task_names)
+    assert all((ROOT / page).is_file() for page in re.findall(r"docs/[a-z/-]+\.md", screen))
+
+
+def test_the_list_groups_every_command_by_noun_in_eighty_lines_of_eighty_columns():
+    *lines, foot = inv("--list").splitlines()
+    assert len(lines) + 1 <= 80
+    assert max(map(len, lines)) <= 80
+    titles = [line for line in lines if not line.startswith(" ")]
+    assert titles == list(front_page.ROOMS.values())
+    assert sorted(line.split()[0] for line in lines if line.startswith(" ")) == sorted(tasks.namespace.task_names)
+    assert "docs/reference/commands.md" in foot
+
+
+def test_a_room_of_scripts_that_the_list_does_not_know_is_listed_all_the_same(monkeypatch):
+    monkeypatch.delitem(front_page.ROOMS, "store")
+    lines = list(front_page.listing(tasks.namespace))
+    assert any(line.startswith("  store.gc ") for line in lines[lines.index("Other") :])
+
+
+def test_a_part_of_the_list_and_json_are_as_invoke_has_them():
+    assert ".gc" in inv("--list", "store")
+    assert '"name": "launch"' in inv("--list", "--list-format", "json")
+
+
+def test_the_version_is_ours_and_names_invoke():
+    declared = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    pinned = re.search(r"^invoke==(.+)$", (ROOT / "constraints" / "control.txt").read_text(), re.MULTILINE)
+    for flag in ("--version", "-V"):
+        assert before_any_environment(flag) == f"Slipway {declared[1]} (invoke {pinned[1]})\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        (["la"], {"launch"}),
+        (["tokenizer"], {"tokenizer", "tokenizer.train", "tokenizer.eval"}),
+        (["launch", "--pha"], {"--phase"}),
+        (["launch", "--phase", "sft", "--pha"], set()),  # it is there
+        (["logs", "brave-otter-3", "--fol"], {"--follow"}),
+        (["pod.create", "--gpu", "H100", "pod.sy"], {"pod.sync"}),
+        (["status", "--watch", "sta"], {"status"}),  # its value may be left out
+        (["launch", "--phase", ""], set()),  # a value: the shell offers files
+        (["launch", "--profile", "launch", "--dr"], {"--dry-run"}),
+        (["launch", "--profile", "=", "st"], set()),  # bash's words of --profile=st
+        (["ssh", "RUN", "--", "la"], set()),
+        (["--lis"], {"--list", "--list-depth", "--list-format"}),
+    ],
+)
+def test_what_tab_offers(line, offered):
+    found = set(inv("--complete", "--", "./inv", *line).split())
+    assert {one for one in found if one.startswith(line[-1])} == offered
+
+
+def test_tab_makes_no_environment(tmp_path):
+    copy = tmp_path / "inv"
+    copy.write_text(INV.read_text())
+    done = subprocess.run(["python3", copy, "--complete", "--", "./inv", "la"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert os.listdir(tmp_path) == ["inv"]
+
+
+class Shell:
+    """An interactive shell on a terminal of its own, in a folder whose `inv` is this checkout's."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        checkout = folder / "checkout"
+        checkout.mkdir()
+        (checkout / "inv").write_text(
+            f'#!/bin/sh\n[ "$1" = --print-completion-script ] && exec python3 {INV} "$@"\n'
+            f'cd {ROOT} && exec {sys.executable} -m invoke "$@"\n'
+        )
+        (checkout / "inv").chmod(0o755)
+        environ = {**os.environ, "HOME": str(folder), "TERM": "dumb", "PS1": "ready> ", "PROMPT": "ready> "}
+        self.child, self.terminal = pty.fork()
+        if self.child == 0:
+            os.chdir(checkout)
+            os.execvpe(words[0], words, environ)
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        self.seen = ""
+        os.write(self.terminal, text.encode())
+
+    def wait_for(self, text: str) -> str:
+        """Read until `text` has been shown since the last keys; return all of that."""
+        deadline = time.monotonic() + 60
+        while text not in self.seen:
+            assert select.select([self.terminal], [], [], max(0.0, deadline - time.monotonic()))[0], self.seen
+            self.seen += os.read(self.terminal, 4096).decode(errors="replace")
+        return self.seen
+
+    def end(self) -> None:
+        os.close(self.terminal)  # the shell is hung up on
+        os.waitpid(self.child, 0)
+
+
+@contextlib.contextmanager
+def shell(folder: Path, *words: str) -> Iterator[Shell]:
+    one = Shell(folder, *words)
+    try:
+        yield one
+    finally:
+        one.end()
+
+
+SHELLS = {"bash": ("bash", "--norc", "--noprofile", "-i"), "zsh": ("zsh", "-f", "-i")}
+
+
+@pytest.mark.parametrize("name", [pytest.param("bash"), pytest.param("zsh", marks=pytest.mark.needs("zsh"))])
+def test_tab_completes_what_is_typed_in_a_real_shell(tmp_path, name):
+    with shell(tmp_path, *SHELLS[name]) as one:
+        one.wait_for("ready> ")
+        one.type(f"source <(./inv --print-completion-script {name}); echo sourced=$?\n")
+        one.wait_for("sourced=0")
+        one.wait_for("ready> ")
+        for typed, completed in (
+            ("./inv la\t", "./inv launch "),
+            ("--no-acc\t", "--no-accept "),
+            ("pod.sy\t", "pod.sync "),
+        ):
+            one.type(typed)
+            said = one.wait_for(completed.split()[-1] + " ")
+            assert "rror" not in said and "not found" not in said
+        one.type("\x15./inv pipeline --input in\t")  # of the whole line nothing is left; a value is a file
+        one.wait_for("--input inv ")
