@@ -12,6 +12,7 @@ import pytest
 
 from infra import train_env
 from infra.errors import SlipwayError, UsageError
+from tests.programs import source
 
 REPOSITORY = Path(__file__).parents[2]
 STEP = """
@@ -41,23 +42,7 @@ if config.get("signal"):
     os.kill(os.getpid(), config["signal"])
 sys.exit(config.get("code", 0))
 """
-PARENT = """
-import signal, sys
-from contextlib import closing
-from pathlib import Path
-from infra import train_env as inside
-from infra.interrupts import Told, heed
-with heed():
-    try:
-        records = inside.run(["-m", "step"], {"wait": True}, root=Path.cwd(), python=Path(sys.executable))
-        with closing(records):
-            for one in records:
-                print(one["pid"], flush=True)
-                if "busy" in sys.argv:
-                    signal.pause()
-    except Told as told:
-        sys.exit(told.exit_code)
-"""
+PARENT = source("parent_of_step")
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from store.manifest import StoreError
 from store.masking import Mask
 from store.run_sync.restore import Fetch
 from store.run_sync.run_folder import MANIFEST, RunFolder, by_folder
+from tests import seeds
 from tests.faults.trial import rounds
 from tests.infra.agent.world import until
 from tests.needs import PRIVILEGE, needs
@@ -313,8 +314,7 @@ def test_a_full_store_keeps_what_it_has_and_goes_on_when_there_is_room(pods, tmp
 
 @rounds(5, 200)
 def test_a_courier_killed_at_any_moment_leaves_no_checkpoint_that_does_not_verify(pods, rounds):
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = seeds.seed()
     chance, pod = random.Random(seed), pods("one")
     began = time.monotonic()
     one = pod.begin()

@@ -16,6 +16,7 @@ from store.manifest import Manifest, StoreError
 from store.run_sync.restore import acknowledged_here
 from store.run_sync.run_folder import ACKNOWLEDGED, Checkpoint, Damaged, RunFolder
 from tests import hostile
+from tests.programs import source
 
 ROOT = Path(__file__).parents[2]
 SHA256 = "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
@@ -115,17 +116,7 @@ def test_what_is_parsed_can_be_written_again_and_all_else_is_unreadable(document
 
 
 def test_a_hostile_document_is_refused_within_300_mb_of_memory():
-    script = """
-import resource
-from store import outside
-resource.setrlimit(resource.RLIMIT_AS, (300 << 20, 300 << 20))
-for document in (b"[" * 16_000_000, b'{"a":' * 3_000_000, b"[[]," * 4_000_000, b'["' + b"\\\\" * 15_000_000):
-    try:
-        outside.parse(document)
-    except outside.Unreadable:
-        continue
-    raise SystemExit("it was read")
-"""
+    script = source("parse_hostile_documents")
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

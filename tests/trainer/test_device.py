@@ -4,21 +4,11 @@ import os
 import subprocess
 import sys
 
+from tests.programs import source
 from tests.world import ROOT
 from trainer import device
 
-COUNT = """
-import resource, torch
-from trainer.device import prepare
-prepare()
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(8):
-        torch.full((16 << 20,), 1.0)  # 64 MB
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-faults()
-print(faults())
-"""
+COUNT = source("page_faults")
 
 
 def test_memory_that_tensors_leave_behind_is_taken_again_unless_the_allocator_was_told_otherwise():

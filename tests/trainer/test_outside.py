@@ -17,6 +17,7 @@ from infra.errors import UsageError
 from infra.settings import Settings
 from scripts.runs import init_model
 from tests import hostile
+from tests.programs import source
 from tests.trainer.model.test_model import LLAMA, QWEN3
 from trainer.checkpoints.checkpoint import problem_of
 from trainer.errors import Refused
@@ -110,24 +111,7 @@ HUGE = [
 
 
 def test_a_config_that_promises_more_than_the_files_hold_is_refused_before_anything_is_allocated(folder):
-    script = """
-import json, resource, sys
-from pathlib import Path
-from infra.errors import UsageError
-from scripts.runs import init_model as initial
-folder, changes = Path(sys.argv[1]), json.loads(sys.argv[2])
-config = json.loads((folder / "config.json").read_text())
-initial.look(str(folder), None)
-now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (now + (64 << 20), now + (64 << 20)))
-for change in changes:
-    (folder / "config.json").write_text(json.dumps({**config, **change}))
-    try:
-        initial.look(str(folder), None)
-    except UsageError:
-        continue
-    raise SystemExit(f"{change}: it was read")
-"""
+    script = source("look_at_hostile_configs")
     words = [sys.executable, "-c", script, str(folder), json.dumps(HUGE)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -16,6 +16,7 @@ import pytest
 from data.__main__ import main as prepare
 from data.config import Input, Making
 from store import Store
+from tests import seeds
 from tests.trainer.conftest import TINY, WAIT_S, finish, make_again, tiny, write_talk
 from trainer import loop
 from trainer.__main__ import main
@@ -35,8 +36,7 @@ def test_a_run_killed_at_random_moments_publishes_the_bits_of_one_left_alone(wor
     config = tiny(steps=100)
     making = replace(world.making(fingerprint="alone"), name="base_checkpoints/alone")
     alone = world.start(config, OFTEN, making, work="alone")
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = seeds.seed()
     chance, last = random.Random(seed), 0
     for kill in range(KILLS):
         one = world.start(config, OFTEN)

@@ -17,20 +17,11 @@ from pathlib import Path
 import pytest
 
 from infra.agent import environment
+from tests.programs import source
 
 REPOSITORY = Path(__file__).parents[3]
 BASE = getattr(sys, "_base_executable", sys.executable)
-ENSURE = """
-import json, os, sys
-from pathlib import Path
-from infra.agent import environment, packages
-name, code, cache, torch = sys.argv[1:]
-carried = packages.Carried(**json.loads(os.environ.get("CARRIED", "{}")))
-try:
-    print(environment.ensure(name, Path(code), Path(cache), torch, lambda text: print(text, file=sys.stderr), carried))
-except environment.EnvironmentFailed as error:
-    sys.exit(str(error))
-"""
+ENSURE = source("ensure")
 BROKEN = "#!/bin/sh\n[ $1 = --version ] && echo uv 0.13.8 || { echo error: this uv is broken; exit 3; }\n"
 
 

@@ -29,30 +29,11 @@ from infra.runs.keeper import Keeper
 from infra.runs.launch import choose
 from infra.transport.ssh import Ssh
 from tests.loopback import loopback
+from tests.programs import source
 from tests.street import launch_on
 from tests.world import ROOT, until
 
-# Counts to twenty, and goes on from the newest checkpoint; "held" by a file until the test lets it go.
-COUNT = """
-import hashlib, json, os, pathlib, time
-work = pathlib.Path(os.environ["SLIPWAY_WORK"])
-folder = work / "checkpoints" / "count"
-folder.mkdir(parents=True, exist_ok=True)
-done = max((int(one.name[5:]) for one in folder.glob("step-*")), default=0)
-print("from", done, flush=True)
-while done < 20:
-    done += 1
-    print("step", done, flush=True)
-    draft = folder / ".draft"
-    draft.mkdir()
-    (draft / "weights").write_text(str(done))
-    sha = hashlib.sha256(str(done).encode()).hexdigest()
-    files = [{"path": "weights", "size": len(str(done)), "sha256": sha}]
-    (draft / "MANIFEST.json").write_text(json.dumps({"step": done, "files": files}))
-    draft.rename(folder / f"step-{done:09d}")
-    while done == 10 and not pathlib.Path("GO").exists():
-        time.sleep(0.05)
-"""
+COUNT = source("count_and_save")
 
 
 @pytest.fixture
