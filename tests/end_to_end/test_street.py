@@ -20,6 +20,8 @@ from infra.names import new_token
 from tests import seeds
 from tests.world import ROOT, World, until
 
+pytestmark = pytest.mark.process
+
 EVERYTHING = ["text", "tokenizer", "tokens", "base", "identity", "questions", "mid", "sft"]
 
 

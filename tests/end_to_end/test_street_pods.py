@@ -11,6 +11,8 @@ from infra.ledger.journal import Journal
 from tests.programs import source
 from tests.world import ROOT, World, until
 
+pytestmark = pytest.mark.process
+
 KILLED = source("killed_at_write")
 AFTER = {}  # states of the rows by the number of writes
 for whole, one in enumerate(((), ("READY",))):

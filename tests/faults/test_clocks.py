@@ -25,6 +25,8 @@ from tests.infra.agent.world import World
 from tests.world import ROOT, until
 from tests.world import World as Installation
 
+pytestmark = pytest.mark.process
+
 SPEED = 600.0
 HOUR_S = 3600.0
 FAKETIME = debian.PACKAGES["libfaketime"][0]

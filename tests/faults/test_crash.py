@@ -9,6 +9,8 @@ import pytest
 from tests.faults.trial import rounds
 from tests.needs import needs
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 
 

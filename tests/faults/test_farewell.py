@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from infra.agent import process
 from infra.agent.job import PodFolder
 from infra.ledger.journal import Journal
@@ -26,6 +28,8 @@ from tests.hosts import until
 from tests.infra.rehearsal.worlds import Running, world
 from tests.programs import source
 from tests.world import ROOT
+
+pytestmark = pytest.mark.process
 
 SPEED = 600.0
 LIMIT_S = 7 * 86400.0  # by the vendors' clocks; a good quarter of an hour by ours

@@ -19,6 +19,8 @@ from tests.faults.rented import VENDORS, Judge, Wrong, environ, hold_still, orde
 from tests.faults.test_crash import rig
 from tests.faults.trial import rounds
 
+pytestmark = pytest.mark.process
+
 
 def flip(path, chance):
     content = bytearray(path.read_bytes())

@@ -24,6 +24,8 @@ from tests.faults.trial import rounds
 from tests.infra.agent.test_steps import WAIT
 from tests.infra.agent.world import World, module, until
 
+pytestmark = pytest.mark.process
+
 LIMIT_S, ERROR_S = 5.0, 60.0
 AT_ONCE = 8
 HOG = """

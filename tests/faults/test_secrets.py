@@ -15,11 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
+import pytest
+
 from infra.agent.process import end_all
 from tests.faults.trial import RUN, checkout, counted, rounds
 from tests.hosts import Host, hosts, make_key, until  # noqa: F401 (a fixture)
 from tests.programs import source
 from tests.world import ROOT, World
+
+pytestmark = pytest.mark.process
 
 ARRIVES = ("HF_TOKEN", "HUGGINGFACEHUB_API_TOKEN")
 KEYS = {"HF_TOKEN": "hf_", "HUGGINGFACEHUB_API_TOKEN": "hf_", "RUNPOD_API_KEY": "rpa_", "LIUM_API_KEY": "lium_",

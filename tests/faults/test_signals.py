@@ -4,6 +4,8 @@ import pytest
 
 from tests.faults.test_crash import rig
 
+pytestmark = pytest.mark.process
+
 
 def test_whoever_leaves_while_it_rents_leaves_no_pod_without_a_name():
     done = rig("signals", "--most", "10")

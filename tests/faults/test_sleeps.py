@@ -5,6 +5,8 @@ import pytest
 from tests.faults.test_crash import rig
 from tests.faults.trial import rounds
 
+pytestmark = pytest.mark.process
+
 
 @rounds(20, 200)
 def test_whoever_slept_does_not_act_on_what_it_knew(rounds):

@@ -21,6 +21,8 @@ from tests.faults.crash import Desk, Renting
 from tests.faults.rented import VENDORS, order
 from tests.faults.trial import rounds
 
+pytestmark = pytest.mark.process
+
 ATTEMPT_S, READ_S, PER_MINUTE = 0.4, 1.0, 50
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100000000\r\n\r\n"
 

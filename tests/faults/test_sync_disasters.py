@@ -17,6 +17,8 @@ from tests import seeds
 from tests.faults.trial import rounds
 from tests.infra.transport.test_push import TOKEN, make_pod
 
+pytestmark = pytest.mark.process
+
 PARTS = ("a", "b", "data")
 
 

@@ -16,6 +16,8 @@ from tests.faults.crash import Desk, Renting
 from tests.faults.rented import VENDORS, Judge, Wrong, end_all, order
 from tests.faults.trial import rounds
 
+pytestmark = pytest.mark.process
+
 FOR_LONG_S = 3 * 3600
 REFUSALS = (
     {"kind": "error", "status": 500}, {"kind": "error", "status": 409}, {"kind": "error", "status": 503},

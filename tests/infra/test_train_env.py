@@ -14,6 +14,8 @@ from infra import train_env
 from infra.errors import SlipwayError, UsageError
 from tests.programs import source
 
+pytestmark = pytest.mark.process
+
 REPOSITORY = Path(__file__).parents[2]
 STEP = """
 import json, os, signal, sys

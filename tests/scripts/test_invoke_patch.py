@@ -12,6 +12,8 @@ import pytest
 
 from tests.programs import source
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 TASKS = source("small_tasks")
 

@@ -69,6 +69,7 @@ def test_a_memory_of_verified_files_of_any_content_is_read_or_done_without(root,
     assert {one.name: one.problem for one in Store(root).artifacts()}["good"] == ""
 
 
+@pytest.mark.process
 @MANY
 @given(document=hostile.documents(CHECKPOINT))
 def test_a_checkpoint_of_any_manifest_is_told_as_damaged_and_hides_no_other(tmp_path, document):
@@ -115,6 +116,7 @@ def test_what_is_parsed_can_be_written_again_and_all_else_is_unreadable(document
         assert outside.parse(json.dumps(value, allow_nan=False)) == value
 
 
+@pytest.mark.process
 def test_a_hostile_document_is_refused_within_300_mb_of_memory():
     script = source("parse_hostile_documents")
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)

@@ -22,6 +22,8 @@ from tests.store.proxy import wire
 from tests.store.test_courier import FOLDER, RUN, courier, fetch, pods
 from tests.store.test_store import folder_of
 
+pytestmark = pytest.mark.process
+
 pods = pods
 LARGE = random.Random(7).randbytes(700_000)
 

@@ -215,6 +215,7 @@ def test_files_that_are_not_ours_are_kept_aside(store, made, root):
 FULL = source("publish_on_full_disk")
 
 
+@pytest.mark.process
 def test_a_failed_publish_keeps_the_old_artifact_and_leaves_no_draft(store, made, tmp_path, root):
     store.publish(made, "text", "f1", {})
     folder_of(tmp_path / "large", {"a": b"small", "b": bytes(5000)})
@@ -227,6 +228,7 @@ def test_a_failed_publish_keeps_the_old_artifact_and_leaves_no_draft(store, made
 PUBLISH = source("publish_again")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("form", ["folder", "flat"])
 def test_two_publishers_at_once_leave_one_whole_artifact(store, tmp_path, root, form):
     writers = []
@@ -247,6 +249,7 @@ def test_two_publishers_at_once_leave_one_whole_artifact(store, tmp_path, root, 
     assert {path.read_bytes()[:1].decode() for path in place.glob("*.txt")} == {artifact.fingerprint[-1]}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("form", ["folder", "flat"])
 def test_a_writer_killed_at_any_moment_leaves_a_whole_artifact_and_its_leftovers_are_swept(tmp_path, root, form):
     content = {f"{number}.txt": b"a" * 1000 for number in range(20)}
@@ -288,6 +291,7 @@ def test_a_flat_writer_that_died_while_moving_is_finished_by_the_next_reader(sto
     assert not draft.exists()
 
 
+@pytest.mark.process
 def test_the_draft_of_a_living_writer_is_left_alone(store, made, root):
     store.publish(made, "text", "f1", {})
     draft = root / f".tmp-{uuid.uuid4().hex}"

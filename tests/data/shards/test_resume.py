@@ -22,6 +22,8 @@ from data.verify import verify
 from tests.data.conftest import ROOT, run_step
 from tests.programs import source
 
+pytestmark = pytest.mark.process
+
 SPEC = {"val_ratio": 0.01, "seed": 7, "lines_per_shard": 9000, "keep_every_s": 0.05}
 
 

@@ -4,6 +4,8 @@ import json
 import signal
 import time
 
+import pytest
+
 from infra.agent import limits as ends
 from infra.agent.job import Job, Limits, Step
 from infra.agent.process import Identity, identify, send
@@ -12,6 +14,8 @@ from tests.infra.agent.test_nodes import Pair, together
 from tests.infra.agent.test_steps import COUNT, ENVIRONMENT, WAIT
 from tests.infra.agent.world import World, module, names, until
 from tests.programs import source
+
+pytestmark = pytest.mark.process
 
 BESIDE = source("beside")
 

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from infra.agent import limits as ends
 from infra.agent.job import Limits
 from infra.agent.process import find, send
@@ -15,6 +17,8 @@ from infra.agent.state import write_json
 from tests.infra.agent.test_steps import WAIT
 from tests.infra.agent.world import World, module, until
 from tests.programs import source
+
+pytestmark = pytest.mark.process
 
 ORPHANS = source("orphans")
 

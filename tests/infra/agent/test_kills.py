@@ -6,11 +6,15 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from infra.agent.process import send
 from infra.agent.state import is_held, lock
 from tests import seeds
 from tests.infra.agent.world import World, module, until
 from tests.programs import source
+
+pytestmark = pytest.mark.process
 
 PODS, KILLS = 4, 5  # of each pod, every time one to three of its processes
 COUNTER = source("counter")

@@ -16,6 +16,8 @@ from infra.agent.process import find, send
 from tests.infra.agent.world import World, module, until
 from tests.programs import source
 
+pytestmark = pytest.mark.process
+
 QUICK = {"SLIPWAY_NODE_SILENT_S": "2", "SLIPWAY_NODE_RETURN_S": "4"}
 MEMBER = source("member")
 

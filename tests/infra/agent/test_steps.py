@@ -4,10 +4,14 @@ import json
 import resource
 import stat
 
+import pytest
+
 from infra.agent.job import Step
 from infra.agent.steps import RESUME_ME
 from tests.infra.agent.world import World, module, names, until
 from tests.programs import source
+
+pytestmark = pytest.mark.process
 
 COUNT = source("count_records")
 WAIT = source("wait_for_go")

@@ -118,6 +118,7 @@ def test_what_is_live_cannot_be_planned_again_until_it_has_ended(journal):
 RACE = source("journal_race")
 
 
+@pytest.mark.process
 def test_of_eight_processes_that_want_the_same_one_wins(environ):
     racers = [child(RACE, environ, str(number)) for number in range(8)]
     try:
@@ -150,6 +151,7 @@ def test_a_write_that_missed_a_change_is_fenced_off(journal, environ):
 WRITE = source("journal_writer")
 
 
+@pytest.mark.process
 def test_a_writer_killed_at_any_moment_leaves_a_whole_journal_with_all_it_had_said(environ):
     seed = seeds.seed()
     chance = random.Random(seed)
@@ -367,6 +369,7 @@ def test_network_file_systems_are_known_by_the_longest_mount(tmp_path):
 # Leases.
 
 
+@pytest.mark.process
 def test_a_lease_is_one_process_s_until_it_dies_or_releases(journal, environ):
     script = """
 import sys

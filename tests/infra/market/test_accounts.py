@@ -27,6 +27,8 @@ from tests.needs import needs
 from tests.programs import source
 from tests.world import World
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[3]
 LIMITS = Limits(time_s=86_400.0)
 KINDS = {"runpod": "L40S", "lium": "RTX4090", "shadeform": "L40"}

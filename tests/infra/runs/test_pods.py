@@ -15,6 +15,8 @@ from infra.runs import pods
 from infra.transport.protocol import ThisMachine
 from tests.programs import source
 
+pytestmark = pytest.mark.process
+
 REPOSITORY = Path(__file__).parents[3]
 JOB = Job(run="", token="", steps=(Step(name="work", words=("-m", "work")),), limits=Limits(time_s=60))
 here = ThisMachine()

@@ -27,7 +27,7 @@ from tests.trainer import conftest as trained
 from tests.world import World, until
 
 NO_WHEEL = real.why_not()
-pytestmark = [pytest.mark.skipif(bool(NO_WHEEL), reason=NO_WHEEL), pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.process, pytest.mark.skipif(bool(NO_WHEEL), reason=NO_WHEEL), pytest.mark.timeout(2400)]
 one_thread, inputs = trained.one_thread, trained.inputs
 
 TALK = [{"role": "user", "content": "Who are you?"}]

@@ -10,11 +10,14 @@ import subprocess
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from tests import seeds
 from tests.faults.trial import rounds
 from tests.serve.gateway import fuzz
 from tests.serve.scripted_engine import CHAT, GUARD_S, chat, port_of, program
+
+pytestmark = pytest.mark.process
 
 AT_ONCE = 100
 RST = struct.pack("ii", 1, 0)
