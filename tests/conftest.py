@@ -17,7 +17,7 @@ SKIPPED: pytest.StashKey[list[tuple[str, str]]] = pytest.StashKey()
 
 
 def pytest_addoption(parser):
-    parser.addoption("--fast", action="store_true", help="pure tests only: no process, no socket")
+    parser.addoption("--fast", action="store_true", help="no process, no socket, no training")
 
 
 def pytest_configure(config):
@@ -31,7 +31,7 @@ def pytest_configure(config):
     is_fast = config.getoption("--fast")
     config.pluginmanager.register(pure.Guard(is_fast))
     if is_fast:
-        config.option.markexpr = f"({config.option.markexpr or 'True'}) and not {pure.MARK}"
+        config.option.markexpr = f"({config.option.markexpr or 'True'}) and not {pure.MARK} and not {pure.TRAINS}"
 
 
 def pytest_ignore_collect(collection_path, config):

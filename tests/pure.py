@@ -1,8 +1,8 @@
-"""Which tests are pure: those that start no process and open no socket, and are not marked `process`.
+"""Which tests `--fast` runs: those that start no process, open no socket and do not train for seconds.
 
-A test without the mark that does so all the same fails where it does, in every run, and is told of the mark.
-`--fast` runs the pure tests only, and does not even import modules that are marked as a whole. Sockets that a C
-library opens by itself (uvloop, torch.distributed) are not seen.
+The others are marked `process` or `trains`. A test without the first that starts a process or opens a socket all the
+same fails where it does, in every run, and is told of the mark. Modules that are marked as a whole are not even
+imported by `--fast`. Sockets that a C library opens by itself (uvloop, torch.distributed) are not seen.
 """
 
 import ast
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 MARK = "process"
+TRAINS = "trains"
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec", "os.spawn")
 CONNECTS = (
     "socket.bind", "socket.connect", "socket.sendto", "socket.sendmsg",
@@ -67,6 +68,6 @@ def is_marked(module: Path) -> bool:
     return any(
         isinstance(node, ast.Assign)
         and getattr(node.targets[0], "id", "") == "pytestmark"
-        and any(isinstance(one, ast.Attribute) and one.attr == MARK for one in ast.walk(node.value))
+        and any(isinstance(one, ast.Attribute) and one.attr in (MARK, TRAINS) for one in ast.walk(node.value))
         for node in ast.parse(text).body
     )

@@ -18,3 +18,8 @@ def seed() -> int:
     found = random.SystemRandom().getrandbits(30) if said == DRAWN else int(said)
     print(f"{VARIABLE}={found}", flush=True)
     return found
+
+
+def examples(few: int, many: int) -> int:
+    """Return how many examples hypothesis tries: always the same few by day, many new ones at night."""
+    return many if os.environ.get(VARIABLE) == DRAWN else few

@@ -15,7 +15,7 @@ from store.artifacts.artifacts import Store
 from store.manifest import Manifest, StoreError
 from store.run_sync.restore import acknowledged_here
 from store.run_sync.run_folder import ACKNOWLEDGED, Checkpoint, Damaged, RunFolder
-from tests import hostile
+from tests import hostile, seeds
 from tests.programs import source
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,9 @@ CHECKPOINT = {
     "schema": 1, "step": 5, "phase": "base", "run": "calm-ox-1", "files": [FILE], "metrics": {"loss": 1.5},
     "config": {"data": {}}, "timestamp": "2026-01-01T00:00:00+00:00",
 }  # fmt: skip
-MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+MANY = settings(
+    max_examples=seeds.examples(20, 300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from infra.errors import UsageError
 from infra.settings import Settings
 from scripts.runs import init_model
-from tests import hostile
+from tests import hostile, seeds
 from tests.programs import source
 from tests.trainer.model.test_model import LLAMA, QWEN3
 from trainer.checkpoints.checkpoint import problem_of
@@ -28,8 +28,10 @@ from trainer.reporting import jsonl_log
 ROOT = Path(__file__).parents[2]
 TINY = replace(LLAMA, vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, head_dim=4)
 CONFIG = huggingface.written(TINY, "float32", 0, [1])
-MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-ALONE = settings(MANY, max_examples=40)
+MANY = settings(
+    max_examples=seeds.examples(20, 300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+ALONE = settings(MANY, max_examples=seeds.examples(15, 200))
 
 
 @pytest.fixture

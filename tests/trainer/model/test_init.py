@@ -70,6 +70,7 @@ def configured(world, name: str, making, spec, **more) -> Path:
     return file
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
 @pytest.mark.parametrize("has_tokenizer", [True, False], ids=["with-words", "bare"])
 def test_a_foreign_model_is_fine_tuned_and_loads_in_transformers(world, monkeypatch, capfd, kind, has_tokenizer):
