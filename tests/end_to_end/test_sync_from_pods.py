@@ -21,6 +21,8 @@ from tests.trainer import conftest as trainer
 from tests.world import ROOT
 from trainer.config import Keeping
 
+pytestmark = pytest.mark.process
+
 RUN = "brave-otter-1"
 COUNT = source("chain")
 

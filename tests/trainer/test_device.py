@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.programs import source
 from tests.world import ROOT
 from trainer import device
@@ -11,6 +13,7 @@ from trainer import device
 COUNT = source("page_faults")
 
 
+@pytest.mark.process
 def test_memory_that_tensors_leave_behind_is_taken_again_unless_the_allocator_was_told_otherwise():
     ours = {name: value for name, value in os.environ.items() if not name.startswith(device.MALLOC_SETTINGS)}
     told = {**ours, "MALLOC_MMAP_THRESHOLD_": "65536"}

@@ -112,6 +112,7 @@ HUGE = [
 ]  # fmt: skip
 
 
+@pytest.mark.process
 def test_a_config_that_promises_more_than_the_files_hold_is_refused_before_anything_is_allocated(folder):
     script = source("look_at_hostile_configs")
     words = [sys.executable, "-c", script, str(folder), json.dumps(HUGE)]

@@ -32,6 +32,7 @@ def hashes(folder: Path) -> dict[str, str]:
     return {file["path"]: file["sha256"] for file in open_final(folder).manifest["files"]}
 
 
+@pytest.mark.process
 def test_a_run_killed_at_random_moments_publishes_the_bits_of_one_left_alone(world):
     config = tiny(steps=100)
     making = replace(world.making(fingerprint="alone"), name="base_checkpoints/alone")
@@ -56,12 +57,14 @@ def test_a_run_killed_at_random_moments_publishes_the_bits_of_one_left_alone(wor
     assert not world.checkpoints().exists()  # the store has them
 
 
+@pytest.mark.process
 def test_a_trainer_whose_starter_is_gone_does_not_begin(world):
     words = [sys.executable, "-m", "trainer", "base", "--config", "x.json"]
     done = subprocess.run(words, env={**os.environ, "SLIPWAY_PARENT": "-1"}, timeout=WAIT_S)
     assert done.returncode == 75
 
 
+@pytest.mark.process
 def test_sigterm_and_ctrl_c_save_and_exit_75_and_a_finished_phase_is_not_trained_again(world, capfd):
     config, last = tiny(steps=200), 0
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -90,6 +93,7 @@ def test_sigterm_and_ctrl_c_save_and_exit_75_and_a_finished_phase_is_not_trained
     assert world.records()[len(said) :] == [{**result, "at": world.records()[-1]["at"]}]  # nothing but the result
 
 
+@pytest.mark.process
 def test_when_no_checkpoint_is_whole_the_program_exits_1_and_names_them(world):
     one = world.start(tiny(steps=100_000), OFTEN)
     world.wait_for_step(8, one)

@@ -236,6 +236,7 @@ def measured(config: PhaseConfig, size: int = 1) -> int:
     return max(int(out) for out, _ in said)
 
 
+@pytest.mark.process
 def test_the_estimate_is_near_what_a_process_takes_and_so_is_what_recomputing_spares():
     """Within a fifth in all; the difference, which the framework is not in, within two fifths."""
     sparing = replace(MEASURED, recompute=True)

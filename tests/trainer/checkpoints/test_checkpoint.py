@@ -283,6 +283,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", folder], check=True)
 
 
+@pytest.mark.process
 def test_a_full_disk_costs_saves_but_no_checkpoint_and_ends_in_good_order(tmp_path, small_disk, caplog):
     keeping = replace(EASY, keep=4)
     one = training(tmp_path, keeping)

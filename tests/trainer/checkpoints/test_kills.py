@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.utils.tensorboard  # here, or each life would import it for itself
 
@@ -28,6 +29,8 @@ from trainer.checkpoints import checkpoint as checkpoints
 from trainer.checkpoints import saving
 from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints
 from trainer.config import Keeping
+
+pytestmark = pytest.mark.process
 
 STEPS = 12
 KEEPING = Keeping(save_every=2, keep=2, reserve_bytes=0)

@@ -225,6 +225,7 @@ def models(hub: FakeHub) -> None:
     hub.server.RequestHandlerClass = Models
 
 
+@pytest.mark.process
 def test_a_model_on_a_hub_is_pinned_to_its_commit_and_fetched_where_the_step_runs(world, monkeypatch):
     folder = foreign("Llama", world.root / "theirs")
     gpt2_like(folder / "tokenizer.json")

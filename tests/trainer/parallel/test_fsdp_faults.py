@@ -27,6 +27,8 @@ from trainer.errors import PeerLost
 from trainer.parallel import process_group as ranks_module
 from trainer.parallel.process_group import Ranks
 
+pytestmark = pytest.mark.process
+
 CONFIG = config(steps=6)
 KEEPING = Keeping(save_every=2, keep=2, reserve_bytes=0)
 LOST = PeerLost.exit_code
