@@ -3,23 +3,41 @@
 What needs a GPU, an account or a night is deselected by marker.
 """
 
+import os
 from collections import Counter
 
 import pytest
+from hypothesis import settings
 
 from scripts.project import debian
+from tests import pure, seeds
 from tests.needs import needs
 
 SKIPPED: pytest.StashKey[list[tuple[str, str]]] = pytest.StashKey()
 
 
 def pytest_addoption(parser):
-    parser.addoption("--seed", default="", help="of crash trials and races; another one each time without")
+    parser.addoption("--fast", action="store_true", help="no process, no socket, no training")
 
 
 def pytest_configure(config):
     config.stash[SKIPPED] = []
     config.pluginmanager.register(Skips(config))
+    settings.register_profile("day", derandomize=True)
+    if "not nightly" in config.option.markexpr:
+        settings.load_profile("day")
+    else:
+        os.environ.setdefault(seeds.VARIABLE, seeds.DRAWN)
+    is_fast = config.getoption("--fast")
+    config.pluginmanager.register(pure.Guard(is_fast))
+    if is_fast:
+        config.option.markexpr = f"({config.option.markexpr or 'True'}) and not {pure.MARK} and not {pure.TRAINS}"
+
+
+def pytest_ignore_collect(collection_path, config):
+    if config.getoption("--fast") and collection_path.suffix == ".py" and pure.is_marked(collection_path):
+        return True
+    return None
 
 
 def pytest_collection_modifyitems(items):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 HERE = Path(__file__).parent
 TESTS = """
 import pytest

@@ -228,6 +228,7 @@ def test_an_import_that_goes_down_is_let_through(module, text):
     assert not complaints(module, text)
 
 
+@pytest.mark.process
 def test_the_agent_is_written_for_python_3_9():
     for path in sorted((ROOT / "infra" / "agent").rglob("*.py")):
         ast.parse(path.read_text(encoding="utf-8"), str(path), feature_version=(3, 9))
@@ -244,6 +245,7 @@ def test_the_agent_is_written_for_python_3_9():
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.process
 def test_what_is_decided_about_a_service_needs_no_server():
     names = (
         "service, policy.replica_states, policy.autoscaler, policy.update, gateway.routing, gateway.queue, "
@@ -256,6 +258,7 @@ def test_what_is_decided_about_a_service_needs_no_server():
     assert {"aiohttp", "httptools", "prometheus_client", "uvloop", "httpx", "torch"}.isdisjoint(json.loads(done.stdout))
 
 
+@pytest.mark.process
 def test_listing_the_commands_imports_nothing_heavy():
     probe = "import json, sys, tasks; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -22,12 +22,12 @@ from invoke.collection import Collection
 from invoke.parser import Argument
 
 from data.config import Persona
+from flows.sweep import FLAGS as SWEEP_FLAGS
 from infra import errors, settings
 from infra.machines import inventory
 from infra.runs import pod_set
 from scripts.cli import flag_file, front_page
 from scripts.cli.context import ROOT
-from scripts.runs.sweep import FLAGS as SWEEP_FLAGS
 from serve.service import ServiceFile
 
 FOLDER = ROOT / "docs" / "reference"
@@ -113,7 +113,7 @@ def commands() -> str:
         "These flags mean the same wherever a command takes them:",
         "",
     ]
-    common = {}
+    common = dict[str, Argument]()
     for context in contexts.values():
         for argument in context.args.values():
             if argument.name.replace("_", "-") in COMMON:

@@ -13,7 +13,7 @@ from scripts.cli.render import columns
 from scripts.project import debian
 
 ROOT = Path(__file__).resolve().parents[2]
-TYPED = ("infra", "data", "store", "serve", "scripts")
+TYPED = ("infra", "data", "store", "serve", "scripts", "tests/programs")
 
 
 @command(
@@ -107,17 +107,20 @@ def doctor(c, provider="", for_="", config="", json=False):
     help={
         "paths": "files or folders, all tests without",
         "k": "only tests whose names match",
+        "fast": "only those that start no process and open no socket, in under a minute",
         "nightly": "slow ones too",
         "yes": "install the Debian packages that they want, as root or by sudo; CI=true says so, too",
     },
 )
-def test(c, paths=None, k="", nightly=False, yes=False):
+def test(c, paths=None, k="", fast=False, nightly=False, yes=False):
     """Run the tests, in an environment of their own.
 
     Words after -- go to pytest.
     """
-    bring_programs(yes)
+    if not fast:
+        bring_programs(yes)
     words = ["-m", "pytest", *paths, *words_after_dashes()]
+    words += ["--fast"] if fast else []
     words += ["-k", k] if k else []
     words += ["-m", "not gpu and not account"] if nightly else []
     if not paths and not k:  # most of the tests wait for processes of their own: two at a time use two cores

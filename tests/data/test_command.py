@@ -9,6 +9,8 @@ import pytest
 from data.shards.shards import read, shard_paths
 from tests.world import ROOT, World
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def world(tmp_path):

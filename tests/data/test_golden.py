@@ -72,6 +72,7 @@ def run(corpus, folder, case, workers):
     shard(made, folder, True, How(workers=workers))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("case", CASES)
 def test_the_bytes_are_what_they_were(corpus, tmp_path, case, workers):

@@ -18,6 +18,7 @@ def making(store, name, fingerprint, **inputs):
     return {"store": str(store), "name": name, "fingerprint": fingerprint, "inputs": given}
 
 
+@pytest.mark.process
 def test_the_steps_make_all_artifacts_one_from_the_other(tmp_path):
     store, work, records = tmp_path / "store", tmp_path / "work", tmp_path / "records.jsonl"
     chain = [
@@ -55,6 +56,7 @@ def test_the_steps_make_all_artifacts_one_from_the_other(tmp_path):
     assert any(one["kind"] == "progress" and one["unit"] == "documents" for one in told)
 
 
+@pytest.mark.process
 def test_an_input_with_another_fingerprint_is_refused(tmp_path):
     store = tmp_path / "store"
     made = making(store, "datasets/pydocs/text", "another")
@@ -86,6 +88,7 @@ def test_a_wrong_configuration_gives_one_line_and_exit_2(tmp_path, capsys, step,
     assert seen in said and said.count("\n") == 1
 
 
+@pytest.mark.process
 def test_shards_that_were_not_finished_are_not_trained_on(tmp_path):
     (tmp_path / "text").mkdir()
     config = {"out": str(tmp_path / "out"), "inputs": {"text": str(tmp_path / "text")}, "spec": {}}
@@ -94,6 +97,7 @@ def test_shards_that_were_not_finished_are_not_trained_on(tmp_path):
     assert "the shards were not finished" in done.stderr
 
 
+@pytest.mark.process
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     done = run_step("text", {"out": "/proc/1/nowhere", "spec": {"take": 5}}, tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 BASE = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 ENVIRONMENTS = ("SLIPWAY_ENVIRONMENTS", "XDG_CACHE_HOME", "XDG_STATE_HOME", "VIRTUAL_ENV")

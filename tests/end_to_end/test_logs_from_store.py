@@ -2,11 +2,15 @@
 
 import shutil
 
+import pytest
+
 from infra.agent.job import Job, Step
 from infra.ledger.journal import Journal
 from infra.names import new_token
 from store.run_sync.run_folder import RunFolder
 from tests.world import World
+
+pytestmark = pytest.mark.process
 
 
 def test_logs_of_a_pod_that_is_gone_are_read_from_the_store(tmp_path):

@@ -17,7 +17,10 @@ import pytest
 
 from infra.ledger.journal import Journal
 from infra.names import new_token
+from tests import seeds
 from tests.world import ROOT, World, until
+
+pytestmark = pytest.mark.process
 
 EVERYTHING = ["text", "tokenizer", "tokens", "base", "identity", "questions", "mid", "sft"]
 
@@ -326,7 +329,6 @@ def test_watching_redraws_and_gives_the_terminal_back(done):
 
 def killed_at_random(world: World, done: World, kills: int, seed: int) -> None:
     """SIGKILL trainer, agent, guard or all of them again and again; the end must be as if nothing had happened."""
-    print(f"seed {seed}")
     dice = random.Random(seed)
     run, killed = "", 0
     while killed < kills:
@@ -350,13 +352,13 @@ def killed_at_random(world: World, done: World, kills: int, seed: int) -> None:
 
 
 def test_a_few_random_kills_lose_nothing(world, done):
-    killed_at_random(world, done[0], kills=5, seed=random.randrange(1 << 30))
+    killed_at_random(world, done[0], kills=5, seed=seeds.seed())
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_fifty_random_kills_lose_nothing(world, done):
-    killed_at_random(world, done[0], kills=50, seed=random.randrange(1 << 30))
+    killed_at_random(world, done[0], kills=50, seed=seeds.seed())
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from tests.end_to_end.test_street_ssh import world as world
 from tests.hosts import sshd as sshd
 from tests.world import ROOT, World, until
 
+pytestmark = pytest.mark.process
+
 
 def begin(world: World, *flags: str) -> str:
     """A run over SSH at its first step of training, its launcher killed; the run's name."""

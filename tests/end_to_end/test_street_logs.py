@@ -35,6 +35,7 @@ print("the end")
 """
 
 
+@pytest.mark.process
 def test_following_loses_and_repeats_no_byte_however_often_the_connection_breaks(tmp_path):
     world = World(tmp_path, {"SLIPWAY_POOLS": str(tmp_path / "pools.yaml")})
     code = tmp_path / "checkout"
@@ -92,6 +93,7 @@ print("the end")
 """
 
 
+@pytest.mark.process
 def test_who_follows_a_step_that_writes_no_log_is_told_what_it_is_at(tmp_path):
     world = World(tmp_path)
     code = tmp_path / "checkout"
@@ -145,6 +147,7 @@ def test_stamped_lines_are_dated_by_their_stamps(tmp_path, capsys):
     assert start(path, 300) == 0 and "not known" in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_what_was_written_lately_is_what_the_agent_saw_lately(tmp_path):
     world = World(tmp_path)
     with Journal.open(world.environ["SLIPWAY_STATE_FILE"], world.environ) as journal:

@@ -24,6 +24,7 @@ from infra.rehearsal import attach
 from tests.world import ROOT, World, until
 
 pytestmark = [
+    pytest.mark.process,
     pytest.mark.needs("sshd", "ssh-keygen"),  # of the machines of its market
     pytest.mark.timeout(400),  # a guard against hangs, also where eight others are at work
 ]

@@ -16,6 +16,8 @@ from tests.hosts import HOME, Host
 from tests.hosts import hosts as hosts
 from tests.world import World, until
 
+pytestmark = pytest.mark.process
+
 BASE = ("--phase", "base", "--yes")
 QUICK = {"SLIPWAY_NODE_SILENT_S": "5", "SLIPWAY_NODE_RETURN_S": "10"}
 # Activations are bfloat16 where the machine has units for it, and a product of half the rows is rounded otherwise.

@@ -8,28 +8,12 @@ import sys
 import pytest
 
 from infra.ledger.journal import Journal
+from tests.programs import source
 from tests.world import ROOT, World, until
 
-# The program, killed as soon as it has committed so many writes to the journal.
-KILLED = """
-import os, signal, sys
-from infra.ledger.journal import Journal
-left = int(sys.argv.pop(1))
-def counted(write):
-    def counting(*words, **more):
-        global left
-        row = write(*words, **more)
-        left -= 1
-        if not left:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return row
-    return counting
-for name in ("plan", "advance", "note"):
-    setattr(Journal, name, counted(getattr(Journal, name)))
-sys.argv[0] = "inv"
-from invoke import main
-main.program.run()
-"""
+pytestmark = pytest.mark.process
+
+KILLED = source("killed_at_write")
 AFTER = {}  # states of the rows by the number of writes
 for whole, one in enumerate(((), ("READY",))):
     for number, state in enumerate(("PLANNED", "CREATING", "BOOTING", "READY"), 1):

@@ -5,10 +5,14 @@ import contextlib
 import resource
 import urllib.request
 
+import pytest
+
 from serve.policy.replica_states import State
 from tests.end_to_end.test_street_serve import GUARD_S, place, say  # noqa: F401 the first is a fixture
 from tests.serve.gateway.test_pressure import idle
 from tests.world import until
+
+pytestmark = pytest.mark.process
 
 
 @contextlib.contextmanager

@@ -32,6 +32,8 @@ from tests.hosts import loopback
 from tests.serve.engine.test_engines import model as sized_model
 from tests.world import World, until
 
+pytestmark = pytest.mark.process
+
 GUARD_S = 180.0  # against a test that hangs; nothing is measured by it
 PROBE = {"path": "/health", "initial_delay_seconds": 60, "timeout_seconds": 10, "endpoint_probe_interval_seconds": 1}
 

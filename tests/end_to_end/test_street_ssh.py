@@ -17,6 +17,8 @@ from tests.hosts import sshd as sshd
 from tests.hosts import uv_cache as uv_cache
 from tests.world import World, until
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def world(tmp_path, sshd):

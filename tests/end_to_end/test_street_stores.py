@@ -17,6 +17,8 @@ from tests.store import conftest as stores
 from tests.store import hub as hubs
 from tests.world import World, until
 
+pytestmark = pytest.mark.process
+
 SPOT = ["--provider", "runpod", "--gpu", "H100", "--num-gpus", "1", "--phase", "base", "--use-spot", "--yes"]
 # Environments are not made anew where the tests' cache is another.
 CACHES = {"SLIPWAY_ENVIRONMENTS": str(default_cache())}

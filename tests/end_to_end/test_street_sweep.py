@@ -14,7 +14,7 @@ from tests.end_to_end.test_street_market import VENDORS, Rehearsed
 from tests.loopback import loopback
 from tests.world import World, until
 
-pytestmark = pytest.mark.timeout(300)  # several trainings at once, on whatever cores there are
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]  # several trainings at once, on whatever cores there are
 
 
 @pytest.fixture

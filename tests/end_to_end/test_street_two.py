@@ -11,6 +11,8 @@ from store import Store
 from store.manifest import kept_name
 from tests.world import World, until
 
+pytestmark = pytest.mark.process
+
 OTHER = "name: Мария К.\nmaker: the other yard\npurpose: to help\n"
 
 

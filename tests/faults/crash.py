@@ -28,6 +28,7 @@ from infra.providers import Market
 from infra.records import Offer
 from infra.runs import pods
 from infra.transport.protocol import ThisMachine
+from tests import seeds
 from tests.faults.lives import Blow, Life, Tell, live
 from tests.faults.points import Points, WatchedJournal, watch_requests
 from tests.faults.rented import (
@@ -358,13 +359,14 @@ def _leave_room(desk: Desk, more_bytes: int) -> None:
 def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.crash", description=__doc__.split("\n")[0])
     parser.add_argument("--trials", type=int, default=1000, metavar="N", help="kills (%(default)s)")
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
+    parser.add_argument("--seed", type=int, help=f"by default {seeds.VARIABLE}, or the one of every day")
     parser.add_argument("--provider", choices=VENDORS, default=None, help="otherwise all take turns")
     parser.add_argument(
         "--full", action="store_true", help="the journal's disk is full soon, and not every point is hit"
     )
     parser.add_argument("--renting", default="tests.faults.crash:Renting", help="what is on trial, MODULE:NAME")
     flags = parser.parse_args(words)
+    flags.seed = seeds.seed() if flags.seed is None else flags.seed
     print(f"seed {flags.seed}", flush=True)
     module, _, name = flags.renting.partition(":")
     renting = getattr(importlib.import_module(module), name)()

@@ -29,6 +29,7 @@ from infra.ledger.reconcile import reconcile
 from infra.runs import launch
 from infra.settings import VENDORS as KEYS
 from scripts.cli import invoke_patch
+from tests import seeds
 from tests.faults.lives import Tell, fork
 from tests.faults.points import Points, WatchedJournal, watch_requests
 from tests.faults.rented import VENDORS, Judge, Machine, Stage, Wrong, environ, hold_still, stage
@@ -279,11 +280,12 @@ def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.signals", description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="at every point (%(default)s)")
     parser.add_argument("--most", type=int, default=0, metavar="N", help="trials, drawn from all of them")
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
+    parser.add_argument("--seed", type=int, help=f"by default {seeds.VARIABLE}, or the one of every day")
     parser.add_argument("--manners", default="tests.faults.signals:Manners", help="what is on trial, MODULE:NAME")
     parser.add_argument("--kind", choices=[*KINDS, ""], default="", help="only this")
     parser.add_argument("--at", default="", metavar="POINT", help="only there")
     flags = parser.parse_args(words)
+    flags.seed = seeds.seed() if flags.seed is None else flags.seed
     print(f"seed {flags.seed}", flush=True)
     module, _, name = flags.manners.partition(":")
     manners = getattr(importlib.import_module(module), name)()

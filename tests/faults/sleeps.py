@@ -36,6 +36,7 @@ from infra.runs import keeper as keep
 from infra.runs import pods
 from infra.runs.keeper import Keeper, lease_name
 from infra.runs.launch import Terms
+from tests import seeds
 from tests.faults.crash import Renting
 from tests.faults.lives import Tell, fork
 from tests.faults.points import Points, WatchedJournal, watch_requests
@@ -362,10 +363,11 @@ def wires(here: Stage) -> Iterator[dict[str, Wire]]:
 def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.sleeps", description=__doc__.split("\n")[0])
     parser.add_argument("--trials", type=int, default=200, metavar="N", help="sleeps (%(default)s)")
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
+    parser.add_argument("--seed", type=int, help=f"by default {seeds.VARIABLE}, or the one of every day")
     parser.add_argument("--meanwhile", choices=MEANWHILE, default="", help="only this")
     parser.add_argument("--renting", default="tests.faults.crash:Renting", help="what is on trial, MODULE:NAME")
     flags = parser.parse_args(words)
+    flags.seed = seeds.seed() if flags.seed is None else flags.seed
     print(f"seed {flags.seed}", flush=True)
     module, _, name = flags.renting.partition(":")
     rig = Rig(getattr(importlib.import_module(module), name)(), flags.seed)

@@ -18,11 +18,14 @@ import pytest
 
 from infra.agent.job import Limits, Step
 from scripts.project import debian
+from tests import seeds
 from tests.faults.rented import VENDORS, Stage, Wrong, stage
 from tests.faults.trial import rounds
 from tests.infra.agent.world import World
 from tests.world import ROOT, until
 from tests.world import World as Installation
+
+pytestmark = pytest.mark.process
 
 SPEED = 600.0
 HOUR_S = 3600.0
@@ -160,8 +163,7 @@ def market(tmp_path_factory):
 @needs_faketime
 @rounds(3, 30)
 def test_whoever_sets_the_clock_neither_counts_less_nor_lives_longer(market, tmp_path, rounds):
-    seed = random.randrange(1 << 30)
-    print("seed", seed)
+    seed = seeds.seed()
     chance = random.Random(seed)
     for number in range(rounds):
         print(trial(market, tmp_path, chance, number))
@@ -254,9 +256,10 @@ def pod(tmp_path):
 @needs_faketime
 @rounds(1, 10)
 def test_a_pod_whose_clock_is_set_ends_at_its_limit(tmp_path, pod, rounds):
+    chance = random.Random(seeds.seed())
     for number in range(rounds):
         made = pod if not number else World(tmp_path / f"pod-{number}")
-        first, *others = random.sample(SHIFTS_H, 4)
+        first, *others = chance.sample(SHIFTS_H, 4)
         guard_trial(made, Clock(tmp_path, first * HOUR_S), (*others, 0))
         made.end()
 

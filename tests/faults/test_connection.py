@@ -24,6 +24,8 @@ from tests.faults.trial import COUNT, SMALL, Counted, checkout, counted, environ
 from tests.hosts import Host, descendants, hosts, until  # noqa: F401 (a fixture)
 from tests.street import launch_on
 
+pytestmark = pytest.mark.process
+
 VERDICT_S = 15.0  # from the fault to the first word about it
 Break = Callable[[Host], Any]
 KILLED = "sshd's session is killed"  # the one after which a new connection can be made at once

@@ -9,6 +9,8 @@ import pytest
 from tests.faults.trial import rounds
 from tests.needs import needs
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -22,15 +24,9 @@ def rig(module: str, *words: str, timeout_s: float = 1100) -> subprocess.Complet
     return done
 
 
-@pytest.fixture
-def seed(pytestconfig) -> list[str]:
-    asked = pytestconfig.getoption("--seed")
-    return ["--seed", asked] if asked else []
-
-
 @rounds(60, 1000)
-def test_a_launch_killed_anywhere_on_a_market_that_loses_answers_leaves_no_orphan_and_no_twin(rounds, seed):
-    done = rig("crash", "--trials", str(rounds), *seed)
+def test_a_launch_killed_anywhere_on_a_market_that_loses_answers_leaves_no_orphan_and_no_twin(rounds):
+    done = rig("crash", "--trials", str(rounds))
     assert done.returncode == 0 and "kills, 0 orphans, 0 duplicates, 0 early ends" in done.stdout
 
 
@@ -44,14 +40,14 @@ def test_the_crash_rig_catches(bad, why):
 
 
 @rounds(50, 500)
-def test_a_sweep_beside_launches_deletes_no_live_pod(rounds, seed):
-    done = rig("races", "launches", "--rounds", str(rounds), *seed)
+def test_a_sweep_beside_launches_deletes_no_live_pod(rounds):
+    done = rig("races", "launches", "--rounds", str(rounds))
     assert done.returncode == 0 and "no live pod deleted" in done.stdout
 
 
 @rounds(50, 500)
-def test_of_eight_that_want_the_same_one_has_it_and_one_machine_is_made(rounds, seed):
-    done = rig("races", "winners", "--rounds", str(rounds), *seed)
+def test_of_eight_that_want_the_same_one_has_it_and_one_machine_is_made(rounds):
+    done = rig("races", "winners", "--rounds", str(rounds))
     assert done.returncode == 0 and f"{rounds} rounds" in done.stdout
 
 

@@ -19,6 +19,8 @@ from tests.infra.transport.test_push import TOKEN, make_pod
 from tests.street import launch_on
 from tests.world import ROOT, World
 
+pytestmark = pytest.mark.process
+
 DAMAGE = {
     "truncated": lambda marker: marker.write_text(marker.read_text()[:20]),
     "a folder": lambda marker: (marker.unlink(), marker.mkdir()),

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from infra.agent import process
 from infra.agent.job import PodFolder
 from infra.ledger.journal import Journal
@@ -24,40 +26,17 @@ from tests.faults.test_secrets import files, forms
 from tests.faults.trial import checkout, rounds
 from tests.hosts import until
 from tests.infra.rehearsal.worlds import Running, world
+from tests.programs import source
 from tests.world import ROOT
+
+pytestmark = pytest.mark.process
 
 SPEED = 600.0
 LIMIT_S = 7 * 86400.0  # by the vendors' clocks; a good quarter of an hour by ours
 LONG_S = 60.0
 # How the work of each pod ends; the pods of two vendors cannot end themselves, whatever becomes of their work.
 ENDINGS = {"runpod": ("succeeds", "fails"), "shadeform": ("succeeds",), "lium": ("succeeds",)}
-# Rents as a launch does, hands over, says so, and is there until it is killed.
-LAUNCH = """
-import json, sys
-from dataclasses import replace
-from pathlib import Path
-from infra.runs import pods
-from infra.agent.job import Limits
-from infra.ledger.journal import Journal
-from infra.providers.offers import open_market
-from infra.records import Request
-from infra.settings import Settings
-from tests.faults.trial import COUNT, plan
-from tests.street import launch_on
-folder, name, number, limit_s, *endings = sys.argv[1:]
-settings = Settings.load(Path(folder))
-vendor = open_market(name, settings)
-with Journal.open(Path(folder, name, "journal.db"), {"XDG_CONFIG_HOME": str(Path(folder, name))}) as journal:
-    for ending in endings:
-        run = f"{name}-{ending}-{number}"
-        step = COUNT if ending == "succeeds" else replace(COUNT, words=("-m", "fails"))
-        wanted = plan(Path(folder, "artifacts"), step, run=run, clock_scale=settings.clock_scale)
-        request = Request(run=run, provider=name, gpu="H100", num_gpus=1)
-        job = replace(wanted.job, limits=Limits(time_s=float(limit_s)))
-        op = launch_on(vendor, replace(wanted, request=request, job=job), journal, Path(folder, "checkout"))
-        print(json.dumps({"run": run, "id": op.remote_id, "folder": str(pods.folder_of(op).root)}), flush=True)
-sys.stdin.read()
-"""
+LAUNCH = source("rent_and_wait")
 FAILS = """
 import os, time
 while not os.path.exists(os.path.join(os.environ["SLIPWAY_WORK"], "enough")):

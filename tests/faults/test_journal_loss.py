@@ -12,11 +12,14 @@ from infra.ledger.journal import Journal, JournalError, Lease
 from infra.ledger.life_cycle import LOST
 from infra.ledger.reconcile import reconcile
 from infra.runs import pods
+from tests import seeds
 from tests.faults import known_bad, rented
 from tests.faults.crash import Desk, Renting
 from tests.faults.rented import VENDORS, Judge, Wrong, environ, hold_still, order
 from tests.faults.test_crash import rig
 from tests.faults.trial import rounds
+
+pytestmark = pytest.mark.process
 
 
 def flip(path, chance):
@@ -98,8 +101,7 @@ def rest(here, vendor, journal, judge, sweep) -> None:
 
 def lose_journals(here, tmp_path, trials: int, sweep=reconcile) -> Counter[str]:
     """Raises Wrong when a pod is lost."""
-    seed = random.randrange(1 << 30)
-    print("seed", seed)
+    seed = seeds.seed()
     chance, told = random.Random(seed), Counter[str]()
     for number in range(trials):
         name = VENDORS[number % len(VENDORS)]

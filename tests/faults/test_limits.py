@@ -19,9 +19,12 @@ from infra.agent import limits as ends
 from infra.agent.job import Limits
 from infra.agent.process import send
 from infra.agent.state import living, read_json, report
+from tests import seeds
 from tests.faults.trial import rounds
 from tests.infra.agent.test_steps import WAIT
 from tests.infra.agent.world import World, module, until
+
+pytestmark = pytest.mark.process
 
 LIMIT_S, ERROR_S = 5.0, 60.0
 AT_ONCE = 8
@@ -169,8 +172,7 @@ def without(what: int, *pids: int) -> Iterator[None]:
 
 @rounds(4, 50)
 def test_the_time_limit_holds_though_guard_or_agent_is_killed_again_and_again(tmp_path, rounds):
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = seeds.seed()
     with ThreadPoolExecutor(AT_ONCE) as threads:
         trials = [
             threads.submit(outlive, tmp_path / f"{role}-{number}", role, random.Random(seed + number))

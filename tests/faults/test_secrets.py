@@ -15,10 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
+import pytest
+
 from infra.agent.process import end_all
 from tests.faults.trial import RUN, checkout, counted, rounds
 from tests.hosts import Host, hosts, make_key, until  # noqa: F401 (a fixture)
+from tests.programs import source
 from tests.world import ROOT, World
+
+pytestmark = pytest.mark.process
 
 ARRIVES = ("HF_TOKEN", "HUGGINGFACEHUB_API_TOKEN")
 KEYS = {"HF_TOKEN": "hf_", "HUGGINGFACEHUB_API_TOKEN": "hf_", "RUNPOD_API_KEY": "rpa_", "LIUM_API_KEY": "lium_",
@@ -28,34 +33,7 @@ PLANTED = {  # files of the checkout, and why each is not sent
     "notes.md": "notes.md: it holds a Hugging Face token",
     "key": "key: it holds a private key",
 }
-# A launch as `inv launch` does it, but of a job that takes a moment: plan, accept, push, hand over, follow, bring home.
-LAUNCH = """
-import sys
-from pathlib import Path
-from infra.runs import pods
-from infra.runs.follow import follow
-from infra.ledger.journal import Journal
-from infra.providers.ssh import SshPools
-from infra.settings import Settings
-from infra.runs.acceptance_policy import terms_for
-from infra.runs.settle import bring_home
-from scripts.cli import render
-from infra import job_environment
-from tests.faults.trial import COUNT, plan
-from tests.street import launch_on
-root, store = Path(sys.argv[1]), Path(sys.argv[2])
-settings = Settings.load(root)
-vendor = SshPools.of(settings)
-with Journal.open(settings.state_file) as journal:
-    wanted = plan(store, COUNT, secrets=("HF_TOKEN", "HUGGINGFACEHUB_API_TOKEN"))
-    secrets = job_environment.secrets(settings)
-    op = launch_on(vendor, wanted, journal, root, render.say, secrets, terms_for(settings, vendor))
-    for progress, verdict in follow(op, journal, vendor.reach(pods.pod_of(op))):
-        pass
-    bring_home(op, vendor, settings)
-    print(verdict["state"], op.token)
-    pods.end(vendor, op, journal)
-"""
+LAUNCH = source("launch_and_follow")
 
 
 @rounds(1, 10)

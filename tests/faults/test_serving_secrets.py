@@ -14,19 +14,11 @@ import pytest
 
 from tests.end_to_end.test_street_serve import Place
 from tests.faults.test_secrets import KEYS, command_lines, files, forms
+from tests.programs import source
 from tests.world import World, until
 
 NOBODY = 65534
-ASK = """
-import json, sys, urllib.error, urllib.request
-port, said = sys.argv[1], json.dumps({"model": "demo", "messages": [{"role": "user", "content": "x"}]}).encode()
-for path, body in (("/v1/chat/completions", said), ("/v1/completions", said), ("/v1/models", None)):
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", body, {"Content-Type": "application/json"})
-    try:
-        print(urllib.request.urlopen(request, timeout=20).status)
-    except urllib.error.HTTPError as error:
-        print(error.code)
-"""
+ASK = source("ask_without_key")
 
 
 def canary() -> str:

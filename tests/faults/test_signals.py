@@ -2,18 +2,20 @@
 
 import pytest
 
-from tests.faults.test_crash import rig, seed  # noqa: F401 (a fixture)
+from tests.faults.test_crash import rig
+
+pytestmark = pytest.mark.process
 
 
-def test_whoever_leaves_while_it_rents_leaves_no_pod_without_a_name(seed):  # noqa: F811
-    done = rig("signals", "--most", "10", *seed)
+def test_whoever_leaves_while_it_rents_leaves_no_pod_without_a_name():
+    done = rig("signals", "--most", "10")
     assert done.returncode == 0 and "every pod is at work, proven gone, or named" in done.stdout
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-def test_of_every_signal_at_every_point(seed):  # noqa: F811
-    done = rig("signals", *seed, timeout_s=3500)
+def test_of_every_signal_at_every_point():
+    done = rig("signals", timeout_s=3500)
     assert done.returncode == 0 and "every pod is at work, proven gone, or named" in done.stdout
 
 

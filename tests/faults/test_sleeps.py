@@ -2,13 +2,15 @@
 
 import pytest
 
-from tests.faults.test_crash import rig, seed  # noqa: F401 (a fixture)
+from tests.faults.test_crash import rig
 from tests.faults.trial import rounds
+
+pytestmark = pytest.mark.process
 
 
 @rounds(20, 200)
-def test_whoever_slept_does_not_act_on_what_it_knew(rounds, seed):  # noqa: F811
-    done = rig("sleeps", "--trials", str(rounds), *seed)
+def test_whoever_slept_does_not_act_on_what_it_knew(rounds):
+    done = rig("sleeps", "--trials", str(rounds))
     assert done.returncode == 0 and f"{rounds} sleeps, 0 stale writes" in done.stdout
 
 

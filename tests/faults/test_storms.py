@@ -16,9 +16,12 @@ from infra.ledger.reconcile import reconcile
 from infra.providers import json_api
 from infra.providers.json_api import JsonApi, Unsent
 from infra.runs import pods
+from tests import seeds
 from tests.faults.crash import Desk, Renting
 from tests.faults.rented import VENDORS, order
 from tests.faults.trial import rounds
+
+pytestmark = pytest.mark.process
 
 ATTEMPT_S, READ_S, PER_MINUTE = 0.4, 1.0, 50
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100000000\r\n\r\n"
@@ -142,8 +145,7 @@ def test_that_rig_catches_one_without_a_deadline_for_the_whole(planned):
 @rounds(3, 30)
 def test_a_storm_of_429_costs_few_calls_and_nothing_else(here, tmp_path, rounds):
     """Sweeps and launches for some minutes, as impatient as a program can be; each minute is a vendor's."""
-    seed = random.randrange(1 << 30)
-    print("seed", seed)
+    seed = seeds.seed()
     chance = random.Random(seed)
     for number in range(rounds):
         name = VENDORS[number % len(VENDORS)]

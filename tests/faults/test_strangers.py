@@ -14,6 +14,8 @@ from tests.hosts import Host, hosts  # noqa: F401 (a fixture)
 from tests.street import launch_on
 from tests.world import ROOT, World
 
+pytestmark = pytest.mark.process
+
 COMMANDS = {  # and the exit code of each
     "status": 0,
     f"logs {RUN}": 1,

@@ -1,5 +1,7 @@
 """Workers that do all they can to outlive their run: after its end none of them is left."""
 
+import pytest
+
 from infra.agent import process
 from infra.agent.job import Step
 from infra.ledger.journal import Journal
@@ -8,6 +10,8 @@ from infra.transport.ssh import Ssh
 from tests.faults.trial import checkout, counted, environ, plan, provider_of, rounds
 from tests.hosts import hosts, until  # noqa: F401 (a fixture)
 from tests.street import launch_on
+
+pytestmark = pytest.mark.process
 
 KINDS = 5
 EACH = 4

@@ -13,16 +13,18 @@ import pytest
 from infra.errors import UsageError
 from infra.transport.protocol import ThisMachine
 from infra.transport.push import push
+from tests import seeds
 from tests.faults.trial import rounds
 from tests.infra.transport.test_push import TOKEN, make_pod
+
+pytestmark = pytest.mark.process
 
 PARTS = ("a", "b", "data")
 
 
 @rounds(10, 200)
 def test_whatever_is_pushed_what_the_pod_made_stays(tmp_path, rounds):
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = seeds.seed()
     dice = random.Random(seed)
     root, dest, here = tmp_path / "checkout", make_pod(tmp_path / "pod"), ThisMachine()
     (tmp_path / "precious").mkdir()

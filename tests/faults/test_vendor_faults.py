@@ -10,10 +10,13 @@ from infra.ledger.journal import Op
 from infra.ledger.life_cycle import TERMINATED, TERMINATING
 from infra.ledger.reconcile import reconcile
 from infra.runs import pods
+from tests import seeds
 from tests.faults import known_bad
 from tests.faults.crash import Desk, Renting
 from tests.faults.rented import VENDORS, Judge, Wrong, end_all, order
 from tests.faults.trial import rounds
+
+pytestmark = pytest.mark.process
 
 FOR_LONG_S = 3 * 3600
 REFUSALS = (
@@ -53,8 +56,7 @@ def rent(desk: Desk, vendor, journal, run: str, judge: Judge) -> Op | None:
 
 def refuse_deletes(here, tmp_path, trials: int, sweep=reconcile) -> None:
     """Raises Wrong when something is called gone that runs."""
-    seed = random.randrange(1 << 30)
-    print("seed", seed)
+    seed = seeds.seed()
     chance = random.Random(seed)
     for number in range(trials):
         desk = desk_of(here, tmp_path, chance, number)
@@ -95,8 +97,7 @@ def test_that_rig_catches_one_that_gives_up_deleting(here, tmp_path):
 
 def mislead(here, tmp_path, listings: int, sweep=reconcile, seed: int | None = None) -> None:
     """Sweeps on as many listings, of estates of a few pods. Raises Wrong for a verdict that is false."""
-    seed = random.randrange(1 << 30) if seed is None else seed
-    print("seed", seed)
+    seed = seeds.seed() if seed is None else seed
     chance, number, seen = random.Random(seed), 0, 0
     while seen < listings:
         number += 1

@@ -147,6 +147,7 @@ def test_what_an_older_slipway_kept_is_taken_over_where_its_journal_is_and_nowhe
         assert again.is_replacement and again.installation == laptop.installation
 
 
+@pytest.mark.process
 def test_a_sweep_on_another_machine_lets_the_pods_of_the_first_one_live(machines, tmp_path):
     with world(tmp_path / "world", speed=SPEED) as running:
         vendor = open_market("runpod", settings_of(running, tmp_path))

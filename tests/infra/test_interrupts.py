@@ -10,6 +10,8 @@ import pytest
 from infra.errors import NoOffer
 from infra.interrupts import Told, finishing, heed
 
+pytestmark = pytest.mark.process
+
 
 def strike(number=signal.SIGINT):
     os.kill(os.getpid(), number)

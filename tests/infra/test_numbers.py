@@ -75,6 +75,7 @@ def test_nor_in_a_variable(tmp_path, variable):
         assert variable in refused(Settings.load, tmp_path, environ={variable: number})
 
 
+@pytest.mark.process
 def test_nor_in_the_words_of_a_flag(tmp_path):
     for number in (LONG, f"{LONG}h", "999999999d", "٣h"):
         refused(context.seconds, number)

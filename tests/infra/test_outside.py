@@ -14,9 +14,11 @@ from infra.ledger.journal import Op
 from infra.records import PodView
 from infra.runs.observe import Reading, read_clocks, view
 from scripts.cli import render
-from tests import hostile
+from tests import hostile, seeds
 
-MANY = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+MANY = settings(
+    max_examples=seeds.examples(40, 600), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 RECORD = {
     "kind": "progress", "at": 1e9, "done": 5, "total": 10, "unit": "tokens", "step": 3, "loss": 1.5,
     "tokens_per_s": 7.5, "mfu": 0.1, "eta_s": 9.0, "curve": [1.5, 2.0], "tracking": "https://wandb.ai/x", "text": "",

@@ -12,18 +12,21 @@ import pytest
 
 from infra import train_env
 from infra.errors import SlipwayError, UsageError
+from tests.programs import source
+
+pytestmark = pytest.mark.process
 
 REPOSITORY = Path(__file__).parents[2]
 STEP = """
 import json, os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {repository!r})
-from data import report
+from data import events
 config = json.loads(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())
 print("to people")
 signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(75))
 try:
-    report.emit("progress", done=1, total=2, pid=os.getpid())
+    events.emit("progress", done=1, total=2, pid=os.getpid())
     while config.get("until") and not os.path.exists(config["until"]):
         signal.sigtimedwait([], 0.02)
     while config.get("wait"):
@@ -35,29 +38,13 @@ except SystemExit:
     Path("interrupted").touch()  # Ctrl-C has met the reader of records
     print("step: kept what there was")
     raise
-report.emit("result", where=os.getcwd(), path=os.environ["PYTHONPATH"], extra=os.environ.get("EXTRA"))
+events.emit("result", where=os.getcwd(), path=os.environ["PYTHONPATH"], extra=os.environ.get("EXTRA"))
 print("the last words", file=sys.stderr)
 if config.get("signal"):
     os.kill(os.getpid(), config["signal"])
 sys.exit(config.get("code", 0))
 """
-PARENT = """
-import signal, sys
-from contextlib import closing
-from pathlib import Path
-from infra import train_env as inside
-from infra.interrupts import Told, heed
-with heed():
-    try:
-        records = inside.run(["-m", "step"], {"wait": True}, root=Path.cwd(), python=Path(sys.executable))
-        with closing(records):
-            for one in records:
-                print(one["pid"], flush=True)
-                if "busy" in sys.argv:
-                    signal.pause()
-    except Told as told:
-        sys.exit(told.exit_code)
-"""
+PARENT = source("parent_of_step")
 
 
 @pytest.fixture

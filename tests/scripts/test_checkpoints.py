@@ -127,6 +127,7 @@ def test_damage_is_found_wherever_it_lies_and_leaves_with_5(home, capsys):
         assert sum(bool(row["problem"]) for row in rows) == number
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", ["folder", "s3", "hf"])
 def test_artifacts_go_to_another_store_and_come_back_from_it(home, capsys, kind, request, monkeypatch):
     if kind == "folder":
@@ -163,6 +164,7 @@ def test_what_a_run_has_left_is_pulled_as_its_folder(home, capsys):
     assert sorted(path.name for path in folder.iterdir()) == ["MANIFEST.json", "model.safetensors"]
 
 
+@pytest.mark.process
 def test_as_commands_they_leave_in_words_and_with_the_right_code(home, tmp_path):
     world = World(tmp_path, {"SLIPWAY_STORE": str(home / "artifacts"), "SLIPWAY_PODS": str(home / "pods")})
     shown = world.json("ckpt.show", "step-000000020", "--from", str(home / "artifacts"))

@@ -12,6 +12,8 @@ from infra.errors import SlipwayError
 from infra.settings import Settings
 from scripts.services import endpoint_chat
 
+pytestmark = pytest.mark.process
+
 ROOM = 30  # words, as this server counts
 
 

@@ -40,6 +40,7 @@ def test_what_is_missing_is_named_in_one_line_with_the_command(installed, capsys
     assert installed() == []
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("yes", "ci"), [(True, ""), (False, "true"), (True, "1")])
 def test_it_is_installed_where_that_was_asked_for(installed, monkeypatch, yes, ci):
     monkeypatch.setenv("CI", ci)
@@ -49,6 +50,7 @@ def test_it_is_installed_where_that_was_asked_for(installed, monkeypatch, yes, c
     assert install.removesuffix(" -qq") == "apt-get install -y --no-install-recommends some-server some-library"
 
 
+@pytest.mark.process
 def test_an_installation_that_fails_is_told_and_no_test_begins(installed, monkeypatch, capsys):
     monkeypatch.setenv("APT_CODE", "100")
     monkeypatch.setattr(debian, "is_allowed", lambda: True)

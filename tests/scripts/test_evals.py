@@ -91,6 +91,7 @@ folder.mkdir()
 """  # the words and the file of lm-eval 0.4
 
 
+@pytest.mark.process
 def test_the_harness_is_asked_with_the_words_it_knows_and_its_results_are_measures(tmp_path, monkeypatch, capfd):
     program = tmp_path / "lm_eval"
     program.write_text(HARNESS)

@@ -6,6 +6,8 @@ import pytest
 
 from tests.world import World
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def world(tmp_path):

@@ -60,6 +60,7 @@ def made(tmp_path_factory):
     return world, words, Workspace(folder / "ws", "x"), out, err
 
 
+@pytest.mark.process
 def test_a_corpus_becomes_a_model_stage_by_stage(made):
     _, _, space, out, err = made
     assert out == f"{space.run}\n"
@@ -72,6 +73,7 @@ def test_a_corpus_becomes_a_model_stage_by_stage(made):
     assert (space.val / "shard-00000.txt").read_bytes() == (space.root.parent / "val.txt").read_bytes()
 
 
+@pytest.mark.process
 def test_what_is_trained_on_is_what_lies_in_the_folders(made):
     _, _, space, _, _ = made
     store, ours = Store(space.store), digest(space.tokenizer / "tokenizer.json")
@@ -85,6 +87,7 @@ def test_what_is_trained_on_is_what_lies_in_the_folders(made):
         assert theirs == {path.name: digest(path) for path in folder.iterdir()}
 
 
+@pytest.mark.process
 def test_the_two_files_say_the_same_and_are_the_recipe_that_was_trained(made):
     _, _, space, _, _ = made
     said = yaml.safe_load((space.run / "training.yaml").read_text())
@@ -97,6 +100,7 @@ def test_the_two_files_say_the_same_and_are_the_recipe_that_was_trained(made):
     assert json.loads(checkpoint.read_text())["config_hash"] == recipe.phases["base"].digest()
 
 
+@pytest.mark.process
 def test_what_is_there_is_taken_and_shards_are_made_anew_only_when_asked_for(made):
     world, words, space, _, _ = made
     times = {path: path.stat().st_mtime_ns for path in space.train.iterdir()}
@@ -111,6 +115,7 @@ def test_what_is_there_is_taken_and_shards_are_made_anew_only_when_asked_for(mad
     assert all(path.stat().st_mtime_ns > before for path, before in times.items())
 
 
+@pytest.mark.process
 def test_the_tree_tells_what_is_in_each_folder(made):
     world, _, space, _, _ = made
     lines = [line.split("  ") for line in typed(world, "tree", "--provider", "local")[0].splitlines()]
@@ -123,6 +128,7 @@ def test_the_tree_tells_what_is_in_each_folder(made):
     assert found["folders"]["runs/other"] == "missing"
 
 
+@pytest.mark.process
 def test_a_published_tokenizer_is_taken_and_the_files_are_there_though_the_trainer_fails(made, tmp_path):
     world, _, space, _, _ = made
     little = write_corpus(tmp_path / "little.txt", 1)
@@ -137,6 +143,7 @@ def test_a_published_tokenizer_is_taken_and_the_files_are_there_though_the_train
     assert all(file.is_file() for file in files) and not (other.store / "base_checkpoints").exists()
 
 
+@pytest.mark.process
 def test_a_dry_run_makes_nothing_and_tells_the_folders_and_hugging_faces_variables(tmp_path):
     world = World(tmp_path, {"RUN_EXPERIMENT": "z", "SLIPWAY_WORKSPACE": str(tmp_path / "ws"), "RUN_CONFIG": ""})
     out, err = typed(world, "pipeline", "--dry-run")
@@ -146,6 +153,7 @@ def test_a_dry_run_makes_nothing_and_tells_the_folders_and_hugging_faces_variabl
     assert all(f"{tmp_path}/ws/{kind}/z\n" in out for kind in KINDS)
 
 
+@pytest.mark.process
 def test_a_recipe_that_no_memory_holds_is_refused_before_anything_is_made(tmp_path):
     recipe = tmp_path / "vast.yaml"
     recipe.write_text("profile: tiny\nmodel: {hidden_size: 262144, intermediate_size: 1048576}\n")
@@ -158,6 +166,7 @@ def test_a_recipe_that_no_memory_holds_is_refused_before_anything_is_made(tmp_pa
     assert all(one in typed(world, "train", "--profile", str(recipe), code=2)[1] for one in told)
 
 
+@pytest.mark.process
 def test_a_step_runs_with_hugging_faces_folders_of_the_workspace(tmp_path):
     names = "HF_HOME", "HF_DATASETS_CACHE", "SLIPWAY_WORK"
     code = f"import os; from data.events import emit; emit('result', **{{n: os.environ[n] for n in {names}}})"
@@ -169,6 +178,7 @@ def test_a_step_runs_with_hugging_faces_folders_of_the_workspace(tmp_path):
     }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("words", "more", "told"),
     [
@@ -184,6 +194,7 @@ def test_words_that_do_not_fit_are_refused(tmp_path, words, more, told):
     assert told in typed(world, "pipeline", "--input", corpus, *SMALL, *words, code=2)[1]
 
 
+@pytest.mark.process
 def test_a_corpus_too_small_for_the_recipes_tokenizer_is_refused_with_what_to_type(tmp_path):
     world = World(tmp_path, {"SLIPWAY_WORKSPACE": str(tmp_path / "ws")})
     corpus = write_corpus(tmp_path / "corpus.txt", 2)
@@ -191,6 +202,7 @@ def test_a_corpus_too_small_for_the_recipes_tokenizer_is_refused_with_what_to_ty
     assert "vocab_size is 1024, this text yields" in err and "(--vocab-size, or another recipe: --profile)" in err
 
 
+@pytest.mark.process
 def test_shards_that_are_not_what_was_written_are_not_trained_on(made, tmp_path):
     _, _, space, _, _ = made
     copy = Workspace(tmp_path, "x")

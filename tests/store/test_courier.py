@@ -24,6 +24,7 @@ from store.manifest import StoreError
 from store.masking import Mask
 from store.run_sync.restore import Fetch
 from store.run_sync.run_folder import MANIFEST, RunFolder, by_folder
+from tests import seeds
 from tests.faults.trial import rounds
 from tests.infra.agent.world import until
 from tests.needs import PRIVILEGE, needs
@@ -142,6 +143,7 @@ def fetch(pod: Pod, **makings: dict[str, str]) -> dict[str, Any]:
     return records[-1]
 
 
+@pytest.mark.process
 def test_what_a_run_makes_is_in_the_store_while_it_works_and_the_newest_two_are_kept(pods):
     pod = pods("one")
     one = pod.begin()
@@ -164,6 +166,7 @@ def test_what_a_run_makes_is_in_the_store_while_it_works_and_the_newest_two_are_
     assert json.loads((pod.root / "state/waiting.json").read_text()) == {"names": []}
 
 
+@pytest.mark.process
 def test_another_pod_begins_where_the_first_one_ended(pods, tmp_path):
     first, second = pods("one"), pods("two")
     made = tmp_path / "made"
@@ -205,6 +208,7 @@ def test_another_pod_begins_where_the_first_one_ended(pods, tmp_path):
     assert (second.there / "logs/agent.log").read_text() == "first agent\nsecond agent\n"
 
 
+@pytest.mark.process
 def test_a_first_start_finds_nothing_and_says_so(pods):
     pod = pods("one")
     assert fetch(pod)["checkpoints"] == []
@@ -215,6 +219,7 @@ def test_a_first_start_finds_nothing_and_says_so(pods):
     assert not Path(pod.store).exists()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "manifest", "hostile"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_comes(pods, damage):
     first, second, third = pods("one"), pods("two"), pods("three")
@@ -259,6 +264,7 @@ def hurt(folder: Path, damage: str) -> None:
         manifest.write_text(json.dumps(said))
 
 
+@pytest.mark.process
 def test_a_checkpoint_that_is_damaged_here_is_never_carried_and_the_one_before_it_is(pods):
     pod = pods("one")
     pod.save(5)
@@ -270,6 +276,7 @@ def test_a_checkpoint_that_is_damaged_here_is_never_carried_and_the_one_before_i
     assert name not in pod.acknowledged()
 
 
+@pytest.mark.process
 def test_a_store_that_fails_is_tried_again_and_nothing_is_acknowledged_before(pods, tmp_path):
     pod = pods("one")
     (tmp_path / "store").write_text("a file is in the way")
@@ -289,6 +296,7 @@ def test_a_store_that_fails_is_tried_again_and_nothing_is_acknowledged_before(po
     assert pod.shown() == [name]
 
 
+@pytest.mark.process
 def test_a_full_store_keeps_what_it_has_and_goes_on_when_there_is_room(pods, tmp_path):
     needs(PRIVILEGE)
     store = tmp_path / "small"
@@ -311,10 +319,10 @@ def test_a_full_store_keeps_what_it_has_and_goes_on_when_there_is_room(pods, tmp
         subprocess.run(["umount", store], check=True)
 
 
+@pytest.mark.process
 @rounds(5, 200)
 def test_a_courier_killed_at_any_moment_leaves_no_checkpoint_that_does_not_verify(pods, rounds):
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = seeds.seed()
     chance, pod = random.Random(seed), pods("one")
     began = time.monotonic()
     one = pod.begin()
@@ -347,6 +355,7 @@ def test_a_courier_killed_at_any_moment_leaves_no_checkpoint_that_does_not_verif
     assert fetch(other)["checkpoints"] == [name]
 
 
+@pytest.mark.process
 def test_there_is_one_courier_for_a_pod(pods):
     pod = pods("one")
     one = pod.begin()
@@ -355,6 +364,7 @@ def test_there_is_one_courier_for_a_pod(pods):
     pod.end(one)
 
 
+@pytest.mark.process
 def test_before_the_fetch_is_done_only_last_words_are_carried(pods):
     first, second = pods("one"), pods("two")
     first.write("logs/base.log", "of the first\n")
@@ -425,6 +435,7 @@ def test_what_does_not_read_back_or_is_not_listed_is_not_acknowledged(pods, flip
     assert name in pod.acknowledged() and pod.shown() == [name]
 
 
+@pytest.mark.process
 def test_what_an_upload_that_was_cut_off_has_left_is_used_where_it_is_whole(pods):
     pod = pods("one")
     name = pod.save(5)
@@ -440,6 +451,7 @@ def test_what_an_upload_that_was_cut_off_has_left_is_used_where_it_is_whole(pods
     assert (pod.there / name / "optimizer.safetensors").stat().st_ctime_ns == before
 
 
+@pytest.mark.process
 def test_secrets_are_struck_out_of_what_is_carried_and_places_stay(pods, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "canary-8b1d-77")
     pod = pods("one")

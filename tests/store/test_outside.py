@@ -15,7 +15,8 @@ from store.artifacts.artifacts import Store
 from store.manifest import Manifest, StoreError
 from store.run_sync.restore import acknowledged_here
 from store.run_sync.run_folder import ACKNOWLEDGED, Checkpoint, Damaged, RunFolder
-from tests import hostile
+from tests import hostile, seeds
+from tests.programs import source
 
 ROOT = Path(__file__).parents[2]
 SHA256 = "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
@@ -28,7 +29,9 @@ CHECKPOINT = {
     "schema": 1, "step": 5, "phase": "base", "run": "calm-ox-1", "files": [FILE], "metrics": {"loss": 1.5},
     "config": {"data": {}}, "timestamp": "2026-01-01T00:00:00+00:00",
 }  # fmt: skip
-MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+MANY = settings(
+    max_examples=seeds.examples(20, 300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +71,7 @@ def test_a_memory_of_verified_files_of_any_content_is_read_or_done_without(root,
     assert {one.name: one.problem for one in Store(root).artifacts()}["good"] == ""
 
 
+@pytest.mark.process
 @MANY
 @given(document=hostile.documents(CHECKPOINT))
 def test_a_checkpoint_of_any_manifest_is_told_as_damaged_and_hides_no_other(tmp_path, document):
@@ -114,18 +118,9 @@ def test_what_is_parsed_can_be_written_again_and_all_else_is_unreadable(document
         assert outside.parse(json.dumps(value, allow_nan=False)) == value
 
 
+@pytest.mark.process
 def test_a_hostile_document_is_refused_within_300_mb_of_memory():
-    script = """
-import resource
-from store import outside
-resource.setrlimit(resource.RLIMIT_AS, (300 << 20, 300 << 20))
-for document in (b"[" * 16_000_000, b'{"a":' * 3_000_000, b"[[]," * 4_000_000, b'["' + b"\\\\" * 15_000_000):
-    try:
-        outside.parse(document)
-    except outside.Unreadable:
-        continue
-    raise SystemExit("it was read")
-"""
+    script = source("parse_hostile_documents")
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -14,12 +14,15 @@ from store.backends.s3 import Bucket
 from store.manifest import NoStore, StoreError
 from store.patience import Conflict, Patience, StoreAway
 from store.run_sync.run_folder import MANIFEST, RunFolder
+from tests import seeds
 from tests.faults.trial import rounds
 from tests.store.conftest import QUICK, TOKEN, digest, quick
 from tests.store.hub import Fault
 from tests.store.proxy import wire
 from tests.store.test_courier import FOLDER, RUN, courier, fetch, pods
 from tests.store.test_store import folder_of
+
+pytestmark = pytest.mark.process
 
 pods = pods
 LARGE = random.Random(7).randbytes(700_000)
@@ -378,8 +381,7 @@ WHERE = (
 def test_whatever_befalls_an_upload_what_is_acknowledged_is_there_and_the_next_look_completes_it(
     hub, pods, monkeypatch, rounds
 ):
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = seeds.seed()
     chance, uri, hit = random.Random(seed), "hf://us/things", 0
     monkeypatch.setattr(
         "store.backends.hub.Patience", lambda: Patience(answer_s=5.0, total_s=5.0, tries=3, first_wait_s=0.01)

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from store import Artifact, Store, StoreError
+from tests import seeds
+from tests.programs import source
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -210,17 +212,10 @@ def test_files_that_are_not_ours_are_kept_aside(store, made, root):
     assert store.artifacts() == [Artifact("text", "f1")]
 
 
-FULL = """
-import resource, sys
-from store import Store, StoreError
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # as on a full disk: a write fails half-way
-try:
-    Store(sys.argv[1]).publish(sys.argv[2], "text", "f2", {})
-except StoreError as error:
-    print(error)
-"""
+FULL = source("publish_on_full_disk")
 
 
+@pytest.mark.process
 def test_a_failed_publish_keeps_the_old_artifact_and_leaves_no_draft(store, made, tmp_path, root):
     store.publish(made, "text", "f1", {})
     folder_of(tmp_path / "large", {"a": b"small", "b": bytes(5000)})
@@ -230,17 +225,10 @@ def test_a_failed_publish_keeps_the_old_artifact_and_leaves_no_draft(store, made
     assert not list(root.glob(".tmp-*"))
 
 
-PUBLISH = """
-import sys
-from store import Store
-folder, root, flat = sys.argv[1], sys.argv[2], sys.argv[3] == "flat"
-store = Store(root)
-print("up", flush=True)
-for number in range(10**9 if sys.argv[4] == "forever" else int(sys.argv[4])):
-    store.publish(folder, "thing", "f-" + folder[-1], {}, flat=flat)
-"""
+PUBLISH = source("publish_again")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("form", ["folder", "flat"])
 def test_two_publishers_at_once_leave_one_whole_artifact(store, tmp_path, root, form):
     writers = []
@@ -261,12 +249,12 @@ def test_two_publishers_at_once_leave_one_whole_artifact(store, tmp_path, root, 
     assert {path.read_bytes()[:1].decode() for path in place.glob("*.txt")} == {artifact.fingerprint[-1]}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("form", ["folder", "flat"])
 def test_a_writer_killed_at_any_moment_leaves_a_whole_artifact_and_its_leftovers_are_swept(tmp_path, root, form):
     content = {f"{number}.txt": b"a" * 1000 for number in range(20)}
     folder = folder_of(tmp_path / "a", content)
-    seed = random.randrange(1 << 30)
-    print("seed", seed)
+    seed = seeds.seed()
     chance = random.Random(seed)
     Store(root).publish(folder, "thing", "f-a", {}, flat=form == "flat")
     for _ in range(5):
@@ -303,6 +291,7 @@ def test_a_flat_writer_that_died_while_moving_is_finished_by_the_next_reader(sto
     assert not draft.exists()
 
 
+@pytest.mark.process
 def test_the_draft_of_a_living_writer_is_left_alone(store, made, root):
     store.publish(made, "text", "f1", {})
     draft = root / f".tmp-{uuid.uuid4().hex}"

@@ -4,23 +4,16 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+from tests.programs import source
 from tests.world import ROOT
 from trainer import device
 
-COUNT = """
-import resource, torch
-from trainer.device import prepare
-prepare()
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(8):
-        torch.full((16 << 20,), 1.0)  # 64 MB
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-faults()
-print(faults())
-"""
+COUNT = source("page_faults")
 
 
+@pytest.mark.process
 def test_memory_that_tensors_leave_behind_is_taken_again_unless_the_allocator_was_told_otherwise():
     ours = {name: value for name, value in os.environ.items() if not name.startswith(device.MALLOC_SETTINGS)}
     told = {**ours, "MALLOC_MMAP_THRESHOLD_": "65536"}

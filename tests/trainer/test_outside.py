@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from flows import init_model
 from infra.errors import UsageError
 from infra.settings import Settings
-from tests import hostile
+from tests import hostile, seeds
+from tests.programs import source
 from tests.trainer.model.test_model import LLAMA, QWEN3
 from trainer.checkpoints.checkpoint import problem_of
 from trainer.errors import Refused
@@ -27,8 +28,10 @@ from trainer.reporting import jsonl_log
 ROOT = Path(__file__).parents[2]
 TINY = replace(LLAMA, vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, head_dim=4)
 CONFIG = huggingface.written(TINY, "float32", 0, [1])
-MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-ALONE = settings(MANY, max_examples=40)
+MANY = settings(
+    max_examples=seeds.examples(20, 300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+ALONE = settings(MANY, max_examples=seeds.examples(15, 200))
 
 
 @pytest.fixture
@@ -109,25 +112,9 @@ HUGE = [
 ]  # fmt: skip
 
 
+@pytest.mark.process
 def test_a_config_that_promises_more_than_the_files_hold_is_refused_before_anything_is_allocated(folder):
-    script = """
-import json, resource, sys
-from pathlib import Path
-from infra.errors import UsageError
-from flows import init_model as initial
-folder, changes = Path(sys.argv[1]), json.loads(sys.argv[2])
-config = json.loads((folder / "config.json").read_text())
-initial.look(str(folder), None)
-now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (now + (64 << 20), now + (64 << 20)))
-for change in changes:
-    (folder / "config.json").write_text(json.dumps({**config, **change}))
-    try:
-        initial.look(str(folder), None)
-    except UsageError:
-        continue
-    raise SystemExit(f"{change}: it was read")
-"""
+    script = source("look_at_hostile_configs")
     words = [sys.executable, "-c", script, str(folder), json.dumps(HUGE)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -16,6 +16,7 @@ import pytest
 from data.__main__ import main as prepare
 from data.config import Input, Making
 from store import Store
+from tests import seeds
 from tests.trainer.conftest import TINY, WAIT_S, finish, make_again, tiny, write_talk
 from trainer import loop
 from trainer.__main__ import main
@@ -31,12 +32,12 @@ def hashes(folder: Path) -> dict[str, str]:
     return {file["path"]: file["sha256"] for file in open_final(folder).manifest["files"]}
 
 
+@pytest.mark.process
 def test_a_run_killed_at_random_moments_publishes_the_bits_of_one_left_alone(world):
     config = tiny(steps=100)
     making = replace(world.making(fingerprint="alone"), name="base_checkpoints/alone")
     alone = world.start(config, OFTEN, making, work="alone")
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = seeds.seed()
     chance, last = random.Random(seed), 0
     for kill in range(KILLS):
         one = world.start(config, OFTEN)
@@ -56,12 +57,14 @@ def test_a_run_killed_at_random_moments_publishes_the_bits_of_one_left_alone(wor
     assert not world.checkpoints().exists()  # the store has them
 
 
+@pytest.mark.process
 def test_a_trainer_whose_starter_is_gone_does_not_begin(world):
     words = [sys.executable, "-m", "trainer", "base", "--config", "x.json"]
     done = subprocess.run(words, env={**os.environ, "SLIPWAY_PARENT": "-1"}, timeout=WAIT_S)
     assert done.returncode == 75
 
 
+@pytest.mark.process
 def test_sigterm_and_ctrl_c_save_and_exit_75_and_a_finished_phase_is_not_trained_again(world, capfd):
     config, last = tiny(steps=200), 0
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -90,6 +93,7 @@ def test_sigterm_and_ctrl_c_save_and_exit_75_and_a_finished_phase_is_not_trained
     assert world.records()[len(said) :] == [{**result, "at": world.records()[-1]["at"]}]  # nothing but the result
 
 
+@pytest.mark.process
 def test_when_no_checkpoint_is_whole_the_program_exits_1_and_names_them(world):
     one = world.start(tiny(steps=100_000), OFTEN)
     world.wait_for_step(8, one)

@@ -12,6 +12,7 @@ import pytest
 
 from data.config import ConfigError
 from infra.errors import UsageError
+from tests.programs import source
 from tests.trainer.conftest import BASE, WAIT_S
 from trainer import memory, recipes
 from trainer.config import ModelConfig, PhaseConfig
@@ -200,47 +201,7 @@ def test_the_profile_for_one_gpu_of_80_gb_fits_there_as_it_is():
         assert memory.estimate(config).total < memory.USABLE * 80e9, name
 
 
-MEASURE = """
-import json, sys
-from dataclasses import replace
-import numpy as np
-from data.config import load
-import torch
-from trainer.config import PhaseConfig
-from trainer.parallel.fsdp import WHOLE, cut, parts_of
-from trainer.loop import accumulate
-from trainer.device import prepare
-from trainer.model import Decoder, initialise
-from trainer.optim import Optimizer
-from trainer.parallel.process_group import joined
-from trainer.speed import equipped
-config, machine = load(PhaseConfig, json.loads(sys.argv[1])), prepare()
-ranks = joined().__enter__()
-with torch.device("cpu" if ranks.size == 1 else "meta"):
-    model = Decoder(config.model, machine.dtype(config))
-if ranks.size == 1:
-    initialise(model, 1)
-    model.to(machine.device)
-    part = WHOLE
-else:
-    part = cut(model, "fsdp", ranks)
-    model.to_empty(device=machine.device)
-    for one in parts_of(model.state_dict()).values():
-        one.normal_(std=0.02)
-optimizer = Optimizer(model, config.optimizer, part)
-ids = np.random.default_rng(1).integers(0, config.model.vocab_size, (config.rows, config.sequence_len))
-with equipped(model, config, machine):
-    for _ in range(2):  # the first has neither gradients nor the optimizer's state at the time of most activations
-        accumulate(model, (ids, np.roll(ids, -1, 1)), config.micro_rows, ids.size)
-        optimizer.clip()
-        optimizer.step(1.0)
-if machine.device.type == "cuda":
-    print(torch.cuda.max_memory_reserved())
-else:
-    # of this program alone: getrusage goes on from the peak of the process that started it
-    words = next(line for line in open("/proc/self/status") if line.startswith("VmHWM:"))
-    print(int(words.split()[1]) * 1024)
-"""
+MEASURE = source("peak_memory")
 MEASURED: PhaseConfig = replace(
     BASE,
     model=ModelConfig(
@@ -275,6 +236,7 @@ def measured(config: PhaseConfig, size: int = 1) -> int:
     return max(int(out) for out, _ in said)
 
 
+@pytest.mark.process
 def test_the_estimate_is_near_what_a_process_takes_and_so_is_what_recomputing_spares():
     """Within a fifth in all; the difference, which the framework is not in, within two fifths."""
     sparing = replace(MEASURED, recompute=True)

@@ -10,6 +10,8 @@ import pytest
 from data.chat import conversations as chat
 from data.errors import InputError
 
+pytestmark = pytest.mark.process
+
 
 def message(role, content):
     return {"role": role, "content": content}

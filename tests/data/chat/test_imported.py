@@ -88,6 +88,7 @@ def test_a_file_of_something_else_is_refused_by_name(tmp_path, made, content, sa
     assert code == 2 and said in words and words.count("\n") == 1
 
 
+@pytest.mark.process
 def test_a_data_set_of_a_hub_is_named_as_its_users_do(tmp_path, made, monkeypatch):
     folder = tmp_path / "repo" / "main"
     folder.mkdir(parents=True)

@@ -88,6 +88,7 @@ def by_hand(spec, folder):
     return contents(folder)
 
 
+@pytest.mark.process
 def test_a_rank_that_was_killed_is_run_again_and_the_bytes_are_those_of_one_machine(corpus, tmp_path):
     engine = Here(kill={1})
     result = shard(text(corpus), tmp_path / "out", How(), WORLD, engine)
@@ -102,6 +103,7 @@ def test_a_rank_that_was_killed_is_run_again_and_the_bytes_are_those_of_one_mach
         assert ours == theirs
 
 
+@pytest.mark.process
 def test_what_a_rank_cannot_read_is_told_once_and_nothing_is_merged_until_it_can(corpus, tmp_path):
     (corpus / "3.txt").rename(corpus / "3.jsonl")
     with pytest.raises(InputError, match=r"^rank-00002-of-00003: .*3.jsonl:1: not JSON"):
@@ -114,6 +116,7 @@ def test_what_a_rank_cannot_read_is_told_once_and_nothing_is_merged_until_it_can
     assert contents(tmp_path / "out") == by_hand(text(corpus), tmp_path / "by-hand")
 
 
+@pytest.mark.process
 def test_an_interrupt_cancels_what_was_begun_and_says_so(corpus, tmp_path):
     engine = Here(interrupt=True)
     with pytest.raises(Stopped, match=r"cancelled 3 processes, \d of 3 ranks finished") as stop:
@@ -162,6 +165,7 @@ def test_an_engine_that_nobody_knows_is_refused():
         Spread(engine="spark")
 
 
+@pytest.mark.process
 def test_the_script_of_a_job_runs_again_what_was_killed_and_nothing_else(tmp_path):
     count = 'import os, sys; n = os.path.getsize("tries"); print(end=".", file=open("tries", "a")); '
     for program, tries, code in (("os.kill(os.getpid(), 9) if n < 2 else 0", 3, 0), ("sys.exit(2)", 1, 2)):
@@ -176,6 +180,7 @@ def test_ranks_are_named_to_slurm_as_ranges():
     assert slurm._ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
 
 
+@pytest.mark.process
 def test_where_there_is_no_cluster_what_is_missing_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match="no squeue here"):
@@ -196,6 +201,7 @@ def test_where_there_is_no_cluster_what_is_missing_is_named(monkeypatch, tmp_pat
         engine.status()
 
 
+@pytest.mark.process
 def test_a_task_of_ray_tells_what_its_process_left_with(tmp_path):
     (tmp_path / "ends.py").write_text("import sys\nsys.exit(int(sys.argv[2]))\n")
     words = [sys.executable, "-m", "ends", str(tmp_path)]
@@ -206,6 +212,7 @@ def test_a_task_of_ray_tells_what_its_process_left_with(tmp_path):
         run_task("/nowhere", [*words, "0"], {}, 5)
 
 
+@pytest.mark.process
 def test_a_task_does_not_outlive_who_started_it(tmp_path):
     """The mother of a task is killed while the task waits for a lock; the task leaves, and lets go of everything."""
     work = Work(tmp_path, 2, 1)

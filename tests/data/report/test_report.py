@@ -48,6 +48,7 @@ def shards(tmp_path):
     return shards
 
 
+@pytest.mark.process
 def test_text_of_the_shards_never_becomes_markup(shards):
     rows = [{"text": f"{HOSTILE}\n{HOSTILE}", "url": f"https://{HOSTILE}/", "language": HOSTILE}] * 3
     page = shards(rows, format="jsonl", language=HOSTILE)
@@ -58,6 +59,7 @@ def test_text_of_the_shards_never_becomes_markup(shards):
     assert "default-src 'none'" in page and "http://" not in page
 
 
+@pytest.mark.process
 def test_what_is_told_is_what_is_there(shards, tmp_path):
     rows = [{"text": f"document {n}\na line of all", "language_score": 0.9, "language": "en"} for n in range(90)]
     rows += [{"text": "the same again", "language_score": 0.1, "language": "de"}] * 10
@@ -74,11 +76,13 @@ def test_what_is_told_is_what_is_there(shards, tmp_path):
     assert "train: " in words and "val: " in words and "shard-00000.jsonl" in words
 
 
+@pytest.mark.process
 def test_shards_without_columns_say_so(shards):
     page = shards([{"text": "one\ntwo"}, {"text": "three"}])
     assert "These shards carry none" in page
 
 
+@pytest.mark.process
 def test_a_folder_without_shards_is_one_line(tmp_path):
     done = run_step("report", {"out": str(tmp_path), "inputs": {"text": str(tmp_path)}}, tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1) and "no manifest.json" in done.stderr

@@ -20,6 +20,9 @@ from data.manifest import MANIFEST, PARTIAL, read_manifest
 from data.single_writer import alone_in
 from data.verify import verify
 from tests.data.conftest import ROOT, run_step
+from tests.programs import source
+
+pytestmark = pytest.mark.process
 
 SPEC = {"val_ratio": 0.01, "seed": 7, "lines_per_shard": 9000, "keep_every_s": 0.05}
 
@@ -281,18 +284,7 @@ def test_a_kill_at_any_rename_or_removal_of_the_end_is_mended(tmp_path, compress
     """The process dies at its first rename, then at its second, and so on, over a finished run of other options."""
     (tmp_path / "a.txt").write_text("".join(f"line {n}\n" for n in range(50)))
     spec = {"source": str(tmp_path / "a.txt"), "val_ratio": 0.2, "lines_per_shard": 15, "compression": compression}
-    program = (
-        "import json, os, signal, sys\nfrom pathlib import Path\nfrom data.config import TextSpec\n"
-        "from data.shards.pipeline import How, shard\n"
-        "left = int(sys.argv[3])\n"
-        "def watch(event, given):\n"
-        "    global left\n"
-        "    if event in ('os.rename', 'os.remove', 'shutil.rmtree'):\n"
-        "        left -= 1\n"
-        "        if left == 0: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "sys.addaudithook(watch)\n"
-        "shard(TextSpec(**json.loads(sys.argv[1])), Path(sys.argv[2]), True, How(workers=1))\n"
-    )
+    program = source("shard_until_killed")
 
     def run(out, kill_at, **more):
         words = [sys.executable, "-c", program, json.dumps({**spec, **more}), str(out), str(kill_at)]

@@ -66,6 +66,7 @@ def test_documents_come_back_from_shards_as_they_went_in(tmp_path):
     assert verify(tmp_path) == []
 
 
+@pytest.mark.process
 def test_the_manifest_agrees_with_wc_and_sha256sum(tmp_path):
     config = {"out": str(tmp_path / "out"), "spec": {"take": 1000, "lines_per_shard": 200}}
     assert run_step("text", config, tmp_path).returncode == 0
@@ -83,6 +84,7 @@ def test_the_manifest_agrees_with_wc_and_sha256sum(tmp_path):
     assert (manifest["total_lines"], manifest["finished"], manifest["source"]) == (1000, True, "pydocs")
 
 
+@pytest.mark.process
 def test_a_writer_that_is_killed_leaves_nothing_that_looks_finished(tmp_path):
     program = (
         "import os, signal, sys\nfrom pathlib import Path\nfrom data.shards.shards import Writer\n"
@@ -140,6 +142,7 @@ def test_a_manifest_that_is_not_ours_is_refused(tmp_path, manifest):
     assert not is_shard(tmp_path / "shard-00000.txt")
 
 
+@pytest.mark.process
 def test_memory_does_not_grow_with_the_source(tmp_path):
     def peak_kib(lines):
         source = tmp_path / "source.txt"
@@ -156,6 +159,7 @@ def test_memory_does_not_grow_with_the_source(tmp_path):
     assert peak_kib(30_000) - peak_kib(100) < 8 << 10  # the source is 30 MB
 
 
+@pytest.mark.process
 def test_the_parts_of_a_text_do_not_overlap_and_lose_nothing(text):
     train, val = (list(read(shard_paths(text, part))) for part in ("train", "val"))
     assert 0.03 < len(val) / (len(train) + len(val)) < 0.07

@@ -44,6 +44,7 @@ def shard(tmp_path, capsys, source, **spec):
     return main(["text", "--config", str(tmp_path / "config.json")]), capsys.readouterr().err
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "workers", "expected"),
     [
@@ -59,6 +60,7 @@ def test_files_a_folder_and_a_pattern_are_read_in_the_order_of_their_names(
     assert list(read(shard_paths(tmp_path / "out"))) == expected
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "told"),
     [("part/9.parquet", "no such file"), ("nothing/*.parquet", "no file to read there"), ("", "no file to read there")],

@@ -35,6 +35,7 @@ def test_our_own_shards_come_back_as_the_documents_they_were(tmp_path):
     assert texts(tmp_path) == written
 
 
+@pytest.mark.process
 def test_json_lines_are_read_by_their_text(tmp_path):
     rows = [{"text": "one\ntwo", "id": 7}, {"text": ""}, {"text": "\ud83d half a pair"}]
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
@@ -102,6 +103,7 @@ def test_wrong_input_gives_one_line_and_exit_2(tmp_path, capsys, spec, seen):
     assert seen in said and said.startswith("data text: ") and said.count("\n") == 1
 
 
+@pytest.mark.process
 def test_fineweb_without_a_network_says_what_to_type_instead(tmp_path):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused

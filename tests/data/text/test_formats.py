@@ -124,6 +124,7 @@ def test_a_corpus_of_its_own_is_held_out(shard, source, tmp_path):
     assert list(read(shard_paths(tmp_path / "out"))) == TEXTS[:2]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", [1, 3])
 def test_take_ends_at_the_same_document_whoever_reads(shard, tmp_path, workers):
     texts = [f"text {n}" for n in range(1000)]
@@ -144,6 +145,7 @@ def test_bytes_that_are_no_text_are_replaced_and_counted(shard, tmp_path):
     assert read_manifest(tmp_path / "out")["counts"]["invalid_utf8"] == 2
 
 
+@pytest.mark.process
 def test_lines_are_found_wherever_a_range_begins(shard, tmp_path):
     line = "x" * 999_999
     (tmp_path / "a.txt").write_text(f"{line}\n" * 40 + "last")  # ranges of 16 MiB begin in the middle of a line
@@ -265,6 +267,7 @@ def test_what_cannot_be_read_so_is_refused(shard, tmp_path, source, spec, seen):
     assert (code, said.count("\n")) == (2, 1) and seen in said
 
 
+@pytest.mark.process
 def test_lines_from_standard_input_are_documents(tmp_path):
     config = {"out": str(tmp_path / "out"), "spec": {"source": "stdin"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -277,6 +280,7 @@ def test_lines_from_standard_input_are_documents(tmp_path):
 OBJECT = b'{"text": "'
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "begin", "giant", "end", "spec", "most_mb"),
     [
@@ -296,6 +300,7 @@ def test_a_giant_document_is_in_memory_once(tmp_path, name, begin, giant, end, s
     assert sum(one["raw_bytes"] for one in read_manifest(tmp_path / "out")["shards"]) > 150 << 20
 
 
+@pytest.mark.process
 def test_a_giant_document_that_packs_as_words_do_is_in_memory_once_and_a_half_in_parquet(tmp_path):
     chance, whole = random.Random(7), hashlib.sha256()
     with open(tmp_path / "a.jsonl", "wb") as file:

@@ -15,6 +15,8 @@ from data.shards.shards import read, shard_paths
 from data.text import remote
 from tests.data.hub import COMMIT, Repo, serving
 
+pytestmark = pytest.mark.process
+
 CONFIGS = [
     {"config_name": "default", "data_files": [{"split": "train", "path": "data/*/*"}]},
     {"config_name": "sample-10BT", "data_files": [{"split": "train", "path": "sample/10BT/*"}]},

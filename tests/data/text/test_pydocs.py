@@ -1,7 +1,11 @@
 import json
 
+import pytest
+
 from data.shards.shards import read, read_manifest, shard_paths
 from tests.data.conftest import run_step
+
+pytestmark = pytest.mark.process
 
 
 def everything(text):

@@ -42,6 +42,7 @@ def stamps(folder):
     return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
+@pytest.mark.process
 def test_the_same_text_gives_the_same_files_on_any_number_of_processors(text, tokenizer_folder, tmp_path):
     config = {"out": str(tmp_path / "out"), "inputs": {"text": str(text)}, "spec": {"vocab_size": 1024}}
     assert run_step("tokenizer", config, tmp_path, RAYON_NUM_THREADS="1").returncode == 0
@@ -49,6 +50,7 @@ def test_the_same_text_gives_the_same_files_on_any_number_of_processors(text, to
         assert (tmp_path / "out" / name).read_bytes() == (tokenizer_folder / name).read_bytes()
 
 
+@pytest.mark.process
 def test_our_merges_are_those_that_the_trainer_made(text, tmp_path):
     """The trainer tells words, not pairs; from the pairs that we find, the same ids must come."""
     trainer = rustbpe.Tokenizer()
@@ -176,6 +178,7 @@ def test_a_giant_document_of_one_thing_is_learnt_from(piece):
     assert bpe.train(texts, 280).get_vocab_size() == 280
 
 
+@pytest.mark.process
 def test_a_published_tokenizer_is_taken_byte_for_byte(tokenizer_folder, tmp_path):
     bare = tmp_path / "published"
     bare.mkdir()

@@ -11,6 +11,8 @@ from data.tokens import compression, sample_texts
 from data.tokens.compression import PEERS, CompressionSpec, measure
 from tests.data.hub import Repo, serving
 
+pytestmark = pytest.mark.process
+
 MERGED = {"gpt-2": [b"th", b"the"], "gpt-4": [b"th", b"the", b"12", b"123"]}
 
 

@@ -14,6 +14,8 @@ from data.tokens import tokenizer as tokenizers
 from data.tokens.tokenizer import SPECIALS
 from tests.faults.trial import rounds
 
+pytestmark = pytest.mark.process
+
 SPACES = [" ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u2028", "\u3000", "\x85", "\x0b", "\x00"]
 BITS = ["'s", "'LL", "n't", "1", "20", "333", "٣٤", "½", "²", "Ⅷ", "é", "e\u0301", "ß", "ǆ", "ſ", "İ", "漢字", "\u200d",
         "\U0001f469\u200d\U0001f4bb", "\U0001d7d9", "_", "...", "->", "\ufeff", "\ufffd", "\U0010ffff"]  # fmt: skip

@@ -355,6 +355,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
     assert int(done.stdout) < 250 << 10  # kB
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("sequence_len", "rows"), [(64, 8), (100, 3)])
 def test_every_held_out_byte_is_counted_once(text, tokenizer_folder, tokenizer, token_folder, sequence_len, rows):
     documents = list(read(shard_paths(text, "val")))
@@ -372,6 +373,7 @@ def test_every_held_out_byte_is_counted_once(text, tokenizer_folder, tokenizer, 
     assert total == sum(len(one.encode()) for one in documents)
 
 
+@pytest.mark.process
 def test_the_compressors_anchors_are_bits_per_byte_of_the_documents(text, tmp_path):
     found = anchors(shard_paths(text, "val"))
     assert 2.0 < found["xz"] < found["gzip"] < 3.5

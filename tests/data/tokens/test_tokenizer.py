@@ -10,6 +10,8 @@ from data.chat import conversations
 from data.errors import DataError
 from data.tokens.tokenizer import SPECIALS, load
 
+pytestmark = pytest.mark.process
+
 TURNS = [
     {"role": "user", "content": "What does os.path.join do?"},
     {"role": "assistant", "content": " Join two paths.\n\n"},

@@ -20,6 +20,7 @@ def inv(world, *words):
     return subprocess.run(program, cwd=ROOT, env=world.environ, capture_output=True, text=True, timeout=110)
 
 
+@pytest.mark.process
 def test_a_tokenizer_is_made_of_a_source_then_reused_then_measured(tmp_path):
     world, corpus, out = World(tmp_path), tmp_path / "corpus.txt", str(tmp_path / "out")
     corpus.write_text("".join(f"line {n} says the same as the line before it, almost\n" for n in range(400)))

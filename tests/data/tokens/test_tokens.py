@@ -77,6 +77,7 @@ def numbers(tmp_path):
     return paths
 
 
+@pytest.mark.process
 def test_the_ids_of_all_documents_stand_behind_a_bos_each(text, tokenizer, token_folder):
     bos = tokenizer.special("<|bos|>")
     shard = open_shard(bins(token_folder, "val")[0], tokenizer.sha256)
@@ -96,12 +97,14 @@ def test_a_large_vocabulary_takes_four_bytes(tmp_path):
     assert not writer.draft.exists()
 
 
+@pytest.mark.process
 def test_no_text_gives_a_file_without_tokens(tokenizer, tmp_path):
     assert write([], tokenizer, tmp_path / "none.bin") == (0, 0)
     stream = Stream([tmp_path / "none.bin"])
     assert (stream.num_tokens, stream.num_documents) == (0, 0)
 
 
+@pytest.mark.process
 def test_the_bytes_do_not_depend_on_how_many_processes_there_are(shards, made, tokenizer_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(tokenize, "WORTH_A_PROCESS", 1)
     about = make(shards, tokenizer_folder, tmp_path / "two", workers=2)
@@ -113,6 +116,7 @@ def test_the_bytes_do_not_depend_on_how_many_processes_there_are(shards, made, t
     assert about["train_tokens"] == sum(read_header(path).num_tokens for path in bins(made))
 
 
+@pytest.mark.process
 def test_what_is_there_is_kept_and_what_is_not_of_this_text_or_damaged_is_made_again(
     shards, made, tokenizer, tokenizer_folder, tmp_path
 ):
@@ -132,6 +136,7 @@ def test_what_is_there_is_kept_and_what_is_not_of_this_text_or_damaged_is_made_a
     assert kept == ["train-00001.bin", "train-00003.bin"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(shards, made, tokenizer_folder, tmp_path, workers):
     """Killed when the second file is there, and so somewhere inside the third."""
@@ -160,6 +165,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(shards, made, tokeniz
     assert before.items() <= {path.name: path.stat().st_ino for path in bins(out, "*")}.items()
 
 
+@pytest.mark.process
 def test_the_step_goes_on_from_the_draft_of_a_killed_one_and_publishes_the_same(
     shards, made, tokenizer_folder, tmp_path
 ):
@@ -205,6 +211,7 @@ def test_a_process_that_is_killed_is_told_and_the_others_end():
         process_pool.share_out(["a", "b"], Endless(), 2, hear)
 
 
+@pytest.mark.process
 def test_what_a_process_raises_is_raised_here(shards, tokenizer_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(tokenize, "WORTH_A_PROCESS", 1)
     broken = tmp_path / "text"
@@ -219,6 +226,7 @@ def test_what_a_process_raises_is_raised_here(shards, tokenizer_folder, tmp_path
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
+@pytest.mark.process
 def test_verify_finds_any_flipped_byte_what_is_missing_and_what_is_too_many(made, tmp_path):
     folder, chance = tmp_path / "copy", random.Random(5)
     folder.mkdir()
@@ -237,6 +245,7 @@ def test_verify_finds_any_flipped_byte_what_is_missing_and_what_is_too_many(made
     assert verify(folder) == ["train-00009.bin: not in the manifest", "train-00001.bin: missing"]
 
 
+@pytest.mark.process
 def test_shards_are_verified_where_there_is_no_numpy(made):
     """As `inv shard --verify` does."""
     program = (
@@ -247,6 +256,7 @@ def test_shards_are_verified_where_there_is_no_numpy(made):
     assert (done.returncode, done.stdout) == (0, f"{made}: every shard is what was written\n"), done.stderr
 
 
+@pytest.mark.process
 def test_another_tokenizer_is_refused(numbers, tokenizer):
     with pytest.raises(DataError, match=f"made by tokenizer abababababab, not by {tokenizer.sha256[:12]}"):
         open_shard(numbers[0], tokenizer.sha256)

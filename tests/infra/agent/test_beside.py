@@ -4,6 +4,8 @@ import json
 import signal
 import time
 
+import pytest
+
 from infra.agent import limits as ends
 from infra.agent.job import Job, Limits, Step
 from infra.agent.process import Identity, identify, send
@@ -11,31 +13,11 @@ from infra.agent.state import write_json
 from tests.infra.agent.test_nodes import Pair, together
 from tests.infra.agent.test_steps import COUNT, ENVIRONMENT, WAIT
 from tests.infra.agent.world import World, module, names, until
+from tests.programs import source
 
-# Says who it is each time it begins, and leaves when it is told to, with what a file `code` holds.
-BESIDE = """
-import json, os, pathlib, signal, sys, time
-work = pathlib.Path(os.environ["SLIPWAY_WORK"])
-state = work.parent / "state"
-def leave(*_):
-    ending = state / "ending.json"
-    with open(work / "asked.txt", "a") as file:
-        print(json.loads(ending.read_text())["state"] if ending.exists() else "-", file=file)
-    if (work / "deaf").exists():
-        return
-    sys.exit(int((work / "code").read_text()) if (work / "code").exists() else 0)
-signal.signal(signal.SIGTERM, leave)
-with open(work / "besides.txt", "a") as file:  # now: one that is ended before it can hear that is begun again
-    print(os.getpid(), file=file)
-print("beside with", os.environ.get("HF_TOKEN"), json.load(open(sys.argv[-1])), flush=True)
-(work / "ready").touch()
-while not (work / "die").exists():
-    if (state / "ending.json").exists() and not (work / "deaf").exists():
-        leave()
-    time.sleep(0.02)
-(work / "die").unlink()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
+pytestmark = pytest.mark.process
+
+BESIDE = source("beside")
 
 
 def beside(world: World, *steps: Step, environment: str = "", **more: object) -> None:

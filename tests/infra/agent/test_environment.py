@@ -17,20 +17,11 @@ from pathlib import Path
 import pytest
 
 from infra.agent import environment
+from tests.programs import source
 
 REPOSITORY = Path(__file__).parents[3]
 BASE = getattr(sys, "_base_executable", sys.executable)
-ENSURE = """
-import json, os, sys
-from pathlib import Path
-from infra.agent import environment, packages
-name, code, cache, torch = sys.argv[1:]
-carried = packages.Carried(**json.loads(os.environ.get("CARRIED", "{}")))
-try:
-    print(environment.ensure(name, Path(code), Path(cache), torch, lambda text: print(text, file=sys.stderr), carried))
-except environment.EnvironmentFailed as error:
-    sys.exit(str(error))
-"""
+ENSURE = source("ensure")
 BROKEN = "#!/bin/sh\n[ $1 = --version ] && echo uv 0.13.8 || { echo error: this uv is broken; exit 3; }\n"
 
 
@@ -97,6 +88,7 @@ def rig(tmp_path) -> Rig:
     return Rig(tmp_path)
 
 
+@pytest.mark.process
 def test_an_environment_holds_what_is_pinned_and_is_made_once(rig):
     first = rig.ensure()
     assert rig.ask(first, "import whale; print(whale.size)") == "big"
@@ -122,6 +114,7 @@ def test_what_an_environment_holds_decides_its_key_and_nothing_else_does(tmp_pat
     assert environment.read_spec("tiny", tmp_path, "cpu").key != environment.read_spec("tiny", tmp_path, "cuda").key
 
 
+@pytest.mark.process
 def test_what_was_left_unfinished_is_made_anew(rig):
     done = rig.ensure()
     folder = Path(done.stdout.strip()).parent.parent
@@ -131,6 +124,7 @@ def test_what_was_left_unfinished_is_made_anew(rig):
     assert not (folder / "leftover").exists() and (folder / environment.MARKER).exists()
 
 
+@pytest.mark.process
 def test_an_environment_that_was_moved_does_not_count_as_whole(rig):
     folder = Path(rig.ensure().stdout.strip()).parent.parent
     rig.cache.rename(rig.cache.with_name("moved"))
@@ -142,6 +136,7 @@ def test_an_environment_that_was_moved_does_not_count_as_whole(rig):
     assert (folder.with_name("tiny-elsewhere") / environment.MARKER).read_text().startswith(spec.key)
 
 
+@pytest.mark.process
 def test_two_at_once_make_it_once(rig):
     words = [sys.executable, "-c", ENSURE, "tiny", str(rig.code), str(rig.cache), ""]
     both = [subprocess.Popen(words, env=rig.environ, stderr=subprocess.PIPE, text=True) for _ in range(2)]
@@ -150,6 +145,7 @@ def test_two_at_once_make_it_once(rig):
     assert "".join(said).count("making the tiny environment") == 1
 
 
+@pytest.mark.process
 def test_pip_takes_over_when_uv_does_not_work(rig, tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "uv").write_text(BROKEN)
@@ -159,6 +155,7 @@ def test_pip_takes_over_when_uv_does_not_work(rig, tmp_path):
     assert "with uv" in done.stderr and "with pip" in done.stderr
 
 
+@pytest.mark.process
 def test_what_uv_has_cached_is_taken_when_no_index_answers(rig, tmp_path):
     """The index was carried from another machine, which is how uv knows its cache again."""
     (tmp_path / "whale").mkdir()
@@ -179,6 +176,7 @@ def test_what_uv_has_cached_is_taken_when_no_index_answers(rig, tmp_path):
     assert nowhere.returncode == 1 and "no package index answers (uv)" in last and "find-links = FOLDER" in last
 
 
+@pytest.mark.process
 def test_a_uv_that_cannot_be_used_gives_way_to_the_one_that_came_along(rig, tmp_path):
     (tmp_path / "bin").mkdir()
     for old in ("echo uv 0.1.2", "exit 126"):
@@ -191,6 +189,7 @@ def test_a_uv_that_cannot_be_used_gives_way_to_the_one_that_came_along(rig, tmp_
         assert rig.ask(done, "import whale; print(whale.size)") == "big"
 
 
+@pytest.mark.process
 def test_where_every_python_is_too_old_uv_brings_one(rig):
     """Here it is our own again, since a test downloads none."""
     too_old = ENSURE.replace(
@@ -206,6 +205,7 @@ def test_where_every_python_is_too_old_uv_brings_one(rig):
     assert failed.returncode == 1 and "no Python 3.10 or newer" in failed.stderr and "(pip)" not in failed.stderr
 
 
+@pytest.mark.process
 def test_what_cannot_be_found_is_told_in_one_line_and_leaves_nothing_finished(rig):
     describe(rig.code, "whale", "whale==3.0")
     done = rig.ensure(SLIPWAY_INSTALLER="uv")
@@ -214,6 +214,7 @@ def test_what_cannot_be_found_is_told_in_one_line_and_leaves_nothing_finished(ri
     assert not list(rig.cache.glob(f"*/{environment.MARKER}"))
 
 
+@pytest.mark.process
 def test_a_machine_without_a_gpu_gets_the_cpu_build_of_torch(rig):
     describe(rig.code, "torch==2.13.0", "torch==2.13.0")
     make_wheel(rig.wheels, "torch", "2.13.0", "class version: cuda = '13.0'\n")
@@ -222,6 +223,7 @@ def test_a_machine_without_a_gpu_gets_the_cpu_build_of_torch(rig):
     assert rig.ask(rig.ensure("cuda"), "import torch; print(torch.version.cuda)") == "13.0"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.nightly)])
 def test_a_machine_without_a_gpu_never_gets_the_cuda_build(rig, installer):
     describe(rig.code, "torch==2.13.0", "torch==2.13.0")
@@ -231,6 +233,7 @@ def test_a_machine_without_a_gpu_never_gets_the_cuda_build(rig, installer):
     assert not list(rig.cache.glob("*/lib/*/site-packages/torch*"))
 
 
+@pytest.mark.process
 def test_a_wheel_that_lies_about_its_build_is_refused(rig):
     describe(rig.code, "torch==2.13.0", "torch==2.13.0")
     make_wheel(rig.wheels, "torch", "2.13.0+cpu", "class version: cuda = '13.0'\n")
@@ -239,6 +242,7 @@ def test_a_wheel_that_lies_about_its_build_is_refused(rig):
     assert not list(rig.cache.glob(f"*/{environment.MARKER}"))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.nightly)])
 def test_pins_that_are_the_whole_list_are_all_that_is_installed(rig, installer):
     make_wheel(rig.wheels, "boat", "1.0", needs="whale")
@@ -251,6 +255,7 @@ def test_pins_that_are_the_whole_list_are_all_that_is_installed(rig, installer):
     assert rig.ask(done, "import torch; print(torch.version.cuda)") == "None"
 
 
+@pytest.mark.process
 def test_an_environment_for_gpus_is_not_made_where_there_is_none(rig):
     describe(rig.code, "torch==2.13.0", "torch==2.13.0", "tiny-cuda")
     done = rig.ensure("cpu", name="tiny-cuda")

@@ -100,6 +100,7 @@ def deletes(pods: dict[str, Pod]) -> Callable[[Asked], Answer]:
     return answer
 
 
+@pytest.mark.process
 def test_after_its_verdict_a_pod_goes_unless_it_is_kept_or_has_what_is_nowhere_else(vendor, tmp_path):
     pods = {
         name: Pod(tmp_path / name, vendor.url) for name in ("done", "failed", "kept", "limit", "alone", "full", "plain")
@@ -150,6 +151,7 @@ def test_after_its_verdict_a_pod_goes_unless_it_is_kept_or_has_what_is_nowhere_e
     }  # fmt: skip
 
 
+@pytest.mark.process
 def test_a_pod_is_asked_for_until_it_is_gone_and_its_key_stays_between_it_and_its_vendor(vendor, tmp_path):
     pods = {name: Pod(tmp_path / name, vendor.url) for name in ("patient", "wrong", "strange")}
     wrong, strange = "rpa_wrong9876543210", 'rpa_"quoted"\\'
@@ -176,6 +178,7 @@ def test_a_pod_is_asked_for_until_it_is_gone_and_its_key_stays_between_it_and_it
             assert not any(key.encode() in content for key in (KEY, wrong, strange)), path
 
 
+@pytest.mark.process
 def test_the_nearest_process_that_has_all_variables_is_the_one_that_counts():
     probe = "import os; from infra.agent import farewell as f; print(sorted(f.variables('AB', os.getpid()).items()))"
     path = {"PYTHONPATH": str(Path(__file__).parents[3])}
@@ -193,6 +196,7 @@ def test_the_nearest_process_that_has_all_variables_is_the_one_that_counts():
     assert beneath({"A": "3"}, {"B": "4"}) == "[]"
 
 
+@pytest.mark.process
 def test_a_key_goes_to_this_machine_or_through_tls_whose_certificate_is_known():
     values = {"KEY": KEY}
     header = {"Authorization": "{KEY}"}
@@ -212,6 +216,7 @@ def test_a_key_goes_to_this_machine_or_through_tls_whose_certificate_is_known():
     assert "Error" in said and KEY.encode() not in heard[0]
 
 
+@pytest.mark.process
 def test_an_answer_that_drips_for_ever_is_given_up(vendor, monkeypatch):
     monkeypatch.setattr(farewell, "CALL_S", 0.5)
     vendor.on(ASK, Answer(200, b"x" * 10_000, how="drip"))

@@ -6,6 +6,8 @@ import pytest
 from infra.agent.figures import Figures
 from tests.world import until
 
+pytestmark = pytest.mark.process
+
 
 def smi(folder, script):
     (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")

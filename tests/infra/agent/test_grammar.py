@@ -23,6 +23,7 @@ def test_the_grammar_is_that_of_3_9_and_imports_are_standard_or_ours(path: Path)
     assert all(name.startswith("infra.agent") for name in foreign), foreign
 
 
+@pytest.mark.process
 def test_nothing_newer_than_3_9_is_used() -> None:
     words = [
         sys.executable,

@@ -8,43 +8,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from infra.agent import limits as ends
 from infra.agent.job import Limits
 from infra.agent.process import find, send
 from infra.agent.state import write_json
 from tests.infra.agent.test_steps import WAIT
 from tests.infra.agent.world import World, module, until
+from tests.programs import source
 
-# Forks twice into a session of its own and ignores TERM; once with the pod's environment, once with none.
-ORPHANS = """
-import os, signal, sys, time
-work = os.environ["SLIPWAY_WORK"]
-for environ in (dict(os.environ), {}):
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork() == 0:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)"], environ)
-        os._exit(0)
-    os.wait()
-open(os.path.join(work, "ran.txt"), "a").write("ran\\n")
-while not os.path.exists(os.path.join(work, "go")):
-    time.sleep(0.02)
-"""
+pytestmark = pytest.mark.process
 
-# Between its look for a verdict and its look for the agent, this guard waits until the agent is gone.
-SLOW_GUARD = """
-import sys, time
-from pathlib import Path
-from infra.agent import guard
-look = guard.Guard._reason_to_stop
-def dawdle(self):
-    while self.agent is not None and self._agent_lives():
-        time.sleep(0.02)
-    return look(self)
-guard.Guard._reason_to_stop = dawdle
-sys.exit(guard.guard(Path(sys.argv[1])))
-"""
+ORPHANS = source("orphans")
+
+SLOW_GUARD = source("slow_guard")
 
 
 def guard_json(world: World) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from infra.agent.state import write_json
 from tests.infra.agent.test_steps import WAIT
 from tests.infra.agent.world import World, module, until
 
+pytestmark = pytest.mark.process
+
 FAIL = "import sys; sys.exit(3)"
 
 

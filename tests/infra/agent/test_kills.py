@@ -6,33 +6,22 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from infra.agent.process import send
 from infra.agent.state import is_held, lock
+from tests import seeds
 from tests.infra.agent.world import World, module, until
+from tests.programs import source
+
+pytestmark = pytest.mark.process
 
 PODS, KILLS = 4, 5  # of each pod, every time one to three of its processes
-# The counter's own lock tells whether two of it ever run at once; its file tells what it has done.
-COUNTER = """
-import fcntl, os, time
-work = os.environ["SLIPWAY_WORK"]
-alone = open(os.path.join(work, "alone"), "w")
-try:
-    fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
-except BlockingIOError:
-    open(os.path.join(work, "overlap.txt"), "a").write("overlap\\n")
-path = os.path.join(work, "count.txt")
-number = len(open(path).readlines()) if os.path.exists(path) else 0
-with open(path, "a") as file:
-    while not os.path.exists(os.path.join(work, "enough")):
-        print(number, file=file, flush=True)
-        number += 1
-        time.sleep(0.01)
-"""
+COUNTER = source("counter")
 
 
 def test_nothing_is_lost_and_nothing_runs_twice_under_random_kills(tmp_path: Path) -> None:
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = seeds.seed()
     with ThreadPoolExecutor(PODS) as pool:
         for done in [pool.submit(_shoot_at, tmp_path / str(number), seed + number) for number in range(PODS)]:
             done.result()

@@ -14,18 +14,12 @@ from infra.agent import nodes, steps
 from infra.agent.job import Group, Job, Step
 from infra.agent.process import find, send
 from tests.infra.agent.world import World, module, until
+from tests.programs import source
+
+pytestmark = pytest.mark.process
 
 QUICK = {"SLIPWAY_NODE_SILENT_S": "2", "SLIPWAY_NODE_RETURN_S": "4"}
-# One process per node. It leaves when the file `go` is there, with the code in it; 75 when a file `gone` is.
-MEMBER = """
-import os, sys, time
-work = os.environ["SLIPWAY_WORK"]
-with open(os.path.join(work, "ran.txt"), "a") as file:
-    print(*sys.argv[1:3], os.environ["SLIPWAY_NODE_RANK"], os.environ["SLIPWAY_RUN_ID"], file=file)
-while not os.path.exists(os.path.join(work, "go")):
-    time.sleep(0.02)
-sys.exit(int(open(os.path.join(work, "go")).read() or 0))
-"""
+MEMBER = source("member")
 
 
 class Pair:

@@ -5,6 +5,8 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 from infra.agent import packages
 
 BASE = getattr(sys, "_base_executable", sys.executable)
@@ -32,6 +34,7 @@ def test_uv_is_told_everything_that_pip_is_configured_with(tmp_path):
     assert "UV_DEFAULT_INDEX" not in told and "UV_INDEX" not in told
 
 
+@pytest.mark.process
 def test_files_are_read_as_pip_reads_them(tmp_path):
     for number, place in enumerate(("xdg/pip", ".pip", ".config/pip", "named")):
         (tmp_path / place).mkdir(parents=True)
@@ -69,6 +72,7 @@ def test_places_are_carried_without_their_passwords(tmp_path):
     }
 
 
+@pytest.mark.process
 def test_what_was_carried_counts_where_it_exists(tmp_path, monkeypatch):
     for name in list(os.environ):
         if name.startswith("PIP_"):

@@ -22,6 +22,7 @@ def sleeper(token: str) -> "subprocess.Popen[bytes]":
     )
 
 
+@pytest.mark.process
 def test_only_the_exact_token_is_found_and_the_spared_live_on() -> None:
     token = f"sw1-test-{time.time_ns()}"
     ours, spared, foreign = sleeper(token), sleeper(token), sleeper(token + "0")
@@ -75,6 +76,7 @@ def test_a_call_is_made_again_for_a_shortage_and_for_nothing_else() -> None:
         raise PermissionError(errno.EACCES, "file")
 
 
+@pytest.mark.process
 def test_what_could_not_be_ended_is_returned_and_named(monkeypatch) -> None:
     monkeypatch.setattr(process, "send", lambda *_: None)  # else it may be gone already when it is looked for
     token = f"sw1-test-{time.time_ns()}"
@@ -88,6 +90,7 @@ def test_what_could_not_be_ended_is_returned_and_named(monkeypatch) -> None:
         one.wait()
 
 
+@pytest.mark.process
 @pytest.mark.needs("ps")
 def test_ps_tells_the_same_parents_as_the_process_table() -> None:
     (row,) = process._rows_of_ps("-p", str(os.getpid()))

@@ -4,30 +4,17 @@ import json
 import resource
 import stat
 
+import pytest
+
 from infra.agent.job import Step
 from infra.agent.steps import RESUME_ME
 from tests.infra.agent.world import World, module, names, until
+from tests.programs import source
 
-COUNT = """
-import json, os, sys
-config = json.load(open(sys.argv[sys.argv.index("--config") + 1]))
-with open(os.environ["SLIPWAY_RECORDS"], "a") as records:
-    for done in range(config["total"]):
-        print(json.dumps({"kind": "progress", "done": done + 1}), file=records)
-    print(json.dumps({"kind": "result", "total": config["total"]}), file=records)
-with open(os.path.join(os.environ["SLIPWAY_WORK"], "ran.txt"), "a") as ran:
-    print(__name__, config["total"], file=ran)
-"""
-WAIT = """
-import os, signal, sys, time
-def leave(*_):
-    open(os.path.join(os.environ["SLIPWAY_WORK"], "left.txt"), "a").write("left\\n")
-    sys.exit(75)
-signal.signal(signal.SIGTERM, leave)
-open(os.path.join(os.environ["SLIPWAY_WORK"], "ran.txt"), "a").write("ran\\n")
-while not os.path.exists(os.path.join(os.environ["SLIPWAY_WORK"], "go")):
-    time.sleep(0.02)
-"""
+pytestmark = pytest.mark.process
+
+COUNT = source("count_records")
+WAIT = source("wait_for_go")
 
 
 def test_steps_run_in_order_and_leave_records_results_and_marks(world: World) -> None:

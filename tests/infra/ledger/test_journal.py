@@ -23,6 +23,8 @@ from infra.ledger import life_cycle
 from infra.ledger.journal import Fenced, Held, Journal, JournalError, Taken
 from infra.names import new_token
 from infra.records import Pod
+from tests import seeds
+from tests.programs import source
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -113,23 +115,10 @@ def test_what_is_live_cannot_be_planned_again_until_it_has_ended(journal):
     assert plan(journal, "a-1", target="t", store="s").is_live
 
 
-RACE = """
-import sys
-from infra.ledger.journal import Journal, Taken
-from infra.names import new_token
-with Journal.open() as journal:
-    print("up", flush=True)
-    sys.stdin.readline()
-    for number in range(5):
-        try:
-            op = journal.plan(token=new_token(journal.installation), run=f"run-{sys.argv[1]}-{number}", vendor="local",
-                              target=f"t{number}", store="s")
-            print("won", number, flush=True)
-        except Taken as taken:
-            assert taken.op.target == f"t{number}"
-"""
+RACE = source("journal_race")
 
 
+@pytest.mark.process
 def test_of_eight_processes_that_want_the_same_one_wins(environ):
     racers = [child(RACE, environ, str(number)) for number in range(8)]
     try:
@@ -159,21 +148,12 @@ def test_a_write_that_missed_a_change_is_fenced_off(journal, environ):
 
 # Killed, damaged, lost, newer.
 
-WRITE = """
-from infra.ledger.journal import Journal
-from infra.names import new_token
-journal = Journal.open()
-print("up", flush=True)
-while True:
-    op = journal.plan(token=new_token(journal.installation), run="run", vendor="local", target="t", job="x" * 5000)
-    print(op.token, flush=True)
-    journal.advance(journal.advance(op, "sending"), "refused")
-"""
+WRITE = source("journal_writer")
 
 
+@pytest.mark.process
 def test_a_writer_killed_at_any_moment_leaves_a_whole_journal_with_all_it_had_said(environ):
-    seed = random.randrange(1 << 30)
-    print("seed", seed)
+    seed = seeds.seed()
     chance = random.Random(seed)
     for _ in range(6):
         writer = child(WRITE, environ)
@@ -389,6 +369,7 @@ def test_network_file_systems_are_known_by_the_longest_mount(tmp_path):
 # Leases.
 
 
+@pytest.mark.process
 def test_a_lease_is_one_process_s_until_it_dies_or_releases(journal, environ):
     script = """
 import sys

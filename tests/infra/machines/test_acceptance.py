@@ -105,6 +105,7 @@ def smi(tmp_path):
     return make
 
 
+@pytest.mark.process
 def test_this_machine_is_measured_in_disk_clock_and_network(measure, site):
     report, checks = measure(thresholds=replace(LEAST, url=f"{site}/{4 << 20}"))
     assert report.is_accepted and report.failure == ""
@@ -112,6 +113,7 @@ def test_this_machine_is_measured_in_disk_clock_and_network(measure, site):
     assert checks["disk write"][1].endswith("MB/s") and checks["free disk"][1].endswith("GB")
 
 
+@pytest.mark.process
 def test_a_machine_below_a_threshold_is_refused_with_every_reason(measure, site):
     hard = Thresholds(disk_write_bytes_per_s=1e15, free_bytes=1e18, download_bytes_per_s=1e15, url=f"{site}/{4 << 20}")
     report, checks = measure(replace(PLAIN, num_gpus=99), hard)
@@ -121,6 +123,7 @@ def test_a_machine_below_a_threshold_is_refused_with_every_reason(measure, site)
     assert "free disk: " in report.failure and "1e+09 GB are wanted" in report.failure
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("page", "state", "said"),
     [
@@ -137,10 +140,12 @@ def test_a_download_that_tells_nothing_is_unknown_and_holds_up_nobody(measure, s
     assert checks["disk write"][0] == "ok"
 
 
+@pytest.mark.process
 def test_without_an_address_nothing_is_downloaded_and_that_is_said(measure):
     assert measure()[1]["download"] == ("later", "no address is set to download from")
 
 
+@pytest.mark.process
 @pytest.mark.needs("root")
 def test_a_disk_that_cannot_be_written_is_unknown_and_says_why(tmp_path):
     (tmp_path / "full").mkdir()
@@ -158,11 +163,13 @@ def test_a_disk_that_cannot_be_written_is_unknown_and_says_why(tmp_path):
     assert checks["free disk"].state == "bad" and not report.is_accepted
 
 
+@pytest.mark.process
 def test_a_machine_that_cannot_be_asked_raises(tmp_path):
     with pytest.raises(SlipwayError, match="no-such-python"):
         examine(ThisMachine(), PLAIN, LEAST, python="no-such-python", folder=str(tmp_path))
 
 
+@pytest.mark.process
 def test_gpus_that_nvidia_smi_names_are_counted_and_their_torch_comes_later(measure, smi):
     machine = smi("NVIDIA H100 80GB HBM3, 81559, 580.95.05\n" * 2)
     report, checks = measure(replace(WANTED, num_gpus=2), machine=machine, pythons=(sys.executable,))
@@ -172,6 +179,7 @@ def test_gpus_that_nvidia_smi_names_are_counted_and_their_torch_comes_later(meas
     assert report.is_accepted
 
 
+@pytest.mark.process
 def test_a_driver_that_does_not_answer_is_no_gpu(measure, smi):
     said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     report, checks = measure(WANTED, machine=smi(said, said, code=9))

@@ -94,6 +94,7 @@ def inv(tmp_path):
     return run
 
 
+@pytest.mark.process
 def test_the_commands_show_the_machines_as_they_are(inv, hosts, tmp_path):  # noqa: F811
     good, off = hosts(2)
     off.stop()
@@ -132,6 +133,7 @@ def test_the_commands_show_the_machines_as_they_are(inv, hosts, tmp_path):  # no
     assert code == 2 and "'lab/10.77.2.2' is not remembered; there is: nothing" in err
 
 
+@pytest.mark.process
 def test_an_import_is_shown_first_and_then_written(inv, tmp_path):
     made = tmp_path / "terraform.json"
     made.write_text(json.dumps({"ips": {"value": {"a": "192.0.2.1", "b": "192.0.2.2"}}}))
@@ -145,6 +147,7 @@ def test_an_import_is_shown_first_and_then_written(inv, tmp_path):
     assert found["new"] == [] and len(found["known"]) == 2
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("words", "said"),
     [

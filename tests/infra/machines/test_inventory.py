@@ -53,6 +53,7 @@ def reached(host):
     return f"{to.user}@{to.host}:{to.port} {Path(to.key).name}"
 
 
+@pytest.mark.process
 @pytest.mark.needs("ssh")
 def test_skypilots_file_is_read_as_it_is(home):
     hosts = load(home, SKY.format(home=home))
@@ -68,6 +69,7 @@ def test_skypilots_file_is_read_as_it_is(home):
     }
 
 
+@pytest.mark.process
 @pytest.mark.needs("ssh")
 def test_an_alias_of_the_ssh_config_outweighs_the_pool_but_not_a_port_of_its_own(home):
     text = f"p: {{user: root, identity_file: {home}/pool, hosts: [box, {{ip: other, port: 5}}, 1.1.1.1]}}"
@@ -97,6 +99,7 @@ lab:
     assert (second.micro_usd_per_hour, second.num_gpus, second.memory_bytes) == (0, 0, 3 << 29)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("text", "said"),
     [

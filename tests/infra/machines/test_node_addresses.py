@@ -38,6 +38,7 @@ def test_who_is_reached_by_some_only_is_refused_with_what_each_saw():
     ]
 
 
+@pytest.mark.process
 def test_on_one_machine_it_is_loopback_and_ports_are_free():
     groups = meet("brave-otter-1", [ThisMachine(), ThisMachine()], ["a", "b"])
     assert [group.rank for group in groups] == [0, 1] and len({group.key for group in groups}) == 1
@@ -45,6 +46,7 @@ def test_on_one_machine_it_is_loopback_and_ports_are_free():
     assert 0 < groups[0].port != groups[0].words_port > 0
 
 
+@pytest.mark.process
 def test_machines_find_the_network_that_joins_them_and_not_an_address_that_both_have(hosts, tmp_path):
     found = hosts(2)
     for host in found:  # as docker makes it: the same address on every machine, and nobody else's there
@@ -56,6 +58,7 @@ def test_machines_find_the_network_that_joins_them_and_not_an_address_that_both_
     assert {group.interface for group in groups} == {"eth0"}
 
 
+@pytest.mark.process
 def test_a_wall_between_two_machines_is_named(hosts, tmp_path):
     found = hosts(3)
     wall = ["-s", found[2].address.host, "-j", "DROP"]

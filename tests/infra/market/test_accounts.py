@@ -24,7 +24,10 @@ from infra.runs import pods
 from infra.settings import Settings
 from tests.hosts import until
 from tests.needs import needs
+from tests.programs import source
 from tests.world import World
+
+pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[3]
 LIMITS = Limits(time_s=86_400.0)
@@ -35,31 +38,7 @@ ORDERS = {
                                         "shade_instance_type": "L40", "shade_cloud": True}),
     "lium": ("/executors/{}/rent", {"user_public_key": ["ssh-ed25519 AAAA somebody"]}),
 }  # fmt: skip
-RENT_AND_DIE = """
-import json, os, sys
-from dataclasses import replace
-from pathlib import Path
-from infra.runs import pods
-from infra.agent.job import Job, Limits
-from infra.ledger.journal import Journal
-from infra.providers.offers import open_market
-from infra.records import Request
-from infra.settings import Settings
-
-settings = Settings.load(Path.cwd())
-market = open_market("runpod", settings)
-request = Request(run=sys.argv[1], gpu="L40S", num_gpus=1)
-class Dying:
-    name, is_rented = "runpod", True
-    def create(self, *words):
-        market.create(*words)
-        os._exit(9)
-LIMITS = Limits(time_s=86_400.0)
-with Journal.open(settings.state_file) as journal:
-    vendor = Dying() if sys.argv[2] == "before its answer" else market
-    pods.rent(vendor, request, market.offers(request)[0], Job(run="", token="", steps=(), limits=LIMITS), journal)
-    os._exit(9)
-"""
+RENT_AND_DIE = source("rent_and_die")
 
 
 class Rehearsal:

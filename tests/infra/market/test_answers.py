@@ -13,6 +13,8 @@ from infra.errors import SlipwayError
 from infra.providers.json_api import JsonApi
 from tests.infra.market.stand import Answer, Stand
 
+pytestmark = pytest.mark.process
+
 KEY = ("Authorization", "Bearer secret")
 DEEP = b'{"errors":' * 50_000 + b"1" + b"}" * 50_000
 QUICK = settings(max_examples=100, deadline=None,

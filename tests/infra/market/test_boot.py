@@ -24,6 +24,8 @@ from tests.faults.trial import rounds
 from tests.infra.rehearsal.worlds import world
 from tests.world import ROOT
 
+pytestmark = pytest.mark.process
+
 SPEED = 600.0
 KIND = {"runpod": "H100", "lium": "RTX4090", "shadeform": "L40S"}
 BOOT_S = 900.0

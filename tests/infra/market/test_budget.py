@@ -16,6 +16,8 @@ from scripts.runs import launch as runs
 from tests.infra.market.test_boot import SPEED, settings_of
 from tests.infra.rehearsal.worlds import world
 
+pytestmark = pytest.mark.process
+
 USD = 1_000_000
 NODES = 2
 HOURS = 1000.0

@@ -28,6 +28,8 @@ from tests.infra.market.stand import Answer, Stand
 from tests.infra.market.test_boot import BOOT_S, SPEED, settings_of
 from tests.infra.rehearsal.worlds import world
 
+pytestmark = pytest.mark.process
+
 FACTS = {"shadeform": test_shadeform, "lium": test_lium, "runpod": test_runpod}
 KINDS = {"shadeform": Shadeform, "lium": Lium, "runpod": RunPod}
 OFFERS = {"shadeform": "GET /instances/types", "lium": "GET /executors", "runpod": "GET /v2/catalog/gpus"}

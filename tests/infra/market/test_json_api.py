@@ -11,6 +11,8 @@ from infra.providers import json_api
 from infra.providers.json_api import JsonApi, Refused, Unsent, endpoint
 from tests.infra.market.stand import Answer, Stand
 
+pytestmark = pytest.mark.process
+
 KEY = ("Authorization", "Bearer secret")
 
 

@@ -14,6 +14,8 @@ from infra.providers.lium import Lium
 from infra.records import Address, Request
 from tests.infra.market.stand import Answer, Stand
 
+pytestmark = pytest.mark.process
+
 DOCUMENT = Path(__file__).parent / "lium.openapi.json"
 KEY = ("X-API-KEY", "li-secret")
 RENT = "POST /executors/{id}/rent"

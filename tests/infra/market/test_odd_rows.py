@@ -33,6 +33,8 @@ from tests.infra.market.stand import Answer, Stand
 from tests.infra.market.test_accounts import KINDS, Rehearsal
 from tests.needs import needs
 
+pytestmark = pytest.mark.process
+
 VENDORS = ("shadeform", "lium", "runpod")
 ROWS = {"shadeform": test_shadeform.instance, "lium": test_lium.row, "runpod": test_runpod.row}
 KEYS = {"shadeform": test_shadeform.KEY, "lium": test_lium.KEY, "runpod": test_runpod.KEY}

@@ -61,6 +61,7 @@ def lines(text):
     return [line.split() for line in text.splitlines()[2:]]
 
 
+@pytest.mark.process
 def test_the_three_rows_stand_in_order_of_price(world):
     out = world.inv("offers", "--gpu", "B200")
     assert out.startswith("=== Available B200 Instances (sorted by price) ===\n#  Provider")
@@ -73,6 +74,7 @@ def test_the_three_rows_stand_in_order_of_price(world):
     assert [line[9] for line in lines(out)] == ["Yes", "No", "No"]
 
 
+@pytest.mark.process
 def test_vendors_and_own_machines_stand_in_one_table_as_json_too(world, sshd, tmp_path):
     machine = {"ip": sshd.address.host, "port": sshd.address.port, "python": sys.executable}
     pool = {"user": sshd.address.user, "identity_file": sshd.address.key, "hosts": [machine]}
@@ -88,6 +90,7 @@ def test_vendors_and_own_machines_stand_in_one_table_as_json_too(world, sshd, tm
     assert (lium["upload_mbps"], lium["seen_at"]) == (910.4, "2026-11-20T10:12:00Z")
 
 
+@pytest.mark.process
 def test_filters_and_sets_reach_every_vendor(world, vendors):
     found = world.json(
         "offers", "--gpu", "A100:1,H100:8", "--min-upload-mbps", "500", "--cpus", "16+", "--memory", "128+"
@@ -98,12 +101,14 @@ def test_filters_and_sets_reach_every_vendor(world, vendors):
     assert {one["num_gpus"] for one in every["offers"]} == {1, 2, 4, 8}
 
 
+@pytest.mark.process
 def test_nothing_that_matches_is_exit_3_with_the_reasons(world):
     failed = world.json("offers", "--gpu", "B200", "--num-gpus", "8", "--max-price", "20", code=3)
     assert "fail --max-price 20.00" in failed["error"]
     assert "hyperstack canada-1" in failed["error"] and "try: --max-price 33.60" in failed["error"]
 
 
+@pytest.mark.process
 def test_a_vendor_that_is_down_is_a_line_under_the_table(world, vendors):
     vendors["LIUM"].on("GET /executors", Answer(403, {"error": {"code": "forbidden", "message": "no scope 'read'"}}))
     process = world.begin("offers", "--gpu", "H100")
@@ -121,11 +126,13 @@ def test_a_vendor_that_is_late_holds_up_nobody():
     assert [(one.provider, str(one.error)) for one in found.silent] == [("late", "no answer in 0.5 s")]
 
 
+@pytest.mark.process
 def test_when_every_key_is_refused_the_exit_code_says_so(world):
     world.extra.update(RUNPOD_API_KEY="x", LIUM_API_KEY="x", SHADEFORM_API_KEY="x")
     assert "Invalid API key" in world.json("offers", code=4)["error"]
 
 
+@pytest.mark.process
 def test_without_a_key_or_a_machine_it_says_what_to_set(world, tmp_path):
     for name in VENDORS:
         del world.extra[f"{name}_API_KEY"]
@@ -176,6 +183,7 @@ def test_money_is_exact_and_errs_upwards():
     assert per_gpu(Offer(provider="x", offer_id="x", num_gpus=3, micro_usd_per_hour=1_000_000)) == "0.334"
 
 
+@pytest.mark.process
 def test_a_short_key_masks_nothing_of_a_listing_and_everything_of_a_refusal(tmp_path, token):
     for short in ("sw1-", token[4:12], "a"):
         with Stand(("Authorization", f"Bearer {short}"), document=test_runpod.DOCUMENT) as stand:
@@ -201,6 +209,7 @@ def test_of_very_many_offers_a_kind_is_compared_once_and_the_cheapest_comes_firs
     assert gpus.is_asked.cache_info().misses - before <= 14 + 2
 
 
+@pytest.mark.process
 def test_a_vendor_that_tells_of_a_million_offers_at_once_keeps_no_other_from_being_asked(tmp_path):
     there = b",".join([b'{"region":"r","available":true}'] * 10**6)
     body = (

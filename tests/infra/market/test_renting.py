@@ -14,6 +14,8 @@ from tests.infra.market import test_shadeform as shadeform_facts
 from tests.infra.market.stand import Answer, Stand
 from tests.infra.market.test_shadeform import DOCUMENT, KEY, LIMITS, REQUEST, SSH_KEYS, TYPE, client
 
+pytestmark = pytest.mark.process
+
 JOB = Job(run="", token="", steps=(), limits=LIMITS)
 
 

@@ -16,6 +16,8 @@ from infra.providers.runpod import RunPod
 from infra.records import Address, Request
 from tests.infra.market.stand import Answer, Stand
 
+pytestmark = pytest.mark.process
+
 DOCUMENT = Path(__file__).parent / "runpod.openapi.json"
 KEY = ("Authorization", "Bearer rp-secret")
 H100 = "NVIDIA H100 80GB HBM3"

@@ -15,6 +15,8 @@ from infra.providers.shadeform import Shadeform
 from infra.records import Address, Request
 from tests.infra.market.stand import Answer, Stand
 
+pytestmark = pytest.mark.process
+
 DOCUMENT = Path(__file__).parent / "shadeform.openapi.json"
 KEY = ("X-API-KEY", "sf-secret")
 REQUEST = Request(run="brave-otter-3", provider="shadeform", gpu="A6000", num_gpus=1)

@@ -12,6 +12,8 @@ from tests.hosts import until
 from tests.infra.market.test_accounts import Rehearsal
 from tests.needs import needs
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):

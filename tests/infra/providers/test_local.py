@@ -15,6 +15,8 @@ from infra.names import new_token
 from infra.providers.local import Local
 from infra.records import Request
 
+pytestmark = pytest.mark.process
+
 REPOSITORY = Path(__file__).parents[3]
 FOREVER = "import time\nprint('working', flush=True)\nwhile True: time.sleep(0.1)\n"
 

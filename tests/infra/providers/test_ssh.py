@@ -26,6 +26,8 @@ from infra.transport.ssh import Ssh
 from infra.transport.ssh_connection import StrangeHost
 from tests.hosts import HOME, hosts, until  # noqa: F401 (a fixture)
 
+pytestmark = pytest.mark.process
+
 REPOSITORY = Path(__file__).parents[3]
 STUBBORN = """
 import os, signal, subprocess, sys, time

@@ -19,6 +19,8 @@ from infra.rehearsal import attach
 from infra.settings import Settings
 from tests.hosts import until
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[3]
 KIND = Request(run="r", gpu="RTX4090", num_gpus=1)
 

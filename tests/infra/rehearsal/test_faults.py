@@ -9,6 +9,8 @@ from infra.errors import UsageError
 from infra.rehearsal.faults import Faults, plan_of, read_plan
 from tests.infra.rehearsal.worlds import Running, until
 
+pytestmark = pytest.mark.process
+
 L40 = {"cloud": "hyperstack", "region": "montreal-canada-2", "shade_instance_type": "L40"}
 BODY = {**L40, "shade_cloud": True, "name": "sw1-a"}
 

@@ -5,6 +5,8 @@ import pytest
 
 from tests.infra.rehearsal.worlds import Running, until
 
+pytestmark = pytest.mark.process
+
 
 def executors(world: Running, **query) -> list[dict]:
     return world.call("lium", "GET", "/executors", params=query).json()

@@ -11,6 +11,8 @@ from infra.rehearsal.clock import parse_iso
 from tests.infra.rehearsal import schemas
 from tests.infra.rehearsal.worlds import Running, until
 
+pytestmark = pytest.mark.process
+
 DOCUMENT = schemas.load("runpod")
 H100 = "NVIDIA H100 80GB HBM3"
 BODY = {

@@ -11,6 +11,8 @@ from infra.rehearsal.clock import parse_iso
 from tests.infra.rehearsal import schemas
 from tests.infra.rehearsal.worlds import Running, until
 
+pytestmark = pytest.mark.process
+
 DOCUMENT = schemas.load("shadeform")
 B200 = {"cloud": "hyperstack", "region": "canada-1", "shade_instance_type": "8x_b200_pcie_192gb"}
 BODY = {**B200, "shade_cloud": True, "name": "sw1-a"}

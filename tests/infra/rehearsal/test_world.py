@@ -6,8 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from infra.agent import process
 from tests.infra.rehearsal.worlds import ROOT, Running, begin, until, world
+
+pytestmark = pytest.mark.process
 
 PODS = {
     "runpod": ("POST", "/v2/pods", {"name": "sw1-a", "image": "i", "gpu": {"id": "NVIDIA L40S", "count": 1}}),

@@ -1,5 +1,7 @@
 import json
 
+import pytest
+
 from infra.runs import doctor
 from infra.settings import Settings
 from store.backends.by_uri import open_place
@@ -10,6 +12,7 @@ from tests.world import ROOT, World
 no_keys, hub = stores.no_keys, stores.hub
 
 
+@pytest.mark.process
 def test_every_machine_of_the_inventory_is_told_reachable_or_why_not(tmp_path):
     world = World(tmp_path, {"SLIPWAY_POOLS": str(tmp_path / "pools.yaml")})
     with loopback(tmp_path / "one") as one, loopback(tmp_path / "two") as two:
@@ -29,6 +32,7 @@ def test_every_machine_of_the_inventory_is_told_reachable_or_why_not(tmp_path):
     assert "there is no inventory" in json.loads(world.inv("doctor", "--provider", "ssh", "--json", code=2))["error"]
 
 
+@pytest.mark.process
 def test_the_store_is_asked_whether_it_may_be_written_and_the_token_that_counts_is_named(hub, tmp_path):
     """Not only that one is set: one that may only read is bad, and so is a repository that is not there."""
     open_place("hf://us/things").create()
@@ -54,6 +58,7 @@ def test_the_store_is_asked_whether_it_may_be_written_and_the_token_that_counts_
     assert local["store"][0] == "ok" and "hub token" not in local
 
 
+@pytest.mark.process
 def test_of_each_tool_it_is_said_what_is_done_with_it(tmp_path, monkeypatch):
     def tools() -> dict[str, tuple[str, str]]:
         found = doctor.findings(ROOT, Settings.load(ROOT, environ={"SLIPWAY_STORE": str(tmp_path / "artifacts")}))
@@ -68,6 +73,7 @@ def test_of_each_tool_it_is_said_what_is_done_with_it(tmp_path, monkeypatch):
     assert "sent without it" in tools()["rsync"][1]  # as dev/decisions/0004 has it
 
 
+@pytest.mark.process
 def test_who_asks_for_wandb_is_told_before_a_launch_what_it_lacks(tmp_path):
     def told(*lines: str, **asked: str) -> list[doctor.Finding]:
         group = "".join(f'    "{line}",\n' for line in lines)
@@ -97,6 +103,7 @@ def test_what_the_last_run_could_not_bring_to_its_store_is_told(tmp_path):
     assert ill.state == "off" and ill.detail.endswith("not carried, trying again until it is: StoreError: 403[31m")
 
 
+@pytest.mark.process
 def test_what_a_service_needs_is_told_before_it_is_begun(hub, tmp_path):
     open_place("hf://us/things").create()
     (tmp_path / "model").mkdir()

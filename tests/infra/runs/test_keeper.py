@@ -29,30 +29,11 @@ from infra.runs.keeper import Keeper
 from infra.selection.choose import of_machines
 from infra.transport.ssh import Ssh
 from tests.loopback import loopback
+from tests.programs import source
 from tests.street import launch_on
 from tests.world import ROOT, until
 
-# Counts to twenty, and goes on from the newest checkpoint; "held" by a file until the test lets it go.
-COUNT = """
-import hashlib, json, os, pathlib, time
-work = pathlib.Path(os.environ["SLIPWAY_WORK"])
-folder = work / "checkpoints" / "count"
-folder.mkdir(parents=True, exist_ok=True)
-done = max((int(one.name[5:]) for one in folder.glob("step-*")), default=0)
-print("from", done, flush=True)
-while done < 20:
-    done += 1
-    print("step", done, flush=True)
-    draft = folder / ".draft"
-    draft.mkdir()
-    (draft / "weights").write_text(str(done))
-    sha = hashlib.sha256(str(done).encode()).hexdigest()
-    files = [{"path": "weights", "size": len(str(done)), "sha256": sha}]
-    (draft / "MANIFEST.json").write_text(json.dumps({"step": done, "files": files}))
-    draft.rename(folder / f"step-{done:09d}")
-    while done == 10 and not pathlib.Path("GO").exists():
-        time.sleep(0.05)
-"""
+COUNT = source("count_and_save")
 
 
 @pytest.fixture
@@ -97,6 +78,7 @@ def counted(text: str) -> list[int]:
     return [int(line.split()[1]) for line in text.splitlines() if line.startswith("step")]
 
 
+@pytest.mark.process
 def test_a_pod_whose_guard_and_agent_were_killed_is_brought_back_on_its_machine(journal, code, tmp_path):
     local = Local(tmp_path / "pods")
     op = launch_on(local, plan_of("local"), journal, code, print)
@@ -118,6 +100,7 @@ def test_a_pod_whose_guard_and_agent_were_killed_is_brought_back_on_its_machine(
         pods.end(local, journal.op(op.token), journal)
 
 
+@pytest.mark.process
 def test_what_was_ended_on_purpose_stays_ended(journal, code, tmp_path):
     local = Local(tmp_path / "pods")
     request = Request(run="a-1")
@@ -129,6 +112,7 @@ def test_what_was_ended_on_purpose_stays_ended(journal, code, tmp_path):
     assert len(journal.ops()) == 1
 
 
+@pytest.mark.process
 def test_a_lease_is_one_s_who_lives_and_free_when_he_is_dead(journal, tmp_path):
     script = f"""
 import time
@@ -160,6 +144,7 @@ def wipe(op: Op, home: Path) -> None:
     shutil.rmtree(home / ".slipway")
 
 
+@pytest.mark.process
 def test_a_run_whose_machine_lost_it_goes_on_elsewhere_from_what_is_at_home(journal, code, tmp_path):
     home = tmp_path / "home"
     with loopback(tmp_path / "one") as first, loopback(tmp_path / "two") as second:
@@ -244,6 +229,7 @@ def test_a_run_that_lost_a_node_is_not_over(journal):
     assert not pods.is_over(ended)
 
 
+@pytest.mark.process
 def test_a_silent_machine_is_waited_for_and_that_is_said(journal, code, tmp_path):
     said: list[str] = []
     with loopback(tmp_path / "one") as host:

@@ -14,6 +14,8 @@ from infra.runs.launch import Terms
 from tests.infra.agent.world import until
 from tests.street import launch_on
 
+pytestmark = pytest.mark.process
+
 REPOSITORY = Path(__file__).parents[3]
 STEP = Step(name="work", words=("-c", "import os; print(repr(dict(os.environ)))"))
 

@@ -8,6 +8,8 @@ import pytest
 
 from infra.runs.notify import notify
 
+pytestmark = pytest.mark.process
+
 WORDS = {"run": "brave-otter-3", "state": "limit", "cost_micro_usd": 1_230_000, "note": "its money is spent"}
 
 

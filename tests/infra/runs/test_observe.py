@@ -67,6 +67,7 @@ def test_nothing_rented_is_nothing_to_see(journal, local):
     assert observe.snapshot(journal, {"local": local}, local.pods.parent / "homes") == []
 
 
+@pytest.mark.process
 def test_a_pod_is_seen_planned_running_and_stopped(journal, local):
     op = rent(local, journal)
     (planned,) = observe.snapshot(journal, {"local": local}, local.pods.parent / "homes")
@@ -85,6 +86,7 @@ def test_a_pod_is_seen_planned_running_and_stopped(journal, local):
     assert (stopped.state, stopped.ends) == ("stopped", ()) and stopped.progress["state"] == "stopped"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("script", "state"), [("print('done')", "succeeded"), ("raise SystemExit(3)", "failed")])
 def test_a_pod_that_ended_by_itself_shows_how_before_and_after_it_is_settled(journal, local, script, state):
     op = start(rent(local, journal), journal, script)
@@ -95,6 +97,7 @@ def test_a_pod_that_ended_by_itself_shows_how_before_and_after_it_is_settled(jou
     assert (settled.state, settled.note, settled.ends) == (state, view.note, ())
 
 
+@pytest.mark.process
 def test_a_pod_whose_guard_and_agent_were_killed_is_lost(journal, local):
     op = start(rent(local, journal), journal, "import time\nwhile True: time.sleep(0.1)\n")
     try:
@@ -110,6 +113,7 @@ def test_a_pod_whose_guard_and_agent_were_killed_is_lost(journal, local):
         pods.end(local, op, journal)
 
 
+@pytest.mark.process
 def test_the_last_ended_runs_stay_listed_beside_those_that_live(journal, local):
     live = rent(local, journal, "live-0")
     for number in range(1, 14):
@@ -120,6 +124,7 @@ def test_the_last_ended_runs_stay_listed_beside_those_that_live(journal, local):
     pods.end(local, live, journal)
 
 
+@pytest.mark.process
 def test_replicas_of_a_service_are_nobodys_last_run(journal, local):
     for run in ("mine-1", "mine-2"):
         pods.end(local, rent(local, journal, run), journal)
@@ -141,6 +146,7 @@ def test_replicas_of_a_service_are_nobodys_last_run(journal, local):
         lookup.find_run(journal, "mine")
 
 
+@pytest.mark.process
 def test_a_replica_that_has_ended_is_left_to_its_controller_while_one_lives(journal, local, monkeypatch):
     monkeypatch.setenv("SLIPWAY_PODS", str(local.pods))
     for key in ("RUNPOD_API_KEY", "LIUM_API_KEY", "SHADEFORM_API_KEY"):
@@ -170,6 +176,7 @@ class Silent(Local):
         return super().find(pod)
 
 
+@pytest.mark.process
 def test_a_provider_that_does_not_answer_holds_up_nobody(journal, local):
     silent = Silent(local.pods)
     request = Request(run="slow-1")
@@ -185,6 +192,7 @@ def test_a_provider_that_does_not_answer_holds_up_nobody(journal, local):
         silent.hold.set()
 
 
+@pytest.mark.process
 def test_what_goes_wrong_with_one_pod_is_a_note_in_its_row(journal, local):
     op = rent(local, journal)
     (Path(op.address) / "POD.json").write_text("{")
@@ -194,6 +202,7 @@ def test_what_goes_wrong_with_one_pod_is_a_note_in_its_row(journal, local):
     assert view.note == "provider local is not set up here"
 
 
+@pytest.mark.process
 def test_the_verdict_of_an_earlier_pod_of_the_run_is_not_this_one_s(journal, local):
     first = rent(local, journal)
     said = {"token": first.token, "state": "failed", "step": "work", "reason": "why"}

@@ -3,6 +3,8 @@
 import shutil
 import sys
 
+import pytest
+
 from infra.agent.job import Job, Step
 from infra.ledger.journal import Journal
 from infra.machines.host_memory import HostMemory
@@ -15,6 +17,8 @@ from infra.transport.ssh import Ssh
 from tests.loopback import loopback
 from tests.street import launch_on
 from tests.world import ROOT, until
+
+pytestmark = pytest.mark.process
 
 
 def test_a_deaf_pod_holds_up_nobody_and_is_shown_as_it_was_known(tmp_path):

@@ -13,6 +13,9 @@ from infra.providers.local import Local
 from infra.records import Request
 from infra.runs import pods
 from infra.transport.protocol import ThisMachine
+from tests.programs import source
+
+pytestmark = pytest.mark.process
 
 REPOSITORY = Path(__file__).parents[3]
 JOB = Job(run="", token="", steps=(Step(name="work", words=("-m", "work")),), limits=Limits(time_s=60))
@@ -187,28 +190,7 @@ def test_two_that_end_the_same_pod_both_hear_that_it_is_gone(local, journal, env
 
 # Settling.
 
-RENTER = """
-import os, signal, sys
-from pathlib import Path
-from infra.runs import pods
-from infra.agent.job import Job
-from infra.ledger.journal import Journal
-from infra.providers.local import Local
-from infra.records import Request
-
-class Stops(Local):
-    def create(self, *words):
-        if sys.argv[2] == "before":
-            print("stopped", flush=True); sys.stdin.read()
-        pod = super().create(*words)
-        if sys.argv[2] == "within":
-            print("stopped", flush=True); sys.stdin.read()
-        return pod
-
-local, request = Stops(Path(sys.argv[1])), Request(run="a-1")
-pods.rent(local, request, local.offers(request)[0], Job("", "", ()), Journal.open(), target="t", store="s")
-print("stopped", flush=True); sys.stdin.read()
-"""
+RENTER = source("rent_and_stop")
 
 
 @pytest.mark.parametrize("moment", ["before", "within", "after"])

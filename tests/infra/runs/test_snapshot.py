@@ -12,6 +12,8 @@ from infra.runs import snapshot
 from infra.transport.protocol import Lost, ThisMachine
 from store import Store
 
+pytestmark = pytest.mark.process
+
 
 def pod(folder: Path) -> Op:
     return Op(token="sw1-test", run="a-1", vendor="ssh", address=str(folder), job=Job("", "", ()).to_json())

@@ -11,6 +11,8 @@ from infra.transport import bootstrap
 from infra.transport.ssh import Ssh
 from tests.hosts import hosts as hosts
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def host(hosts):

@@ -18,6 +18,8 @@ from infra.transport.push import Pushed, push, pushed
 from infra.transport.ssh import Ssh
 from tests.hosts import hosts, sshd, until  # noqa: F401
 
+pytestmark = pytest.mark.process
+
 TOKEN = "sw1-abcdefgh-0123456789abcdef"
 KEY = "-----BEGIN OPENSSH " + "PRIVATE KEY-----\nAAAA\n"
 ODD = ["with space", "-dash", "new\nline", "quo'te\"s", "ünïcode", "$HOME;`id`", "back\\slash", os.fsdecode(b"raw\xff")]

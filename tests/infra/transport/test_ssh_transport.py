@@ -22,6 +22,8 @@ from infra.transport.ssh import Ssh
 from infra.transport.ssh_connection import SILENT_S, StrangeHost, Unreachable
 from tests.hosts import Host, hosts, make_key, sshd, until  # noqa: F401
 
+pytestmark = pytest.mark.process
+
 VERDICT_S = 15.0
 
 

@@ -15,6 +15,8 @@ from infra.transport.ssh import Ssh
 from tests.hosts import sshd  # noqa: F401
 from tests.world import ROOT, until
 
+pytestmark = pytest.mark.process
+
 TOKEN = "sw1-abcdefgh-0123456789abcdef"
 KEY = "-----BEGIN OPENSSH " + "PRIVATE KEY-----\nAAAA\n"
 

@@ -200,6 +200,7 @@ def start(tmp_path: Path, **said: object) -> "subprocess.Popen[str]":
     return program("serve.engines", "--config", str(file), stderr=subprocess.PIPE)
 
 
+@pytest.mark.process
 def test_what_a_service_bounds_holds_where_a_client_names_no_number(tmp_path):
     (tmp_path / "fake.json").write_text('{"words": ["A"]}')
     process = start(tmp_path, bounds=Bounds(max_tokens=5))
@@ -214,6 +215,7 @@ def test_what_a_service_bounds_holds_where_a_client_names_no_number(tmp_path):
         process.communicate()
 
 
+@pytest.mark.process
 def test_a_replica_becomes_its_engine_and_answers_as_its_model(tmp_path):
     (tmp_path / "fake.json").write_text('{"words": ["A"]}')
     process = start(tmp_path)
@@ -232,6 +234,7 @@ def test_a_replica_becomes_its_engine_and_answers_as_its_model(tmp_path):
         process.communicate()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("said", "why"),
     [

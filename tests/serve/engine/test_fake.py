@@ -15,6 +15,8 @@ import pytest
 from serve import fake
 from tests.serve.scripted_engine import CHAT, GUARD_S, chat, port_of, program
 
+pytestmark = pytest.mark.process
+
 
 def ask(engine, path=CHAT, **said):
     """Status and body."""

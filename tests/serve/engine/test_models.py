@@ -71,6 +71,7 @@ def whole(folder: Path) -> bool:
     return {path.name: path.read_bytes() for path in folder.iterdir()} == FILES
 
 
+@pytest.mark.process
 def test_an_artifact_and_the_run_that_made_it_are_found_in_every_kind_of_store(tmp_path, uri, caller):
     Store(uri).publish(artifact(tmp_path / "made", run="brave-otter-3"), NAME, "f" * 64, {})
     folder = caller.ask(NAME)
@@ -81,6 +82,7 @@ def test_an_artifact_and_the_run_that_made_it_are_found_in_every_kind_of_store(t
     assert whole(folder) and references.kept_at(str(folder)) in (None, (NAME.split("/")[0], "f" * 64))
 
 
+@pytest.mark.process
 def test_a_new_release_is_another_folder(tmp_path, away_uri, caller):
     Store(away_uri).publish(artifact(tmp_path / "a"), NAME, "a" * 64, {})
     first = caller.ask(NAME)
@@ -91,6 +93,7 @@ def test_a_new_release_is_another_folder(tmp_path, away_uri, caller):
     assert (second / "model.safetensors").read_bytes() == newer["model.safetensors"]
 
 
+@pytest.mark.process
 def test_a_plain_folder_of_a_bucket_or_a_hub_is_a_model(away_uri, caller):
     place = open_place(f"{away_uri}/Tiny")
     extra = {"README.md": b"# Tiny", "pytorch_model.bin": b"pickled", "onnx/model.safetensors": b"elsewhere"}
@@ -99,6 +102,7 @@ def test_a_plain_folder_of_a_bucket_or_a_hub_is_a_model(away_uri, caller):
     assert whole(caller.ask(f"{away_uri}/Tiny"))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("is_ours", [True, False], ids=["its beginning", "of another file"])
 def test_what_a_start_cut_off_has_left_is_gone_on_with(away_uri, caller, hub, is_ours):
     place = open_place(f"{away_uri}/Tiny")
@@ -116,6 +120,7 @@ def test_what_a_start_cut_off_has_left_is_gone_on_with(away_uri, caller, hub, is
     assert all("model.safetensors" in path for path in read)  # the small ones were whole
 
 
+@pytest.mark.process
 def test_two_replicas_that_start_at_once_bring_it_once(away_uri, caller):
     open_place(f"{away_uri}/Tiny").put(FILES)
     found: list[Path] = []
@@ -128,6 +133,7 @@ def test_two_replicas_that_start_at_once_bring_it_once(away_uri, caller):
     assert not [path for path in caller.cache.iterdir() if path.name.endswith(".draft")]
 
 
+@pytest.mark.process
 def test_bytes_that_are_not_those_of_the_manifest_are_refused(tmp_path, s3, caller):
     bucket = s3.bucket()
     place = open_place(bucket)
@@ -177,6 +183,7 @@ def test_a_folder_that_is_no_model_is_refused_before_an_engine_starts(tmp_path, 
         caller.ask(str(tmp_path))
 
 
+@pytest.mark.process
 def test_an_address_where_nothing_is_costs_one_line(away_uri, caller):
     with pytest.raises(UsageError, match="there is nothing, or not for us"):
         caller.ask(f"{away_uri}/nowhere")

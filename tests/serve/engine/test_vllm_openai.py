@@ -19,12 +19,13 @@ from serve.engine.models import Model
 from serve.engine.options import Tuning
 from serve.engines import command
 from serve.request_bounds import Bounds
+from tests.programs import source
 from tests.serve import real
 from tests.serve.scripted_engine import GUARD_S, port_of, program
 from tests.trainer import conftest as trained
 
 NO_WHEEL = real.why_not()
-pytestmark = [pytest.mark.skipif(bool(NO_WHEEL), reason=NO_WHEEL), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.process, pytest.mark.skipif(bool(NO_WHEEL), reason=NO_WHEEL), pytest.mark.timeout(1200)]
 one_thread, inputs = trained.one_thread, trained.inputs
 
 CHANGES = {
@@ -203,27 +204,7 @@ def test_a_response_that_goes_on_from_another_is_refused_as_that_lives_in_one_re
         sides.through.responses.create(**INPUT, previous_response_id=first.id)
 
 
-TOLD = """
-import asyncio, json, sys
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-from vllm.entrypoints.serve.utils.api_utils import get_max_tokens
-from vllm.multimodal.media.connector import MediaConnector
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-args = make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:])
-validate_parsed_serve_args(args)
-connector = MediaConnector(allowed_media_domains=args.allowed_media_domains)
-refused = []
-for link in ("http://169.254.169.254/", "http://127.0.0.1:1/a.png", "file:///etc/passwd"):
-    for fetch in (connector.fetch_image, lambda link: asyncio.run(connector.fetch_image_async(link))):
-        try:
-            fetch(link)
-        except (ValueError, RuntimeError) as error:
-            refused.append("allowed" in str(error))
-most = args.override_generation_config["max_new_tokens"]
-left_out, more = (get_max_tokens(256, said, 20, {"max_tokens": most}, most) for said in (None, 200))
-print(json.dumps([refused, left_out, more, args.trust_request_chat_template, args.tool_call_parser, args.max_logprobs]))
-"""
+TOLD = source("what_vllm_takes")
 
 
 def test_vllm_understands_what_it_is_told_about_bounds(python, tmp_path):

@@ -19,6 +19,7 @@ import pytest
 from data.tokens import tokenizer
 from infra.agent.process import find
 from tests.end_to_end.test_street_serve import Place
+from tests.programs import source
 from tests.serve import real
 from tests.serve.real import START_S
 from tests.serve.scripted_engine import CHAT, GUARD_S
@@ -26,23 +27,12 @@ from tests.trainer import conftest as trained
 from tests.world import World, until
 
 NO_WHEEL = real.why_not()
-pytestmark = [pytest.mark.skipif(bool(NO_WHEEL), reason=NO_WHEEL), pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.process, pytest.mark.skipif(bool(NO_WHEEL), reason=NO_WHEEL), pytest.mark.timeout(2400)]
 one_thread, inputs = trained.one_thread, trained.inputs
 
 TALK = [{"role": "user", "content": "Who are you?"}]
 TOKENS = 200  # more than an answer has
-OPENAI = """
-import openai, sys
-client = openai.OpenAI(base_url=sys.argv[1] + "/v1", api_key=sys.argv[2])
-ask = dict(model="demo", temperature=0, messages=[{"role": "user", "content": "Who are you?"}])
-whole = client.chat.completions.create(**ask).choices[0].message.content
-parts = [one.choices[0].delta.content or "" for one in client.chat.completions.create(stream=True, **ask)]
-assert "".join(parts) == whole, (parts, whole)
-try:
-    openai.OpenAI(base_url=sys.argv[1] + "/v1", api_key="wrong").models.list()
-except openai.AuthenticationError:
-    print(whole, end="")
-"""
+OPENAI = source("openai_client")
 
 
 @dataclass

@@ -67,6 +67,7 @@ def test_of_a_body_nothing_is_made_that_costs_far_more_than_its_bytes(name):
     assert refused.value.status == 400
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("said", "why"),
     [
@@ -107,6 +108,7 @@ def test_a_request_that_reaches_further_than_it_should_goes_nowhere(pair, said, 
     asyncio.run(main())
 
 
+@pytest.mark.process
 def test_what_is_within_bounds_reaches_the_engine_as_it_was_said(pair):
     said = chat(
         tools=[TOOL] * 100, tool_choice="required", stop=["\n", "</s>"], bad_words=["a"], logit_bias={"5": -100},
@@ -125,6 +127,7 @@ def test_what_is_within_bounds_reaches_the_engine_as_it_was_said(pair):
     asyncio.run(main())
 
 
+@pytest.mark.process
 def test_what_a_client_left_out_stays_out(pair):
     async def main():
         for limits in ({}, {"max_tokens": 7}):
@@ -137,6 +140,7 @@ def test_what_a_client_left_out_stays_out(pair):
     asyncio.run(main())
 
 
+@pytest.mark.process
 def test_what_is_off_can_be_allowed(pair):
     said = (
         {"messages": part(type="image_url", image_url={"url": "https://Example.org/a.png"})},
@@ -158,6 +162,7 @@ def test_what_is_off_can_be_allowed(pair):
     asyncio.run(main())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("said", [{"previous_response_id": "resp_1"}, {"background": True}])
 def test_what_would_live_in_one_replica_is_refused(pair, said):
     async def main():
@@ -172,6 +177,7 @@ def test_what_would_live_in_one_replica_is_refused(pair, said):
     asyncio.run(main())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("path", "said"),
     [
@@ -193,6 +199,7 @@ def test_every_route_has_its_bounds(pair, path, said):
     asyncio.run(main())
 
 
+@pytest.mark.process
 def test_bytes_count_for_their_key_and_for_their_address(pair):
     (ada, line), (bob, other) = keys.make("ada"), keys.make("bob")
     known = Keys(dict(one.split() for one in (line, other)))
@@ -224,6 +231,7 @@ def test_bytes_count_for_their_key_and_for_their_address(pair):
     asyncio.run(main())
 
 
+@pytest.mark.process
 def test_bytes_of_a_refused_body_count_for_a_while_and_those_without_a_length_as_they_come(pair):
     async def parts():
         yield b'{"messages":["'
@@ -247,6 +255,7 @@ def test_bytes_of_a_refused_body_count_for_a_while_and_those_without_a_length_as
     asyncio.run(main())
 
 
+@pytest.mark.process
 def test_a_body_in_pieces_of_a_byte_is_not_received_to_its_end(pair):
     text = json.dumps(chat(messages=[{"role": "user", "content": "x" * 400_000}])).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -266,6 +275,7 @@ def test_a_body_in_pieces_of_a_byte_is_not_received_to_its_end(pair):
     asyncio.run(main())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("chunk", "most"), [(1 << 20, 64 << 20), (1, 24 << 20)])
 def test_of_a_body_that_nobody_wants_only_so_much_is_received(pair, chunk, most):
     piece = b"%x\r\n%b\r\n" % (chunk, b"x" * chunk) * (1 if chunk > 1 else 10_000)

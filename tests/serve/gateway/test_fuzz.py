@@ -10,10 +10,14 @@ import subprocess
 from pathlib import Path
 
 import aiohttp
+import pytest
 
+from tests import seeds
 from tests.faults.trial import rounds
 from tests.serve.gateway import fuzz
 from tests.serve.scripted_engine import CHAT, GUARD_S, chat, port_of, program
+
+pytestmark = pytest.mark.process
 
 AT_ONCE = 100
 RST = struct.pack("ii", 1, 0)
@@ -69,9 +73,8 @@ async def storm(port: int, count: int, seed: int) -> list[bytes]:
 
 
 @rounds(2_000, 100_000)
-def test_no_bytes_end_it_slow_it_or_make_it_grow(pair, tmp_path, request, rounds):
-    seed = int(request.config.getoption("--seed") or random.randrange(1 << 30))
-    print(f"--seed {seed}")
+def test_no_bytes_end_it_slow_it_or_make_it_grow(pair, tmp_path, rounds):
+    seed = seeds.seed()
     path = tmp_path / "gateway.json"
     replicas = [{"replica_id": f"r{number}", "url": one.url} for number, one in enumerate(pair)]
     limits = {"keepalive_s": 0.3, "client_idle_s": 0.3, "first_byte_s": 5, "max_in_flight": 64}

@@ -16,6 +16,8 @@ from serve.gateway.keys import Keys
 from serve.gateway.server import Gateway
 from tests.serve.scripted_engine import CHAT, GUARD_S, chat, gateway, port_of, program, until
 
+pytestmark = pytest.mark.process
+
 
 def run(main):
     return asyncio.run(main())

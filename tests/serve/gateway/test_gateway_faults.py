@@ -15,6 +15,8 @@ from serve.gateway.routing import STALLED, Replica
 from tests.faults.trial import rounds
 from tests.serve.scripted_engine import CHAT, GUARD_S, chat, gateway, until
 
+pytestmark = pytest.mark.process
+
 KINDS = ("cut", "error", "500", "503", "busy", "garbage", "die")
 
 

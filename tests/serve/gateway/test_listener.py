@@ -9,6 +9,8 @@ import pytest
 from serve.gateway.http.wire import HELD_BYTES
 from tests.serve.scripted_engine import ASK, GUARD_S, HEALTH, chat, gateway, until
 
+pytestmark = pytest.mark.process
+
 
 def run(main):
     return asyncio.run(main())

@@ -10,6 +10,8 @@ from serve.gateway.keys import Keys
 from serve.gateway.server import Gateway
 from tests.serve.scripted_engine import CHAT, chat, gateway
 
+pytestmark = pytest.mark.process
+
 
 def run(main):
     return asyncio.run(main())

@@ -18,6 +18,8 @@ from serve.replicas.replica_pod import free_port
 from tests import world
 from tests.serve.scripted_engine import ASK, CHAT, GUARD_S, chat, gateway, port_of, program, until
 
+pytestmark = pytest.mark.process
+
 ELSEWHERE = "127.0.0.2"
 (ADA, LINE), (BOB, OTHER) = keys.make("ada"), keys.make("bob")
 KNOWN = Keys(dict(one.split() for one in (LINE, OTHER)))

@@ -8,6 +8,8 @@ import pytest
 from serve.replicas.probe import Counters, probe
 from serve.service import Probe
 
+pytestmark = pytest.mark.process
+
 PROBE = Probe(path="/health", timeout_seconds=60)
 
 

@@ -20,6 +20,8 @@ from serve.replicas.vllm_router import NAME, Routed
 from serve.service import ROUTER_GROUP
 from tests.serve.scripted_engine import CHAT, GUARD_S, ROOT, Engine, Front, chat, until
 
+pytestmark = pytest.mark.process
+
 KEY = "the engines' own"
 
 

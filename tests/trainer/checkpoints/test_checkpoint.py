@@ -22,6 +22,8 @@ from trainer.errors import CheckpointError, Diverged, TrainerError
 from trainer.loop import MAX_SKIPPED, Training
 from trainer.model.decoder import Decoder, initialise
 
+pytestmark = pytest.mark.trains
+
 EASY = Keeping(save_every=5, keep=3, reserve_bytes=0)
 FACTS = {"run": "brave-otter-3", "phase": "base", "tokenizer_sha256": "ab", "vocab": TINY.vocab_size}
 
@@ -281,6 +283,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", folder], check=True)
 
 
+@pytest.mark.process
 def test_a_full_disk_costs_saves_but_no_checkpoint_and_ends_in_good_order(tmp_path, small_disk, caplog):
     keeping = replace(EASY, keep=4)
     one = training(tmp_path, keeping)

@@ -13,10 +13,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.utils.tensorboard  # here, or each life would import it for itself
 
 from scripts.project import debian
+from tests import seeds
 from tests.faults.lives import Blow, Child, Tell, fork, live, words_of
 from tests.faults.points import Points
 from tests.faults.trial import rounds
@@ -27,6 +29,8 @@ from trainer.checkpoints import checkpoint as checkpoints
 from trainer.checkpoints import saving
 from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints
 from trainer.config import Keeping
+
+pytestmark = pytest.mark.process
 
 STEPS = 12
 KEEPING = Keeping(save_every=2, keep=2, reserve_bytes=0)
@@ -80,7 +84,7 @@ def instrument(points: Points) -> None:
     wrap(Path, "mkdir", lambda path, *_: "draft" if path.name.startswith(".tmp") else None)
     wrap(shutil, "rmtree", lambda path, *_: "remove" if ".trash" in str(path) else None)
     wrap(saving.Saver, "begin", lambda *_: "copy")
-    assert checkpoints.tensorfile is tensor_file and checkpoints.shutil is shutil
+    assert checkpoints.tensor_file is tensor_file and checkpoints.shutil is shutil
 
 
 def train(folder: Path, points: Points, tell: Tell) -> None:
@@ -123,8 +127,7 @@ def blow_at(unhit: set[str], chance: random.Random) -> Blow:
 
 @rounds(50, 500)
 def test_killed_at_every_point_of_a_save_the_run_ends_with_the_bits_of_one_left_alone(tmp_path, rounds):
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = seeds.seed()
     chance, unhit, killed = random.Random(seed), set(LABELS), 0
     undisturbed = dict(live(lambda points, tell: train(tmp_path / "alone", points, tell), NEVER).told)
     folder, newest = tmp_path / "work", 0
@@ -209,8 +212,7 @@ def heard(child: Child) -> bytes:
 
 @rounds(8, 200)
 def test_what_was_told_as_saved_is_there_after_the_power_is_cut(tmp_path, rounds):
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = seeds.seed()
     chance, seen = random.Random(seed), []
     for number in range(rounds):
         told, found = cut_power(tmp_path / str(number), chance, lambda disk, tell: train(disk, Points(_pass), tell))

@@ -70,6 +70,7 @@ def configured(world, name: str, making, spec, **more) -> Path:
     return file
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
 @pytest.mark.parametrize("has_tokenizer", [True, False], ids=["with-words", "bare"])
 def test_a_foreign_model_is_fine_tuned_and_loads_in_transformers(world, monkeypatch, capfd, kind, has_tokenizer):
@@ -224,6 +225,7 @@ def models(hub: FakeHub) -> None:
     hub.server.RequestHandlerClass = Models
 
 
+@pytest.mark.process
 def test_a_model_on_a_hub_is_pinned_to_its_commit_and_fetched_where_the_step_runs(world, monkeypatch):
     folder = foreign("Llama", world.root / "theirs")
     gpt2_like(folder / "tokenizer.json")

@@ -237,6 +237,7 @@ def test_compiled_blocks_give_the_same_bits_every_time_and_the_eager_result_to_r
     assert torch._dynamo.utils.counters["graph_break"] == {}
 
 
+@pytest.mark.process
 def test_kernels_of_whoever_was_killed_are_not_used_again(tmp_path, monkeypatch):
     monkeypatch.setenv(speed.KERNELS, "elsewhere")
     kernels = tmp_path / "kernels"

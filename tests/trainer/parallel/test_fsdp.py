@@ -23,6 +23,8 @@ from trainer.model.decoder import Decoder, initialise
 from trainer.parallel.fsdp import cut, parts_of
 from trainer.parallel.process_group import Ranks
 
+pytestmark = pytest.mark.process
+
 EASY = Keeping(save_every=4, keep=9, reserve_bytes=0)
 TOLERANCE = 1e-5  # relative, of float32 losses
 # 5 rows for 2 and 4 processes, 3 heads and 40 ids for 4: nothing comes out even

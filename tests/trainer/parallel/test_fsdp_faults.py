@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests import seeds
 from tests.faults.lives import Child, Tell
 from tests.faults.points import Points, die
 from tests.faults.trial import rounds
@@ -25,6 +26,8 @@ from trainer.config import Keeping
 from trainer.errors import PeerLost
 from trainer.parallel import process_group as ranks_module
 from trainer.parallel.process_group import Ranks
+
+pytestmark = pytest.mark.process
 
 CONFIG = config(steps=6)
 KEEPING = Keeping(save_every=2, keep=2, reserve_bytes=0)
@@ -84,8 +87,7 @@ def leave(children: list[Child]) -> tuple[list[int], dict[str, str]]:
 
 @rounds(12, 300)
 def test_killed_anywhere_in_a_save_of_parts_the_run_ends_with_the_bits_of_one_left_alone(tmp_path, rounds):
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = seeds.seed()
     chance, unhit, killed, newest = random.Random(seed), set(PLACES), 0, 0
     alone = together(2, lambda ranks, tell: train(tmp_path / "alone", ranks, Points(_pass), tell))
     folder = tmp_path / "work"

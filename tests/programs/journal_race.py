@@ -1,0 +1,22 @@
+"""Write to the journal beside others, as soon as a line is read."""
+
+import sys
+
+from infra.ledger.journal import Journal, Taken
+from infra.names import new_token
+
+with Journal.open() as journal:
+    print("up", flush=True)
+    sys.stdin.readline()
+    for number in range(5):
+        try:
+            op = journal.plan(
+                token=new_token(journal.installation),
+                run=f"run-{sys.argv[1]}-{number}",
+                vendor="local",
+                target=f"t{number}",
+                store="s",
+            )
+            print("won", number, flush=True)
+        except Taken as taken:
+            assert taken.op.target == f"t{number}"

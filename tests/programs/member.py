@@ -1,0 +1,13 @@
+"""Be one node's process: leave when the file `go` is there, with the code that it holds."""
+
+import os
+import sys
+import time
+
+work = os.environ["SLIPWAY_WORK"]
+with open(os.path.join(work, "ran.txt"), "a") as file:
+    print(*sys.argv[1:3], os.environ["SLIPWAY_NODE_RANK"], os.environ["SLIPWAY_RUN_ID"], file=file)
+while not os.path.exists(os.path.join(work, "go")):
+    time.sleep(0.02)
+with open(os.path.join(work, "go")) as go:
+    sys.exit(int(go.read() or 0))

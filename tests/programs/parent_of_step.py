@@ -1,0 +1,20 @@
+"""Run a step as a command does, print its pid, and leave as a command leaves."""
+
+import signal
+import sys
+from contextlib import closing
+from pathlib import Path
+
+from infra import train_env as inside
+from infra.interrupts import Told, heed
+
+with heed():
+    try:
+        records = inside.run(["-m", "step"], {"wait": True}, root=Path.cwd(), python=Path(sys.executable))
+        with closing(records):
+            for one in records:
+                print(one["pid"], flush=True)
+                if "busy" in sys.argv:
+                    signal.pause()
+    except Told as told:
+        sys.exit(told.exit_code)

@@ -1,0 +1,12 @@
+"""Publish where no file may grow beyond a thousand bytes."""
+
+import resource
+import sys
+
+from store import Store, StoreError
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # as on a full disk: a write fails half-way
+try:
+    Store(sys.argv[1]).publish(sys.argv[2], "text", "f2", {})
+except StoreError as error:
+    print(error)

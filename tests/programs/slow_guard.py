@@ -1,0 +1,19 @@
+"""Be a guard that waits for the agent to go between its look for a verdict and its look for the agent."""
+
+import sys
+import time
+from pathlib import Path
+
+from infra.agent import guard
+
+look = guard.Guard._reason_to_stop
+
+
+def dawdle(self):
+    while self.agent is not None and self._agent_lives():
+        time.sleep(0.02)
+    return look(self)
+
+
+guard.Guard._reason_to_stop = dawdle  # type: ignore[method-assign]
+sys.exit(guard.guard(Path(sys.argv[1])))

@@ -1,0 +1,73 @@
+"""Which tests `--fast` runs: those that start no process, open no socket and do not train for seconds.
+
+The others are marked `process` or `trains`. A test without the first that starts a process or opens a socket all the
+same fails where it does, in every run, and is told of the mark. Modules that are marked as a whole are not even
+imported by `--fast`. Sockets that a C library opens by itself (uvloop, torch.distributed) are not seen.
+"""
+
+import ast
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MARK = "process"
+TRAINS = "trains"
+STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec", "os.spawn")
+CONNECTS = (
+    "socket.bind", "socket.connect", "socket.sendto", "socket.sendmsg",
+    "socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr",
+)  # fmt: skip
+
+
+class Guard:
+    """Fail a test without the mark when it starts a process or opens a socket.
+
+    Threads that an earlier test left behind may still speak, so a whole run looks at the main thread only.
+    """
+
+    def __init__(self, is_fast: bool) -> None:
+        self.is_fast = is_fast
+        self.is_watching = False
+        self.seen: list[str] = []
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
+        if not self.is_watching or event not in STARTS + CONNECTS:
+            return
+        if not self.is_fast and threading.current_thread() is not threading.main_thread():
+            return
+        what = "starts a process" if event in STARTS else "opens a socket"
+        self.seen.append(f"{what} ({event}): mark the test, or its module, with pytest.mark.{MARK}")
+        pytest.fail(f"this test {self.seen[-1]}")
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
+        self.seen.clear()
+        self.is_watching = item.get_closest_marker(MARK) is None
+        try:
+            return (yield)
+        finally:
+            self.is_watching = False
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self) -> Any:
+        found = yield
+        if self.seen:  # raised in a thread, or swallowed
+            pytest.fail(f"this test {self.seen[0]}")
+        return found
+
+
+def is_marked(module: Path) -> bool:
+    """Return whether the module marks all its tests, by a `pytestmark` at its top level."""
+    text = module.read_text()
+    if "pytestmark" not in text:
+        return False
+    return any(
+        isinstance(node, ast.Assign)
+        and getattr(node.targets[0], "id", "") == "pytestmark"
+        and any(isinstance(one, ast.Attribute) and one.attr in (MARK, TRAINS) for one in ast.walk(node.value))
+        for node in ast.parse(text).body
+    )
