@@ -58,6 +58,9 @@ ORDER = {
     "serve": ("engine", "policy", "gateway", "replicas"),
     "serve.gateway": ("http",),
     "store": ("backends", "artifacts", "run_sync"),
+    # A noun's commands use those of another one in four places: chat asks a service, a report shows evaluations, the
+    # work of a pod is followed as a launch is, and doctor looks at everything.
+    "scripts": ("cli", "market", "services", "models", "data", "pools", "store", "runs", "pods", "project"),
 }
 MOST_FILES = 18  # of one folder
 

@@ -1,7 +1,7 @@
 """Renting: what the vendors have, and what it costs. What these do stands in `offers.py`."""
 
+from scripts.cli.flag_help import MACHINE
 from scripts.cli.invoke_patch import command
-from scripts.cli.machine_flags import MACHINE
 
 
 @command(

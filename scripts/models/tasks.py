@@ -1,7 +1,7 @@
 """Models by hand. What these do stands in `local_model.py`."""
 
+from scripts.cli.flag_help import MIXTURE
 from scripts.cli.invoke_patch import command
-from scripts.runs.tasks import MIXTURE
 
 
 @command(

@@ -3,8 +3,8 @@
 They chain: inv pod.create --gpu H100 pod.sync pod.setup pod.run --phase sft pod.down
 """
 
+from scripts.cli.flag_help import MACHINE
 from scripts.cli.invoke_patch import command
-from scripts.cli.machine_flags import MACHINE
 
 WHICH = "the pod (default: that of this line, or the only one)"
 

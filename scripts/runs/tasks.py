@@ -1,12 +1,7 @@
 """Runs: launch them, watch them, read them, stop them, go on with them."""
 
+from scripts.cli.flag_help import MACHINE, MIXTURE
 from scripts.cli.invoke_patch import command
-from scripts.cli.machine_flags import MACHINE
-
-MIXTURE = (
-    "conversations of mid and sft and their weights, instead of the profile's: "
-    "identity=0.3,talk.jsonl=0.5,hf://user/name/config:train[:1000]=0.2"
-)
 
 
 @command(

@@ -109,7 +109,7 @@ def test_the_example_file_lists_every_variable_with_one_comment_each():
 
 def test_the_example_file_names_every_variable_of_ours_that_any_program_reads():
     read = set()
-    for folder in ("infra", "data", "trainer", "scripts", "store"):
+    for folder in ("infra", "data", "trainer", "flows", "scripts", "store"):
         for path in (REPOSITORY / folder).rglob("*.py"):
             read |= set(
                 re.findall(r"environ(?:\.get\(|\[)[\"'](SLIPWAY_\w+|HF_\w+|SHARD_\w+)", path.read_text("utf-8"))

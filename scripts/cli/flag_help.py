@@ -1,4 +1,4 @@
-"""The flags that say what kind of machine is wanted, with their help: several commands take them."""
+"""The help of flags that several commands take."""
 
 MACHINE = {
     "gpu": "kind of GPU, or any of a set: A100:1,A100-80GB:1,H100:1",
@@ -20,3 +20,8 @@ MACHINE = {
     "today, so that none matches",
     "volume": "id of a vendor's volume, which the pod gets: only machines that can have it",
 }  # what kind of machine is wanted
+
+MIXTURE = (
+    "conversations of mid and sft and their weights, instead of the profile's: "
+    "identity=0.3,talk.jsonl=0.5,hf://user/name/config:train[:1000]=0.2"
+)

@@ -8,23 +8,24 @@ from store import Store
 
 
 @pytest.mark.parametrize(("tag", "typed"), [("", ""), ("tiny", " --profile tiny"), ("ours", " --tag ours")])
-def test_a_model_that_stands_in_for_the_one_that_is_meant_is_told_with_what_to_type(tmp_path, capsys, tag, typed):
+def test_a_model_that_stands_in_for_the_one_that_is_meant_is_told_with_what_to_type(tmp_path, tag, typed):
     settings = Settings.load(tmp_path, {"store": str(tmp_path / "store")}, environ={})
     store, made, name = Store(settings.store), tmp_path / "made", tag or "smoke"
     made.mkdir()
+    told = []
     (made / "weights").write_text("w")
     said = f"chatsft_checkpoints/{name} is not made yet; this is {{}}_checkpoints/{name}, "
     store.publish(made, f"base_checkpoints/{name}", "f" * 64, {})
-    assert find_model(settings, "", tag, print)[0].name == f"base_checkpoints/{name}"
-    err = capsys.readouterr().out
-    assert said.format("base") in err and err.endswith(f"; to make it: ./inv launch --phase sft{typed}\n")
+    assert find_model(settings, "", tag, told.append)[0].name == f"base_checkpoints/{name}"
+    line = told.pop()
+    assert line.startswith(said.format("base")) and line.endswith(f"; to make it: ./inv launch --phase sft{typed}")
     store.publish(made, f"mid_checkpoints/{name}", "f" * 64, {})
-    assert find_model(settings, "", tag, print)[0].name == f"mid_checkpoints/{name}"
-    assert said.format("mid") in capsys.readouterr().err
+    assert find_model(settings, "", tag, told.append)[0].name == f"mid_checkpoints/{name}"
+    assert said.format("mid") in told.pop()
     store.publish(made, f"chatsft_checkpoints/{name}", "f" * 64, {})
     for model, phase in (("", "chatsft"), ("base", "base")):
-        assert find_model(settings, model, tag, print)[0].name == f"{phase}_checkpoints/{name}"
-    assert capsys.readouterr().err == ""
+        assert find_model(settings, model, tag, told.append)[0].name == f"{phase}_checkpoints/{name}"
+    assert told == []
     (tmp_path / "store" / "chatsft_checkpoints" / name / "weights").unlink()
-    find_model(settings, "", tag, print)
-    assert f"chatsft_checkpoints/{name} is damaged (" in capsys.readouterr().err
+    find_model(settings, "", tag, told.append)
+    assert f"chatsft_checkpoints/{name} is damaged (" in told.pop()

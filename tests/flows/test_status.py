@@ -1,0 +1,67 @@
+"""Status reads; what is due is settled by who asks, and told."""
+
+import pytest
+
+from flows.status import due, of_run, status
+from infra.agent.job import Job, Limits, Step
+from infra.errors import UsageError
+from infra.ledger.journal import Journal
+from infra.providers import registry
+from infra.records import Request
+from infra.runs import pods
+from infra.runs.settle import settle
+from infra.settings import Settings
+from scripts.runs.status import look
+from tests.world import ROOT
+
+
+@pytest.fixture
+def settings(tmp_path):
+    state, there = str(tmp_path / "state" / "journal.db"), str(tmp_path / "pods")
+    return Settings.load(ROOT, environ={"SLIPWAY_STATE_FILE": state, "SLIPWAY_PODS": there, "HOME": str(tmp_path)})
+
+
+@pytest.fixture
+def journal(settings):
+    with Journal.open(settings.state_file) as opened:
+        yield opened
+
+
+def cut_off(settings, journal, run):
+    """A pod that is to end, and whose end was cut off before it was proven."""
+    local = registry.provider(settings, "local")
+    job = Job("", "", (Step(name="work", words=("step.py",)),), Limits(time_s=7200))
+    request = Request(run=run)
+    op = pods.rent(local, request, local.offers(request)[0], job, journal)
+    return journal.advance(op, "end", reason="nobody wants it")
+
+
+def test_status_writes_nothing_and_names_what_is_due(settings, journal):
+    op = cut_off(settings, journal, "otter-1")
+    before = journal.ops()
+    views = status(journal, settings)
+    assert [view.run for view in views] == ["otter-1"]
+    assert due(views, journal) == [op.token]
+    status(journal, settings, "otter-1")
+    assert journal.ops() == before and journal.op(op.token).is_live
+    with pytest.raises(UsageError, match="beaver"):
+        status(journal, settings, "beaver")
+
+
+def test_the_command_settles_what_is_due_and_says_so_once(settings, journal, capsys):
+    for run in ("otter-1", "otter-2"):
+        cut_off(settings, journal, run)
+    views = look(journal, settings, "otter-2")
+    assert [view.run for view in views] == ["otter-2"] and not journal.ops(live=True)
+    told = [f"{run} has been settled: nobody wants it" for run in ("otter-1", "otter-2")]
+    assert capsys.readouterr().err.splitlines() == told
+    look(journal, settings, "")
+    assert capsys.readouterr().err == ""
+
+
+def test_what_has_ended_stays_in_the_table_and_is_due_no_more(settings, journal):
+    op = cut_off(settings, journal, "otter-1")
+    (ended,) = settle(journal, settings, print, [op.token])
+    assert (ended.token, ended.reason) == (op.token, "nobody wants it")
+    views = status(journal, settings)
+    assert [view.run for view in of_run(views, journal, "otter")] == ["otter-1"] and due(views, journal) == []
