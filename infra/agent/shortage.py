@@ -1,7 +1,8 @@
 """What to do when something fails for now: wait, and try again.
 
-Memory, processes, descriptors or disk may run out. Such want mostly passes with the step that has caused it, which the kernel takes first. Until then a call of our own
-may fail too: neither guard nor agent may end for that, nor take what could not be read for what is not there.
+Memory, processes, descriptors or disk may run out. Such want mostly passes with the step that has caused it, which the
+kernel takes first. Until then a call of our own may fail too: neither guard nor agent may end for that, nor take what
+could not be read for what is not there.
 """
 
 import contextlib
