@@ -1,6 +1,6 @@
 """How long to wait before something that failed is tried again: the one rule of the control side, data and serving.
 
-In: how often it has failed. Out: seconds. The agent has the same rule in `infra.agent.backoff`.
+In: how often it has failed. Out: seconds. The agent has the same rule in `infra.agent.shortage`.
 """
 
 import random

@@ -8,9 +8,8 @@ import subprocess
 import time
 from typing import Callable, Dict, List, Optional
 
-from infra.agent.backoff import Backoff
 from infra.agent.job import PodFolder, Step
-from infra.agent.shortage import outlasting
+from infra.agent.shortage import Backoff, outlasting
 from infra.agent.state import say
 from infra.agent.steps import begin
 

@@ -14,9 +14,9 @@ import threading
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Sequence
 from urllib.parse import urlsplit
 
-from infra.agent.backoff import Backoff
 from infra.agent.job import Call, Job
 from infra.agent.process import above, environ_of
+from infra.agent.shortage import Backoff
 from infra.agent.state import say
 
 WAIT_S = 60.0  # of the job's clock: whoever follows reads the last words, and then ends the pod without our help

@@ -21,10 +21,9 @@ from typing import Any, Deque, Dict, Optional, Tuple
 
 from infra.agent import farewell
 from infra.agent import limits as ends
-from infra.agent.backoff import Backoff
 from infra.agent.job import STAYS, Job, PodFolder
 from infra.agent.process import become_subreaper, end_all, in_words, myself, reap
-from infra.agent.shortage import outlasting, patient, spare_me
+from infra.agent.shortage import Backoff, outlasting, patient, spare_me
 from infra.agent.state import (
     UNCARRIED,
     AgentError,

@@ -1,23 +1,44 @@
-"""What to do when memory, processes, descriptors or disk run out: wait, and try again.
+"""What to do when something fails for now: wait, and try again.
 
-Such want mostly passes with the step that has caused it, which the kernel takes first. Until then a call of our own
-may fail too: neither guard nor agent may end for that, nor take what could not be read for what is not there.
+Memory, processes, descriptors or disk may run out. Such want mostly passes with the step that has caused it, which the
+kernel takes first. Until then a call of our own may fail too: neither guard nor agent may end for that, nor take what
+could not be read for what is not there.
 """
 
 import contextlib
 import errno
 import functools
+import random
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Iterator, List, TypeVar, cast
 
 SHORT = {errno.ENOMEM, errno.EAGAIN, errno.ENFILE, errno.EMFILE, errno.ENOSPC, errno.EDQUOT, errno.ENOBUFS}
 PATIENCE_S = 10.0
 POLL_S = 0.05
+MOST_DOUBLINGS = 30  # beyond it every longest wait is reached, and a float would overflow at last
 SCORE = Path("/proc/self/oom_score_adj")
 STEP_SCORE = 500  # as if a step held half of all memory more than it does; who has more than that is taken before it
 
 Call = TypeVar("Call", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """Waits that double up to the longest, cut by chance so that many who failed together do not come back together.
+
+    The agent's one rule for it; that of everything else is `store.backoff`, which nothing here may import.
+    """
+
+    first_s: float
+    longest_s: float
+    certain: float = 0.5  # the share of a wait that chance does not touch: 0 is full jitter, 1 is none
+
+    def wait_s(self, failures: int) -> float:
+        """Return how long to wait after so many failures in a row, which are at least 1."""
+        whole_s = min(self.longest_s, self.first_s * 2 ** min(failures - 1, MOST_DOUBLINGS))
+        return random.uniform(self.certain * whole_s, whole_s)
 
 
 def is_shortage(error: BaseException) -> bool:

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from infra.agent import shortage
 from store import local_files
 from store.backoff import Backoff
 
@@ -126,9 +127,10 @@ def test_a_lock_file_that_is_a_link_is_not_followed(tmp_path):
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.parametrize("kind", [Backoff, shortage.Backoff])
 @pytest.mark.parametrize("certain", [0.0, 0.5, 1.0])
-def test_waits_double_up_to_the_longest_and_chance_takes_its_share_only(certain):
-    backoff = Backoff(first_s=1.0, longest_s=60.0, certain=certain)
+def test_waits_double_up_to_the_longest_and_chance_takes_its_share_only(certain, kind):
+    backoff = kind(first_s=1.0, longest_s=60.0, certain=certain)
     for failures, whole_s in enumerate([1, 2, 4, 8, 16, 32, 60, 60], 1):
         found = [backoff.wait_s(failures) for _ in range(50)]
         assert all(certain * whole_s <= one <= whole_s for one in found)

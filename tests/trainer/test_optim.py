@@ -1,6 +1,8 @@
 """The schedule, Muon, decay, and accumulation over micro-batches."""
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -91,3 +93,51 @@ def test_accumulated_gradients_equal_those_of_the_large_batch_under_masking():
     assert losses[0] == pytest.approx(math.log(TINY.vocab_size), rel=0.1)
     for whole, *parts in zip(*grads, strict=True):
         assert all(torch.allclose(whole, part, rtol=1e-4, atol=1e-6) for part in parts)
+
+
+def gradients(model: Decoder, step: int) -> None:
+    chance = torch.Generator().manual_seed(step)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=chance)
+
+
+def test_adamw_is_that_of_pytorch_bit_by_bit_and_goes_on_from_a_state():
+    config = OptimizerConfig(lr=0.01, embed_lr=0.03, weight_decay=0.1)
+    ours, theirs = tiny_model(), tiny_model()
+    optimizer = Optimizer(ours, config)
+    peers = [
+        {"params": [dict(theirs.named_parameters())[optimizer.names[one]] for one in group.parameters], "lr": group.lr,
+         "weight_decay": group.decay}
+        for group in optimizer.adamw
+    ]  # fmt: skip
+    peer = torch.optim.AdamW(peers, betas=config.betas, eps=config.eps, fused=True)
+    for step in range(6):
+        gradients(ours, step)
+        gradients(theirs, step)
+        optimizer.step(1.0)
+        peer.step()
+        if step == 2:  # as from a checkpoint
+            state = {name: value.clone() for name, value in optimizer.tensors().items()}
+            optimizer = Optimizer(ours, config)
+            optimizer.load(state)
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+STEP = """
+import sys
+import torch
+from tests.trainer.test_optim import gradients, tiny_model
+from trainer.config import OptimizerConfig
+from trainer.optim import Optimizer
+
+model = tiny_model()
+optimizer = Optimizer(model, OptimizerConfig(lr=0.01))
+gradients(model, 0)
+optimizer.step(1.0)
+print(*(name for name in sys.modules if name in ("torch._dynamo", "torch._inductor", "sympy")))
+"""
+
+
+def test_a_step_imports_no_compiler():
+    done = subprocess.run([sys.executable, "-c", STEP], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
