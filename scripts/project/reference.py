@@ -113,7 +113,7 @@ def commands() -> str:
         "These flags mean the same wherever a command takes them:",
         "",
     ]
-    common = {}
+    common: dict[str, Argument] = {}
     for context in contexts.values():
         for argument in context.args.values():
             if argument.name.replace("_", "-") in COMMON:
