@@ -203,8 +203,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images" / "launch-and-chat.svg")
     out = parser.parse_args().out
+    checkout = Path(tempfile.gettempdir()) / "slipway"  # a path that reads well, since commands print it
+    if checkout.exists():
+        raise SystemExit(f"{checkout} is there already; the clone that is recorded would lie there")
     with tempfile.TemporaryDirectory() as folder:
-        checkout = Path(folder) / "slipway"
         subprocess.run(["git", "clone", "-q", "--local", ROOT, checkout], check=True)
         ours = {name: value for name, value in os.environ.items() if not name.startswith(("SLIPWAY_", "VIRTUAL_ENV"))}
         environ = {**ours, "TERM": "xterm-256color", "SLIPWAY_STATE_FILE": f"{folder}/journal.sqlite"}

@@ -113,12 +113,13 @@ def commands() -> str:
         "These flags mean the same wherever a command takes them:",
         "",
     ]
-    common = dict[str, Argument]()
+    common: dict[str, Argument] = {}
     for context in contexts.values():
         for argument in context.args.values():
             if argument.name.replace("_", "-") in COMMON:
                 common.setdefault(argument.name.replace("_", "-"), argument)
-    lines += table(("flag", "meaning"), [(f"`{flag(common[one], one)}`", cell(common[one].help)) for one in COMMON])
+    rows = [(f"`{flag(common[one], one)}`", cell(common[one].help or "")) for one in COMMON]
+    lines += table(("flag", "meaning"), rows)
     for title, tasks in front_page.groups(found).items():
         lines += [f"## {title}", ""]
         for name, task in tasks:
@@ -126,8 +127,8 @@ def commands() -> str:
             about = copied(task.__doc__ or "").strip().splitlines()
             lines += [f"### `{name}`", "", *(line.strip() for line in about), ""]
             lines += [f"Also: {', '.join(aliases)}.", ""] if aliases else []
-            rows = flag_rows(contexts[name])
-            lines += table(("flag", "default", "meaning"), rows) if rows else []
+            flags = flag_rows(contexts[name])
+            lines += table(("flag", "default", "meaning"), flags) if flags else []
             taken = [f"`--{one}`" for one in COMMON if one.replace("-", "_") in contexts[name].args]
             lines += [f"It also takes {', '.join(taken)}.", ""] if taken else []
     return "\n".join(lines)

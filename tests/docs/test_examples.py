@@ -41,7 +41,7 @@ def test_the_service_is_one_and_skypilot_can_have_it():
 def test_the_flags_of_the_launch_are_flags_of_launch():
     launch = next(one for one in namespace().to_contexts() if one.name == "launch")
     flags = [name.removeprefix("--") for name in launch.flags]
-    assert flag_file.read(EXAMPLES / "launch.yaml", flags)["tag"] == ["from-a-file"]
+    assert flag_file.read(EXAMPLES / "launch.yaml", flags)["seed"] == ["7"]
 
 
 def test_the_conversations_can_be_learnt_from():
