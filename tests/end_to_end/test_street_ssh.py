@@ -113,6 +113,7 @@ def test_a_bare_machine_without_a_route_out_trains_and_the_model_answers_at_home
     assert "uv was brought before" in said
 
 
+@pytest.mark.nightly  # by day two machines are at work at once in test_street_sweep.py
 @pytest.mark.timeout(300)
 def test_two_machines_work_at_the_same_time(bare):
     world = bare(2)

@@ -15,7 +15,7 @@ from tests.programs import source
 
 pytestmark = pytest.mark.process
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TASKS = source("small_tasks")
 
 
