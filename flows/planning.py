@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from flows import doctor
 from infra.agent import environment
 from infra.agent.job import Limits, Step
 from infra.checkout import ROOT
@@ -19,7 +20,6 @@ from infra.market.forecast import flops_per_s
 from infra.names import check_name
 from infra.providers import Provider
 from infra.records import Artifact, Inventory, Offer, Plan, Request
-from infra.runs import doctor
 from infra.settings import Settings
 from infra.units import count, size
 from store import Artifact as StoredArtifact

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from data.config import TextSpec
-from flows import memory_check
+from flows import doctor, memory_check
 from flows.planning import Work, plan_for
 from flows.run_leases import foreground, move_names
 from infra.agent.job import Limits
@@ -20,7 +20,6 @@ from infra.errors import UsageError
 from infra.names import check_name
 from infra.providers import registry
 from infra.records import Request
-from infra.runs import doctor
 from infra.settings import Settings
 from scripts.cli import context, local_step, render
 from scripts.cli.invoke_patch import print_json

@@ -73,8 +73,8 @@ def doctor(c, provider="", for_="", config="", json=False):
 
     The exit code is 0 when it can be used.
     """
+    from flows import doctor as machine
     from infra.errors import UsageError
-    from infra.runs import doctor as machine
     from infra.settings import VENDORS, Settings
 
     if provider not in ("", "local", "ssh", *VENDORS):

@@ -6,10 +6,10 @@ nothing is changed. "off": it works without. Called by: `inv doctor`.
 
 from pathlib import Path
 
+from flows import doctor
+from flows.doctor import Finding
 from flows.serve import folder_of
 from infra.errors import SlipwayError
-from infra.runs import doctor
-from infra.runs.doctor import Finding
 from infra.settings import VENDORS, Settings
 from scripts.cli import render
 from serve import revision

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from infra.runs import doctor
+from flows import doctor
 from infra.settings import Settings
 from store.backends.by_uri import open_place
 from tests.loopback import loopback
