@@ -173,4 +173,7 @@ def stop(c, run=""):
 
 @command("scripts.runs.upgrade", help={"json": "one JSON document on stdout"})
 def upgrade(c, json=False):
-    """Replace keepers and controllers that still run older code, and bring the journal up to date; runs go on."""
+    """Replace keepers and controllers of older code.
+
+    They are asked to leave, the journal is brought up to date, and processes of this code take over; runs go on.
+    """

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from data.chat import imported
 from infra import strict_yaml
 from infra.runs import pod_set
@@ -11,6 +13,8 @@ from scripts.project.reference import namespace
 from serve import service
 from tests.docs.pages import PAGES, ROOT
 from tests.world import World
+
+pytestmark = pytest.mark.process
 
 EXAMPLES = ROOT / "examples"
 

@@ -14,6 +14,8 @@ from infra.settings import Settings
 from scripts.runs.status import look
 from tests.world import ROOT
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def settings(tmp_path):

@@ -13,6 +13,8 @@ import pytest
 from infra.agent.job import Job
 from tests.infra.agent.world import World, until
 
+pytestmark = pytest.mark.process
+
 CONTRACT = json.loads(Path(__file__).with_name("contract.json").read_text(encoding="utf-8"))
 KINDS = {bool: "true or false", int: "number", float: "number", str: "text", type(None): "nothing"}
 

@@ -14,6 +14,8 @@ from infra.errors import SlipwayError
 from infra.ledger.journal import Journal
 from infra.runs import upgrade
 
+pytestmark = pytest.mark.process
+
 REPOSITORY = Path(__file__).parents[3]
 OLDER = len(journal_file.MIGRATIONS) - 1
 
