@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from store import local_files, outside
+from store import outside
 
 FIGURES: dict[str, type] = {"step": int, "tokens": int, "loss": float}
 SAID: dict[str, type] = {"step": int, "prompt": str, "text": str}
@@ -23,7 +23,11 @@ class StepLines:
 
     def __init__(self, path: Path, start: int, kinds: Mapping[str, type] = FIGURES) -> None:
         self.kept = [one for one in read(path, kinds) if one["step"] <= start]
-        local_files.replace(path, "".join(f"{json.dumps(one)}\n" for one in self.kept).encode())
+        # Not by `store.local_files`, which waits for the disk: figures are written anew from the last checkpoint on,
+        # and a disk that fails must not end a training that could still go on.
+        draft = path.with_suffix(".draft")
+        draft.write_text("".join(f"{json.dumps(one)}\n" for one in self.kept), encoding="utf-8")
+        draft.replace(path)
         self.file = path.open("a", encoding="utf-8")
 
     def add(self, record: Mapping[str, Any]) -> None:
