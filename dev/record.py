@@ -207,16 +207,19 @@ def main() -> None:
     if checkout.exists():
         raise SystemExit(f"{checkout} is there already; the clone that is recorded would lie there")
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(["git", "clone", "-q", "--local", ROOT, checkout], check=True)
         ours = {name: value for name, value in os.environ.items() if not name.startswith(("SLIPWAY_", "VIRTUAL_ENV"))}
         environ = {**ours, "TERM": "xterm-256color", "SLIPWAY_STATE_FILE": f"{folder}/journal.sqlite"}
-        subprocess.run(["./inv", "--list"], cwd=checkout, env=environ, stdout=subprocess.DEVNULL, check=True)
         recorder = Recorder(checkout, environ)
         try:
+            subprocess.run(["git", "clone", "-q", "--local", ROOT, checkout], check=True)
+            subprocess.run(["./inv", "--list"], cwd=checkout, env=environ, stdout=subprocess.DEVNULL, check=True)
             for scene in SCENES:
                 recorder.play(scene)
-        finally:
             subprocess.run(["./inv", "down", "--all"], cwd=checkout, env=environ, check=True)
+        except BaseException:
+            subprocess.run(["./inv", "down", "--all"], cwd=checkout, env=environ)
+            raise
+        finally:
             shutil.rmtree(checkout, ignore_errors=True)
     recorder.stream.feed(b"\x1b[0;32m$\x1b[0m ")
     recorder.show()

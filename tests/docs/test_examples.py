@@ -60,6 +60,7 @@ def test_the_persona_changes_what_is_made_and_the_sweep_is_three_runs(tmp_path):
     other = world.json("launch", "--phase", "sft", "--persona", "examples/persona.yaml", "--dry-run")
     assert (plain["state"], other["state"]) == ("planned", "planned")
     assert plain["target"] != other["target"]
-    said = world.inv("sweep", "examples/sweep.yaml", "--pods", "2", "--dry-run")
-    assert all(name in said for name in ("seed-1", "seed-2", "short"))
+    planned = world.json("sweep", "examples/sweep.yaml", "--pods", "2", "--dry-run")
+    assert sorted(run["run"] for run in planned["runs"]) == ["seed-1", "seed-2", "short"]
+    assert len(planned["lanes"]) == 2
     assert not Path(tmp_path, "pods").exists()

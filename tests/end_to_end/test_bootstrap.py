@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.cli.front_page import FIRST_SCREEN
+
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[2]
@@ -77,6 +79,12 @@ def test_the_second_call_does_no_work(checkout):
     made = checkout.made()
     assert checkout.inv("config")[::2] == (0, "")
     assert checkout.made() == made
+
+
+def test_alone_or_asked_for_help_it_shows_the_first_screen_and_tab_is_answered_from_anywhere(checkout, tmp_path):
+    assert checkout.inv() == checkout.inv("--help") == (0, f"{FIRST_SCREEN}\n", "")
+    code, out, err = checkout.inv("--complete", "--", "~/slipway/inv", "lau", cwd=tmp_path)
+    assert (code, err) == (0, "") and "launch" in out.split()
 
 
 def test_the_inv_of_the_environment_works_by_itself(checkout):
