@@ -5,7 +5,7 @@
     engine    the programs themselves: measured on a CPU; for a GPU an estimate, as there was none to measure on
 
 In: a model, how its engine is run, the memory that there is. Out: a Room, or UsageError that says what would
-fit. Called by: `serve.engines`, where a replica starts; `serve.revision`, before anything is rented.
+fit. Called by: `serve.engines`, where a replica starts; `scripts.services.revision`, before anything is rented.
 """
 
 import math
