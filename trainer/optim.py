@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
 
 from trainer.config import OptimizerConfig, ScheduleConfig
 from trainer.model.decoder import Decoder
@@ -59,8 +58,7 @@ class Optimizer:
     """What changes the parameters of a model: AdamW, with Muon for the matrices inside blocks when it has a rate.
 
     All tensors in it are of the rows that this process has: see `Cut`.
-    Not a torch.optim.Optimizer: making one imports PyTorch's compiler, as slow to start as all of this program. The
-    function that torch.optim.AdamW calls does not (dev/decisions/0030-adamw-as-a-function.md).
+    Not a torch.optim.Optimizer: making one imports PyTorch's compiler, as slow to start as all of this program.
     """
 
     def __init__(self, model: Decoder, config: OptimizerConfig, cut: Cut = WHOLE) -> None:
@@ -100,13 +98,12 @@ class Optimizer:
             self._muon(group, group.lr * scale)
 
     def _adamw(self, group: Group, lr: float) -> None:
-        """What `torch.optim.AdamW(fused=True)` does in a step: PyTorch's own kernel, one pass over memory."""
+        """PyTorch's own kernel, one pass over memory; reached below torch.optim (see above)."""
         first, second = self.config.betas
         parameters, grads = parts(group.parameters), grads_of(group.parameters)
-        # PyTorch counts this update itself, in a tensor for each parameter.
-        counts = torch.full((len(grads),), self.updates - 1.0, device=parameters[0].device).unbind()
-        adamw(
-            parameters, grads, group.state["mean"], group.state["square"], [], list(counts), fused=True, lr=lr,
+        count = torch.tensor(float(self.updates), device=parameters[0].device)
+        torch._fused_adamw_(
+            parameters, grads, group.state["mean"], group.state["square"], [], [count] * len(grads), lr=lr,
             beta1=first, beta2=second, weight_decay=group.decay, eps=self.config.eps, amsgrad=False, maximize=False,
         )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from flows import resume
 from infra.agent.job import Job, Limits
 from infra.agent.limits import read_clocks
 from infra.errors import LimitHit, SlipwayError, UsageError
@@ -12,7 +13,6 @@ from infra.records import Plan, Request
 from infra.runs import keeper as keep
 from infra.runs import launch, pods
 from infra.runs.launch import Terms
-from scripts.runs import launch as runs
 from tests.infra.market.test_boot import SPEED, settings_of
 from tests.infra.rehearsal.worlds import world
 
@@ -74,7 +74,7 @@ def bring_back(journal, keeper, limits=None):
 
 def test_a_run_on_many_nodes_that_is_resumed_with_a_limit_shares_it_among_them(begun):
     journal, keeper, settings, _ = begun
-    limits = runs.more_for(journal.ops(run="otter")[-1], journal, settings, "30", "")
+    limits = resume.more_for(journal.ops(run="otter")[-1], journal, settings, "30", "", print)
     assert limits is not None
     shares, used = bring_back(journal, keeper, limits)
     caps = [one.spend_micro_usd for one in shares]
@@ -94,13 +94,13 @@ def test_a_run_whose_nodes_have_cost_different_amounts_is_brought_back_with_what
 
 def test_time_alone_is_no_way_around_the_money_and_money_none_around_the_time(begun):
     journal, keeper, settings, _ = begun
-    limits = runs.more_for(journal.ops(run="otter")[-1], journal, settings, "", "100h")
+    limits = resume.more_for(journal.ops(run="otter")[-1], journal, settings, "", "100h", print)
     shares, used = bring_back(journal, keeper, limits)
     assert [one.time_s for one in shares] == [360_000.0] * NODES
     assert sum(one.spend_micro_usd for one in shares) + used <= 40 * USD
     first = journal.ops(run="otter")[-1]
     journal.note(first, lived_s=2 * HOURS * 3600 / SPEED)
-    limits = runs.more_for(journal.ops(run="otter")[-1], journal, settings, "900000", "")
+    limits = resume.more_for(journal.ops(run="otter")[-1], journal, settings, "900000", "", print)
     with pytest.raises(LimitHit, match="inv resume otter --ttl TIME, above"):
         keeper.elsewhere(journal.ops(run="otter")[-1], limits=limits)
 
@@ -109,7 +109,7 @@ def test_what_all_nodes_have_cost_counts_when_a_limit_is_refused(begun):
     journal, _, settings, _ = begun
     most = max(spend.spent(op, read_clocks(), SPEED) for op in rows(journal)) / USD
     with pytest.raises(UsageError, match="has cost .* USD already; give a --spend-limit above that"):
-        runs.more_for(journal.ops(run="otter")[-1], journal, settings, f"{most:.2f}", "")
+        resume.more_for(journal.ops(run="otter")[-1], journal, settings, f"{most:.2f}", "", print)
 
 
 def test_the_share_of_a_pod_that_could_not_be_ended_yet_is_nobody_elses(begun):
