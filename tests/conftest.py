@@ -17,7 +17,7 @@ SKIPPED: pytest.StashKey[list[tuple[str, str]]] = pytest.StashKey()
 
 
 def pytest_addoption(parser):
-    parser.addoption("--fast", action="store_true", help="no process, no socket, no training")
+    parser.addoption("--fast", action="store_true", help="no process, no socket, nothing slow")
 
 
 def pytest_configure(config):
@@ -31,7 +31,8 @@ def pytest_configure(config):
     is_fast = config.getoption("--fast")
     config.pluginmanager.register(pure.Guard(is_fast))
     if is_fast:
-        config.option.markexpr = f"({config.option.markexpr or 'True'}) and not {pure.MARK} and not {pure.TRAINS}"
+        asked = f"({config.option.markexpr}) and " if config.option.markexpr else ""
+        config.option.markexpr = f"{asked}not {pure.MARK} and not {pure.SLOW}"
 
 
 def pytest_ignore_collect(collection_path, config):

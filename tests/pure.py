@@ -1,10 +1,11 @@
-"""Which tests `--fast` runs: those that start no process, open no socket and do not train for seconds.
+"""Which tests `--fast` runs: those that start no process, open no socket and do not compute for seconds.
 
-The others are marked `process` or `trains`. A test without the first that starts a process or opens a socket all the
+The others are marked `process` or `slow`. A test without the first that starts a process or opens a socket all the
 same fails where it does, in every run, and is told of the mark. Modules that are marked as a whole are not even
 imported by `--fast`. Sockets that a C library opens by itself (uvloop, torch.distributed) are not seen.
 """
 
+import _posixsubprocess
 import ast
 import sys
 import threading
@@ -12,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import urllib3  # noqa: F401 (it opens a socket when it is first imported, by whichever test that is)
 
 MARK = "process"
-TRAINS = "trains"
+SLOW = "slow"
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec", "os.spawn")
 CONNECTS = (
     "socket.bind", "socket.connect", "socket.sendto", "socket.sendmsg",
@@ -33,6 +35,13 @@ class Guard:
         self.is_watching = False
         self.seen: list[str] = []
         sys.addaudithook(self._hear)
+        # multiprocessing starts its processes by this alone, which no audit event tells.
+        self._fork_exec = _posixsubprocess.fork_exec
+        _posixsubprocess.fork_exec = self._start  # type: ignore[assignment]
+
+    def _start(self, *words: Any) -> int:
+        self._hear("os.spawn", words)
+        return self._fork_exec(*words)
 
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
         if not self.is_watching or event not in STARTS + CONNECTS:
@@ -68,6 +77,6 @@ def is_marked(module: Path) -> bool:
     return any(
         isinstance(node, ast.Assign)
         and getattr(node.targets[0], "id", "") == "pytestmark"
-        and any(isinstance(one, ast.Attribute) and one.attr in (MARK, TRAINS) for one in ast.walk(node.value))
+        and any(isinstance(one, ast.Attribute) and one.attr in (MARK, SLOW) for one in ast.walk(node.value))
         for node in ast.parse(text).body
     )

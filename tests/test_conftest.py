@@ -1,4 +1,4 @@
-"""A test that cannot run here is told, and in CI it is no success."""
+"""A test that cannot run here is told, in CI it is no success; who starts processes says so; chance is fixed by day."""
 
 import os
 import shutil
@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests import seeds
 
 pytestmark = pytest.mark.process
 
@@ -35,11 +37,71 @@ def test_known_to_fail():
 """
 
 
-def run(folder: Path, ci: str, *words: str) -> tuple[int, list[str]]:
+IMPURE = """
+import multiprocessing, os, socket, subprocess, threading
+import pytest
+
+def start_a_program():
+    subprocess.run(["true"])
+
+def start_a_copy():
+    multiprocessing.get_context("spawn").Process(target=print).start()
+
+def fork():
+    if os.fork() == 0:
+        os._exit(0)
+
+def listen():
+    socket.create_server(("127.0.0.1", 0)).close()
+
+def listen_in_a_thread():
+    thread = threading.Thread(target=listen)
+    thread.start()
+    thread.join()
+
+def swallow():
+    try:
+        listen()
+    except BaseException:
+        pass
+
+WAYS = (start_a_program, start_a_copy, fork, listen, listen_in_a_thread, swallow)
+
+@pytest.mark.parametrize("way", WAYS)
+def test_unmarked(way):
+    way()
+
+@pytest.mark.process
+@pytest.mark.parametrize("way", (start_a_program, fork, listen))
+def test_marked(way):
+    way()
+
+def test_pure():
+    a, b = socket.socketpair()
+    a.close(), b.close()
+"""
+CHANCE = """
+import sys
+from hypothesis import given, strategies as st
+from tests import seeds
+
+def test_some():
+    drawn = []
+
+    @given(st.integers())
+    def draw(one):
+        drawn.append(one)
+
+    draw()
+    print("DRAWN", seeds.seed(), seeds.examples(2, 9), drawn[:30], file=sys.__stdout__)
+"""
+
+
+def run(folder: Path, ci: str, *words: str, tests: str = TESTS, **more: str) -> tuple[int, list[str]]:
     shutil.copy2(HERE / "conftest.py", folder)
-    (folder / "test_some.py").write_text(TESTS)
+    (folder / "test_some.py").write_text(tests)
     words = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(folder), *words)
-    environ = {**os.environ, "CI": ci, "PYTHONPATH": str(HERE.parent)}
+    environ = {**os.environ, "CI": ci, "PYTHONPATH": str(HERE.parent), **more}
     done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True)
     return done.returncode, done.stdout.splitlines()
 
@@ -63,3 +125,34 @@ def test_elsewhere_the_last_lines_say_how_many_were_skipped_and_why(tmp_path, wo
 
 def test_without_skips_the_run_succeeds_in_ci_too(tmp_path):
     assert run(tmp_path, "true", "-k", "fine")[0] == 0
+
+
+@pytest.mark.parametrize("words", [(), ("--fast",)], ids=str)
+def test_a_test_without_the_mark_that_starts_a_process_or_opens_a_socket_fails_and_is_told_of_it(tmp_path, words):
+    code, lines = run(tmp_path, "", *words, tests=IMPURE)
+    # a thread may be one that an earlier test left behind: only --fast looks at them
+    threads = 0 if words else 1
+    ran = 0 if words else 3
+    assert code == 1 and f"{6 - threads} failed, {1 + threads + ran} passed" in lines[-1], lines
+    assert sum("mark the test, or its module, with pytest.mark.process" in line for line in lines) >= 6 - threads
+
+
+def test_fast_does_not_even_import_a_module_that_is_marked_as_a_whole(tmp_path):
+    for number, mark in enumerate(("process", "slow")):
+        text = f"import pytest\npytestmark = [pytest.mark.{mark}, pytest.mark.timeout(9)]\n1 / 0\n"
+        (tmp_path / f"test_{number}.py").write_text(text)
+    code, lines = run(tmp_path, "", "--fast", "-k", "fine")
+    assert code == 0 and "1 passed" in lines[-1]
+
+
+def test_chance_is_the_same_by_day_another_one_at_night_and_repeated_when_it_is_named(tmp_path):
+    def drawn(*words: str, **more: str) -> str:
+        code, lines = run(tmp_path, "", "-s", *words, tests=CHANCE, **more)
+        assert code == 0, lines
+        return next(line for line in lines if "DRAWN" in line)
+
+    day, night = ("-m", "not nightly"), ("-m", "not gpu")
+    assert drawn(*day) == drawn(*day) and f"DRAWN {seeds.BY_DAY} 2 " in drawn(*day)
+    first, second = drawn(*night), drawn(*night)
+    assert first != second and first.split()[2] == "9" and first.split()[1] != second.split()[1]
+    assert "DRAWN 77 " in drawn(*night, SLIPWAY_TEST_SEED="77") and "DRAWN 77 " in drawn(*day, SLIPWAY_TEST_SEED="77")

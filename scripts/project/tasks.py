@@ -107,7 +107,7 @@ def doctor(c, provider="", for_="", config="", json=False):
     help={
         "paths": "files or folders, all tests without",
         "k": "only tests whose names match",
-        "fast": "only those that start no process and open no socket, in under a minute",
+        "fast": "only those that start no process, open no socket and compute no longer than a moment",
         "nightly": "slow ones too",
         "yes": "install the Debian packages that they want, as root or by sudo; CI=true says so, too",
     },

@@ -80,6 +80,7 @@ def test_the_bytes_are_what_they_were(corpus, tmp_path, case, workers):
     assert outcome(tmp_path) == CASES[case][1]
 
 
+@pytest.mark.process
 def test_processes_that_are_no_copies_of_this_one_make_the_same(corpus, tmp_path):
     done = threading.Event()
     other = threading.Thread(target=done.wait)

@@ -5,7 +5,7 @@ import pytest
 from tests.trainer import curves
 
 
-@pytest.mark.trains
+@pytest.mark.slow
 def test_every_phase_loses_what_it_lost_when_that_was_recorded(world):
     found, before = curves.record(world.store, world.inputs, world.root), curves.recorded()
     again = "if that is meant: python -m tests.trainer.curves write"

@@ -128,6 +128,7 @@ def chat_phase(phase: str, **changes):
     return tiny(phase=phase, mixture=mixture, sequence_len=96, turns=2, optimizer=optimizer, **changes)
 
 
+@pytest.mark.slow
 def test_base_mid_sft_eval_export_and_chat(world, monkeypatch, capfd):
     assert run(world, monkeypatch, "base", tiny()) == 0
     said = capfd.readouterr().out
@@ -185,6 +186,7 @@ def test_base_mid_sft_eval_export_and_chat(world, monkeypatch, capfd):
     assert "Bosun" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_conversations_of_ones_own_are_drawn_by_their_weight(world, monkeypatch, capfd):
     assert run(world, monkeypatch, "base", tiny(steps=2)) == 0
     talk = world.root / "mine.jsonl"
@@ -208,6 +210,7 @@ def test_conversations_of_ones_own_are_drawn_by_their_weight(world, monkeypatch,
     assert "needs an input 'theirs'" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_phase_refuses_a_model_that_learned_with_another_tokenizer(world, monkeypatch, capfd):
     assert run(world, monkeypatch, "base", tiny(steps=2)) == 0
     copy = world.root / "retokenized"
@@ -230,6 +233,7 @@ def test_a_phase_refuses_a_model_that_learned_with_another_tokenizer(world, monk
     assert run(world, monkeypatch, "mid", chat_phase("mid", steps=2), mine) == 0
 
 
+@pytest.mark.slow
 def test_a_phase_does_not_go_on_from_what_other_data_made(world, monkeypatch, capfd):
     """Of another fingerprint it begins anew, in a folder of its own; of the same one it refuses."""
     assert run(world, monkeypatch, "base", tiny(steps=2)) == 0

@@ -199,6 +199,7 @@ class Endless:
         return lambda task: iter(lambda: time.sleep(0.02) or os.getpid(), None)
 
 
+@pytest.mark.process
 def test_a_process_that_is_killed_is_told_and_the_others_end():
     killed = []
 

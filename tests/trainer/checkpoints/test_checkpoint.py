@@ -22,7 +22,7 @@ from trainer.errors import CheckpointError, Diverged, TrainerError
 from trainer.loop import MAX_SKIPPED, Training
 from trainer.model.decoder import Decoder, initialise
 
-pytestmark = pytest.mark.trains
+pytestmark = pytest.mark.slow
 
 EASY = Keeping(save_every=5, keep=3, reserve_bytes=0)
 FACTS = {"run": "brave-otter-3", "phase": "base", "tokenizer_sha256": "ab", "vocab": TINY.vocab_size}

@@ -70,7 +70,7 @@ def configured(world, name: str, making, spec, **more) -> Path:
     return file
 
 
-@pytest.mark.trains
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
 @pytest.mark.parametrize("has_tokenizer", [True, False], ids=["with-words", "bare"])
 def test_a_foreign_model_is_fine_tuned_and_loads_in_transformers(world, monkeypatch, capfd, kind, has_tokenizer):
@@ -117,6 +117,7 @@ def test_a_foreign_model_is_fine_tuned_and_loads_in_transformers(world, monkeypa
     assert main(["chat", "--model", str(made), "--prompt", "Who are you?", "--max-tokens", "8"]) == 0
 
 
+@pytest.mark.slow
 def test_a_plan_from_a_foreign_model_leaves_base_out(tmp_path):
     folder = foreign("Qwen3", tmp_path / "Tiny-0.6B", vocab=2000)
 
@@ -151,6 +152,7 @@ def test_a_plan_from_a_foreign_model_leaves_base_out(tmp_path):
         planned(("base", "sft"))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_taken_over_is_refused_before_anything_is_planned(tmp_path):
     settings = Settings.load(ROOT)
     with pytest.raises(UsageError, match="no config.json"):

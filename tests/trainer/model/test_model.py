@@ -41,6 +41,7 @@ def random_model(config: ModelConfig) -> Decoder:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [LLAMA, QWEN3], ids=["llama", "qwen3"])
 def test_transformers_loads_what_we_export_with_equal_logits(config, inputs, tmp_path):
     from transformers import AutoModelForCausalLM, GenerationConfig
@@ -55,6 +56,7 @@ def test_transformers_loads_what_we_export_with_equal_logits(config, inputs, tmp
     assert len(GenerationConfig.from_pretrained(tmp_path / "hf").eos_token_id) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
 def test_we_load_what_transformers_saves_with_equal_logits(kind, tmp_path):
     import transformers
