@@ -16,6 +16,8 @@ import pytest
 import tasks
 from scripts.cli import front_page
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 INV = ROOT / "inv"
 

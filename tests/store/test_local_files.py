@@ -105,6 +105,7 @@ def test_of_two_that_create_a_file_one_gets_it(tmp_path):
     assert (tmp_path / "a").read_bytes() == b"first" and names(tmp_path) == ["a"]
 
 
+@pytest.mark.process
 def test_a_lock_of_another_process_is_refused_waited_for_and_had(tmp_path, holder):
     busy = RuntimeError("somebody else")
     assert local_files.hold(tmp_path / "lock") is None

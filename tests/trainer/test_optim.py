@@ -138,6 +138,7 @@ print(*(name for name in sys.modules if name in ("torch._dynamo", "torch._induct
 """
 
 
+@pytest.mark.process
 def test_a_step_imports_no_compiler():
     done = subprocess.run([sys.executable, "-c", STEP], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

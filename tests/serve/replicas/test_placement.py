@@ -11,6 +11,8 @@ from serve.replicas import placement
 from tests.infra.market.test_boot import settings_of
 from tests.infra.rehearsal.worlds import world
 
+pytestmark = pytest.mark.process
+
 L40S = Request(run="demo-0", gpu="L40S", num_gpus=1)
 
 
