@@ -21,12 +21,12 @@ STEP = """
 import json, os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {repository!r})
-from data import report
+from data import events
 config = json.loads(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())
 print("to people")
 signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(75))
 try:
-    report.emit("progress", done=1, total=2, pid=os.getpid())
+    events.emit("progress", done=1, total=2, pid=os.getpid())
     while config.get("until") and not os.path.exists(config["until"]):
         signal.sigtimedwait([], 0.02)
     while config.get("wait"):
@@ -38,7 +38,7 @@ except SystemExit:
     Path("interrupted").touch()  # Ctrl-C has met the reader of records
     print("step: kept what there was")
     raise
-report.emit("result", where=os.getcwd(), path=os.environ["PYTHONPATH"], extra=os.environ.get("EXTRA"))
+events.emit("result", where=os.getcwd(), path=os.environ["PYTHONPATH"], extra=os.environ.get("EXTRA"))
 print("the last words", file=sys.stderr)
 if config.get("signal"):
     os.kill(os.getpid(), config["signal"])
