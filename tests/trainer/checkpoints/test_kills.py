@@ -84,7 +84,7 @@ def instrument(points: Points) -> None:
     wrap(Path, "mkdir", lambda path, *_: "draft" if path.name.startswith(".tmp") else None)
     wrap(shutil, "rmtree", lambda path, *_: "remove" if ".trash" in str(path) else None)
     wrap(saving.Saver, "begin", lambda *_: "copy")
-    assert checkpoints.tensorfile is tensor_file and checkpoints.shutil is shutil
+    assert checkpoints.tensor_file is tensor_file and checkpoints.shutil is shutil
 
 
 def train(folder: Path, points: Points, tell: Tell) -> None:
