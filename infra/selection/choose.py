@@ -7,7 +7,7 @@ account cannot pay for is left out. `tell` is told what was left out or put last
 import time
 from collections.abc import Callable, Sequence
 
-from infra.errors import NoOffer, OutOfMoney, SlipwayError
+from infra.errors import AuthError, NoOffer, OutOfMoney, SlipwayError
 from infra.machines.host_memory import HostMemory, known_as
 from infra.market.filters import in_words
 from infra.money import dollars
@@ -79,8 +79,12 @@ def doubtful_last(found: Sequence[Offer], settings: Settings, scale: float, tell
 
 
 def payable(found: Sequence[Offer], nodes: int, settings: Settings, tell: Tell) -> list[Offer]:
-    """Return the offers whose first hour this account can pay; own machines cost nothing. Raises OutOfMoney."""
+    """Return the offers whose first hour this account can pay; own machines cost nothing.
+
+    Raises OutOfMoney; NoOffer when vendors have not answered, who may do so soon.
+    """
     unable: dict[str, str] = {}
+    is_silent = True
     for name in dict.fromkeys(one.provider for one in found):
         provider = registry.provider(settings, name)
         if not provider.is_rented:
@@ -89,14 +93,17 @@ def payable(found: Sequence[Offer], nodes: int, settings: Settings, tell: Tell) 
             balance = provider.account().balance_micro_usd
         except SlipwayError as error:
             unable[name] = str(error)
+            is_silent &= not isinstance(error, AuthError)
             continue
         # An hour, which vendors want to see.
         need = nodes * min(one.micro_usd_per_hour for one in found if one.provider == name)
         if balance is not None and balance < need:
             unable[name] = f"{name}: the balance is {dollars(balance)} USD; an hour costs {dollars(need)} USD"
+            is_silent = False
     for said in unable.values():
         tell(said)
     left = [one for one in found if one.provider not in unable]
     if not left:
-        raise OutOfMoney(f"no vendor would rent it to this account: {'; '.join(unable.values())}")
+        said = f"no vendor would rent it to this account: {'; '.join(unable.values())}"
+        raise NoOffer(said) if is_silent else OutOfMoney(said)
     return left

@@ -2,9 +2,10 @@
 
 import pytest
 
-from infra.errors import OutOfMoney
+from infra.errors import Ambiguous, NoOffer, OutOfMoney
 from infra.machines.host_memory import HostMemory, known_as
 from infra.providers import registry
+from infra.providers.lium import Lium
 from infra.records import Request
 from infra.selection import choose
 from serve.replicas import placement
@@ -34,6 +35,17 @@ def test_what_the_account_cannot_pay_is_left_out_and_told(poor):
     assert any(line.startswith("demo-0: runpod: the balance is 0.05 USD; an hour costs") for line in told)
     with pytest.raises(OutOfMoney, match="no vendor would rent it to this account: runpod: the balance is 0.05 USD"):
         placement.find(("runpod",), L40S, True, poor, told.append)
+
+
+def test_a_vendor_that_says_nothing_of_its_account_may_do_so_soon(poor, monkeypatch):
+    def silent(self):
+        raise Ambiguous("lium: no answer in 30 s")
+
+    monkeypatch.setattr(Lium, "account", silent)
+    told = []
+    request = Request(run="otter", provider="lium", gpu="L40S,RTX4090,H100,A6000", num_gpus=1)
+    with pytest.raises(NoOffer, match="no vendor would rent it to this account: lium: no answer in 30 s"):
+        choose.find_payable(request, poor, told.append)
 
 
 def test_a_machine_that_failed_lately_is_tried_after_all_others_and_that_is_told(poor):
