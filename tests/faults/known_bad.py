@@ -89,7 +89,7 @@ class JsonJournal:
     def replaced_ago_s(self, now: Clocks) -> None:
         return None
 
-    def take(self, name: str) -> Lease:
+    def take(self, name: str, code: str = "") -> Lease:
         return Lease(name, 1)
 
     def held(self) -> set[str]:

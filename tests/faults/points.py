@@ -117,9 +117,9 @@ class WatchedJournal(Journal):
         with self._event_named("note"):
             return super().note(op, **facts)
 
-    def take(self, name: str) -> Lease:
+    def take(self, name: str, code: str = "") -> Lease:
         with self._event_named("take"):
-            return super().take(name)
+            return super().take(name, code)
 
     def release(self, lease: Lease) -> None:
         with self._event_named("release"):

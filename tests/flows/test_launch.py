@@ -15,6 +15,8 @@ from infra.settings import Settings
 from store import Store
 from tests.world import ROOT
 
+pytestmark = pytest.mark.process
+
 BASE = "base_checkpoints/tiny"
 
 
