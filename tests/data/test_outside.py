@@ -63,6 +63,7 @@ GOOD = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @MANY
 @given(document=hostile.documents(GOOD))
 def test_a_manifest_of_shards_of_any_content_is_read_or_refused_in_words(text, document):

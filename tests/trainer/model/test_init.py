@@ -170,6 +170,7 @@ def test_what_cannot_be_taken_over_is_refused_before_anything_is_planned(tmp_pat
         resolve(replace(WANTED, init=init), Inventory("x"), ROOT, run="r", request=Request(run="r"), flops_per_s=1e11)
 
 
+@pytest.mark.slow
 def test_a_model_whose_numbers_are_not_finite_is_refused(world, monkeypatch, capfd):
     from safetensors.torch import load_file, save_file
 

@@ -58,6 +58,7 @@ def test_the_gradient_of_a_packed_row_is_the_sum_over_its_documents():
         assert torch.allclose(whole[name], parameter.grad, rtol=1e-3, atol=1e-5), name
 
 
+@pytest.mark.slow
 def test_flex_attention_and_the_masked_kernel_are_equal():
     """Forward, where this runs on any machine; the way back on a GPU, below."""
     torch.manual_seed(1)
