@@ -16,6 +16,7 @@ import pytest
 import urllib3  # noqa: F401 (it opens a socket when it is first imported, by whichever test that is)
 
 MARK = "process"
+NIGHT = "nightly"
 SLOW = "slow"
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec", "os.spawn")
 CONNECTS = (
@@ -55,7 +56,8 @@ class Guard:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
         self.seen.clear()
-        self.is_watching = item.get_closest_marker(MARK) is None
+        # What is for the night alone is in no fast run, marked or not.
+        self.is_watching = not any(map(item.get_closest_marker, (MARK, NIGHT)))
         try:
             return (yield)
         finally:
