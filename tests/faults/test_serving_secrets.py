@@ -49,7 +49,8 @@ def test_a_service_leaves_its_secrets_nowhere_and_another_user_gets_nothing_at_i
     with command_lines() as lines:
         url = place.up("demo", place.model("one"), "--replicas", "1")["endpoint"] + "/v1/chat/completions"
         key = place.world.json("serve.key", "demo", "--for", "ann")["key"]
-        until(lambda: ask(url, key, prompt) == 200, "an answer")
+        until(lambda: ask(url, wrong, prompt) == 401, "the key is read")  # until then nobody needs one
+        assert ask(url, key, prompt) == 200
         assert [ask(url, one, prompt) for one in (wrong, "", f"{key}x")] == [401] * 3
         (engine,) = place.engines("demo").values()
         words = Path(f"/proc/{engine}/cmdline").read_bytes().decode().split("\0")
