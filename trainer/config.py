@@ -21,6 +21,16 @@ def in_bounds(record: Any, names: str, least: float, *, above: bool = False) -> 
             raise ConfigError(f"{name} is {value}; it must be {'above' if above else 'at least'} {least}")
 
 
+def rounding(default: Any) -> Any:
+    """A field that changes the result by rounding only, as hardware does: it is in no fingerprint."""
+    return field(default=default, metadata={"rounding": True})
+
+
+def newer(default: Any) -> Any:
+    """A field that came later: at its default it is in no fingerprint, so what was made before it is still that."""
+    return field(default=default, metadata={"newer": True})
+
+
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
     """Positions beyond those that a model was first trained on, as `transformers` spells them."""
@@ -52,6 +62,17 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ternary:
+    """How the matrices inside the blocks are rounded to -1, 0 and 1 times a scale."""
+
+    per_row: bool = False
+    """One scale for each output instead of one for the matrix."""
+    haar: bool = False
+    """Sums and differences of neighbouring weights are rounded, each kind with a scale of its own. No engine but ours
+    computes with such a matrix in 1.58 bits."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """A Llama- or Qwen3-shaped decoder, in Hugging Face terms."""
 
@@ -72,6 +93,10 @@ class ModelConfig:
     logit_softcap: float = 0.0
     """Logits become c * tanh(logits / c), here and in our own sampling; 0 = as they are. Llama and Qwen3 elsewhere know
     nothing of it: the likeliest word stays the same, the probabilities do not."""
+    sub_norm: bool = newer(False)
+    """RMSNorms in front of `o_proj` and `down_proj`, as BitNet has them (SubLN)."""
+    ternary: Ternary | None = newer(None)
+    """Matrices of 1.58 bits inside the blocks, activations of 8; None = both in full precision."""
 
     def __post_init__(self) -> None:
         in_bounds(self, "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads", 1)
@@ -84,12 +109,16 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ConfigError(f"head_dim is {self.head_dim}; RoPE needs an even one")
+        if self.ternary and self.ternary.haar and (self.hidden_size % 2 or self.intermediate_size % 2):
+            sides = f"hidden_size {self.hidden_size} and intermediate_size {self.intermediate_size}"
+            raise ConfigError(f"Haar bands join pairs of neighbours; {sides} must both be even")
 
     @property
     def num_params(self) -> int:
         d, f, hd = self.hidden_size, self.intermediate_size, self.head_dim
         attention = 2 * d * hd * (self.num_attention_heads + self.num_key_value_heads)
         block = attention + 3 * d * f + 2 * d + (2 * hd if self.qk_norm else 0)
+        block += hd * self.num_attention_heads + f if self.sub_norm else 0
         embeddings = self.vocab_size * d * (1 if self.tie_word_embeddings else 2)
         return self.num_hidden_layers * block + d + embeddings
 
@@ -155,16 +184,6 @@ class ScheduleConfig:
         if not 0 <= self.decay <= 1:
             raise ConfigError(f"decay is {self.decay}; it must lie in [0, 1]")
         in_bounds(self, "warmup_steps final", 0)
-
-
-def rounding(default: Any) -> Any:
-    """A field that changes the result by rounding only, as hardware does: it is in no fingerprint."""
-    return field(default=default, metadata={"rounding": True})
-
-
-def newer(default: Any) -> Any:
-    """A field that came later: at its default it is in no fingerprint, so what was made before it is still that."""
-    return field(default=default, metadata={"newer": True})
 
 
 def what_counts(spec: Any) -> dict[str, Any]:
