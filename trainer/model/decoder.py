@@ -167,6 +167,10 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
+    def projected(self, x: Tensor, at: Positions) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values that its attention makes of x (B, T, d): see `Attention.projected`."""
+        return self.self_attn.projected(self.input_layernorm(x), at)
+
     def forward(self, x: Tensor, at: Positions, cache: Cache | None, layer: int) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), at, cache, layer)
         return x + self.mlp(self.post_attention_layernorm(x))

@@ -51,13 +51,14 @@ RANGES = {  # above the first, up to the second
 def kind_of(config: ModelConfig) -> str:
     """Return the model_type that `transformers` knows such a shape by; OURS for one that it does not know.
 
-    Its `bitnet` has norms in front of two matrices and none on queries and keys; its quantiser of that name rounds
-    matrices with one scale each.
+    Its `bitnet` has norms in front of two matrices, none on queries and keys, and heads that together are as wide as
+    the model; its quantiser of that name rounds matrices with one scale each.
     """
     if config.ternary is not None and (config.ternary.per_row or config.ternary.haar):
         return OURS
     if config.sub_norm:
-        return OURS if config.qk_norm else "bitnet"
+        is_square = config.num_attention_heads * config.head_dim == config.hidden_size
+        return "bitnet" if is_square and not config.qk_norm else OURS
     return "qwen3" if config.qk_norm else "llama"
 
 

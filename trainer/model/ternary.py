@@ -40,7 +40,7 @@ def inverse_haar(x: Tensor) -> Tensor:
 
 
 def rounded_weight(weight: Tensor, how: Ternary) -> Tensor:
-    """Return what a matrix (M, K) is rounded to, float32: symbols times scales, of each Haar band by itself if asked."""
+    """Return what a matrix (M, K) is rounded to, float32: symbols times scales, each Haar band by itself if asked."""
     if not how.haar:
         symbols, scale = ternary(weight, how.per_row)
         return symbols * scale

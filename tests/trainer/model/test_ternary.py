@@ -16,7 +16,7 @@ from trainer.model.decoder import Cache, Decoder
 from trainer.model.ternary import TernaryLinear, haar, inverse_haar, layers_of, relative_error, rounded_weight, ternary
 from trainer.model.token_losses import Teacher, sliced_kl
 
-BITNET = replace(SHAPE, sub_norm=True, ternary=Ternary())
+BITNET = replace(SHAPE, head_dim=16, sub_norm=True, ternary=Ternary())
 WAYS = [Ternary(), Ternary(per_row=True), Ternary(haar=True), Ternary(per_row=True, haar=True)]
 
 
@@ -147,7 +147,8 @@ def test_transformers_makes_the_same_logits_of_the_masters(config, inputs, tmp_p
         (replace(SHAPE, ternary=Ternary()), "llama"),
         (replace(SHAPE, ternary=Ternary(), qk_norm=True), "qwen3"),
         (replace(BITNET, qk_norm=True), "slipway"),
-        (replace(SHAPE, sub_norm=True), "bitnet"),
+        (replace(SHAPE, sub_norm=True, head_dim=16), "bitnet"),
+        (replace(SHAPE, sub_norm=True), "slipway"),  # heads wider than the model
         (replace(SHAPE, qk_norm=True, sub_norm=True), "slipway"),
         (replace(BITNET, ternary=Ternary(per_row=True, haar=True)), "slipway"),
     ],
