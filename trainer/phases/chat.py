@@ -7,6 +7,8 @@ from data.chat.conversations import Conversations
 from data.config import Making
 from trainer.config import Keeping, PhaseConfig
 from trainer.errors import Refused
+from trainer.objectives import Batch
+from trainer.objectives.source import Made
 from trainer.parallel.process_group import Ranks
 from trainer.records.phase_registry import KINDS
 from trainer.run import PhaseRun, phase_run
@@ -24,7 +26,11 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> 
         conversations = Conversations(
             files, mixture, phase.tokenizer, config.sequence_len, config.seed, config.turns, OURS
         )
-        trained = phase.train(phase.first_model(), lambda step: conversations.batch(step, config.rows))
+
+        def batch(step: int) -> Batch:
+            return dict(zip(("ids", "targets"), conversations.batch(step, config.rows), strict=True))
+
+        trained = phase.train(phase.first_model(), Made(batch))
         return phase.publish(*trained, {}) if trained else {}
 
 
