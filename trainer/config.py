@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from data.config import ConfigError
+from trainer.records.bits import BitsConfig
 from trainer.records.fields import in_bounds, newer, rounding, what_counts
 from trainer.records.phase_registry import PHASES, PROMPTS, TALK, TEXT, listed, phases_reading
 
@@ -211,9 +212,13 @@ class PhaseConfig:
     turns: int = newer(1)
     """Chat phases: so many of our own questions and answers follow one another in a sequence, as far as they fit into
     `sequence_len`, and no more than `rows`. A conversation of yours has one to itself."""
+    bits: BitsConfig | None = newer(None)
+    """The stages of 1.58 bits: how a ternary model is rounded, and what it learns from its teacher."""
 
     def __post_init__(self) -> None:
-        in_bounds(self, "steps rows micro_rows sequence_len turns", 1)
+        in_bounds(self, "rows micro_rows sequence_len turns", 1)
+        in_bounds(self, "steps", 1 if self.trains else 0)
+        self._check_bits()
         if self.rows % self.micro_rows:
             raise ConfigError(f"micro_rows {self.micro_rows} does not divide rows {self.rows}")
         if self.packing not in ("windows", "best-fit"):
@@ -237,15 +242,40 @@ class PhaseConfig:
         if odd := sorted(kind for kind, weight in (self.mixture or {}).items() if not 0 < weight < math.inf):
             raise ConfigError(f"mixture: {', '.join(odd)}: a weight must be above 0; leave out what is not wanted")
 
+    def _check_bits(self) -> None:
+        model, bits = self.model, self.bits
+        if not self.trains and self.steps:
+            raise ConfigError(f"steps is {self.steps}; {self.phase} changes a model without training it: steps is 0")
+        if self.dtype == "float8" and model.ternary:
+            raise ConfigError("dtype is float8; matrices of 1.58 bits are multiplied in bfloat16 or float32")
+        if (bits or not self.trains) and not model.ternary:
+            raise ConfigError(f"{self.phase} is for a model of 1.58 bits; its model says no `ternary`")
+        if bits is None:
+            return
+        if bits.has_teacher and not self.num_frozen:
+            parts = "divergence, layers and relations"
+            raise ConfigError(f"{self.phase} has no teacher; {parts} of its bits are 0")
+        heads = (model.num_attention_heads, model.num_key_value_heads, model.head_dim, model.num_hidden_layers)
+        if problem := bits.problem(*heads):
+            raise ConfigError(f"{self.phase}: {problem}")
+
     def digest(self) -> str:
         """sha256 over what counts; a checkpoint carries it."""
         return hashlib.sha256(json.dumps(what_counts(self), sort_keys=True).encode()).hexdigest()
 
     def in_steps(self, steps: int) -> "PhaseConfig":
-        """The same in another number of steps; the warm-up is rescaled with them, the decay is a share anyway."""
+        """The same in another number of steps; the warm-ups are rescaled with them, the decay is a share anyway."""
+        if not self.trains:
+            return self
         warmup = self.schedule.warmup_steps
         scaled = max(1, round(warmup * steps / self.steps)) if warmup else 0
-        return replace(self, steps=steps, schedule=replace(self.schedule, warmup_steps=scaled))
+        bits = self.bits.in_steps(steps / self.steps) if self.bits else None
+        return replace(self, steps=steps, schedule=replace(self.schedule, warmup_steps=scaled), bits=bits)
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is training; else the model is changed and saved."""
+        return self.phase not in PHASES or PHASES[self.phase].trains
 
     @property
     def reads_text(self) -> bool:

@@ -93,7 +93,8 @@ def parse_phases(words: str) -> tuple[str, ...]:
     """`sft`, `base+mid` or `all` as phases in the order in which they run. Raises UsageError."""
     if words == "all":
         return all_phases()
-    asked = words.split("+")
+    aliases = {one.alias: name for name, one in PHASES.items() if one.alias}
+    asked = [aliases.get(word, word) for word in words.split("+")]
     for word in asked:
         if word == "rl" and word not in PHASES:
             raise UsageError(f"phase rl is planned but cannot be trained yet; known today: {phase_names()}, all")

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from data.config import ConfigError, load
-from trainer.config import Keeping, ModelConfig, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig
+from trainer.config import Keeping, ModelConfig, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig, Ternary
+from trainer.records.bits import BitsConfig
 
 TALK = {"identity": 0.25, "pydocs": 0.4, "other": 0.35}
 
@@ -66,6 +67,42 @@ def smoke() -> Profile:
     )
     phases = {"base": base, "mid": mid, "sft": sft}
     return Profile(name="smoke", vocab_size=4096, phases=phases, keeping=Keeping(save_every=40))
+
+
+def smoke_bits() -> Profile:
+    """smoke's size in a shape that stays whole in 1.58 bits, down to a GGUF file, and the stages that lead there."""
+    whole = smoke()
+    model = replace(whole.phases["base"].model, intermediate_size=768, qk_norm=False)
+    phases = {name: replace(phase, model=model) for name, phase in whole.phases.items()}
+    base, sft = phases["base"], phases["sft"]
+    ternary = replace(model, sub_norm=True, ternary=Ternary())
+    phases["bits1"] = replace(base, phase="bits1", model=ternary, steps=0)
+    phases["bits1.9"] = replace(
+        base,
+        phase="bits1.9",
+        model=ternary,
+        schedule=ScheduleConfig(warmup_steps=4, decay=0.5, final=0.5),
+        steps=48,
+        bits=BitsConfig(nats=0.5, divergence=0.5, temperature=2.0, layers=0.5),
+    )
+    phases["bits2"] = replace(
+        base,
+        phase="bits2",
+        model=ternary,
+        schedule=ScheduleConfig(warmup_steps=4, decay=0.7),
+        steps=96,
+        bits=BitsConfig(warmup_steps=8),
+    )
+    phases["bits3"] = replace(
+        sft,
+        phase="bits3",
+        model=ternary,
+        optimizer=replace(sft.optimizer, lr=0.002, muon_lr=0.008),
+        sequence_len=512,
+        turns=8,
+        bits=BitsConfig(divergence=1.0, temperature=5.0, squared=False, relations=1e5, relation_heads=8),
+    )
+    return replace(whole, name="smoke_bits", phases=phases)
 
 
 def tiny() -> Profile:
@@ -306,7 +343,7 @@ def dial_shape(depth: int) -> ModelConfig:
 PROFILES = {
     one.__name__: one
     for one in (
-        *(smoke, tiny, m3_medium, runpod_1b, runpod_2b, runpod_4b),
+        *(smoke, smoke_bits, tiny, m3_medium, runpod_1b, runpod_2b, runpod_4b),
         *(d12, d20, d26, d32, smollm2_135m, qwen3_0_6b, qwen3_4b),
     )
 }

@@ -1,7 +1,7 @@
 """Learning with ternary matrices: how much is rounded at a step, and what a teacher adds to the loss.
 
 In: a model with ternary matrices, batches, a `BitsConfig`, the teacher where the config asks for one. Out: a summed
-loss, and figures: `nats`, what each part of the loss was, and `rounded`, the share of the way to fully rounded matrices.
+loss, and figures: what each part of it was, and `rounded`, the share of the way to fully rounded matrices.
 Sources: Wu et al., arXiv 2510.13998 (BitDistill); the WrinkleFree recipes (stage 1.9, lambda warm-up, saliency).
 """
 

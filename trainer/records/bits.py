@@ -1,6 +1,6 @@
 """What the stages of a model of 1.58 bits do beside predicting the next token, as a frozen record. Light: no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from data.config import ConfigError
 from trainer.records.fields import in_bounds
@@ -62,6 +62,11 @@ class BitsConfig:
     def has_teacher(self) -> bool:
         """Whether a frozen model beside it is asked."""
         return bool(self.divergence or self.layers or self.relations)
+
+    def in_steps(self, share: float) -> "BitsConfig":
+        """Return the same for a phase of so many times the steps."""
+        steps = {name: getattr(self, name) for name in ("warmup_steps", "saliency_warmup")}
+        return replace(self, **{name: max(1, round(one * share)) if one else 0 for name, one in steps.items()})
 
     def layer_of(self, count: int) -> int:
         """Return the layer whose relations count, of `count`."""
