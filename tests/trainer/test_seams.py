@@ -118,7 +118,8 @@ def test_a_phase_with_an_objective_of_its_own_is_killed_and_goes_on_with_the_sam
 
         before = Input(name="base_checkpoints/tiny", fingerprint="f" * 64)
         making = world.making(phase, **({"base": before, TEACHER: before} if phase == "echo" else {}))
-        making = replace(making, name=f"{phase}_checkpoints/{name}")
+        own = {} if phase == "base" else {"fingerprint": name}
+        making = replace(making, name=f"{phase}_checkpoints/{name}", **own)
         file = world.root / f"{phase}-{name}.json"
         config = tiny(phase=phase, steps=STEPS, dtype="float32", rows=5, micro_rows=1)
         keeping = Keeping(save_every=3, keep=2, reserve_bytes=0, samples=0)
