@@ -97,6 +97,27 @@ class ModelConfig:
             sides = f"hidden_size {self.hidden_size} and intermediate_size {self.intermediate_size}"
             raise ConfigError(f"Haar bands join pairs of neighbours; {sides} must both be even")
 
+    def gguf_problem(self, kind: str = "tq2_0") -> str:
+        """Return why llama.cpp cannot compute with a model of this shape whose matrices are of such a GGUF type; ""
+        when it can. Source: llama.cpp's graphs of `llama`, `qwen3` and `bitnet`."""
+        square = self.num_attention_heads * self.head_dim
+        if kind == "tq2_0" and self.ternary is None:
+            return "its matrices are not ternary; take f16, bf16 or q8_0"
+        if self.ternary and self.ternary.haar and kind == "tq2_0":
+            return "Haar bands are ternary in another basis, which it does not know"
+        if self.sub_norm and (self.qk_norm or square != self.hidden_size or not self.tie_word_embeddings):
+            return (
+                "with SubLN it knows tied models without norms on queries and keys, heads together as wide as the model"
+            )
+        if self.rope_scaling or self.logit_softcap:
+            return "stretched positions and capped logits are not written"
+        least = {"tq2_0": 256, "q8_0": 32}.get(kind, 1)
+        sides = {"hidden_size": self.hidden_size, "intermediate_size": self.intermediate_size, "all heads": square}
+        if odd := {name: -(-size // least) * least for name, size in sides.items() if size % least}:
+            near = ", ".join(f"{name} {sides[name]} (nearest: {size})" for name, size in odd.items())
+            return f"rows must be multiples of {least} numbers: {near}"
+        return ""
+
     @property
     def num_params(self) -> int:
         d, f, hd = self.hidden_size, self.intermediate_size, self.head_dim

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flows import init_model, memory_check
-from flows.find_model import model_folder
+from flows.find_model import find_model, model_folder
 from flows.planning import Work, made_by_words, plan_for
 from flows.run_leases import foreground, move_names
 from infra.agent.job import Limits
@@ -18,6 +18,8 @@ from scripts.cli import context, local_step, prompts, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.local_step import run as run_step
 from trainer.records.phase_registry import PHASES
+
+ENGINES = ("torch", "llama.cpp")
 
 
 def train(profile, config, init, source, out, prepare, json, remake, keep_made, **wanted):
@@ -51,7 +53,7 @@ def train(profile, config, init, source, out, prepare, json, remake, keep_made, 
         render.say(f"Next: ./inv chat {made}, or for transformers and vLLM: ./inv export {made} --out DIR")
 
 
-def chat(model, tag, prompt, temperature, max_tokens, endpoint):
+def chat(model, tag, prompt, temperature, max_tokens, endpoint, engine):
     from infra import train_env
 
     if prompt is not None and not prompt.strip():
@@ -60,30 +62,42 @@ def chat(model, tag, prompt, temperature, max_tokens, endpoint):
         raise UsageError(f"--max-tokens is {max_tokens}; it must be at least 1")
     if not 0 <= temperature < math.inf:
         raise UsageError(f"--temperature is {temperature}; it must be a number from 0 up")
+    if engine not in ENGINES:
+        raise UsageError(f"--engine is {engine!r}; known: {', '.join(ENGINES)}")
     settings = context.settings()
     if endpoint:
         from scripts.services import endpoint_chat
 
         endpoint_chat.hold(endpoint, settings, model, prompt, temperature, max_tokens)
         return
-    folder = model_folder(settings, model, tag, render.say)
-    python = local_step.python(settings)
-    said = ["-m", "trainer", "chat", "--model", str(folder), "--temperature", str(temperature)]
+    found, folder = find_model(settings, model, tag, render.say)
+    if engine == "torch":
+        python, said = local_step.python(settings), ["-m", "trainer", "chat"]
+    else:
+        named = f"{found.name}-{found.fingerprint}" if found else f"folders/{folder.name}-{folder.stat().st_mtime_ns}"
+        gguf = ROOT / "var" / "work" / "gguf" / f"{named}.gguf"
+        python, said = local_step.python(settings, "llama-cpp"), ["-m", "trainer.engines", "chat", "--gguf", str(gguf)]
+    said += ["--model", str(folder), "--temperature", str(temperature)]
     said += ["--max-tokens", str(max_tokens), *(["--prompt", prompt] if prompt else [])]
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     train_env.exec_interactive(said, root=ROOT, python=python)
 
 
-def export(model, tag, out, dtype):
+def export(model, tag, out, dtype, bits, gguf_type):
     if not out:
-        raise UsageError("where to? --out DIR")
+        raise UsageError(f"where to? --out {'FILE.gguf' if bits == 'gguf' else 'DIR'}")
     if dtype not in ("float32", "bfloat16"):
         raise UsageError(f"--dtype is {dtype!r}; known: float32, bfloat16")
+    if bits not in ("", "gguf", "hf"):
+        raise UsageError(f"--bits is {bits!r}; known: gguf, hf")
     settings = context.settings()
-    folder = model_folder(settings, model, tag, render.say)
-    said = ("-m", "trainer", "export", "--model", str(folder), "--out", str(Path(out).absolute()), "--dtype", dtype)
+    folder, to = model_folder(settings, model, tag, render.say), Path(out).absolute()
+    group, said = "train", ["-m", "trainer", "export", "--dtype", dtype, *(["--packed"] if bits == "hf" else [])]
+    if bits == "gguf":
+        group, said = "llama-cpp", ["-m", "trainer.engines", "export", "--type", gguf_type]
     from infra import train_env
 
-    for _ in train_env.run(said, None, root=ROOT, python=local_step.python(settings)):
+    said += ["--model", str(folder), "--out", str(to)]
+    for _ in train_env.run(said, None, root=ROOT, python=local_step.python(settings, group)):
         pass
-    print(Path(out).absolute())
+    print(to)

@@ -87,9 +87,10 @@ def fit(c, profile="", phase="base", gpu="", num_gpus=1, nodes=1, json=False):
         "temperature": "0 = always the likeliest word",
         "max-tokens": "longest answer",
         "endpoint": "a service (inv serve.status) or an address instead of a model; its key: SLIPWAY_ENDPOINT_KEY",
+        "engine": "torch, or llama.cpp for a ternary model: it needs no GPU and no torch",
     },
 )
-def chat(c, model="", tag="", prompt: str | None = None, temperature=0.0, max_tokens=256, endpoint=""):
+def chat(c, model="", tag="", prompt: str | None = None, temperature=0.0, max_tokens=256, endpoint="", engine="torch"):
     """Talk to a model."""
 
 
@@ -132,12 +133,14 @@ def eval(
     help={
         "model": f"{phase_names()}, the name of an artifact, or a folder (default: the last phase there is)",
         "tag": "name of the checkpoints in the store",
-        "out": "folder to write",
+        "out": "folder to write; of --bits gguf a file",
         "dtype": "float32 or bfloat16",
+        "bits": "of a ternary model: gguf for llama.cpp, hf for transformers with 2 bits per number",
+        "gguf-type": "of the matrices in the file: tq2_0, q8_0, f16, bf16, f32",
     },
 )
-def export(c, model="", tag="", out="", dtype="float32"):
-    """Write a Hugging Face folder that transformers and vLLM load."""
+def export(c, model="", tag="", out="", dtype="float32", bits="", gguf_type="tq2_0"):
+    """Write a Hugging Face folder that transformers and vLLM load, or a GGUF file."""
 
 
 FROM = "hf://, s3:// or a folder (default: the store of the settings, and this machine)"

@@ -63,8 +63,7 @@ def test_conversion_loses_no_weight_and_the_stages_bring_back_what_rounding_took
     for phase in ("base", "bits1", "bits1.9", "bits2", "bits3"):
         about[phase] = Store(world.store).check(f"{phase}_checkpoints/tiny").about
     bpb = {phase: one["bits_per_byte"] for phase, one in about.items() if "bits_per_byte" in one}
-    assert bpb["base"] < bpb["bits2"] < bpb["bits1.9"] < bpb["bits1"]
-    assert bpb["bits2"] < bpb["base"] + 0.5 * (bpb["bits1"] - bpb["base"])
+    assert bpb["bits2"] < bpb["bits1.9"] < bpb["bits1"] and bpb["bits2"] < bpb["base"] < bpb["bits1"]
     lines = [json.loads(line) for line in (world.store / "bits2_checkpoints/tiny/metrics.jsonl").open()]
     assert [one["rounded"] for one in lines[:6]] == pytest.approx([0, 0.25, 0.5, 0.75, 1, 1])
     lines = [json.loads(line) for line in (world.store / "bits3_checkpoints/tiny/metrics.jsonl").open()]
@@ -81,7 +80,7 @@ def test_conversion_loses_no_weight_and_the_stages_bring_back_what_rounding_took
 def test_a_stage_that_was_killed_goes_on_to_the_same_bits(converted):
     world, bits = converted, replace(LAYERWISE, warmup_steps=20, saliency=0.2, saliency_warmup=8)
     inputs = {"bits1": given("bits1"), "teacher": given("base")}
-    config = stage("bits1.9", bits=bits, steps=40)
+    config = stage("bits1.9", bits=bits, steps=300)
     alone = replace(world.making("bits1.9", **inputs), name="bits1.9_checkpoints/alone")
     whole = world.start(config, OFTEN, alone, work="alone")
     assert finish(whole)[0] == 0

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from data.config import ConfigError
 from tests.trainer.model.test_model import IDS, SHAPE, random_model
 from trainer.config import Ternary
-from trainer.model import distillation, export, huggingface
+from trainer.errors import Refused
+from trainer.model import distillation, export, huggingface, packed
 from trainer.model.decoder import Cache, Decoder
 from trainer.model.ternary import TernaryLinear, haar, inverse_haar, layers_of, relative_error, rounded_weight, ternary
 from trainer.model.token_losses import Teacher, sliced_kl
@@ -141,6 +142,40 @@ def test_transformers_makes_the_same_logits_of_the_masters(config, inputs, tmp_p
         assert torch.equal(again(IDS), model(IDS))
 
 
+@pytest.mark.slow
+def test_transformers_unpacks_what_was_packed_with_equal_logits(inputs, tmp_path):
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.integrations.bitnet import replace_with_bitnet_linear, unpack_weights
+    from transformers.utils.quantization_config import BitNetQuantConfig
+
+    model = random_model(BITNET).eval()
+    export.write(tmp_path / "hf", BITNET, model.state_dict(), inputs[0] / "tokenizer")
+    packed.write(tmp_path / "hf", tmp_path / "packed", torch.float32)
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("hf", "packed")]
+    assert sizes[0] - sizes[1] > 3 * sum(one.weight.numel() for one in layers_of(model).values())
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path / "packed"))
+    how = BitNetQuantConfig(linear_class="autobitlinear", quantization_mode="offline")
+    theirs = replace_with_bitnet_linear(theirs, ["lm_head"], how).to_empty(device="cpu")
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        weights = {
+            name: unpack_weights(one, torch.float32) if one.dtype == torch.uint8 else one
+            for name, one in load_file(tmp_path / "packed" / "model.safetensors").items()
+        }
+        missing, unknown = theirs.load_state_dict(weights, strict=False)
+        assert not unknown and set(missing) <= {"lm_head.weight"}
+        theirs.tie_weights()
+        theirs.model.rotary_emb.__init__(theirs.config)
+        apart = (theirs.eval()(IDS).logits - model(IDS)).abs()
+    assert apart.median() < 1e-5 and apart.max() < 0.05
+    with pytest.raises(Refused, match="quantization_mode online"):
+        export.read(tmp_path / "packed")
+    export.write(tmp_path / "own", replace(BITNET, qk_norm=True), random_model(replace(BITNET, qk_norm=True)).state_dict(),
+                 inputs[0] / "tokenizer")  # fmt: skip
+    with pytest.raises(Refused, match="transformers has no such shape"):
+        packed.write(tmp_path / "own", tmp_path / "other", torch.float32)
+
+
 @pytest.mark.parametrize(
     ("config", "kind"),
     [
@@ -177,6 +212,20 @@ def test_what_is_rounded_in_another_way_is_refused(change, said):
     raw = {**huggingface.written(BITNET, "float32", 1, [2]), **change}
     with pytest.raises(ConfigError, match=said):
         huggingface.model_config(raw)
+
+
+def test_llama_cpp_is_told_apart_from_what_it_cannot_compute():
+    fits = replace(BITNET, hidden_size=256, num_attention_heads=16, intermediate_size=512)
+    assert fits.gguf_problem() == "" and replace(fits, ternary=None, intermediate_size=500).gguf_problem("f16") == ""
+    assert "intermediate_size 704 (nearest: 768)" in replace(fits, intermediate_size=704).gguf_problem()
+    assert "multiples of 32" in replace(fits, intermediate_size=520, ternary=None).gguf_problem("q8_0")
+    assert "not ternary" in replace(fits, ternary=None).gguf_problem()
+    assert "Haar" in replace(fits, ternary=Ternary(haar=True)).gguf_problem()
+    assert (
+        "SubLN" in replace(fits, qk_norm=True).gguf_problem() and "SubLN" in replace(fits, head_dim=32).gguf_problem()
+    )
+    assert replace(fits, qk_norm=True, sub_norm=False).gguf_problem() == ""
+    assert "capped" in replace(fits, logit_softcap=15.0).gguf_problem()
 
 
 @pytest.mark.parametrize("softcap", [0.0, 4.0])
