@@ -97,6 +97,10 @@ class ModelConfig:
             sides = f"hidden_size {self.hidden_size} and intermediate_size {self.intermediate_size}"
             raise ConfigError(f"Haar bands join pairs of neighbours; {sides} must both be even")
 
+    def rounded_like(self, other: "ModelConfig") -> "ModelConfig":
+        """Return the same shape in 1.58 bits, as `other` is."""
+        return replace(self, ternary=other.ternary, sub_norm=self.sub_norm or other.sub_norm)
+
     def gguf_problem(self, kind: str = "tq2_0") -> str:
         """Return why llama.cpp cannot compute with a model of this shape whose matrices are of such a GGUF type; ""
         when it can. Source: llama.cpp's graphs of `llama`, `qwen3` and `bitnet`."""

@@ -360,7 +360,7 @@ def resolve(
     kept = sum(copies * STATE_BYTES * phase.model.num_params for phase in phases)
     spread = [ways_of(phase, request) for phase in phases]
     most = max((min(found.values()) for found in spread), default=0)
-    notes = rescaled(profile, phases) + _about_init(wanted.init if "init" in due else None)
+    notes = rescaled(profile, phases) + _about_init(wanted.init if "init" in due else None) + about_bits(phases)
     notes += tuple(
         f"{phase.phase}: {said}" for phase, found in zip(phases, spread, strict=True) if (said := told(found))
     )
@@ -399,6 +399,15 @@ def rescaled(profile: Profile, phases: Sequence[PhaseConfig]) -> tuple[str, ...]
             warm = f", warm-up {warmup} of {whole.schedule.warmup_steps}" if warmup and not phase.adopted else ""
             changes.append(f"{phase.phase} {phase.steps} of {whole.steps} steps{warm}")
     return (f"the schedule is rescaled: {'; '.join(changes)}",) if changes else ()
+
+
+def about_bits(phases: Sequence[PhaseConfig]) -> tuple[str, ...]:
+    """What a ternary model of that shape cannot become, before anything is trained."""
+    found = dict.fromkeys(phase.model for phase in phases if phase.model.ternary)
+    said = [problem for model in found if (problem := model.gguf_problem())]
+    return tuple(
+        f"a GGUF file cannot be made of this model ({one}); it runs in our own engine: inv chat" for one in said
+    )
 
 
 def _about_init(init: ImportSpec | None) -> tuple[str, ...]:

@@ -176,8 +176,7 @@ class PhaseRun:
         if not self.ranks.is_first:
             return None
         given, wanted = export.read_config(export.folder_of_model(self.input(self.before))), self.config.model
-        kept = {"sub_norm": wanted.sub_norm, "ternary": wanted.ternary}
-        if replace(given, **kept) != wanted or given.sub_norm and not wanted.sub_norm:
+        if given.rounded_like(wanted) != wanted or given.ternary:
             raise Refused(
                 f"{self.config.phase} cannot go on from {self.making.inputs[self.before].name}: its shape is {given}"
             )
@@ -243,7 +242,7 @@ def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Rank
     if config.adopted:
         found = export.read_config(export.folder_of_model(open_input(making, before)))
         if not config.trains:
-            found = replace(found, sub_norm=config.model.sub_norm, ternary=config.model.ternary)
+            found = found.rounded_like(config.model)
         config = replace(config, model=found)
     folder = open_input(making, "tokenizer")
     tokenizer = tokenizers.load(folder)

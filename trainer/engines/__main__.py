@@ -40,7 +40,6 @@ def parser() -> argparse.ArgumentParser:
     one.set_defaults(run=chat)
     one.add_argument("--model", type=Path, required=True)
     one.add_argument("--gguf", type=Path, required=True)
-    one.add_argument("--type", choices=tuple(gguf_file.TYPES), default="tq2_0")
     one.add_argument("--prompt")
     one.add_argument("--temperature", type=float, default=0.0)
     one.add_argument("--top-k", type=int, default=50)
@@ -65,7 +64,7 @@ def chat(flags: argparse.Namespace) -> None:
     config = gguf_file.read_config(folder)
     if not flags.gguf.exists():
         flags.gguf.parent.mkdir(parents=True, exist_ok=True)
-        gguf_file.write(folder, flags.gguf, flags.type)
+        gguf_file.write(folder, flags.gguf, "tq2_0" if config.ternary else "f16")
     engine = LlamaCpp(flags.gguf, config.max_position_embeddings, flags.temperature, flags.top_k, flags.seed)
     talk = Talk(engine, tokenizer.load(folder), flags.max_tokens)
     if flags.prompt is None:

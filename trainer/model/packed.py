@@ -23,7 +23,7 @@ def packed_problem(config: ModelConfig) -> str:
     if config.ternary is None:
         return "its matrices are not ternary"
     if kind_of(config) == OURS:
-        return "transformers has no such shape: one scale for each matrix, and SubLN only without norms on queries and keys"
+        return "transformers has no such shape: one scale for a matrix, and SubLN without norms on queries and keys"
     heads = (config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim)
     if odd := [side for side in (config.hidden_size, config.intermediate_size, *heads) if side % PER_BYTE]:
         return f"{PER_BYTE} rows share a byte, and {odd[0]} is no multiple of that"
