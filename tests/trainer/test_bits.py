@@ -80,7 +80,7 @@ def test_conversion_loses_no_weight_and_the_stages_bring_back_what_rounding_took
 def test_a_stage_that_was_killed_goes_on_to_the_same_bits(converted):
     world, bits = converted, replace(LAYERWISE, warmup_steps=20, saliency=0.2, saliency_warmup=8)
     inputs = {"bits1": given("bits1"), "teacher": given("base")}
-    config = stage("bits1.9", bits=bits, steps=300)
+    config = stage("bits1.9", bits=bits, steps=100)
     alone = replace(world.making("bits1.9", **inputs), name="bits1.9_checkpoints/alone")
     whole = world.start(config, OFTEN, alone, work="alone")
     assert finish(whole)[0] == 0
