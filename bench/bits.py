@@ -34,7 +34,7 @@ def shape(name: str) -> ModelConfig:
     same: dict[str, Any] = {"max_position_embeddings": 2048, "ternary": Ternary()}
     if name == "135m":
         return ModelConfig(
-            vocab_size=32_768, hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12,
+            vocab_size=32_768, hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12,
             num_key_value_heads=12, head_dim=64, sub_norm=True, **same,
         )  # fmt: skip
     return ModelConfig(

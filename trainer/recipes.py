@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from data.config import ConfigError, load
-from trainer.config import Keeping, ModelConfig, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig, Ternary
-from trainer.records.bits import BitsConfig
+from trainer.config import Keeping, ModelConfig, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig
+from trainer.profiles import bits
 
 TALK = {"identity": 0.25, "pydocs": 0.4, "other": 0.35}
 
@@ -74,35 +74,7 @@ def smoke_bits() -> Profile:
     whole = smoke()
     model = replace(whole.phases["base"].model, intermediate_size=768, qk_norm=False)
     phases = {name: replace(phase, model=model) for name, phase in whole.phases.items()}
-    base, sft = phases["base"], phases["sft"]
-    ternary = replace(model, sub_norm=True, ternary=Ternary())
-    phases["bits1"] = replace(base, phase="bits1", model=ternary, steps=0)
-    phases["bits1.9"] = replace(
-        base,
-        phase="bits1.9",
-        model=ternary,
-        schedule=ScheduleConfig(warmup_steps=4, decay=0.5, final=0.5),
-        steps=48,
-        bits=BitsConfig(nats=0.5, divergence=0.5, temperature=2.0, layers=0.5),
-    )
-    phases["bits2"] = replace(
-        base,
-        phase="bits2",
-        model=ternary,
-        schedule=ScheduleConfig(warmup_steps=4, decay=0.7),
-        steps=96,
-        bits=BitsConfig(warmup_steps=8),
-    )
-    phases["bits3"] = replace(
-        sft,
-        phase="bits3",
-        model=ternary,
-        optimizer=replace(sft.optimizer, lr=0.002, muon_lr=0.008),
-        sequence_len=512,
-        turns=8,
-        bits=BitsConfig(divergence=1.0, temperature=5.0, squared=False, relations=1e5, relation_heads=8),
-    )
-    return replace(whole, name="smoke_bits", phases=phases)
+    return replace(whole, name="smoke_bits", phases={**phases, **bits.small_stages(phases["base"], phases["sft"])})
 
 
 def tiny() -> Profile:
@@ -158,19 +130,21 @@ def smollm2_135m() -> Profile:
         max_position_embeddings=8192,
         rope_theta=1e5,
     )
-    return cosine("smollm2_135m", model, lr=1e-3, tokens_per_param=20, rows=256, micro_rows=16)
+    return bits.with_stages(cosine("smollm2_135m", model, lr=1e-3, tokens_per_param=20, rows=256, micro_rows=16))
 
 
 def qwen3_0_6b() -> Profile:
     """Qwen3-0.6B's shape."""
     model = qwen3(1024, layers=28, heads=16, inner=3072)
-    return cosine("qwen3_0_6b", model, lr=6e-4, tokens_per_param=20, rows=256, micro_rows=8)
+    return bits.with_stages(cosine("qwen3_0_6b", model, lr=6e-4, tokens_per_param=20, rows=256, micro_rows=8))
 
 
 def qwen3_4b() -> Profile:
     """Qwen3-4B's shape, whose heads together are wider than the model: for a GPU of more than 80 GB."""
     model = qwen3(2560, layers=36, heads=32, inner=9728)
-    return cosine("qwen3_4b", model, lr=2e-4, tokens_per_param=20, rows=256, micro_rows=1, recompute=True)
+    return bits.with_stages(
+        cosine("qwen3_4b", model, lr=2e-4, tokens_per_param=20, rows=256, micro_rows=1, recompute=True)
+    )
 
 
 def d12() -> Profile:
@@ -358,7 +332,8 @@ def is_file(name: str) -> bool:
 def from_file(path: Path) -> Profile:
     """The profile that a YAML file names under `profile`, changed by its `name`, `model`, `phases` and `keeping`.
 
-    `model` is the shape of all phases. Raises ConfigError for what no profile has.
+    `model` is the shape of all phases; where there are stages of 1.58 bits, `ternary` and `sub_norm` in it are theirs
+    alone. Raises ConfigError for what no profile has.
     """
     import yaml
 
@@ -381,7 +356,10 @@ def from_file(path: Path) -> Profile:
         raise ConfigError(f"profile {path}: phases are {', '.join(whole.phases)}, each with what is different")
     shape = raw.get("model") or {}
     values = asdict(whole)
+    has_stages = any(config["bits"] for config in values["phases"].values())
     for phase, config in values["phases"].items():
+        is_whole = has_stages and config["model"]["ternary"] is None  # a phase before the model is a ternary one
+        of_phase = {key: value for key, value in shape.items() if not is_whole or key not in ("ternary", "sub_norm")}
         asked = phases.get(phase) or {}
         if not isinstance(asked, Mapping):
             raise ConfigError(f"profile {path}: {phase} is {asked!r}; what is different in it stands there, by name")
@@ -389,7 +367,7 @@ def from_file(path: Path) -> Profile:
             raise ConfigError(f"profile {path}: the shape stands under `model`, once for all phases")
         if fixed := [one for one in ("phase", "adopted") if asked.get(one, config[one]) != config[one]]:
             raise ConfigError(f"profile {path}: {fixed[0]} of {phase} is not for a file to say")
-        values["phases"][phase] = changed(changed(config, {"model": shape}), asked)
+        values["phases"][phase] = changed(changed(config, {"model": of_phase}), asked)
     values |= {"name": name, "vocab_size": values["phases"]["base"]["model"]["vocab_size"]}
     values["keeping"] = changed(values["keeping"], raw.get("keeping") or {})
     return load(Profile, values, f"profile {path}")

@@ -35,8 +35,8 @@ def layer_distance(
 
 
 def relation_divergence(student: Tensor, teacher: Tensor, heads: int, unseen: Tensor, counted: Tensor) -> Tensor:
-    """Return KL(teacher || student) of how alike a token's vector is to those it sees, the mean over relation heads,
-    summed over the tokens of `counted`.
+    """Return KL(teacher || student) of how alike a token's vector is to those it sees, summed over the tokens of
+    `counted`: the mean over relation heads, divided by their number once more, as in BitDistill's released code.
 
     student, teacher: (B, H, T, D), queries, keys or values; all heads of a token are joined and cut into `heads`.
     unseen: bool, (T, T) or (B, T, T), True where a token (row) does not see another (column). counted: (B, T) bool.
@@ -64,7 +64,7 @@ class _RelationKL(torch.autograd.Function):
             a = (ours @ ours.mT).masked_fill_(hidden, float("-inf")).log_softmax(dim=-1)  # (heads, T, T)
             b = (theirs @ theirs.mT).masked_fill_(hidden, float("-inf")).log_softmax(dim=-1)
             wanted = b.exp()
-            share = counted[row].float() / heads  # (T,)
+            share = counted[row].float() / heads**2  # (T,)
             total += ((wanted * (b - a).masked_fill_(hidden, 0.0)).sum(dim=-1) * share).sum()
             slope = a.exp_().sub_(wanted).mul_(share[:, None])
             grad[row] = slope @ ours + slope.mT @ ours

@@ -272,10 +272,10 @@ def test_relations_are_those_of_the_formula_and_see_nothing_ahead():
         return (vectors @ vectors.mT).masked_fill(unseen, -1e9).log_softmax(dim=-1)
 
     mine, right = relations(ours), relations(theirs)
-    expected = (right.exp() * (right - mine)).sum(dim=-1).mean(dim=1)[counted].sum()
+    expected = (right.exp() * (right - mine)).sum(dim=-1).mean(dim=1)[counted].sum() / 8
     assert torch.allclose(found, expected, rtol=1e-4)
     slopes = [torch.autograd.grad(one, ours)[0] for one in (found, expected)]
     assert torch.allclose(*slopes, atol=1e-6)
-    assert slopes[0].abs().max() > 1e-4
+    assert slopes[0].abs().max() > 1e-5
     by_row = distillation.relation_divergence(ours, theirs, 8, unseen.expand(2, 6, 6), counted)
     assert torch.equal(by_row, found)
