@@ -21,6 +21,7 @@ from infra.runs import pod_set
 from infra.runs.pod_set import PodSpec, Step
 from infra.runs.timing import Say
 from infra.selection import choose, preflight
+from infra.selection.machine_spec import LimitSpec, MachineSpec
 from infra.selection.request import request_for
 from infra.settings import MARKET, Settings
 from infra.units import duration
@@ -78,18 +79,20 @@ def wanted(spec: PodSpec, settings: Settings, tell: Say) -> tuple[list[Provider]
     text = ("country", "cpus", "memory", "disk_size", "city", "cloud", "region", "instance_type", "max_price",
             "network")  # fmt: skip
     words: dict[str, Any] = {name: getattr(spec, name) or "" for name in text}
-    request = request_for(
+    machine = MachineSpec(
         gpu=spec.gpu_type or "", num_gpus=spec.gpu_count, use_spot=spec.use_spot, volume=spec.volume_id or "",
         min_upload_mbps=spec.min_upload_mbps or 0, min_download_mbps=spec.min_download_mbps or 0,
         **words,
     )  # fmt: skip
+    request = request_for(machine)
     name = candidates[0].name if len(candidates) == 1 else MARKET
     request = replace(request, run=spec.name, provider=name, pool=spec.pool or "", host=spec.host or "")
     is_rented = candidates[0].is_rented
     ttl = "" if spec.ttl_hours is None else f"{spec.ttl_hours * 3600:f}s"
     spend_limit = spec.spend_limit or (preflight.SPEND_LIMIT if is_rented and not ttl else "")
     idle_stop = "" if spec.idle_stop_minutes is None else f"{spec.idle_stop_minutes:f}m"
-    return candidates, request, preflight.limits_for(settings, is_rented, ttl, spend_limit, tell, idle_stop)
+    limits = LimitSpec(ttl=ttl, spend_limit=spend_limit, idle_stop=idle_stop)
+    return candidates, request, preflight.limits_for(settings, is_rented, limits, tell)
 
 
 def rate_then(found: Sequence[Change]) -> int:

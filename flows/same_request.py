@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from flows.specs.launch import LaunchSpec
 from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.ledger.journal import Op
@@ -56,17 +57,16 @@ class Asking:
             )
 
 
-def asking(
-    flags: Mapping[str, Any], request: Request, limits: Limits, *, name: str, vendors: tuple[str, ...]
-) -> Asking:  # fmt: skip
-    """`limits`: of the whole run."""
+def asking(spec: LaunchSpec, request: Request, limits: Limits, *, vendors: tuple[str, ...]) -> Asking:
+    """Return the words of a launch, and what they mean. `limits`: of the whole run."""
     meant = {flag: getattr(request, name) for flag, name in OF_REQUEST.items()}
     meant |= {flag: getattr(limits, name) for flag, name in OF_LIMITS.items()}
-    meant |= {flag: flags[flag] or default for flag, default in AS_TYPED.items()}
+    meant |= {flag: getattr(spec, flag) or default for flag, default in AS_TYPED.items()}
     meant["gpu"] = sorted([gpus.meant(kind).lower(), count] for kind, count in gpus.read_set(request.gpu))
-    meant["all_configs"] = bool(flags["all_configs"])
-    typed = {flag: "" if flags[flag] is True else str(flags[flag]) for flag in meant if flags[flag]}
-    return Asking(typed, json.loads(json.dumps(meant)), name, vendors)
+    meant["all_configs"] = spec.all_configs
+    said = {flag: getattr(spec, flag) for flag in meant}
+    typed = {flag: "" if value is True else str(value) for flag, value in said.items() if value}
+    return Asking(typed, json.loads(json.dumps(meant)), spec.run_name, vendors)
 
 
 def with_limits(asked: str, ttl: str, spend_limit: str, limits: Limits) -> str:

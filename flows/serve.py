@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.find_model import model_folder
+from flows.specs.service import ServeSpec
 from infra import train_env
 from infra.checkout import ROOT
 from infra.errors import UsageError
@@ -16,34 +17,12 @@ from infra.settings import Settings
 from serve import controller_client, controller_process, revision
 from serve import service as service_file
 from serve.engine import models
-from serve.policy import service_state, update
+from serve.policy import service_state
 from serve.policy.service_state import Seen, Version, Wanted
 from serve.replicas import placement
 from serve.replicas.replica_pod import free_port
 from store.backends.by_uri import open_place
 from trainer.plan import CHECKPOINTS
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeSpec:
-    """A service as somebody asks for it; "" and None leave it as it is, or to its file."""
-
-    name: str = ""
-    model: str = ""
-    tag: str = ""
-    replicas: int | None = None
-    provider: str = ""
-    config: str = ""
-    engine: str = ""
-    mode: str = ""
-    host: str = ""
-    port: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.mode not in ("", *update.MODES):
-            raise UsageError(f"--mode {self.mode}: known: {', '.join(update.MODES)}")
-        if self.port is not None and not 0 <= self.port < 65536:
-            raise UsageError(f"--port {self.port}: wanted is 1 to 65535, or 0 for any that is free")
 
 
 @dataclass(frozen=True)

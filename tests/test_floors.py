@@ -27,6 +27,7 @@ HEAVY = {
 PLAN = (
     "trainer.config",
     "trainer.memory",
+    "trainer.phase_options",
     "trainer.recipes",
     "trainer.reuse",
     "trainer.fingerprints",

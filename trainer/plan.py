@@ -35,7 +35,7 @@ from infra.agent.job import Job, Limits, Step
 from infra.errors import UsageError
 from infra.records import Artifact, Inventory, Plan, PlannedArtifact, Pointer, Request
 from store.manifest import kind_of
-from trainer import memory, recipes
+from trainer import memory, phase_options, recipes
 from trainer.config import ImportSpec, Keeping, PhaseConfig, Profile
 from trainer.fingerprints import FIRST_CODE, digest
 from trainer.reuse import Choice, Node, choices, needed
@@ -64,6 +64,8 @@ class Wanted:
     """Of training; the data's split keeps its own."""
     steps: int | None = None
     """Optimizer steps of every phase, instead of the profile's; warm-ups are rescaled with them."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Of single phases, instead of the profile's: the text of each by PHASE.FIELD."""
     init: ImportSpec | None = None
     """Somebody else's model, which the first phase goes on from."""
     mixture: Mapping[str, float] | None = None
@@ -135,9 +137,17 @@ def profile_named(name: str) -> Profile:
     return recipes.PROFILES[name]()
 
 
+def profile_of(wanted: Wanted) -> Profile:
+    """Return the profile with the options of its phases. Raises UsageError, ConfigError."""
+    whole = profile_named(wanted.profile)
+    phase_options.refuse_unknown(wanted.options, whole.phases)
+    phases = {name: phase_options.with_options(phase, wanted.options) for name, phase in whole.phases.items()}
+    return replace(whole, phases=phases)
+
+
 def recipe(wanted: Wanted) -> dict[str, Node]:
     """Every step of the profile by name, in an order in which they can run."""
-    profile = profile_named(wanted.profile)
+    profile = profile_of(wanted)
     tag, slug = wanted.tag or default_tag(wanted, profile), source_slug(wanted.source)
     holds = "" if "text" in wanted.given else source_fingerprint(wanted.source)
     text = TextSpec(source=wanted.source, packages=wanted.packages, source_fingerprint=holds)
@@ -268,8 +278,10 @@ def _phase(
         config = recipes.fine_tuned(config, wanted.init.model)
     if wanted.seed is not None:
         config = replace(config, seed=wanted.seed)
-    if wanted.steps is not None:
+    if wanted.steps is not None and f"{phase}.steps" not in wanted.options:
         config = config.in_steps(wanted.steps)
+    if wanted.init is not None:
+        config = phase_options.with_options(config, wanted.options)  # which outweigh what somebody else's model needs
     words, entry = ("-m", "trainer", phase), f"trainer/phases/{phase}.py"
     return Node(phase, f"{CHECKPOINTS[phase]}/{tag}", words, entry, config, inputs)
 
@@ -300,12 +312,15 @@ def resolve(
     if wanted.mixture is not None and wanted.phases == ("base",):
         raise UsageError("--mixture is of conversations, for mid and sft; base reads text: --source")
     nodes = recipe(wanted)
+    if idle := sorted({path.partition(".")[0] for path in wanted.options} - nodes.keys()):
+        raise UsageError(f"--set {idle[0]}: nothing is trained in phase {idle[0]} here; the phases are "
+                         f"{', '.join(name for name in nodes if name in PHASES)}")  # fmt: skip
     held = {(kind_of(one.name), one.fingerprint): one.about for one in _held(inventory)}
     pointers = {name: one.fingerprint for name, one in inventory.artifacts.items() if not one.problem}
     remake = wanted.phases if wanted.made == "remake" else ()
     chosen = choices(nodes, held, pointers, root, wanted.given, remake)
     due = set(needed(nodes, wanted.phases, chosen))
-    profile = profile_named(wanted.profile)
+    profile = profile_of(wanted)
     keeping = replace(profile.keeping, reserve_bytes=limits.reserve_bytes, **wanted.keeping)
     artifacts, steps = [], []
     for name in (name for name in nodes if name in _closure(nodes, wanted.phases)):
@@ -332,7 +347,8 @@ def resolve(
     kept = sum(copies * STATE_BYTES * phase.model.num_params for phase in phases)
     spread = [ways_of(phase, request) for phase in phases]
     most = max((min(found.values()) for found in spread), default=0)
-    notes = rescaled(profile, phases) + _about_init(wanted.init if "init" in due else None)
+    notes = phase_options.differences(wanted.options, profile_named(wanted.profile).phases)
+    notes += rescaled(profile, phases) + _about_init(wanted.init if "init" in due else None)
     notes += tuple(
         f"{phase.phase}: {said}" for phase, found in zip(phases, spread, strict=True) if (said := told(found))
     )

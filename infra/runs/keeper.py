@@ -104,7 +104,7 @@ class Keeper:
             registry.vendors(settings),
             find=lambda request: find_payable(request, settings, say),
             folder=settings.homes / op.run,
-            secrets=job_environment.secrets(settings),
+            secrets=job_environment.secrets_for(Job.from_json(op.job).secrets if op.job else (), settings),
             say=say,
             terms=terms_for(settings, registry.provider(settings, op.vendor)),
             lost=lambda gone: tell_end(gone, "preempted", journal, settings, say),

@@ -23,6 +23,7 @@ from infra.transport.protocol import Transport
 from infra.transport.shipment import preview
 from scripts.cli import context, render, session
 from scripts.cli.invoke_patch import line_after_dashes, print_json
+from scripts.pods.flags import ForwardFlags, PullFlags, SshFlags, SyncFlags
 
 BOARD, BOARD_PORT = "tensorboard", 6006
 BOARD_S = 120.0  # until it answers: a machine that is busy imports slowly
@@ -30,10 +31,10 @@ ANSWER_S = 5.0
 POLL_S = 0.25
 
 
-def ssh(run):
+def ssh(spec: SshFlags) -> None:
     settings = context.settings()
     with Journal.open(settings.state_file) as journal:
-        op = find_run(journal, run)
+        op = find_run(journal, spec.run)
         code = way(settings, op).shell(line_after_dashes() or None, cwd=pods.folder_of(op).root)
     if code:
         raise Exit(code=code)
@@ -43,8 +44,8 @@ def is_port(text: str) -> bool:
     return re.fullmatch("[0-9]{1,5}", text) is not None and int(text) < 65536
 
 
-def forward(what):
-    *run, ports = what or [""]
+def forward(spec: ForwardFlags) -> None:
+    *run, ports = spec.what or [""]
     local, _, remote = f"{BOARD_PORT}:{BOARD}".partition(":") if ports == BOARD else ports.partition(":")
     remote = remote or local
     if len(run) > 1 or not is_port(local) or not (is_port(remote) or remote == BOARD):
@@ -103,15 +104,16 @@ def answers(port: int) -> bool:
     return True
 
 
-def sync(run, plan, json):
+def sync(spec: SyncFlags) -> None:
+    run = spec.run
     settings = context.settings()
     with Journal.open(settings.state_file) as journal:
         run = run or session.current()
-        op = find_run(journal, run) if run or not plan else None
-        if plan:
+        op = find_run(journal, run) if run or not spec.plan else None
+        if spec.plan:
             known = code_sync.pushed(way(settings, op), pods.folder_of(op).code) if op else {}
             seen = preview(ROOT, known)
-            print_json(seen) if json else render.show_sync(seen, op.run if op else "")
+            print_json(seen) if spec.json else render.show_sync(seen, op.run if op else "")
             return
         assert op is not None
         if not op.is_live:
@@ -119,18 +121,18 @@ def sync(run, plan, json):
         if op.stays:
             session.use(op)
         done = send_code(op, registry.provider(settings, op.vendor), ROOT, render.say)
-    if json:
+    if spec.json:
         print_json(done)
     else:
         render.say(f"{op.run}: {done.sent} files sent, {done.unchanged} unchanged, {done.removed} removed")
 
 
-def pull(run, json):
+def pull(spec: PullFlags) -> None:
     settings = context.settings()
     with Journal.open(settings.state_file) as journal:
-        op = find_run(journal, run)
+        op = find_run(journal, spec.run)
         names = bring_home(op, registry.provider(settings, op.vendor), settings)
-    if json:
+    if spec.json:
         print_json({"run": op.run, "brought": names, "store": op.store})
     else:
         render.say(f"{op.run}: {', '.join(names) or 'nothing new'}; logs in {settings.homes / op.run}")

@@ -26,39 +26,39 @@ from infra.transport.protocol import Lost, TimedOut, Unreachable
 from scripts.cli import context, render
 from scripts.cli.render import clean, say, step_line
 from scripts.cli.session import open_journal
+from scripts.runs.flags import LogsFlags
 from store import StoreError
 
 TELL_EVERY_S = 15.0  # what a step is at
 LAST_S = 60.0  # a pod that is deaf when its run has ended is asked again for so long
 
 
-def logs(run, tail, **which):
-    if tail < 0:
-        raise UsageError(f"--tail is {tail}; it cannot be negative")
+def logs(spec: LogsFlags) -> None:
+    if spec.tail < 0:
+        raise UsageError(f"--tail is {spec.tail}; it cannot be negative")
     settings = context.settings()
     with open_journal(settings) as journal:
-        show(find_run(journal, run), journal, settings, tail=tail, **which)
+        show(find_run(journal, spec.run), journal, settings, spec)
 
 
-def show(
-    op: Op, journal: Journal, settings: Settings, *, follow: bool, tail: int, since: str, file: str, errors: bool
-) -> None:
+def show(op: Op, journal: Journal, settings: Settings, spec: LogsFlags) -> None:
     """Print to stdout. Raises UsageError for a log that does not exist, Exit with the run's code after following."""
     folder = settings.homes / op.run
-    wanted_s = context.seconds(since)
+    wanted_s = context.seconds(spec.since)
     after = 0.0 if wanted_s is None else time.time() - wanted_s
     if bring(op, journal, settings, folder) or not op.is_live:
         bring_from_store(op, folder)
 
     def paths() -> list[Path]:
-        return choose_errors(folder, file) if errors else choose(folder, op, file, follow)
+        return choose_errors(folder, spec.file) if spec.errors else choose(folder, op, spec.file, spec.follow)
 
-    if not paths() and not follow:
-        print(f"{op.run} has written no {'error ' if errors else ''}log{'' if errors else ' yet'}", file=sys.stderr)
+    if not paths() and not spec.follow:
+        which, yet = ("error log", "") if spec.errors else ("log", " yet")
+        print(f"{op.run} has written no {which}{yet}", file=sys.stderr)
     begins = {path: start(path, after) for path in paths()}
-    most = shares(begins, tail)
-    offsets = {path: write(path, at, most.get(path), is_last=not follow) for path, at in begins.items()}
-    if not follow:
+    most = shares(begins, spec.tail)
+    offsets = {path: write(path, at, most.get(path), is_last=not spec.follow) for path, at in begins.items()}
+    if not spec.follow:
         return
     verdict: Mapping[str, Any] = {}
     told: dict[str, tuple[str, float]] | None = None

@@ -27,6 +27,7 @@ from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
 from scripts.models.eval import Subject, kept
 from scripts.runs import status
+from scripts.runs.flags import ReportFlags
 from store import Store, StoreError, credentials, outside
 from store.manifest import kept_name
 from store.run_sync.run_folder import RunFolder
@@ -38,15 +39,15 @@ FOREGROUND = "foreground"  # what `inv train` does here, which is no run of its 
 Place = Callable[[str, str], bytes | None]  # phase and file -> what it holds, None where it is not there
 
 
-def report(run, out, json):
+def report(spec: ReportFlags) -> None:
     settings = context.settings()
-    story = tell(run, settings)
+    story = tell(spec.run, settings)
     if not any(phase.lines for phase in story.phases):
         render.say(f"{story.run} has told no figures yet")
-    folder = Path(out or ROOT / "var" / "reports" / story.run.replace("/", "-")).absolute()
+    folder = Path(spec.out or ROOT / "var" / "reports" / story.run.replace("/", "-")).absolute()
     pictures = write(story, folder)
     target = folder / "report.html"
-    if json:
+    if spec.json:
         phases = [{"name": one.name, "state": one.state or None, "steps": len(one.lines)} for one in story.phases]
         print_json({"run": story.run, "page": str(target), "pictures": pictures, "phases": phases})
     else:

@@ -13,22 +13,23 @@ from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
+from scripts.runs.flags import StatusFlags
 
 
-def status(run, watch, json):
+def status(spec: StatusFlags) -> None:
     settings = context.settings()
-    every_s = context.watch_seconds(watch)
+    every_s = context.watch_seconds(spec.watch)
     with open_journal(settings) as journal:
         if every_s is None:
-            views = look(journal, settings, run)
-            if json:
+            views = look(journal, settings, spec.run)
+            if spec.json:
                 print_json([render.view_json(view) for view in views])
             elif views:
                 render.console(stderr=False).print(render.status_table(views), soft_wrap=True)
             else:
                 render.say("no runs yet; begin with: ./inv launch --phase sft")
             return
-        redraw(journal, settings, run, every_s, json)
+        redraw(journal, settings, spec.run, every_s, spec.json)
 
 
 def look(journal: Journal, settings: Settings, run: str) -> list[PodView]:

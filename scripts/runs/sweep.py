@@ -15,36 +15,37 @@ from scripts.cli import context, prompts, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
+from scripts.runs.flags import SweepFlags
 
 
-def sweep(file, pods, provider, dry_run, yes, json):
-    if not file:
+def sweep(spec: SweepFlags) -> None:
+    if not spec.file:
         raise UsageError("which file? inv sweep runs.yaml, with `runs:` and below it `- name: a`, `  seed: 1`")
     try:
-        document = strict_yaml.read(Path(file))
+        document = strict_yaml.read(Path(spec.file))
     except FileNotFoundError:
-        raise UsageError(f"there is no {file}") from None
-    spec = use_case.read(str(Path(file)), document, pods)
-    settings = context.settings(provider=provider)
+        raise UsageError(f"there is no {spec.file}") from None
+    spec = use_case.read(str(Path(spec.file)), document, spec.pods)
+    settings = context.settings(provider=spec.provider)
     with open_journal(settings) as journal:
         planned = use_case.plan(spec, journal, settings, context.again("--with-missing"), render.tell)
-    if not json:
+    if not spec.json:
         show_plan(planned)
     if planned.idle:
         render.say(f"{render.count(planned.idle, 'pod')} {'has' if planned.idle == 1 else 'have'} no run")
-    if dry_run:
-        if json:
+    if spec.dry_run:
+        if spec.json:
             rows = [row_json(run) for run in planned.runs.values()]
             print_json({"lanes": planned.lanes, "idle_pods": planned.idle, "runs": rows})
         return
     if planned.micro_usd:
-        prompts.confirm(yes)
+        prompts.confirm(spec.yes)
     try:
         planned.go()
     except KeyboardInterrupt:
-        render.say(f"\ndetached; what runs goes on. See it: ./inv status. Go on with the rest: ./inv sweep {file}")
+        render.say(f"\ndetached; what runs goes on. See it: ./inv status. Go on with the rest: ./inv sweep {spec.file}")
         raise Exit(code=DETACHED) from None
-    report(planned.runs, planned.idle, json)
+    report(planned.runs, planned.idle, spec.json)
 
 
 def show_plan(planned: Sweep) -> None:

@@ -23,6 +23,7 @@ from scripts.cli import context, render
 from scripts.cli.invoke_patch import line_after_dashes, print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
+from scripts.services.flags import BenchFlags, DoctorFlags, LogsFlags, SshFlags, StatusFlags
 from serve import controller_client, controller_process
 from serve.awaiting import phases
 from serve.policy import replica_states, service_state
@@ -37,15 +38,24 @@ SHOWN_FAILURES = 5
 MOST_REQUESTS = 1_000_000  # of one round of a load: what came of each is kept until its end
 
 
-def status(name, all, metrics, watch, json):
+def status(spec: StatusFlags) -> None:
     settings = context.settings()
-    every_s = context.watch_seconds(watch)
+    every_s = context.watch_seconds(spec.watch)
     with open_journal(settings) as journal:
         while True:
-            names = [controller_client.find(name, journal)] if name else [one.name for one in journal.services()]
+            names = (
+                [controller_client.find(spec.name, journal)] if spec.name else [one.name for one in journal.services()]
+            )
             for one in names:
                 take_over(one, settings, journal)
-            show(names, settings, journal, with_replicas=all or every_s is not None, with_metrics=metrics, as_json=json)
+            show(
+                names,
+                settings,
+                journal,
+                with_replicas=spec.all or every_s is not None,
+                with_metrics=spec.metrics,
+                as_json=spec.json,
+            )
             if every_s is None:
                 return
             time.sleep(every_s)
@@ -208,16 +218,16 @@ def flat(found: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{before}{key}", "-" if value is None else value
 
 
-def logs(name, replica_id, controller, tail, follow):
-    if tail < 0:
-        raise UsageError(f"--tail is {tail}; it cannot be negative")
-    if controller and replica_id is not None:
+def logs(spec: LogsFlags) -> None:
+    if spec.tail < 0:
+        raise UsageError(f"--tail is {spec.tail}; it cannot be negative")
+    if spec.controller and spec.replica_id is not None:
         raise UsageError("--controller and --replica-id exclude each other")
     settings = context.settings()
     with open_journal(settings) as journal:
-        path = lambda: log_path(name, replica_id, controller, settings, journal)  # noqa: E731
-        offset = write(path(), 0, tail)
-        while follow:
+        path = lambda: log_path(spec.name, spec.replica_id, spec.controller, settings, journal)  # noqa: E731
+        offset = write(path(), 0, spec.tail)
+        while spec.follow:
             time.sleep(FOLLOW_S)
             offset = write(path(), offset, 0)
 
@@ -259,11 +269,12 @@ def write(path: Path, offset: int, tail: int) -> int:
     return offset + len(text)
 
 
-def ssh(name, replica_id):
+def ssh(spec: SshFlags) -> None:
+    name = spec.name
     settings = context.settings()
     with open_journal(settings) as journal:
         name = controller_client.find(name, journal)
-        op = live_replica(name, replica_id, journal)
+        op = live_replica(name, spec.replica_id, journal)
         code = way(settings, op).shell(line_after_dashes() or None, cwd=pods.folder_of(op).root)
     if code:
         raise Exit(code=code)
@@ -283,7 +294,8 @@ def live_replica(name: str, number: int | None, journal: Journal) -> Op:
     return journal.ops(run=run)[-1]
 
 
-def doctor(name, json):
+def doctor(spec: DoctorFlags) -> None:
+    name = spec.name
     settings = context.settings()
     with open_journal(settings) as journal:
         name = controller_client.find(name, journal)
@@ -293,11 +305,11 @@ def doctor(name, json):
         assert row is not None
         wanted, seen = service_state.wanted_of(row.wanted), service_state.seen_of(row.seen)
     findings = advice(name, wanted, seen, figures(name, settings), was_kept)
-    if json:
+    if spec.json:
         print_json({"service": name, "findings": [{"seen": what, "do": do} for what, do in findings]})
     elif not findings:
         print(f"{name}: nothing is wrong that can be seen: {len(seen.serving)} replicas serve at {seen.endpoint}")
-    for what, do in [] if json else findings:
+    for what, do in [] if spec.json else findings:
         print(render.clean(f"{what}\n    {do}"))
 
 
@@ -343,16 +355,17 @@ def advice(name: str, wanted: Wanted, seen: Seen, metrics: dict[str, Any], was_k
     return found
 
 
-def bench(name, rate, duration, max_tokens, prompt, target_ttft, json):
+def bench(spec: BenchFlags) -> None:
+    name = spec.name
     settings = context.settings()
-    duration_s = context.seconds(duration)
-    if not 0 < rate < math.inf or duration_s is None or max_tokens < 1:
+    duration_s = context.seconds(spec.duration)
+    if not 0 < spec.rate < math.inf or duration_s is None or spec.max_tokens < 1:
         raise UsageError("--rate, --duration and --max-tokens must be more than 0")
-    if target_ttft is not None and not 0 < target_ttft < math.inf:
-        raise UsageError(f"--target-ttft is {target_ttft:g}; wanted are seconds, more than 0")
-    if rate * duration_s > MOST_REQUESTS:
-        raise UsageError(f"--rate {rate:g} for --duration {duration} is {rate * duration_s:.0f} requests; "
-                         f"{MOST_REQUESTS} are the most that are kept count of")  # fmt: skip
+    if spec.target_ttft is not None and not 0 < spec.target_ttft < math.inf:
+        raise UsageError(f"--target-ttft is {spec.target_ttft:g}; wanted are seconds, more than 0")
+    if spec.rate * duration_s > MOST_REQUESTS:
+        number = f"{spec.rate * duration_s:.0f} requests"
+        raise UsageError(f"--rate {spec.rate:g} for --duration {spec.duration} is {number}; {MOST_REQUESTS} are the most that are kept count of")  # fmt: skip
     with open_journal(settings) as journal:
         name = controller_client.find(name, journal)
         seen = controller_client.ensure(name, settings, journal, render.tell)
@@ -362,17 +375,17 @@ def bench(name, rate, duration, max_tokens, prompt, target_ttft, json):
         ready = len(service_state.seen_of(row.seen).serving)
     if not ready:
         raise UsageError(f"{name} has no replica that is ready; see: inv serve.doctor {name}")
-    config = {"url": seen.endpoint, "model": service_state.served_name(name, newest.service), "rate": rate,
-              "duration_s": duration_s, "max_tokens": max_tokens, "prompt": prompt, "replicas": ready,
-              "target_ttft_s": target_ttft or 0.0}  # fmt: skip
+    config = {"url": seen.endpoint, "model": service_state.served_name(name, newest.service), "rate": spec.rate,
+              "duration_s": duration_s, "max_tokens": spec.max_tokens, "prompt": spec.prompt, "replicas": ready,
+              "target_ttft_s": spec.target_ttft or 0.0}  # fmt: skip
     result: dict[str, Any] = {}
     for record in train_env.run(
         ("-m", "serve.load"), config, root=ROOT, python=controller_client.python(settings, render.say)
     ):
-        if record["kind"] == "round" and not json:
+        if record["kind"] == "round" and not spec.json:
             print(round_words(record), flush=True)
         result = record if record["kind"] == "result" else result
-    if json:
+    if spec.json:
         print_json({key: value for key, value in result.items() if key not in ("kind", "at")})
     first = result["rounds"][0]
     if not first["answered_per_s"]:
@@ -380,7 +393,7 @@ def bench(name, rate, duration, max_tokens, prompt, target_ttft, json):
         why = ", ".join(first["failures"])
         raise SlipwayError(f"{name} answered nothing: {why}{hint if 'status 401' in first['failures'] else ''}; "
                            f"see: inv serve.logs {name} --tail 5")  # fmt: skip
-    if result.get("advice") and not json:
+    if result.get("advice") and not spec.json:
         print(result["advice"])
 
 

@@ -79,9 +79,6 @@ def test_commands_in_the_text_exist_and_are_spelled_to_be_copied(page):
     assert not re.findall(r"`inv [a-z-].*", text), "write ./inv"
 
 
-CONTEXTS = Parser(contexts=Collection.from_module(tasks).to_contexts()).contexts
-
-
 @pytest.mark.parametrize("page", BY_HAND, ids=name)
 def test_every_command_that_is_shown_can_be_parsed(page, monkeypatch):
     monkeypatch.chdir(ROOT)
@@ -91,7 +88,7 @@ def test_every_command_that_is_shown_can_be_parsed(page, monkeypatch):
             program, *rest = words(line)
             rest = rest[: rest.index("--")] if "--" in rest else rest
             if program == "./inv" and rest and not rest[0].startswith("-"):
-                read = Words(rest, CONTEXTS, tasks.namespace).read()
+                read = Words(rest, tasks.namespace).read()
                 assert [one.name for one in read], line
 
 
