@@ -99,3 +99,17 @@ def given(spec: Any, but: Collection[str] = ()) -> dict[str, Any]:
             plain = dict(value) if isinstance(value, Mapping) else list(value) if one.is_many else value
             found[one.spelled] = plain
     return found
+
+
+def as_typed(spec: Any, but: Collection[str] = ()) -> list[str]:
+    """Return the words of a command line that gives the same flags; for another process of ours, not for people."""
+    words = []
+    for one in flags_of(type(spec)):
+        value = given(spec, but).get(one.spelled)
+        if value is None or value is False:
+            continue
+        if isinstance(value, Mapping):
+            value = [f"{name}={text}" for name, text in value.items()]
+        words += [f"--{one.spelled}" if each is True else f"--{one.spelled}={each}"
+                  for each in (value if isinstance(value, list) else [value])]  # fmt: skip
+    return words

@@ -51,7 +51,9 @@ def read(path: Path, known: Collection[str]) -> dict[str, list[str | bool]]:
         if key == "volumeMounts":
             value = _volume(path, value)
         if value is not None:
-            found.setdefault(flag, []).extend(_word(path, key, one) for one in (value if isinstance(value, list) else [value]))
+            found.setdefault(flag, []).extend(
+                _word(path, key, one) for one in (value if isinstance(value, list) else [value])
+            )
     return found
 
 

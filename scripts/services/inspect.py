@@ -365,7 +365,8 @@ def bench(spec: BenchFlags) -> None:
         raise UsageError(f"--target-ttft is {spec.target_ttft:g}; wanted are seconds, more than 0")
     if spec.rate * duration_s > MOST_REQUESTS:
         number = f"{spec.rate * duration_s:.0f} requests"
-        raise UsageError(f"--rate {spec.rate:g} for --duration {spec.duration} is {number}; {MOST_REQUESTS} are the most that are kept count of")  # fmt: skip
+        raise UsageError(f"--rate {spec.rate:g} for --duration {spec.duration} is {number}; "
+                         f"{MOST_REQUESTS} are the most that are kept count of")  # fmt: skip
     with open_journal(settings) as journal:
         name = controller_client.find(name, journal)
         seen = controller_client.ensure(name, settings, journal, render.tell)

@@ -4,7 +4,6 @@ import re
 
 import pytest
 from invoke import Collection
-from invoke.parser import Parser
 
 import tasks
 from infra.providers.lium import Lium
