@@ -306,9 +306,10 @@ def _rent(renting: _Renting, offer: Offer, provider: Provider, rank: int) -> Op:
     job = replace(job, farewell=farewell(provider), limits=renting.limits(plan.request.nodes - rank))
     if provider.is_rented and rank == 0:
         job = with_courier(job, plan.store, plan.request.run)
-    return pods.rent(provider, request, offer, job, renting.journal, target="" if rank else plan.target,
-                     store=plan.store, slot=rank, recoveries=terms.recoveries, admit=terms.admit, role=terms.role,
-                     spec_hash=terms.spec_hash, budget=renting.budget, asked=terms.asked)  # fmt: skip
+    row = pods.Row(target="" if rank else plan.target, store=plan.store, slot=rank, recoveries=terms.recoveries,
+                   admit=terms.admit, role=terms.role, spec_hash=terms.spec_hash, budget=renting.budget,
+                   asked=terms.asked)  # fmt: skip
+    return pods.rent(provider, request, offer, job, renting.journal, row)
 
 
 def _try(
@@ -422,8 +423,9 @@ def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
     request = Request(run=op.run, provider=op.vendor, host=op.place)
     offer = of_machines(provider, request)[0]
     job = Job.from_json(op.job)
-    return pods.rent(provider, request, offer, job, journal, target=op.target, store=op.store, slot=op.slot,
-                     role=op.role, spec_hash=op.spec_hash, budget=op.budget, asked=op.asked)  # fmt: skip
+    row = pods.Row(target=op.target, store=op.store, slot=op.slot, role=op.role, spec_hash=op.spec_hash,
+                   budget=op.budget, asked=op.asked)  # fmt: skip
+    return pods.rent(provider, request, offer, job, journal, row)
 
 
 def hand_over(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, str]) -> Op:

@@ -12,7 +12,7 @@ import itertools
 import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,28 @@ class StillBills(LimitHit):
     """It was asked to end, and is not proven gone."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What the journal is to say of a pod, beside what is rented and for which job; see `Op`."""
+
+    target: str = ""
+    store: str = ""
+    slot: int = 0
+    recoveries: int = 0
+    admit: Admit | None = None
+    """Who else has a say before the row is written."""
+    role: str = "train"
+    spec_hash: str = ""
+    """"" = of the job."""
+    budget: int | None = None
+    asked: str = ""
+
+
+PLAIN = Row()
+
+
 def rent(
-    provider: Provider, request: Request, offer: Offer, job: Job, journal: Journal, *, target: str = "",
-    store: str = "", slot: int = 0, recoveries: int = 0, admit: Admit | None = None, role: str = "train",
-    spec_hash: str = "", budget: int | None = None, asked: str = "",
+    provider: Provider, request: Request, offer: Offer, job: Job, journal: Journal, row: Row = PLAIN
 ) -> Op:  # fmt: skip
     """One pod from `offer` for `job`; the row's `job` is what to hand over, with token and price filled in.
 
@@ -65,13 +83,14 @@ def rent(
         check_end(offer, job.limits)
     token = new_token(journal.installation)
     limits = replace(job.limits, micro_usd_per_hour=offer.micro_usd_per_hour)
-    spec_hash = spec_hash or hashlib.sha256(replace(job, token="").to_json().encode()).hexdigest()
+    spec_hash = row.spec_hash or hashlib.sha256(replace(job, token="").to_json().encode()).hexdigest()
     job = replace(job, run=request.run, token=token, limits=limits)
     with _looked_after(journal, token):  # while this process lives, nobody else clears the row away
-        op = journal.plan(token=token, run=request.run, slot=slot, vendor=provider.name, target=target, store=store,
-                          spec_hash=spec_hash, job=job.to_json(), request=json.dumps(asdict(request)),
+        op = journal.plan(token=token, run=request.run, slot=row.slot, vendor=provider.name, target=row.target,
+                          store=row.store, spec_hash=spec_hash, job=job.to_json(), request=json.dumps(asdict(request)),
                           rate=offer.micro_usd_per_hour, ttl_s=limits.time_s, cap=limits.spend_micro_usd,
-                          place=offer.place, recoveries=recoveries, admit=admit, role=role, budget=budget, asked=asked,
+                          place=offer.place, recoveries=row.recoveries, admit=row.admit, role=row.role,
+                          budget=row.budget, asked=row.asked,
                           remote_id=f"{token}@{offer.place}" if offer.place else None)  # fmt: skip
         op = journal.advance(op, "sending")
         try:

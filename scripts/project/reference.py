@@ -2,8 +2,8 @@
 
     python -m scripts.project.reference write
 
-A test compares the pages in the checkout with what this writes. The commands are read from invoke's own tasks, and their
-flags from the records that the command line is made of.
+A test compares the pages in the checkout with what this writes. The commands are read from invoke's own tasks, and
+their flags from the records that the command line is made of.
 """
 
 import dataclasses
@@ -222,8 +222,9 @@ def files() -> str:
         "## Flags of a launch (`./inv launch FILE`)",
         "",
         "Every key is a [flag of `launch`](commands.md#launch), or `phases`, below which options of phases stand "
-        "nested: `phases: {sft: {optimizer: {lr: 1e-3}}}` is `--set sft.optimizer.lr=1e-3`. `./inv config --schema launch` "
-        "prints the file's JSON Schema; so do `sweep`, `pod` and `service` for the files below. Command-line flags "
+        "nested: `phases: {sft: {optimizer: {lr: 1e-3}}}` is `--set sft.optimizer.lr=1e-3`. "
+        "`./inv config --schema launch` prints the file's JSON Schema; "
+        "so do `sweep`, `pod` and `service` for the files below. Command-line flags "
         "override the file. RunPod's words "
         f"are understood too: {renamed}. Example: [examples/launch.yaml](../../examples/launch.yaml).",
         "",

@@ -43,8 +43,7 @@ def test_the_service_is_one_and_skypilot_can_have_it():
 
 
 def test_the_flags_of_the_launch_are_flags_of_launch():
-    launch = next(one for one in namespace().to_contexts() if one.name == "launch")
-    flags = [name.removeprefix("--") for name in launch.flags]
+    flags = [one.spelled for one in namespace()["launch"].flags]
     assert flag_file.read(EXAMPLES / "launch.yaml", flags)["seed"] == ["7"]
 
 

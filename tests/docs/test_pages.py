@@ -3,7 +3,6 @@
 import re
 
 import pytest
-from invoke import Collection
 
 import tasks
 from infra.providers.lium import Lium
@@ -53,10 +52,9 @@ def test_a_page_of_reference_is_what_the_generator_writes(page):
 
 
 def test_a_flag_that_is_added_shows_on_the_page_of_commands(monkeypatch):
-    found = Collection.from_module(tasks)
-    context = next(one for one in found.to_contexts() if one.name == "logs")
-    rows = dict((flag, text) for flag, _, text in reference.flag_rows(context))
-    assert rows["`--since TEXT`"] == "only what was written in the last 90s, 10m, 2h"
+    (rows,) = reference.flag_rows(tasks.namespace["logs"]).values()
+    rows = {flag: text for flag, _, text in rows}
+    assert rows["`--since DURATION`"] == "only what was written in the last 90s, 10m, 2h"
     assert rows["`--follow`"] and rows["`--tail N`"]
     assert "`--json`" not in rows
 
