@@ -6,14 +6,14 @@ from typing import Any
 
 from flows.find_model import model_folder
 from flows.specs.service import ServeSpec
-from infra import train_env
+from infra import job_environment, train_env
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.ledger.journal import Journal, Service
 from infra.names import check_name
 from infra.records import Offer
 from infra.runs.timing import Say
-from infra.settings import Settings
+from infra.settings import Settings, is_secret
 from serve import controller_client, controller_process, revision
 from serve import service as service_file
 from serve.engine import models
@@ -42,7 +42,7 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
     old = service_state.wanted_of(row.wanted) if row else None
     if old and old.is_ending:
         raise UsageError(f"{name} is being ended; when that is done (inv serve.status): the same again")
-    document = revision.document_of(spec.config, old, name, spec.replicas)
+    document = with_environment(revision.document_of(spec.config, old, name, spec.replicas), settings)
     where = spec.provider or (old.newest.provider if old else revision.usual_provider(settings))
     before = old.newest if old else None
     service = service_file.parse(f"service {name}", document)
@@ -53,6 +53,17 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
     version = revision.version_of(document, source, provider, spec.engine, settings.store, before, name)
     version = revision.with_limit(version, settings, tell)
     return Revision(name, revision.with_room(version, settings, tell), row, old)
+
+
+def with_environment(document: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """Return a service's document with what `--env` gives its replicas. Raises UsageError for a secret."""
+    given = job_environment.of_job(settings)
+    if hidden := [name for name in given if is_secret(name)]:
+        raise UsageError(
+            f"--env {hidden[0]}: the variables of a service are written into the journal, where a secret must not be; "
+            "put it into .env, if it is a setting (inv config)"
+        )
+    return {**document, "envs": {**(document.get("envs") or {}), **given}} if given else document
 
 
 def folder_of(said: str, tag: str, settings: Settings, name: str, tell: Say) -> str:

@@ -64,6 +64,7 @@ ORDER = {
     "scripts": ("cli", "market", "services", "models", "data", "pools", "store", "runs", "pods", "project"),
 }
 MOST_FILES = 18  # of one folder
+MOST_PARAMETERS = 10
 
 
 def sources() -> list[Path]:
@@ -189,6 +190,21 @@ def test_no_folder_holds_more_than_one_can_look_over():
     big = {str(folder.relative_to(ROOT)): count for folder, count in counts.items() if count > MOST_FILES}
     assert big.pop("infra/agent") == 24  # one program that is sent to pods by itself
     assert not big
+
+
+def crowded(text: str) -> list[str]:
+    """Return the functions of a file that take more values than a reader keeps apart, with how many."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            count = sum(len(ones) for ones in (node.args.posonlyargs, node.args.args, node.args.kwonlyargs))
+            found += [f"{getattr(node, 'name', 'lambda')}: {count}"] if count > MOST_PARAMETERS else []
+    return found
+
+
+def test_no_function_has_more_parameters_than_ten():
+    assert not {str(path.relative_to(ROOT)): said for path in sources() if (said := crowded(path.read_text("utf-8")))}
+    assert crowded(f"def f({', '.join(f'a{one}' for one in range(11))}): ...") == ["f: 11"]
 
 
 @pytest.mark.parametrize(

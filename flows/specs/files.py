@@ -64,10 +64,10 @@ def _value(where: str, one: Flag, value: Any) -> Any:
     if one.is_many:
         many = value if isinstance(value, list) else [value]
         return tuple(str(word) for word in many)
-    if type(value) is one.kind and not (one.kind is float and not math.isfinite(value)):
-        return value
-    if one.kind is float and type(value) is int:
+    if one.kind is float and type(value) in (int, float) and math.isfinite(value):
         return float(value)
+    if type(value) is one.kind and one.kind is not float:
+        return value
     if one.kind is str and type(value) in (int, float):
         return str(value)
     raise UsageError(f"{where} is {value!r}; it must be {WANTED[one.kind]}")

@@ -47,7 +47,7 @@ class Command(Task):
         from infra.flags import flags_of
         from scripts.cli import flags
 
-        more = [flags.Environment] if self.takes_env else []
+        more: list[type] = [flags.Environment] if self.takes_env else []
         more += [flags.Rehearse] if self.world in (FIND, BEGIN) else []
         more += [flags.Apart] if self.world else []
         own = flags_of(self.record) if self.record else ()
