@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from infra.errors import UsageError
 from infra.flags import flag
 from serve.policy.update import MODES
+from trainer.records.phase_registry import phase_names
 
 ADDRESS = "Address"
 REPLICAS = "Replicas"
@@ -17,7 +18,7 @@ class ServeSpec:
     name: str = flag("", "of the service; one that is there already is updated", word=True, also=("n",))
     model: str = flag(
         "",
-        "base, mid, sft, an artifact or run of ours, a folder, hf://user/repo, s3://bucket/folder "
+        f"{phase_names()}, an artifact or run of ours, a folder, hf://user/repo, s3://bucket/folder "
         "(default: what --config says, else the last phase there is)",
     )
     tag: str = flag("", "name of the checkpoints in the store")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from flows.specs import phase_words
 from infra.flags import flag
+from trainer.records.phase_registry import phase_names
 
 WORK = "What is made"
 TRAINING = "Training"
@@ -15,7 +16,7 @@ SAVING = "Checkpoints and artifacts"
 class WorkSpec:
     """What is to be made, as somebody asks for it; "" and None leave it to the profile and to the settings."""
 
-    phase: str = flag("sft", "base, mid, sft, a sum such as mid+sft, or all", group=WORK)
+    phase: str = flag("sft", f"{phase_names()}, a sum such as mid+sft, or all", group=WORK)
     profile: str = flag("", "recipe of model and training: a name that inv config --profile takes, or a .yaml file",
                         group=WORK)  # fmt: skip
     tag: str = flag("", "name of the checkpoints in the store (default: the profile)", group=WORK)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from flows.specs.work import SAVING, WORK, WorkSpec
 from infra.flags import again, flag
 from scripts.cli.flags import Output
+from trainer.records.phase_registry import phase_names
 
 FROM = "hf://, s3:// or a folder (default: the store of the settings, and this machine)"
 NAME = "as inv ckpt.list shows it, or the beginning or the end of that"
@@ -31,7 +32,7 @@ class FitFlags(Output):
 class ChatFlags:
     model: str = flag(
         "",
-        "base, mid, sft, the name of an artifact, or a Hugging Face folder (default: the last phase there is)",
+        f"{phase_names()}, the name of an artifact, or a Hugging Face folder (default: the last phase there is)",
         word=True,
     )
     tag: str = flag("", "name of the checkpoints in the store")
@@ -47,7 +48,7 @@ class ChatFlags:
 class EvalFlags(Output):
     models: tuple[str, ...] = flag(
         (),
-        "base, mid, sft, names of artifacts, or Hugging Face folders (default: base on text, the last phase on "
+        f"{phase_names()}, names of artifacts, or Hugging Face folders (default: base on text, the last phase on "
         "questions)",
         word=True,
     )
@@ -67,7 +68,7 @@ class EvalFlags(Output):
 @dataclass(frozen=True, kw_only=True)
 class ExportFlags:
     model: str = flag(
-        "", "base, mid, sft, the name of an artifact, or a folder (default: the last phase there is)", word=True
+        "", f"{phase_names()}, the name of an artifact, or a folder (default: the last phase there is)", word=True
     )
     tag: str = flag("", "name of the checkpoints in the store")
     out: str = flag("", "folder to write", unit="FOLDER")

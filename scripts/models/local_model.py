@@ -18,7 +18,7 @@ from scripts.cli import context, local_step, prompts, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.local_step import run as run_step
 from scripts.models.flags import ChatFlags, ExportFlags, TrainFlags
-from trainer.plan import PHASES
+from trainer.records.phase_registry import PHASES
 
 
 def train(spec: TrainFlags) -> None:

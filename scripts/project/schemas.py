@@ -23,7 +23,8 @@ from scripts.runs.flags import LaunchFlags
 from serve.service import ServiceFile
 from trainer.config import PhaseConfig
 from trainer.phase_options import NOT_FOR_A_PHASE
-from trainer.plan import PHASES
+from trainer.recipes import PROFILES
+from trainer.records.phase_registry import PHASES
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
@@ -113,8 +114,12 @@ def of_flag(one: Flag) -> Schema:
 
 
 def phases() -> dict[str, Schema]:
-    """Return what the options of each phase are in a file of flags."""
-    return {name: of_record(PhaseConfig, tuple(NOT_FOR_A_PHASE), is_partial=True) for name in PHASES}
+    """Return what the options of each phase are in a file of flags: those of its record in the first profile with it."""
+    found: dict[str, type] = {}
+    for make in PROFILES.values():
+        for name, phase in make().phases.items():
+            found.setdefault(name, type(phase))
+    return {name: of_record(found.get(name, PhaseConfig), tuple(NOT_FOR_A_PHASE), is_partial=True) for name in PHASES}
 
 
 def of_flags(record: type, but: Collection[str] = ()) -> Schema:
