@@ -114,7 +114,7 @@ def of_flag(one: Flag) -> Schema:
 
 
 def phases() -> dict[str, Schema]:
-    """Return what the options of each phase are in a file of flags: those of its record in the first profile with it."""
+    """Return what the options of each phase are in a file of flags: the fields of its record in the profiles."""
     found: dict[str, type] = {}
     for make in PROFILES.values():
         for name, phase in make().phases.items():
