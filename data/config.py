@@ -134,11 +134,14 @@ class Making:
     """By role, such as `tokenizer` or `tokens`."""
     code: dict[str, str] = field(default_factory=dict)
     """Of the program that makes it, by file: written down beside it, for plans to come."""
+    spec: dict[str, Any] = field(default_factory=dict)
+    """What of its settings counts, as plain values: written down beside it, so that a plan can name what differs."""
 
     @property
     def provenance(self) -> dict[str, Any]:
         """What an artifact says about where it comes from."""
-        return {"code": self.code, "inputs": {role: asdict(one) for role, one in self.inputs.items()}}
+        inputs = {role: asdict(one) for role, one in self.inputs.items()}
+        return {"code": self.code, "inputs": inputs, **({"spec": self.spec} if self.spec else {})}
 
 
 @dataclass(frozen=True, kw_only=True)

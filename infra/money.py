@@ -40,3 +40,13 @@ def dollars(micro: int) -> str:
 def cents(micro: int) -> str:
     """Rounded up to a cent."""
     return dollars(-(-micro // 10_000) * 10_000)
+
+
+def in_usd(micro: int) -> str:
+    """Return an amount for people, rounded up to a cent: `34.21 USD`."""
+    return f"{cents(micro)} USD"
+
+
+def per_hour(micro: int) -> str:
+    """Return a price per hour for people, exact, cents at least: `2.39 USD/h`."""
+    return f"{dollars(micro)} USD/h"

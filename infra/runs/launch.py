@@ -272,7 +272,8 @@ def _rent_all(renting: _Renting, ops: list[Op]) -> None:
         provider, why = vendors(offer.provider), ""
         while len(ops) < request.nodes and not why:
             try:
-                with stage("rent", say), finishing(f"{offer.provider} was asked for a machine", say):
+                rent = stage("rent", say) if not provider.is_here else contextlib.nullcontext()
+                with rent, finishing(f"{offer.provider} was asked for a machine", say):
                     ops.append(_rent(renting, offer, provider, len(ops)))
             except NoOffer as error:
                 why = str(error)
@@ -358,8 +359,8 @@ def _send(op: Op, provider: Provider, root: Path, store: str, say: Say, prepare:
 def send_code(op: Op, provider: Provider, root: Path, say: Say) -> Pushed:
     """The code, and what set-up on another machine needs."""
     transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
-    say(f"sending the code to {pods.where(op)}")
-    with stage("push", say) as told:
+    say(f"{'copying' if provider.is_here else 'sending'} the code to {pods.where(op)}")
+    with stage("copy" if provider.is_here else "push", say) as told:
         pushed = push(transport, root, pod.code, op.token)
         told += [f"{pushed.sent} files", *(f"not sent: {refusal}" for refusal in pushed.refused)]
     if not provider.is_here:

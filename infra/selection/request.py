@@ -26,6 +26,9 @@ def request_on(
     asked = dict(flags)
     if candidates[0].is_rented and not asked.get("gpu") and not asked.get("instance_type"):
         asked |= {"gpu": GPU, "num_gpus": asked.get("num_gpus") or NUM_GPUS}
+    for flag in ("use_spot", "max_price"):
+        if asked.get(flag) and not candidates[0].is_rented:
+            raise UsageError(f"--{flag.replace('_', '-')} is for rented machines; nothing is paid here")
     if asked.get("volume") and not candidates[0].is_rented:
         raise UsageError("--volume is of a vendor's; own machines keep what is on their disks")
     wanted = request_for(**asked)

@@ -14,7 +14,7 @@ from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.providers import registry
 from infra.records import Request
-from scripts.cli import context, local_step, prompts, render
+from scripts.cli import context, local_step, plan_text, prompts, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.local_step import run as run_step
 from trainer.plan import PHASES
@@ -32,7 +32,7 @@ def train(profile, config, init, source, out, prepare, json, remake, keep_made, 
     if made := prompts.ask_about_made(plan, yes=json):
         plan = plan_for(replace(work, made=made), settings, Request(run="foreground"), here, limits)
     if not json:
-        render.show_plan(plan)
+        plan_text.show_plan(plan)
     move_names(plan)
     results = {}
     due = plan.job.steps if plan.job else ()

@@ -19,7 +19,7 @@ from infra.runs.settle import settle
 from infra.selection import choose, preflight
 from infra.selection.request import request_on
 from infra.settings import Settings
-from scripts.cli import context, offers_table, prompts, render, session
+from scripts.cli import context, offers_table, plan_text, prompts, render, session
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
@@ -84,7 +84,7 @@ def run(
         if not dry_run and (made := prompts.ask_about_made(plan, yes=json)):
             plan = pods.plan(op, replace(work, made=made), settings)
         if not json:
-            render.show_plan(plan)
+            plan_text.show_plan(plan)
         if registry.provider(settings, op.vendor).is_rented and plan.job:
             preflight.check_work(plan, settings, with_missing, context.again("--with-missing"))
         if dry_run or plan.job is None:

@@ -25,6 +25,7 @@ from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
+from scripts.models import scores_text
 from scripts.models.eval import Subject, kept
 from scripts.runs import status
 from store import Store, StoreError, credentials, outside
@@ -145,8 +146,8 @@ def measured(settings: Settings, name: str, fingerprint: str) -> list[tuple[str,
     """What `inv eval` has found of that very model."""
     found = kept(settings, Subject(name, fingerprint, Path())).get("measures", {})
     return [
-        (key, f"{render.of_unit(one, one['value'])}{'' if one['unit'] == 'share' else ' ' + one['unit']}",
-         render.between(one, one))
+        (key, f"{scores_text.of_unit(one, one['value'])}{'' if one['unit'] == 'share' else ' ' + one['unit']}",
+         scores_text.between(one, one))
         for key, one in found.items()
     ]  # fmt: skip
 

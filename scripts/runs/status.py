@@ -13,6 +13,7 @@ from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
+from scripts.runs import status_table
 
 
 def status(run, watch, json):
@@ -22,9 +23,9 @@ def status(run, watch, json):
         if every_s is None:
             views = look(journal, settings, run)
             if json:
-                print_json([render.view_json(view) for view in views])
+                print_json([status_table.view_json(view) for view in views])
             elif views:
-                render.console(stderr=False).print(render.status_table(views), soft_wrap=True)
+                render.console(stderr=False).print(status_table.status_table(views), soft_wrap=True)
             else:
                 render.say("no runs yet; begin with: ./inv launch --phase sft")
             return
@@ -50,9 +51,9 @@ def redraw(journal: Journal, settings: Settings, run: str, every_s: float, as_js
         while True:
             views = look(journal, settings, run)
             if as_json:
-                print_json([render.view_json(view) for view in views], indent=None)
+                print_json([status_table.view_json(view) for view in views], indent=None)
             else:
-                show(render.watch_screen(views, every_s))
+                show(status_table.watch_screen(views, every_s))
             time.sleep(every_s)
 
 

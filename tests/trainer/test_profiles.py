@@ -16,7 +16,7 @@ from tests.programs import source
 from tests.trainer.conftest import BASE, WAIT_S
 from trainer import memory, recipes
 from trainer.config import ModelConfig, PhaseConfig
-from trainer.plan import profile_named
+from trainer.plan import load_persona, profile_named
 from trainer.recipes import PROFILES
 
 # Published sizes, and those of the arithmetic that the recipes follow; by how much they may differ; tokens a step.
@@ -264,3 +264,12 @@ def test_on_a_gpu_the_estimate_is_near_what_is_taken(change):
     config = replace(config, rows=16, micro_rows=4, compile="never")
     config = replace(config, **change)
     assert memory.estimate(config).total == pytest.approx(measured(config), rel=0.2)
+
+
+def test_a_mistake_in_a_profile_or_a_persona_names_its_file_and_line(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("profile: smoke\nname: [\n")
+    for read, error in ((recipes.from_file, ConfigError), (load_persona, UsageError)):
+        with pytest.raises(error, match=rf"{path}: not YAML: .*line 3, column 1") as raised:
+            read(path)
+        assert "<unicode string>" not in str(raised.value)
