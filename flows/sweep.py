@@ -182,7 +182,7 @@ def read(where: str, document: Any, pods: int | None) -> SweepSpec:
             raise UsageError(f"{here}: it needs a name, as text")
         name = check_name(entry["name"])
         if name in runs:
-            raise UsageError(f"{here}: another run is called {name} too")
+            raise UsageError(f"{here}: two runs have this name: {name}")
         own = {key: value for key, value in entry.items() if key != "name"}
         check_flags(here, own)
         runs[name] = {"tag": name, **each, **own}

@@ -16,9 +16,9 @@ def micro_usd(usd: Decimal | int | str) -> int:
     try:
         amount = Decimal(usd)
     except InvalidOperation:
-        raise BadAmount(f"{usd!r} is no amount of dollars") from None
+        raise BadAmount(f"{usd!r} is not an amount of dollars") from None
     if not (amount.is_finite() and 0 <= amount <= MOST_USD):
-        raise BadAmount(f"{usd} USD is no credible amount")
+        raise BadAmount(f"{usd} USD is out of range")
     return int((amount * 1_000_000).to_integral_value(ROUND_CEILING))
 
 

@@ -121,7 +121,7 @@ class Address:
             if not value or value.startswith("-") or any(c.isspace() or not c.isprintable() for c in value):
                 raise ValueError(f"{value!r} is no {name} of an address")
         if not 0 < self.port < 65536:
-            raise ValueError(f"{self.port} is no port")
+            raise ValueError(f"{self.port} is not a port")
         if not self.folder.startswith("/"):
             raise ValueError(f"{self.folder!r} is no absolute folder")
 

@@ -1,4 +1,4 @@
-"""Every setting there is: its variable, its default, what it is for, and where its value came from.
+"""Every setting available: its variable, its default, what it is for, and where its value came from.
 
 A flag outweighs a rehearsal's overlay, that `-e KEY=V`, that the shell, that `.env`, that `slipway.yaml`, that the
 default.
@@ -289,7 +289,7 @@ def _convert(text: str, kind: type, one: Field, base: Path, source: str) -> Any:
         return int(text)
     if kind is float:
         if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,18})?", text):
-            raise UsageError(f"{source}: {one.metadata['variable']} is {text!r}, which is no number from 0")
+            raise UsageError(f"{source}: {one.metadata['variable']} is {text!r}, which is not a number of at least 0")
         return float(text)
     is_name = one.name == "source" and text in NAMED_SOURCES
     if kind is Path or (one.name in ("store", "source") and "://" not in text and not is_name):

@@ -21,7 +21,7 @@ class _Loader(yaml.SafeLoader):
             for key, _ in node.value:
                 word = key.value if isinstance(key, yaml.ScalarNode) else None
                 if word in seen:
-                    raise yaml.MarkedYAMLError(problem=f"{word!r} stands there twice", problem_mark=key.start_mark)
+                    raise yaml.MarkedYAMLError(problem=f"{word!r} is given twice", problem_mark=key.start_mark)
                 seen.add(word)
         return super().construct_mapping(node, deep)
 
@@ -41,7 +41,7 @@ def read(path: Path) -> Any:
     with path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
-        raise UsageError(f"{path}: longer than {MOST_BYTES >> 10} KiB")
+        raise UsageError(f"{path}: the file is longer than {MOST_BYTES >> 10} KiB")
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:

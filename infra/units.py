@@ -36,5 +36,5 @@ def seconds(text: str) -> float | None:
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd]?)", text.strip())
     read = float(found[1]) * _UNITS_S[found[2]] if found else 0.0
     if not 0 < read <= MOST_S:
-        raise UsageError(f"{text[:40]!r} is no duration; write 90s, 30m, 2h or 1d")
+        raise UsageError(f"{text[:40]!r} is not a duration; write 90s, 30m, 2h or 1d")
     return read

@@ -372,7 +372,7 @@ def _read_yaml(text: str) -> Any:
             seen = set()
             for word, mark in keys:
                 if word in seen:
-                    raise yaml.MarkedYAMLError(problem=f"{word!r} stands there twice", problem_mark=mark)
+                    raise yaml.MarkedYAMLError(problem=f"{word!r} is given twice", problem_mark=mark)
                 seen.add(word)
             return super().construct_mapping(node, deep)
 

@@ -187,10 +187,6 @@ class PodFolder:
         return self.state / "waiting.json"
 
     @property
-    def waiting(self) -> Path:  # {"names": [...]}: what is to go to the store and is not there yet
-        return self.state / "waiting.json"
-
-    @property
     def progress(self) -> Path:
         return self.state / "progress.json"
 

@@ -158,7 +158,7 @@ def admit(rows: Iterable[Op], new: Op, *, of_all: int | None, now: Now, scale: f
         return
     costs = [worst(op, now, scale) for op in (*(row for row in rows if row.is_live), new)]
     if None in costs:
-        raise OutOfMoney("a pod without a limit does not fit under a cap; give --ttl or --spend-limit")
+        raise OutOfMoney("a pod without a limit cannot be held to a spend cap; give --ttl or --spend-limit")
     total = sum(cost for cost in costs if cost is not None)
     if total > of_all:
         raise OutOfMoney(

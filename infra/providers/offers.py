@@ -119,7 +119,7 @@ def require(found: Survey, request: Request) -> Survey:
     failed = [one.error for one in found.silent if not isinstance(one.error, NoOffer)]
     if failed and not found.considered:
         kind = AuthError if all(isinstance(error, AuthError) for error in failed) else SlipwayError
-        raise kind(f"nobody told what is on offer\n{said}")
+        raise kind(f"no vendor answered with offers\n{said}")
     raise NoOffer("\n".join(filter(None, (explain(request, found.considered), said))))
 
 

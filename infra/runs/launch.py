@@ -409,7 +409,7 @@ def resume(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, s
 def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
     """The row of a pod that can be handed its job again: the same, or a new one in the same folder."""
     if op.job and Job.from_json(op.job).kind == "hold":
-        raise UsageError(f"{op.run} had no work to go on with; run: inv pod.create, inv pod.run")
+        raise UsageError(f"{op.run} had no work to resume; run: inv pod.create, inv pod.run")
     if op.is_live:
         if op.state not in (READY, LOST):
             raise UsageError(f"{op.run} is {op.state}; run: inv status")
@@ -419,7 +419,7 @@ def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
             raise FileNotFoundError
         provider.reach(pods.pod_of(op)).get(pods.folder_of(op).code / "infra" / "agent" / "__main__.py")
     except FileNotFoundError:
-        raise UsageError(f"{op.run} left nothing to go on with; run: inv launch") from None
+        raise UsageError(f"{op.run} left nothing to resume from; run: inv launch") from None
     request = Request(run=op.run, provider=op.vendor, host=op.place)
     offer = of_machines(provider, request)[0]
     job = Job.from_json(op.job)

@@ -170,7 +170,9 @@ def _note(op: Op, reading: Reading) -> str:
     if _is_gone_at_its_limit(op, reading):
         return f"it was gone when its limit was due, and left no word ({op.reason})"
     if op.state == READY and reading.is_alive is False:
-        return "neither its guard nor its agent lives" if reading.exists else "its provider does not know it any more"
+        return (
+            "neither its guard nor its agent is running" if reading.exists else "its provider does not list it any more"
+        )
     if op.state == READY and reading.is_alive:
         return ""  # whatever was wrong with it before
     return op.reason

@@ -30,7 +30,7 @@ def request_on(
         if asked.get(flag) and not candidates[0].is_rented:
             raise UsageError(f"--{flag.replace('_', '-')} is for rented machines; nothing is paid here")
     if asked.get("volume") and not candidates[0].is_rented:
-        raise UsageError("--volume is of a vendor's; own machines keep what is on their disks")
+        raise UsageError("--volume is for rented machines; own machines keep their disks")
     wanted = request_for(**asked)
     provider = candidates[0].name if len(candidates) == 1 else MARKET
     return replace(wanted, run=run, provider=provider, nodes=nodes, pool=pool, host=host)

@@ -42,7 +42,7 @@ def read(path: Path, known: Collection[str]) -> dict[str, list[str | bool]]:
             hint = f"did you mean {near[0]}?" if near else "see: inv --help launch"
             raise UsageError(f"{path}: {key}: no such flag; {hint}")
         if flag in found:
-            raise UsageError(f"{path}: {key}: --{flag} stands there twice")
+            raise UsageError(f"{path}: {key}: --{flag} is given twice")
         if key == "volumeMounts":
             value = _volume(path, value)
         if value is not None:

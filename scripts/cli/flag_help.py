@@ -16,7 +16,7 @@ MACHINE = {
     "min-download-mbps": "measured download, megabits per second",
     "use-spot": "machines that may be taken away, which cost less",
     "max-price": "US dollars per hour of the whole machine",
-    "network": "best: made for traffic between machines (InfiniBand and the like); no vendor tells that of its offers "
+    "network": "best: require a high-speed interconnect (such as InfiniBand); no vendor tells that of its offers "
     "today, so that none matches",
     "volume": "id of a vendor's volume, which the pod gets: only machines that can have it",
 }  # what kind of machine is wanted

@@ -3,8 +3,9 @@
 Nothing here decides anything. What a plan, steps, runs or scores look like stands in modules of their own.
 """
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -68,3 +69,15 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
+
+
+@contextlib.contextmanager
+def screen(out: "Console") -> Iterator[Callable[[Any], None]]:
+    """Yield what shows a table: in the place of the last one on a terminal, below it elsewhere."""
+    if not out.is_terminal:
+        yield out.print
+        return
+    from rich.live import Live
+
+    with Live(console=out, screen=True, auto_refresh=False) as live:
+        yield lambda what: live.update(what, refresh=True)

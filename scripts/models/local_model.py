@@ -76,7 +76,7 @@ def chat(model, tag, prompt, temperature, max_tokens, endpoint):
 
 def export(model, tag, out, dtype):
     if not out:
-        raise UsageError("where to? --out DIR")
+        raise UsageError("--out DIR is missing: the folder that the model goes to")
     if dtype not in ("float32", "bfloat16"):
         raise UsageError(f"--dtype is {dtype!r}; known: float32, bfloat16")
     settings = context.settings()

@@ -82,7 +82,7 @@ def fit(c, profile="", phase="base", gpu="", num_gpus=1, nodes=1, json=False):
         "model": "base, mid, sft, the name of an artifact, or a Hugging Face folder (default: the last phase there is)",
         "tag": "name of the checkpoints in the store",
         "prompt": "one question; without it, a conversation",
-        "temperature": "0 = always the likeliest word",
+        "temperature": "0 = greedy decoding",
         "max-tokens": "longest answer",
         "endpoint": "a service (inv serve.status) or an address instead of a model; its key: SLIPWAY_ENDPOINT_KEY",
     },

@@ -26,7 +26,7 @@ MARKS = {"create": "+", "keep": "=", "end": "-"}
 
 def apply(*, file, provider, dry_run, yes, json):
     if not file:
-        raise UsageError("which file? inv apply pods.yaml, with `pods:` and below it `- name: a`")
+        raise UsageError("FILE is missing: inv apply pods.yaml, with `pods:` and below it `- name: a`")
     settings = context.settings(provider=provider)
     set_name, specs = load(Path(file), settings)
     with open_journal(settings) as journal, only_one(set_name, journal, dry_run):

@@ -87,7 +87,7 @@ def board(op: Op, transport: Transport, local: int) -> None:
         render.say(f"TensorBoard of {op.run}: http://{LOOPBACK}:{port}; Ctrl-C ends it")
         while look() is None:
             time.sleep(POLL_S)
-    raise SlipwayError(f"{op.run}: TensorBoard has ended by itself")
+    raise SlipwayError(f"{op.run}: TensorBoard exited")
 
 
 def answers(port: int) -> bool:

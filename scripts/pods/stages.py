@@ -160,7 +160,7 @@ def find_pod(journal: Journal, name: str = "") -> Op:
     elif len(there) == 1:
         op = there[0]
     elif there:
-        raise UsageError(f"which pod? there is: {', '.join(op.run for op in there)}")
+        raise UsageError(f"several pods are there; name one of: {', '.join(op.run for op in there)}")
     else:
         raise SlipwayError("there is no pod; run: inv pod.create")
     session.use(op)

@@ -104,7 +104,9 @@ def leave(looks: Sequence[survey.Look]) -> None:
 
 def import_(from_, output, pool, user, key, dry_run, json):
     if not from_:
-        raise UsageError("which file? pool.import --from terraform.json, made with: terraform output -json")
+        raise UsageError(
+            "--from FILE is missing: inv pool.import --from terraform.json, made with: terraform output -json"
+        )
     path = context.settings().pools
     found = pool_import.addresses(Path(from_).expanduser(), output)
     plan = pool_import.plan(path, pool, found, user=user, key=key)
@@ -124,7 +126,7 @@ def hosts(forget, json):
     for word in forget:
         found = [machine for machine in failed if word in (machine, machine.partition(":")[2])]
         if not found:
-            raise UsageError(f"{word!r} is not remembered; there is: {', '.join(failed) or 'nothing'}")
+            raise UsageError(f"{word!r} is not remembered; available: {', '.join(failed) or 'nothing'}")
         for machine in found:
             memory.forgive(machine)
             failed.pop(machine)

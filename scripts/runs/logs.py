@@ -152,7 +152,7 @@ def choose(folder: Path, op: Op, file: str, follow: bool) -> list[Path]:
         path = folder / f"{file}.log"
         if not path.exists() and not follow:
             known = sorted(one.stem for one in folder.glob("*.log"))
-            raise UsageError(f"{op.run} has no log {file!r}; there is: {', '.join(known) or 'none yet'}")
+            raise UsageError(f"{op.run} has no log {file!r}; available: {', '.join(known) or 'none yet'}")
         return [path]
     names = ["environment", *(step.name for step in Job.from_json(op.job).steps)]
     return [path for name in names if (path := folder / f"{name}.log").exists()]

@@ -52,7 +52,7 @@ def rehearse(*, stop, preempt, bad_host, faults, offers, speed, json, **flags):
         if number < 0:
             raise UsageError(f"--{name} is {number}; it cannot be negative")
     if speed is not None and speed <= 0:
-        raise UsageError(f"--speed is {speed:g}; a clock runs forward")
+        raise UsageError(f"--speed is {speed:g}; it must be more than 0")
     plan = plan_of(faults, preempt, bad_host)
     if not flags["dry_run"]:  # made before the clock runs, or the first pod would spend its money on it
         local_step.python(context.settings())

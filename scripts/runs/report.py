@@ -17,11 +17,13 @@ from infra.agent.job import Job
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op
+from infra.money import in_usd, per_hour
 from infra.records import PodView
 from infra.runs import mirror
 from infra.runs.lookup import find_run, names_of_runs, way
 from infra.runs.pods import folder_of
 from infra.settings import Settings
+from infra.units import moment
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
@@ -155,10 +157,12 @@ def measured(settings: Settings, name: str, fingerprint: str) -> list[tuple[str,
 def facts(view: PodView) -> Iterator[tuple[str, str]]:
     yield "state", view.state
     yield "provider", view.provider
-    rate = f" at {render.usd(view.micro_usd_per_hour)}/h" if view.micro_usd_per_hour else ""
-    yield "cost, USD", f"{render.cents(view.spent_micro_usd)}{rate}"
-    spent = sum(one.get("elapsed_s") or 0.0 for one in view.progress.get("steps", ()))
-    yield "work", render.duration(spent) if spent else "?"
+    yield "cost", in_usd(view.spent_micro_usd)
+    if view.micro_usd_per_hour:
+        yield "price", per_hour(view.micro_usd_per_hour)
+    yield "time", render.duration(view.elapsed_s)
+    if view.ended_at:
+        yield "ended", moment(view.ended_at)
     if view.recoveries:
         yield "brought back", render.count(view.recoveries, "time")
 

@@ -1,9 +1,6 @@
 """What `status` does: the table of runs, once or again and again."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 from flows import status as use_case
 from infra.ledger.journal import Journal
@@ -47,7 +44,7 @@ def look(journal: Journal, settings: Settings, run: str) -> list[PodView]:
 def redraw(journal: Journal, settings: Settings, run: str, every_s: float, as_json: bool) -> None:
     """Until Ctrl-C. On a terminal one table that changes in place; elsewhere a table, or a JSON line, per look."""
     out = render.console(stderr=False)
-    with screen(out) as show:
+    with render.screen(out) as show:
         while True:
             views = look(journal, settings, run)
             if as_json:
@@ -55,14 +52,3 @@ def redraw(journal: Journal, settings: Settings, run: str, every_s: float, as_js
             else:
                 show(status_table.watch_screen(views, every_s))
             time.sleep(every_s)
-
-
-@contextmanager
-def screen(out: Any) -> Iterator[Any]:
-    if not out.is_terminal:
-        yield out.print
-        return
-    from rich.live import Live
-
-    with Live(console=out, screen=True, auto_refresh=False) as live:
-        yield lambda what: live.update(what, refresh=True)

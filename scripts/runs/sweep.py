@@ -19,7 +19,7 @@ from scripts.cli.session import open_journal
 
 def sweep(file, pods, provider, dry_run, yes, json):
     if not file:
-        raise UsageError("which file? inv sweep runs.yaml, with `runs:` and below it `- name: a`, `  seed: 1`")
+        raise UsageError("FILE is missing: inv sweep runs.yaml, with `runs:` and below it `- name: a`, `  seed: 1`")
     try:
         document = strict_yaml.read(Path(file))
     except FileNotFoundError:

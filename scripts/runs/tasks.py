@@ -140,7 +140,7 @@ def keep_(c, run="", detach=False, json=False):
 
 @command("scripts.runs.launch", word="run", help={"all": "every live run", "json": "one JSON document on stdout"})
 def down(c, run="", all=False, json=False):
-    """End a run; return when nothing of it is left or bills.
+    """End a run; return when all of it was ended or bills.
 
     Its work is saved first. That it is gone is said only when it is proven.
     """

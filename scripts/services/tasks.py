@@ -15,7 +15,7 @@ REPLICA = "its number, as serve.status shows it"
         "model": "base, mid, sft, an artifact or run of ours, a folder, hf://user/repo, s3://bucket/folder "
         "(default: what --config says, else the last phase there is)",
         "tag": "name of the checkpoints in the store",
-        "replicas": "so many, always; more in --config: least, most and requests per second for each",
+        "replicas": "fixed number of replicas (for autoscaling set min, max and target QPS in --config)",
         "provider": "where: local, ssh, runpod, lium, shadeform, market; any: own machines, then spot, then on-demand",
         "config": "a service file (SkyServe's words and ours; default serve/service.yaml)",
         "engine": "vllm, vllm-cpu, fake (default: what the machine can run)",
@@ -47,7 +47,7 @@ def up(
     help={
         "name": NAME,
         "min-replicas": "so many at least",
-        "max-replicas": "and at most (default: as it is, or as many as at least)",
+        "max-replicas": "upper bound (default: unchanged, or --min-replicas if larger)",
         "detach": "do not wait until they are ready",
         "json": "one JSON document on stdout",
     },
@@ -113,9 +113,10 @@ def status(c, name="", all=False, metrics=False, watch=None, json=False):
         "controller": "what the controller has written",
         "tail": "only the last N lines",
         "follow": "go on until Ctrl-C",
+        "json": "requests as the gateway wrote them: one JSON object a line",
     },
 )
-def logs(c, name="", replica_id: int | None = None, controller=False, tail=0, follow=False):
+def logs(c, name="", replica_id: int | None = None, controller=False, tail=0, follow=False, json=False):
     """Print the requests, or an engine's or the controller's log.
 
     A request is one line, without its prompt.

@@ -109,7 +109,7 @@ def test_two_machines_run_two_each(world, tmp_path):
     ("text", "told"),
     [
         ("runs: []", "with one run at least"),
-        ("runs: [{name: a}]\nruns: [{name: b}]", "stands there twice"),
+        ("runs: [{name: a}]\nruns: [{name: b}]", "is given twice"),
         ("runs: [{name: a, sed: 1}]", "unknown key 'sed'"),
         ("runs: [{name: a, seed: one}]", "seed is 'one'"),
         ("runs: [{name: a}, {name: a}]", "another run is called a"),

@@ -10,7 +10,7 @@ from infra.errors import UsageError
     ("text", "line", "what"),
     [
         ("gpu: H100\nname: [\n", 3, "expected the node content"),
-        ("gpu: H100\ngpu: A100\n", 2, "stands there twice"),
+        ("gpu: H100\ngpu: A100\n", 2, "is given twice"),
         ("gpu: H100\n\tname: a\n", 2, "cannot start any token"),
     ],
 )

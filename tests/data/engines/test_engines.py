@@ -28,7 +28,7 @@ WORLD = 3
 
 
 class Here:
-    """The smallest engine there is: each rank is a process of this machine."""
+    """The smallest engine available: each rank is a process of this machine."""
 
     def __init__(self, kill=(), interrupt=False, running=""):
         self.kill, self.interrupt, self.running = set(kill), interrupt, running

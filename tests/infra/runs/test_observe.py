@@ -107,7 +107,7 @@ def test_a_pod_whose_guard_and_agent_were_killed_is_lost(journal, local):
         for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: each would bring the other back
             assert all([send(one, number) for one in both])
         lost = await_view(journal, local, lambda view: view.state != "running")
-        assert (lost.state, lost.note) == ("lost", "neither its guard nor its agent lives")
+        assert (lost.state, lost.note) == ("lost", "neither its guard nor its agent is running")
         assert lost.ends[0].startswith("guard dead, last seen ")
     finally:
         pods.end(local, op, journal)

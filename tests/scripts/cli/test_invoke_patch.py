@@ -178,7 +178,9 @@ def test_a_line_for_another_machine_goes_to_its_shell_as_ssh_sends_it(monkeypatc
     assert line_after_dashes() == []
 
 
-@pytest.mark.parametrize(("words", "said"), [(["nosuch"], "no task 'nosuch'"), (["launch", "--phaes"], "no flag --phaes")])
+@pytest.mark.parametrize(
+    ("words", "said"), [(["nosuch"], "no task 'nosuch'"), (["launch", "--phaes"], "no flag --phaes")]
+)
 def test_a_line_that_cannot_be_read_is_a_json_document_too(checkout, words, said):
     code, out, err = inv(checkout, *words, "--json")
     found = json.loads(out)

@@ -147,8 +147,8 @@ def test_time_and_money_of_a_run_are_by_one_clock_and_in_one_form():
 
 
 def test_a_run_that_has_ended_says_when_and_what_each_phase_took():
-    steps = [{"name": "text", "state": "reused", "elapsed_s": 0.0}, {"name": "base", "state": "done", "elapsed_s": 255.0},
-             {"name": "sft", "state": "failed", "elapsed_s": 61.0}]  # fmt: skip
+    steps = [{"name": "text", "state": "reused", "elapsed_s": 0.0}, {"name": "base", "state": "done",
+              "elapsed_s": 255.0}, {"name": "sft", "state": "failed", "elapsed_s": 61.0}]  # fmt: skip
     view = PodView(
         "a-1", "local", "failed", progress={"steps": steps}, elapsed_s=641.0, ended_at=940.0, started_at=300.0
     )
@@ -161,7 +161,8 @@ def test_a_run_that_has_ended_says_when_and_what_each_phase_took():
 
 
 def test_uploads_that_wait_or_fail_are_told():
-    view = replace(VIEW, state="running", note="", pending=("work/checkpoints/base-f00d/step-000000500", "logs/base.log"),
+    pending = ("work/checkpoints/base-f00d/step-000000500", "logs/base.log")
+    view = replace(VIEW, state="running", note="", pending=pending,
                    upload_problem="ConnectionError: \x1b[31mreset")  # fmt: skip
     words = flat(view)
     assert "2 uploads are pending: base-f00d/step-000000500, logs/base.log" in words

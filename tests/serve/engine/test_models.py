@@ -185,7 +185,7 @@ def test_a_folder_that_is_no_model_is_refused_before_an_engine_starts(tmp_path, 
 
 @pytest.mark.process
 def test_an_address_where_nothing_is_costs_one_line(away_uri, caller):
-    with pytest.raises(UsageError, match="there is nothing, or not for us"):
+    with pytest.raises(UsageError, match="not found, or access denied"):
         caller.ask(f"{away_uri}/nowhere")
     open_place(f"{away_uri}/Old").put({"config.json": b"{}", "tokenizer.json": b"{}", "pytorch_model.bin": b"pickled"})
     with pytest.raises(UsageError, match="it has no .safetensors file"):
