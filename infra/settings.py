@@ -1,4 +1,4 @@
-"""Every setting available: its variable, its default, what it is for, and where its value came from.
+"""Every setting there is: its variable, its default, what it is for, and where its value came from.
 
 A flag outweighs a rehearsal's overlay, that `-e KEY=V`, that the shell, that `.env`, that `slipway.yaml`, that the
 default.

@@ -75,6 +75,7 @@ class Courier:
         self.tidy: set[str] = set()  # folders there of which nothing is to be removed just now
         self.waiting: list[str] = []
         self.problem = ""
+        self.is_noted = False  # by this process: another one may have left its own words
         self.grown_at = 0.0
 
     def carry(self, last: bool = False) -> None:
@@ -181,7 +182,7 @@ class Courier:
         self._note(ACKNOWLEDGED, known)
 
     def _wait_for(self, names: list[str]) -> None:
-        if names != self.waiting or not (self.root / WAITING).exists():
+        if names != self.waiting or not self.is_noted or not (self.root / WAITING).exists():
             self.waiting = names
             self._note_waiting()
 
@@ -192,6 +193,7 @@ class Courier:
             self._note_waiting()
 
     def _note_waiting(self) -> None:
+        self.is_noted = True
         more = {"problem": self.problem} if self.problem else {}
         self._note(WAITING, {"names": self.waiting, **more})
 

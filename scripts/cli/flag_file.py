@@ -6,7 +6,7 @@
     use-spot: true
 
 In: YAML whose keys are flags (or RunPod's words for some of them). Out: words by flag. They are
-read as if they had been typed first, so that a flag on the command line outweighs one of the file.
+read as if they had been typed first, so that command-line flags override the file.
 """
 
 import difflib

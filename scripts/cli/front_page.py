@@ -13,7 +13,7 @@ or on GPUs that are rented by the hour and end by themselves.
   ./inv launch --phase sft     train a small model, making whatever is missing, and follow it
   ./inv chat                   talk to it
   ./inv status                 every run: its step, its cost, and what will end it
-  ./inv down                   end a run; returns when all of it was ended or bills
+  ./inv down                   end a run; returns when nothing of it is left or bills
   ./inv serve.up --name demo   put the model behind an address that speaks OpenAI's protocol
   ./inv rehearse --phase sft   practise renting in a simulated market that costs nothing
 

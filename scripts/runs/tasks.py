@@ -10,7 +10,7 @@ from scripts.cli.invoke_patch import command
     word="file",
     flag_file="file",
     help={
-        "file": "YAML of these flags, `gpu: H100`; what is typed outweighs it",
+        "file": "YAML of these flags, `gpu: H100`; command-line flags override it",
         "phase": "base, mid, sft, a sum such as mid+sft, or all",
         "profile": "recipe of model and training (smoke, tiny)",
         "provider": "where: local, or what .env says",
@@ -140,7 +140,7 @@ def keep_(c, run="", detach=False, json=False):
 
 @command("scripts.runs.launch", word="run", help={"all": "every live run", "json": "one JSON document on stdout"})
 def down(c, run="", all=False, json=False):
-    """End a run; return when all of it was ended or bills.
+    """End a run; return when nothing of it is left or bills.
 
     Its work is saved first. That it is gone is said only when it is proven.
     """

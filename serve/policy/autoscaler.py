@@ -109,7 +109,7 @@ def decide(rule: Rule, memory: Memory, seen: Seen) -> Decision:
 
 
 def fill(rule: Rule, memory: Memory, seen: Seen) -> Decision:
-    """What to start and what to stop for the target that available: between two ticks, when a replica came or went."""
+    """What to start and what to stop for the target that there is: between two ticks, when a replica came or went."""
     final = memory.target + rule.extra
     alive = [one for one in seen.members if one.state.is_alive]
     spots, others = _mix(rule, final, alive)

@@ -2,7 +2,7 @@
 
     begin    offers in the order of `placement` -> rented, code, hand-over: its engine is a step of kind "service"
     stage    how far its engine has come; fate: why it has ended
-    end      all of it was ended, and its log is kept at home
+    end      nothing of it is left, and its log is kept at home
 
 In: a Version, a Member. Out: journal rows. An engine is never started again: one that has ended is another replica's
 place. It outlives whoever started it, as every pod's work does.

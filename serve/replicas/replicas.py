@@ -1,4 +1,4 @@
-"""The replicas of a service: a task for each, from the moment its pod is asked for until all of it was ended.
+"""The replicas of a service: a task for each, from the moment its pod is asked for until nothing of it is left.
 
     begin -> launched -> cared for (probed, its engine watched) -> told to end -> drained -> ended, which is proven
 
@@ -278,7 +278,7 @@ class Replicas:
                 await asyncio.sleep(0.05)
 
     async def _finish(self, one: Kept) -> None:
-        """Until all of it was ended, which takes as many tries as it takes."""
+        """Until nothing of it is left, which takes as many tries as it takes."""
         failures = 0
         while True:
             self.note(one, replace(one.member.facts, down=Step.RUNNING))

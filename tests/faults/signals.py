@@ -208,7 +208,7 @@ class Rig:
             raise Wrong(f"{sorted(unnamed)} bill, and no live row names them")
         at_work = [state for state in live.values() if state == READY]
         if left.code == 0 and len(at_work) != 1:
-            raise Wrong(f"it says that all is well, and available: {live}")
+            raise Wrong(f"it says that all is well, and there is: {live}")
         if kind in ONCE and (left.code == 0) is not bool(at_work) and set(live.values()) - {READY}:
             raise Wrong(f"one signal leaves behind {live}")
         if kind in ONCE and len(there) != len(at_work):

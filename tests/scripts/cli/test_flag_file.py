@@ -45,7 +45,10 @@ def test_the_flags_of_a_file_are_those_of_the_line_unless_it_says_otherwise(worl
         ("volumeMounts: []", "expected one entry with volumeName"),
         ("file: again.yaml", "no such flag"),
         ("phase: base\nphase: mid", "is given twice"),
-        ("gpuType: A100\nvolumeMounts: [{volumeName: vol-1}]", "--volume is of a vendor's"),  # here nothing is rented
+        (
+            "gpuType: A100\nvolumeMounts: [{volumeName: vol-1}]",
+            "--volume is for rented machines",
+        ),  # here nothing is rented
     ],
 )
 def test_a_file_that_makes_no_sense_is_refused_with_the_place(world, text, said):

@@ -143,7 +143,7 @@ def test_bytes_that_are_not_those_of_the_manifest_are_refused(tmp_path, s3, call
     caller.store = bucket
     with pytest.raises(StoreError, match="is not what was published"):
         caller.ask(NAME)
-    with pytest.raises(StoreError, match="model.safetensors: what was brought is not what is listed"):
+    with pytest.raises(StoreError, match="model.safetensors: the download does not match its listing"):
         caller.ask(f"{bucket}/{NAME}")  # its store is not asked, its manifest is
     assert not [path for path in caller.cache.iterdir() if not path.name.startswith(".")]
 

@@ -1,4 +1,4 @@
-"""Who leaves when there is no room, and how much room available: the pure parts."""
+"""Who leaves when there is no room, and how much room there is: the pure parts."""
 
 from dataclasses import dataclass
 
