@@ -43,7 +43,7 @@ def only_one(set_name: str, journal: Journal) -> Iterator[None]:
     try:
         lease = journal.take(f"apply:{set_name}")
     except Held as error:
-        raise UsageError(f"another inv apply is at the set {set_name} ({error}); wait for it") from None
+        raise UsageError(f"another inv apply is changing the set {set_name} ({error}); wait for it") from None
     try:
         yield
     finally:

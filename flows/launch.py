@@ -154,7 +154,9 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
     run_leases.hold_for(plan, name, journal.installation)
     run_leases.move_names(plan)
     try:
-        if not vendor.is_rented:
+        if vendor.is_here:
+            offers = choose.of_machines(vendor, plan.request)
+        elif not vendor.is_rented:
             with stage("connect", tell):
                 offers = choose.of_machines(vendor, plan.request)
         terms = replace(terms_for(settings, vendor, found.meant.spec.no_accept), asked=asked.record())

@@ -213,7 +213,7 @@ def refuse_unknown_tag(plan: Plan, tag: str, phases: Sequence[str], there: Inven
     if not tag or tag in known or not (plan.untyped or (plan.job is None and "base" not in phases)):
         return
     near = difflib.get_close_matches(tag, known, 3) or known[:10]
-    listed = f"there is: {', '.join(near)}" if near else "there is no checkpoint yet"
+    listed = f"available: {', '.join(near)}" if near else "there is no checkpoint yet"
     due = (
         all_phases()
         if "base" in plan.untyped and {*phases} <= {*all_phases()}

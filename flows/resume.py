@@ -31,9 +31,9 @@ def resume(run: str, spend_limit: str, ttl: str, journal: Journal, settings: Set
     if op.slot < 0 and pods.rank_of(op) > 0:
         raise UsageError(f"{op.run} was a node of {pods.run_of(op)}; run: inv resume {pods.run_of(op)}")
     if op.slot >= 0 and last_verdict(op, settings).get("state") == "succeeded":
-        raise UsageError(f"{op.run} has succeeded; there is nothing to go on with")
+        raise UsageError(f"{op.run} has succeeded; there is nothing left to resume")
     if is_idle(op, settings):
-        raise UsageError(f"{op.run} is at no work; give it some: inv pod.run {op.run}")
+        raise UsageError(f"{op.run} is idle; give it work: inv pod.run {op.run}")
     limits = more_for(op, journal, settings, spend_limit, ttl, tell)
     op = with_environment(op, journal, settings)
     if limits:

@@ -52,8 +52,9 @@ class Asking:
             differs.append(f"a machine of {' or '.join(self.vendors)} (there: {op.vendor})")
         if differs:
             raise UsageError(
-                f"{op.run} is at work on the same already, and was launched with other words: {', '.join(differs)}; "
-                f"nothing was changed. Follow it as it is: the same without those words; or first: inv down {op.run}"
+                f"{op.run} is already running the same work, and was launched with other flags: {', '.join(differs)}; "
+                f"nothing was changed. Follow it as it is: the same without those "
+                f"flags; or end it first: inv down {op.run}"
             )
 
 

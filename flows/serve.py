@@ -41,7 +41,7 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
     row = journal.service(name)
     old = service_state.wanted_of(row.wanted) if row else None
     if old and old.is_ending:
-        raise UsageError(f"{name} is being ended; when that is done (inv serve.status): the same again")
+        raise UsageError(f"{name} is being ended; run the same again when it has ended (inv serve.status)")
     document = with_environment(revision.document_of(spec.config, old, name, spec.replicas), settings)
     where = spec.provider or (old.newest.provider if old else revision.usual_provider(settings))
     before = old.newest if old else None
@@ -131,8 +131,8 @@ def scale(name: str, least: int | None, most: int | None, journal: Journal) -> t
     lower = policy.min_replicas if least is None else least
     if most is not None and most != lower and not revision.has_signal(old.newest.document):
         raise UsageError(
-            f"{name} has a fixed size: nothing says when {lower} to {most} replicas would be how many; "
-            f"give target_qps_per_replica in a service file: inv serve.up {name} --config FILE"
+            f"{name} cannot autoscale from {lower} to {most} replicas: no scaling target is set; "
+            f"set target_qps_per_replica in a service file: inv serve.up {name} --config FILE"
         )
     upper = max(policy.most, lower) if most is None else most
     if lower == policy.min_replicas and upper == policy.most:

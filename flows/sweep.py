@@ -201,7 +201,7 @@ def _add(where: str, runs: dict[str, LaunchSpec], name: str, each: Mapping[str, 
     """Add a run of that name. Raises UsageError where there is one."""
     name = check_name(name)
     if name in runs:
-        raise UsageError(f"{where}: another run is called {name} too")
+        raise UsageError(f"{where}: two runs have this name: {name}")
     options = phase_words.read([*each.get("options", ()), *own.get("options", ())])
     runs[name] = LaunchSpec(**{"tag": name, **each, **own, "options": options})
 

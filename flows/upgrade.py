@@ -41,7 +41,7 @@ def take_over(
     while missing := set(due) - journal.held():
         if time.monotonic() > deadline:
             raise SlipwayError(
-                f"nobody has taken over {', '.join(sorted(missing))} after {TAKE_OVER_S:g} s; see keep.log and "
+                f"no process has taken over {', '.join(sorted(missing))} after {TAKE_OVER_S:g} s; see keep.log and "
                 "controller.log beside their logs, and run: ./inv status"
             )
         time.sleep(POLL_S)

@@ -297,7 +297,7 @@ def _convert(text: str, kind: type, one: Field, base: Path, source: str) -> Any:
         return int(text)
     if kind is float:
         if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,18})?", text):
-            raise UsageError(f"{source}: {one.metadata['variable']} is {text!r}, which is no number from 0")
+            raise UsageError(f"{source}: {one.metadata['variable']} is {text!r}, which is not a number of at least 0")
         return float(text)
     is_name = one.name == "source" and text in NAMED_SOURCES
     if kind is Path or (one.name in ("store", "source") and "://" not in text and not is_name):

@@ -37,7 +37,8 @@ from infra.records import Artifact, Inventory, Plan, PlannedArtifact, Pointer, R
 from store.manifest import kind_of
 from trainer import memory, phase_options, recipes
 from trainer.config import ImportSpec, Keeping, PhaseConfig, Profile
-from trainer.fingerprints import FIRST_CODE, digest
+from trainer.fingerprints import FIRST_CODE, differences, digest
+from trainer.records.fields import what_counts
 from trainer.records.phase_registry import (
     INIT,
     KINDS,
@@ -58,6 +59,7 @@ from trainer.reuse import Choice, Node, choices, needed
 
 ORDER = ("text", "tokenizer", INIT, "tokens", "base", "identity", "questions")  # then other talk, and other phases
 SILENT_S = 30 * 60.0
+SHOWN = 3  # of the settings by which an artifact differs from the one that is wanted
 NO_LIMITS = Limits()
 NONE_GIVEN: Mapping[str, str] = MappingProxyType({})
 
@@ -129,7 +131,7 @@ def load_persona(path: Path) -> Persona:
     except OSError as error:
         raise UsageError(f"persona {path}: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"persona {path}: not YAML: {' '.join(str(error).split())}") from None
+        raise UsageError(f"persona {path}: not YAML: {recipes.yaml_error(error)}") from None
     return load(Persona, raw, f"persona {path}")
 
 
@@ -443,7 +445,7 @@ def _planned(
     """is_asked: `--phase` names it, so that its name will stand for it."""
     pointed = inventory.artifacts.get(node.artifact)
     is_moved = pointed is not None and pointed.fingerprint != choice.fingerprint
-    why = why_other(pointed, choice.fingerprint) if pointed and is_moved else ""
+    why = why_other(pointed, choice.fingerprint, node.spec) if pointed and is_moved else ""
     readers = inventory.references.get(pointed.fingerprint, ()) if pointed and is_moved else ()
     used = f"; {', '.join(readers)} goes on with the earlier one" if readers else ""
     if not is_due:
@@ -457,12 +459,27 @@ def _planned(
     )  # fmt: skip
 
 
-def why_other(before: Artifact, fingerprint: str) -> str:
-    """Return what is different about an artifact from the one that is wanted, in words."""
+def why_other(before: Artifact, fingerprint: str, spec: Any) -> str:
+    """Return what is different about an artifact from the one that `spec` and its inputs make, in words.
+
+    Its settings are named where it was made since they are written down beside it.
+    """
     both = [["v1" if part in FIRST_CODE.values() else part for part in one.split("-")]
             for one in (before.fingerprint, fingerprint)]  # fmt: skip
     parts = zip(("settings", "version", "inputs"), *both, strict=False)
-    return f"{' and '.join(name for name, a, b in parts if a != b) or 'fingerprint'} changed"
+    changed = [name for name, a, b in parts if a != b] or ["fingerprint"]
+    settings = differences(before.about.get("spec"), plain(spec)) if "settings" in changed else []
+    if not settings:
+        return f"{' and '.join(changed)} changed"
+    others = [name for name in changed if name != "settings"]
+    more = f", and {len(settings) - SHOWN} more" if len(settings) > SHOWN else ""
+    rest = f"; {' and '.join(others)} changed" if others else ""
+    return f"{', '.join(settings[:SHOWN])}{more}{rest}"
+
+
+def plain(spec: Any) -> dict[str, Any]:
+    """Return what of a spec counts, as JSON has it."""
+    return dict(json.loads(json.dumps(what_counts(spec))))
 
 
 def _step(node: Node, nodes: Mapping[str, Node], chosen: Mapping[str, Choice], store: str, keeping: Keeping) -> Step:
@@ -471,7 +488,8 @@ def _step(node: Node, nodes: Mapping[str, Node], chosen: Mapping[str, Choice], s
         for role, name in node.inputs.items()
     }
     choice = chosen[node.name]
-    making = Making(store=store, name=node.artifact, fingerprint=choice.fingerprint, inputs=inputs, code=choice.code)
+    making = Making(store=store, name=node.artifact, fingerprint=choice.fingerprint, inputs=inputs, code=choice.code,
+                    spec=plain(node.spec))  # fmt: skip
     config: dict[str, Any] = {"making": asdict(making), "spec": asdict(node.spec)}
     is_phase = isinstance(node.spec, PhaseConfig)
     if is_phase:

@@ -30,7 +30,7 @@ class ServeSpec:
     engine: str = flag("", "vllm, vllm-cpu, fake (default: what the machine can run)")
     replicas: int | None = flag(
         None,
-        "so many, always; more in --config: least, most and requests per second for each",
+        "fixed number of replicas (for autoscaling set min, max and target QPS in --config)",
         group=REPLICAS,
     )
     provider: str = flag(
@@ -52,4 +52,4 @@ class ServeSpec:
         if self.mode not in ("", *MODES):
             raise UsageError(f"--mode {self.mode}: known: {', '.join(MODES)}")
         if self.port is not None and not 0 <= self.port < 65536:
-            raise UsageError(f"--port {self.port}: wanted is 1 to 65535, or 0 for any that is free")
+            raise UsageError(f"--port {self.port}: it must be 1 to 65535, or 0 for any free port")

@@ -264,7 +264,7 @@ class Journal:
         """Raises JournalError when no row has this token."""
         found = self._ops("WHERE token = ?", token)
         if not found:
-            raise JournalError(f"journal {self.path}: nothing has the token {token}")
+            raise JournalError(f"journal {self.path}: no row has the token {token}")
         return found[0]
 
     def ops(self, live: bool | None = None, run: str | None = None) -> list[Op]:

@@ -272,7 +272,8 @@ def _rent_all(renting: _Renting, ops: list[Op]) -> None:
         provider, why = vendors(offer.provider), ""
         while len(ops) < request.nodes and not why:
             try:
-                with stage("rent", say), finishing(f"{offer.provider} was asked for a machine", say):
+                rent = stage("rent", say) if not provider.is_here else contextlib.nullcontext()
+                with rent, finishing(f"{offer.provider} was asked for a machine", say):
                     ops.append(_rent(renting, offer, provider, len(ops)))
             except NoOffer as error:
                 why = str(error)
@@ -359,8 +360,8 @@ def _send(op: Op, provider: Provider, root: Path, store: str, say: Say, prepare:
 def send_code(op: Op, provider: Provider, root: Path, say: Say) -> Pushed:
     """The code, and what set-up on another machine needs."""
     transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
-    say(f"sending the code to {pods.where(op)}")
-    with stage("push", say) as told:
+    say(f"{'copying' if provider.is_here else 'sending'} the code to {pods.where(op)}")
+    with stage("copy" if provider.is_here else "push", say) as told:
         pushed = push(transport, root, pod.code, op.token)
         told += [f"{pushed.sent} files", *(f"not sent: {refusal}" for refusal in pushed.refused)]
     if not provider.is_here:
@@ -409,7 +410,7 @@ def resume(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, s
 def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
     """The row of a pod that can be handed its job again: the same, or a new one in the same folder."""
     if op.job and Job.from_json(op.job).kind == "hold":
-        raise UsageError(f"{op.run} had no work to go on with; run: inv pod.create, inv pod.run")
+        raise UsageError(f"{op.run} had no work to resume; run: inv pod.create, inv pod.run")
     if op.is_live:
         if op.state not in (READY, LOST):
             raise UsageError(f"{op.run} is {op.state}; run: inv status")
@@ -419,7 +420,7 @@ def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
             raise FileNotFoundError
         provider.reach(pods.pod_of(op)).get(pods.folder_of(op).code / "infra" / "agent" / "__main__.py")
     except FileNotFoundError:
-        raise UsageError(f"{op.run} left nothing to go on with; run: inv launch") from None
+        raise UsageError(f"{op.run} left nothing to resume from; run: inv launch") from None
     request = Request(run=op.run, provider=op.vendor, host=op.place)
     offer = of_machines(provider, request)[0]
     job = Job.from_json(op.job)

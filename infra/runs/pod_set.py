@@ -114,9 +114,9 @@ def read_spec(where: str, entry: Any, provider: str, own: Iterable[str]) -> PodS
     if said["provider"] in own or said.get("instance_type"):  # which says what GPUs there are
         said = {"gpu_type": None, "gpu_count": 0, **said}
     if said.get("ttl_hours") == 0:
-        raise UsageError(f"{where}: ttl_hours is 0; it would end before it begins")
+        raise UsageError(f"{where}: ttl_hours is 0; it must be more than 0")
     if said.get("idle_stop_minutes") == 0:
-        raise UsageError(f"{where}: idle_stop_minutes is 0; it would end before it begins")
+        raise UsageError(f"{where}: idle_stop_minutes is 0; it must be more than 0")
     check_name(said["name"])
     return PodSpec(**said)
 
@@ -170,7 +170,7 @@ def decide(set_name: str, wanted: Mapping[str, str], rows: Iterable[Op]) -> list
         if op.pod_set != set_name:
             if name in wanted:
                 raise UsageError(
-                    f"{name} is a pod already, and not of the set {set_name}; call yours otherwise, or: inv down {name}"
+                    f"{name} is a pod already, and not of the set {set_name}; choose another name, or: inv down {name}"
                 )
         elif name not in wanted:
             ends.append(Step("end", name, op.token, "it is wanted no more"))

@@ -116,11 +116,13 @@ def rent(
 def check_end(offer: Offer, limits: Limits) -> None:
     """Whether a pod from that offer is sure to end. NoOffer: it has no price; UsageError: it has no limit."""
     if offer.micro_usd_per_hour <= 0:
-        raise NoOffer(f"{offer.provider}: {offer.offer_id}: its price is not told, so no spend limit would hold")
+        raise NoOffer(
+            f"{offer.provider}: {offer.offer_id}: its vendor gives no price, so no spend limit could be enforced"
+        )
     limit_s = hard_limit_s(replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour))
     timed_s = 1.0 if limits.time_s is None else limits.time_s
     if limit_s is None or not 0 < limit_s < LONGEST_S or not 0 < timed_s < LONGEST_S:  # nor is one of centuries
-        raise UsageError(f"{offer.provider}: nothing would end this pod, and nothing was rented; give --ttl or "
+        raise UsageError(f"{offer.provider}: no limit would end this pod; nothing was rented; give --ttl or "
                          "--spend-limit")  # fmt: skip
 
 

@@ -40,7 +40,7 @@ def hand_over(state_file: Path, tell: Callable[[str], None], patience_s: float =
             who = ", ".join(f"{one.process.pid} ({one.lease})" for one in staying)
             raise SlipwayError(
                 f"still at work after {patience_s:g} s: process {who}; what they look after goes on; end them "
-                f"(kill {' '.join(str(one.process.pid) for one in staying)}), then the same again: ./inv upgrade"
+                f"(kill {' '.join(str(one.process.pid) for one in staying)}), then run again: ./inv upgrade"
             )
         time.sleep(POLL_S)
     return [one.lease for one in leaving]

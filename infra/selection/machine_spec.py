@@ -29,7 +29,7 @@ class MachineSpec:
     max_price: str = flag("", "US dollars per hour of the whole machine", group=MACHINE, unit="USD")
     network: str = flag(
         "",
-        "best: made for traffic between machines (InfiniBand and the like); no vendor tells that of its offers "
+        "best: require a high-speed interconnect (such as InfiniBand); no vendor tells that of its offers "
         "today, so that none matches",
         group=MACHINE,
     )

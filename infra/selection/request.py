@@ -22,8 +22,11 @@ def request_on(
     """Return what a run asks of one of these providers; without a word about GPUs, the default of rented machines."""
     if candidates[0].is_rented and not spec.gpu and not spec.instance_type:
         spec = replace(spec, gpu=GPU, num_gpus=spec.num_gpus or NUM_GPUS)
+    for flag, value in (("use-spot", spec.use_spot), ("max-price", spec.max_price)):
+        if value and not candidates[0].is_rented:
+            raise UsageError(f"--{flag} is for rented machines; nothing is paid here")
     if spec.volume and not candidates[0].is_rented:
-        raise UsageError("--volume is of a vendor's; own machines keep what is on their disks")
+        raise UsageError("--volume is for rented machines; own machines keep their disks")
     wanted = request_for(spec)
     provider = candidates[0].name if len(candidates) == 1 else MARKET
     return replace(wanted, run=run, provider=provider, nodes=nodes, pool=pool, host=host)

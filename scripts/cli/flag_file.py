@@ -7,7 +7,7 @@
     phases: {sft: {optimizer: {lr: 1e-3}}}    # as --set sft.optimizer.lr=1e-3
 
 In: YAML whose keys are flags (or RunPod's words for some of them). Out: words by flag. They are
-read as if they had been typed first, so that a flag on the command line outweighs one of the file.
+read as if they had been typed first, so that command-line flags override the file.
 """
 
 import difflib
@@ -47,7 +47,7 @@ def read(path: Path, known: Collection[str]) -> dict[str, list[str | bool]]:
             hint = f"did you mean {near[0]}?" if near else "see: inv --help launch"
             raise UsageError(f"{path}: {key}: no such flag; {hint}")
         if flag in found and flag != "set":
-            raise UsageError(f"{path}: {key}: --{flag} stands there twice")
+            raise UsageError(f"{path}: {key}: --{flag} is given twice")
         if key == "volumeMounts":
             value = _volume(path, value)
         if value is not None:

@@ -9,8 +9,10 @@ What happens before `tasks.py` is loaded (a wrong core flag, such as `inv --list
 import contextlib
 import difflib
 import errno
+import itertools
 import json
 import os
+import re
 import select
 import sys
 import time
@@ -141,8 +143,14 @@ class Polite(Program):
     def parse_tasks(self) -> None:
         self.parser = self._make_parser()
         words = Words(self.core.unparsed, self.collection)
-        with manners(self.logs):
-            self.tasks = ParseResult(words.read())
+        as_json = "--json" in itertools.takewhile(lambda word: word != "--", self.core.unparsed)
+        with manners(self.logs, as_json=as_json):
+            try:
+                self.tasks = ParseResult(words.read())
+            except Exit as error:
+                if as_json and error.code:
+                    print_json({"error": re.sub(r"^inv( \S+)?: ", "", error.message or ""), "exit_code": error.code})
+                raise
         if words.help_for:
             self.core[0].args["help"].value = words.help_for
 

@@ -8,6 +8,7 @@ from infra.settings import Settings
 from scripts.cli import context, local_step, render
 from scripts.cli.invoke_patch import print_json
 from scripts.data.flags import TokenizerEvalFlags, TokenizerFlags
+from scripts.models import scores_text
 from store import Store
 
 LEAST_VOCAB, DEFAULT_VOCAB, MOST_VOCAB = 256 + 9, 4096, 1 << 24
@@ -64,7 +65,7 @@ def tokenizer_eval(spec: TokenizerEvalFlags) -> None:
     if spec.json:
         print_json(found)
     else:
-        render.show_compression(found)
+        scores_text.show_compression(found)
 
 
 def text_folder(settings: Settings, source: str, text: str, quiet: bool) -> Path:

@@ -78,9 +78,9 @@ def ckpt_verify(spec: CkptVerifyFlags) -> None:
 
 def ckpt_pull(spec: CkptPullFlags) -> None:
     if not spec.to:
-        raise UsageError("where to? --to DIR")
+        raise UsageError("--to DIR is missing: the folder that the checkpoint goes to")
     if bool(spec.model) == spec.latest:
-        raise UsageError("which one? give its name (inv ckpt.list shows them), or --latest")
+        raise UsageError("give the name of one checkpoint (inv ckpt.list shows them), or --latest")
     away = [one for one in everything(context.settings(), spec.from_) if one.kind != "here"]
     one = newest(away, spec.from_) if spec.latest else named(away, spec.model, spec.from_)
     out = Path(spec.to).expanduser().absolute() / (one.name if one.kind == "final" else Path(one.path).name)
@@ -99,7 +99,7 @@ def ckpt_pull(spec: CkptPullFlags) -> None:
 
 def ckpt_push(spec: CkptPushFlags) -> None:
     if not spec.to:
-        raise UsageError("where to? --to hf://user/repo, s3://bucket/folder or a folder")
+        raise UsageError("--to is missing: hf://user/repo, s3://bucket/folder or a folder")
     settings = context.settings()
     source, target = Store(spec.from_ or settings.store), Store(spec.to)
     lend_for(spec.to, settings)
@@ -130,7 +130,7 @@ def ckpt_push(spec: CkptPushFlags) -> None:
 
 def ckpt_init(spec: CkptInitFlags) -> None:
     if not spec.to:
-        raise UsageError("what is to be made? --to hf://user/repo, s3://bucket/folder or a folder")
+        raise UsageError("--to is missing: hf://user/repo, s3://bucket/folder or a folder")
     lend_for(spec.to, context.settings())
     place = open_place(spec.to)
     if spec.dry_run:
@@ -168,7 +168,7 @@ def lend_for(uri: str, settings: Settings) -> None:
 def named(found: Sequence[Found], name: str, uri: str) -> Found:
     """The one that is meant: by its name, or by the end or the beginning of it. Raises UsageError."""
     if not name:
-        raise UsageError("which checkpoint? inv ckpt.list shows them")
+        raise UsageError("the name of a checkpoint is missing; inv ckpt.list shows them")
     exact = [one for one in found if one.name == name]
     alike = exact or [one for one in found if one.name.startswith(name) or one.name.endswith(f"/{name}")]
     if len(alike) == 1:
@@ -191,7 +191,7 @@ def near(name: str, known: Sequence[str]) -> str:
     if not known:
         return "there is none yet; make one: inv train --phase base"
     close = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {close[0]}?" if close else f"there is: {', '.join(known[:8])}"
+    return f"did you mean {close[0]}?" if close else f"available: {', '.join(known[:8])}"
 
 
 def where(uri: str) -> str:

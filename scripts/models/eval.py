@@ -21,7 +21,7 @@ from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.local_step import run as run_step
-from scripts.models import lm_eval
+from scripts.models import lm_eval, scores_text
 from scripts.models.flags import EvalFlags
 from store import Artifact, Store, outside
 from trainer.evaluation import intervals
@@ -175,7 +175,7 @@ def tell(names: Sequence[str], found: Sequence[Mapping[str, Any]], as_json: bool
         print_json({**merged, "models": list(names)})
         return
     for name, one in zip(names, found, strict=True):
-        render.show_scores(name, one)
+        scores_text.show_scores(name, one)
 
 
 def without_rows(measures: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -200,7 +200,7 @@ def show_comparison(models: Sequence[str], tag: str, settings: Settings, as_json
     if as_json:
         print_json({"models": names, "measures": rows})
     else:
-        render.show_comparison(names, rows)
+        scores_text.show_comparison(names, rows)
 
 
 def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -37,7 +37,7 @@ class ChatFlags:
     )
     tag: str = flag("", "name of the checkpoints in the store")
     prompt: str | None = flag(None, "one question; without it, a conversation")
-    temperature: float = flag(0.0, "0 = always the likeliest word")
+    temperature: float = flag(0.0, "0 = greedy decoding")
     max_tokens: int = flag(256, "longest answer")
     endpoint: str = flag(
         "", "a service (inv serve.status) or an address instead of a model; its key: SLIPWAY_ENDPOINT_KEY"

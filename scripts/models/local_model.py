@@ -14,7 +14,7 @@ from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.providers import registry
 from infra.records import Request
-from scripts.cli import context, local_step, prompts, render
+from scripts.cli import context, local_step, plan_text, prompts, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.local_step import run as run_step
 from scripts.models.flags import ChatFlags, ExportFlags, TrainFlags
@@ -33,7 +33,7 @@ def train(spec: TrainFlags) -> None:
     if made := prompts.ask_about_made(plan, yes=spec.json):
         plan = plan_for(replace(work, made=made), settings, Request(run="foreground"), here, limits)
     if not spec.json:
-        render.show_plan(plan)
+        plan_text.show_plan(plan)
     move_names(plan)
     results = {}
     due = plan.job.steps if plan.job else ()
@@ -77,7 +77,7 @@ def chat(spec: ChatFlags) -> None:
 
 def export(spec: ExportFlags) -> None:
     if not spec.out:
-        raise UsageError("where to? --out DIR")
+        raise UsageError("--out DIR is missing: the folder that the model goes to")
     if spec.dtype not in ("float32", "bfloat16"):
         raise UsageError(f"--dtype is {spec.dtype!r}; known: float32, bfloat16")
     settings = context.settings()

@@ -27,7 +27,7 @@ MARKS = {"create": "+", "keep": "=", "end": "-"}
 
 def apply(spec: ApplyFlags) -> None:
     if not spec.file:
-        raise UsageError("which file? inv apply pods.yaml, with `pods:` and below it `- name: a`")
+        raise UsageError("FILE is missing: inv apply pods.yaml, with `pods:` and below it `- name: a`")
     settings = context.settings(provider=spec.provider)
     set_name, specs = load(Path(spec.file), settings)
     with open_journal(settings) as journal, only_one(set_name, journal, spec.dry_run):

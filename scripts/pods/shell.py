@@ -20,7 +20,7 @@ from infra.runs.settle import bring_home
 from infra.transport import push as code_sync
 from infra.transport.port_forward import LOOPBACK
 from infra.transport.protocol import Transport
-from infra.transport.shipment import preview
+from infra.transport.shipment import SyncPlan, preview
 from scripts.cli import context, render, session
 from scripts.cli.invoke_patch import line_after_dashes, print_json
 from scripts.pods.flags import ForwardFlags, PullFlags, SshFlags, SyncFlags
@@ -88,7 +88,7 @@ def board(op: Op, transport: Transport, local: int) -> None:
         render.say(f"TensorBoard of {op.run}: http://{LOOPBACK}:{port}; Ctrl-C ends it")
         while look() is None:
             time.sleep(POLL_S)
-    raise SlipwayError(f"{op.run}: TensorBoard has ended by itself")
+    raise SlipwayError(f"{op.run}: TensorBoard exited")
 
 
 def answers(port: int) -> bool:
@@ -113,7 +113,7 @@ def sync(spec: SyncFlags) -> None:
         if spec.plan:
             known = code_sync.pushed(way(settings, op), pods.folder_of(op).code) if op else {}
             seen = preview(ROOT, known)
-            print_json(seen) if spec.json else render.show_sync(seen, op.run if op else "")
+            print_json(seen) if spec.json else show_sync(seen, op.run if op else "")
             return
         assert op is not None
         if not op.is_live:
@@ -136,3 +136,19 @@ def pull(spec: PullFlags) -> None:
         print_json({"run": op.run, "brought": names, "store": op.store})
     else:
         render.say(f"{op.run}: {', '.join(names) or 'nothing new'}; logs in {settings.homes / op.run}")
+
+
+def show_sync(plan: SyncPlan, run: str) -> None:
+    """What a push would do: totals, the largest files, what is new, what stays here and why."""
+    out = render.console(stderr=False)
+    since = f" since the last push to {run}" if run else ""
+    out.print(
+        f"{plan.files:,} files, {render.size(plan.bytes)}; {len(plan.new):,} new{since}, {len(plan.gone):,} to remove"
+    )
+    table = render.new_table("largest", "size")
+    for path, num_bytes in plan.largest:
+        table.add_row(render.clean(path), render.size(num_bytes))
+    out.print(table, markup=False)
+    for refusal in plan.refused:
+        out.print(f"refused, stays here: {render.clean(str(refusal))}", markup=False)
+    out.print(f"ignored by git: {plan.ignored_files:,} files, {render.size(plan.ignored_bytes)}")

@@ -20,7 +20,7 @@ from infra.runs.settle import settle
 from infra.selection import choose, preflight
 from infra.selection.request import request_on
 from infra.settings import Settings
-from scripts.cli import context, offers_table, prompts, render, session
+from scripts.cli import context, offers_table, plan_text, prompts, render, session
 from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
@@ -83,7 +83,7 @@ def run(spec: RunFlags) -> None:
         if not spec.dry_run and (made := prompts.ask_about_made(plan, yes=spec.json)):
             plan = pods.plan(op, replace(work, made=made), settings)
         if not spec.json:
-            render.show_plan(plan)
+            plan_text.show_plan(plan)
         if registry.provider(settings, op.vendor).is_rented and plan.job:
             preflight.check_work(plan, settings, spec.with_missing, context.again("--with-missing"))
         if spec.dry_run or plan.job is None:
@@ -159,7 +159,7 @@ def find_pod(journal: Journal, name: str = "") -> Op:
     elif len(there) == 1:
         op = there[0]
     elif there:
-        raise UsageError(f"which pod? there is: {', '.join(op.run for op in there)}")
+        raise UsageError(f"several pods are there; name one of: {', '.join(op.run for op in there)}")
     else:
         raise SlipwayError("there is no pod; run: inv pod.create")
     session.use(op)

@@ -105,7 +105,9 @@ def leave(looks: Sequence[survey.Look]) -> None:
 
 def import_(spec: ImportFlags) -> None:
     if not spec.from_:
-        raise UsageError("which file? pool.import --from terraform.json, made with: terraform output -json")
+        raise UsageError(
+            "--from FILE is missing: inv pool.import --from terraform.json, made with: terraform output -json"
+        )
     path = context.settings().pools
     found = pool_import.addresses(Path(spec.from_).expanduser(), spec.output)
     plan = pool_import.plan(path, spec.pool, found, user=spec.user, key=spec.key)
@@ -125,7 +127,7 @@ def hosts(spec: HostsFlags) -> None:
     for word in spec.forget:
         found = [machine for machine in failed if word in (machine, machine.partition(":")[2])]
         if not found:
-            raise UsageError(f"{word!r} is not remembered; there is: {', '.join(failed) or 'nothing'}")
+            raise UsageError(f"{word!r} is not remembered; available: {', '.join(failed) or 'nothing'}")
         for machine in found:
             memory.forgive(machine)
             failed.pop(machine)

@@ -13,7 +13,7 @@ NOT_OF_THE_PLAN = ("json", "dry_run", "yes", "detach", "file", "run")  # flags t
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchFlags(Output, Questions, LaunchSpec):
-    file: str = flag("", "YAML of these flags, `gpu: H100`; what is typed outweighs it", word=True)
+    file: str = flag("", "YAML of these flags, `gpu: H100`; command-line flags override it", word=True)
     detach: bool = flag(False, "hand over and return", group=RUN)
 
 

@@ -21,9 +21,11 @@ from flows import resume as resuming
 from flows import stop as ending
 from flows.planning import node_commands
 from infra.agent.job import Job
+from infra.agent.limits import read_clocks
 from infra.agent.state import NODE_LOST
 from infra.errors import UsageError
 from infra.flags import given
+from infra.ledger import spend
 from infra.ledger.journal import Journal, Op, service_lease
 from infra.records import Plan
 from infra.runs import pods
@@ -32,7 +34,7 @@ from infra.runs.keeper import lease_name
 from infra.runs.lookup import find_run
 from infra.runs.settle import settle
 from infra.settings import Settings
-from scripts.cli import command_hints, context, offers_table, prompts, render
+from scripts.cli import command_hints, context, offers_table, plan_text, prompts, render, steps_text
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
 from scripts.runs.flags import NOT_OF_THE_PLAN, DownFlags, KeepFlags, LaunchFlags, ResumeFlags, StopFlags
@@ -55,7 +57,7 @@ def launch(spec: LaunchFlags) -> None:
         plan, at_work = found.plan, found.at_work
         if not spec.json:
             render.say(f"provider {settings.provider} ({settings.sources['provider']})")
-            render.show_plan(plan)
+            plan_text.show_plan(plan)
             if found.offers:
                 offers_table.show(plan, found.offers, settings, spec.on_failure or "end")
         found = use_case.check(found, settings, context.again("--with-missing"), render.tell)
@@ -84,7 +86,7 @@ def report_plan(plan: Plan, journal: Journal, spec: Any) -> None:
     last, dry_run = use_case.last_on(plan, journal), spec.dry_run
     if spec.json:
         state = "planned" if plan.job else "succeeded"
-        said = {"run": last.run if last else None, "state": state, "ran": [], **render.plan_json(plan)}
+        said = {"run": last.run if last else None, "state": state, "ran": [], **plan_text.plan_json(plan)}
         print_json({**said, "commands": node_commands(plan), "flags": given(spec, NOT_OF_THE_PLAN)})
     elif plan.job is None:
         moved = "".join(f"; {one.name} stands for it now" for one in plan.pointers) if not dry_run else ""
@@ -100,7 +102,7 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
     with hang_up() as hung_up:
         try:
             with follow.keeping(op, journal, settings, render.tell) as seen:
-                progress, verdict = show_progress(op, seen, quiet=as_json)
+                progress, verdict = show_progress(op, seen, as_json, Job.from_json(op.job).clock_scale)
         except (KeyboardInterrupt, OSError) as error:
             if isinstance(error, OSError) and not hung_up:  # else it is the terminal that is gone
                 raise
@@ -116,14 +118,15 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
                 "run": op.run,
                 "state": verdict["state"],
                 "ran": [step["name"] for step in progress.get("steps", ()) if step["state"] == "done"],
-                "steps": render.steps_json(progress),
+                "steps": steps_text.steps_json(progress),
                 "reason": verdict["reason"] or None,
                 "recoveries": progress["recoveries"],
             }
         )
     elif succeeded:
-        total = sum(step["elapsed_s"] for step in progress["steps"])
-        steps = Job.from_json(op.job).steps
+        job, rows = Job.from_json(op.job), journal.ops(run=op.run)
+        total = spend.run_s(rows, read_clocks(), job.clock_scale, verdict.get("at"))
+        steps = job.steps
         then = talk_to(steps[-1].config["making"]["name"], op.store) if steps else f"Next: ./inv pod.run {op.run}"
         render.say(f"{op.run} succeeded in {render.duration(total)}. {then}")
     if not succeeded:
@@ -164,35 +167,40 @@ def talk_to(artifact: str, store: str) -> str:
     return f"Talk to it: {where}./inv chat{model}"
 
 
-def show_progress(op: Op, seen: Iterator[Seen], quiet: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Bars on a terminal, a line per step elsewhere; returns the last progress and the verdict."""
+def show_progress(
+    op: Op, seen: Iterator[Seen], quiet: bool, scale: float
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Show bars on a terminal, a line per step elsewhere; return the last progress and the verdict.
+
+    `scale`: how many times faster than ours the clock of the run's cost is, by which its times are told, too.
+    """
     if not quiet:
         render.say(f"run {op.run} in {pods.where(op)}")
     if quiet:
         return _last(seen)
     if not sys.stderr.isatty():
-        return _last(_lines(seen))
+        return _last(_lines(seen, scale))
     from rich.live import Live
 
     with Live(console=render.console(), refresh_per_second=8) as live:
-        return _last(_redraw(seen, live))
+        return _last(_redraw(seen, live, scale))
 
 
 def _last(seen: Iterator[Any]) -> Any:
     return deque(seen, maxlen=1).pop()
 
 
-def _redraw(seen: Iterator[Any], live: Any) -> Iterator[Any]:
+def _redraw(seen: Iterator[Any], live: Any, scale: float) -> Iterator[Any]:
     for progress, verdict in seen:
-        live.update(render.steps_table(progress, time.time()))
+        live.update(steps_text.steps_table(progress, time.time(), scale))
         yield progress, verdict
 
 
-def _lines(seen: Iterator[Any]) -> Iterator[Any]:
+def _lines(seen: Iterator[Any], scale: float) -> Iterator[Any]:
     """A line when a step begins and ends, and now and then between."""
     told: dict[str, tuple[str, float]] = {}
     for progress, verdict in seen:
-        tell_steps(progress, told)
+        tell_steps(progress, told, scale)
         yield progress, verdict
 
 

@@ -73,16 +73,17 @@ def show(op: Op, journal: Journal, settings: Settings, spec: LogsFlags) -> None:
             offsets[path] = write(path, offsets.get(path, 0), is_last=bool(verdict))
         if told is None:  # what has ended before is in the logs
             told = {one["name"]: (one["state"], 0.0) for one in progress.get("steps", ())}
-        tell_steps(progress, told)
+        tell_steps(progress, told, Job.from_json(op.job).clock_scale)
     state = verdict.get("state", "stopped")
     print(f"{op.run} {state} {verdict.get('reason', '')}".rstrip(), file=sys.stderr)
     raise Exit(code={"succeeded": 0, "limit": 5}.get(state, 1))
 
 
-def tell_steps(progress: Mapping[str, Any], told: dict[str, tuple[str, float]]) -> None:
+def tell_steps(progress: Mapping[str, Any], told: dict[str, tuple[str, float]], scale: float = 1.0) -> None:
     """A line of talk when a step begins and ends, and now and then between: its figures are in no log.
 
-    `told`: of each step the state that was told last, and when (monotonic seconds); kept up to date here.
+    `told`: of each step the state that was told last, and when (monotonic seconds); kept up to date here. `scale`: as
+    `step_line` takes it.
     """
     for step in progress.get("steps", ()):
         state, at = told.get(step["name"], ("waiting", 0.0))
@@ -90,7 +91,7 @@ def tell_steps(progress: Mapping[str, Any], told: dict[str, tuple[str, float]]) 
         if step["state"] != state or due:
             told[step["name"]] = (step["state"], time.monotonic())
             if step["state"] != "waiting":  # again, on another pod
-                say(step_line(step, time.time()))
+                say(step_line(step, time.time(), scale))
 
 
 def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[Op, Seen]]:
@@ -151,7 +152,7 @@ def choose(folder: Path, op: Op, file: str, follow: bool) -> list[Path]:
         path = folder / f"{file}.log"
         if not path.exists() and not follow:
             known = sorted(one.stem for one in folder.glob("*.log"))
-            raise UsageError(f"{op.run} has no log {file!r}; there is: {', '.join(known) or 'none yet'}")
+            raise UsageError(f"{op.run} has no log {file!r}; available: {', '.join(known) or 'none yet'}")
         return [path]
     names = ["environment", *(step.name for step in Job.from_json(op.job).steps)]
     return [path for name in names if (path := folder / f"{name}.log").exists()]

@@ -53,7 +53,7 @@ def rehearse(spec: RehearseFlags) -> None:
         if number < 0:
             raise UsageError(f"--{name} is {number}; it cannot be negative")
     if spec.speed is not None and spec.speed <= 0:
-        raise UsageError(f"--speed is {spec.speed:g}; a clock runs forward")
+        raise UsageError(f"--speed is {spec.speed:g}; it must be more than 0")
     plan = plan_of(spec.faults, spec.preempt, spec.bad_host)
     if not spec.dry_run:  # made before the clock runs, or the first pod would spend its money on it
         local_step.python(context.settings())

@@ -17,14 +17,17 @@ from infra.agent.job import Job
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op
+from infra.money import in_usd, per_hour
 from infra.records import PodView
 from infra.runs import mirror
 from infra.runs.lookup import find_run, names_of_runs, way
 from infra.runs.pods import folder_of
 from infra.settings import Settings
+from infra.units import moment
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
+from scripts.models import scores_text
 from scripts.models.eval import Subject, kept
 from scripts.runs import status
 from scripts.runs.flags import ReportFlags
@@ -146,8 +149,8 @@ def measured(settings: Settings, name: str, fingerprint: str) -> list[tuple[str,
     """What `inv eval` has found of that very model."""
     found = kept(settings, Subject(name, fingerprint, Path())).get("measures", {})
     return [
-        (key, f"{render.of_unit(one, one['value'])}{'' if one['unit'] == 'share' else ' ' + one['unit']}",
-         render.between(one, one))
+        (key, f"{scores_text.of_unit(one, one['value'])}{'' if one['unit'] == 'share' else ' ' + one['unit']}",
+         scores_text.between(one, one))
         for key, one in found.items()
     ]  # fmt: skip
 
@@ -155,10 +158,12 @@ def measured(settings: Settings, name: str, fingerprint: str) -> list[tuple[str,
 def facts(view: PodView) -> Iterator[tuple[str, str]]:
     yield "state", view.state
     yield "provider", view.provider
-    rate = f" at {render.usd(view.micro_usd_per_hour)}/h" if view.micro_usd_per_hour else ""
-    yield "cost, USD", f"{render.cents(view.spent_micro_usd)}{rate}"
-    spent = sum(one.get("elapsed_s") or 0.0 for one in view.progress.get("steps", ()))
-    yield "work", render.duration(spent) if spent else "?"
+    yield "cost", in_usd(view.spent_micro_usd)
+    if view.micro_usd_per_hour:
+        yield "price", per_hour(view.micro_usd_per_hour)
+    yield "time", render.duration(view.elapsed_s)
+    if view.ended_at:
+        yield "ended", moment(view.ended_at)
     if view.recoveries:
         yield "brought back", render.count(view.recoveries, "time")
 

@@ -20,15 +20,15 @@ from scripts.runs.flags import SweepFlags
 
 def sweep(spec: SweepFlags) -> None:
     if not spec.file:
-        raise UsageError("which file? inv sweep runs.yaml, with `runs:` and below it `- name: a`, `  seed: 1`")
+        raise UsageError("FILE is missing: inv sweep runs.yaml, with `runs:` and below it `- name: a`, `  seed: 1`")
     try:
         document = strict_yaml.read(Path(spec.file))
     except FileNotFoundError:
         raise UsageError(f"there is no {spec.file}") from None
-    spec = use_case.read(str(Path(spec.file)), document, spec.pods)
+    runs = use_case.read(str(Path(spec.file)), document, spec.pods)
     settings = context.settings(provider=spec.provider)
     with open_journal(settings) as journal:
-        planned = use_case.plan(spec, journal, settings, context.again("--with-missing"), render.tell)
+        planned = use_case.plan(runs, journal, settings, context.again("--with-missing"), render.tell)
     if not spec.json:
         show_plan(planned)
     if planned.idle:

@@ -123,7 +123,7 @@ def key(spec: KeyFlags) -> None:
         known = [one.name for one in journal.services()]
         name = check_name(name) if name else controller_client.find("", journal)
     if spec.drop and not spec.for_:
-        raise UsageError("--drop: whose key? --for NAME")
+        raise UsageError("--drop requires --for NAME")
     path = controller_process.Places.of(settings, name).keys
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     names = [line.split()[0] for line in lines if line.strip() and not line.startswith("#")]
@@ -131,14 +131,16 @@ def key(spec: KeyFlags) -> None:
         if spec.json:
             print_json({"service": name, "keys": names})
         else:
-            render.say(f"{name}: {', '.join(names) or 'no keys: whoever reaches it may ask'}")
+            render.say(f"{name}: {', '.join(names) or 'it has no keys; clients need none'}")
         return
     if spec.drop and spec.for_ not in names:
-        raise UsageError(f"{name} has no key for {spec.for_}; there is: {', '.join(names) or 'none'}")
+        raise UsageError(f"{name} has no key for {spec.for_}; available: {', '.join(names) or 'none'}")
     if spec.drop and len(names) == 1 and name in known:
-        raise UsageError(f"that is the only key of {name}, without which anybody may ask; make another one first")
+        raise UsageError(f"{name} has only this API key; removing it would make the endpoint public. Create "
+                         f"another key first: inv serve.key {name} --for NAME")  # fmt: skip
     if not spec.drop and spec.for_ in names:
-        raise UsageError(f"{name} has a key for {spec.for_}, of which only the hash is kept; --drop it first")
+        raise UsageError(f"{name} has a key for {spec.for_} already, and only its hash is kept; void it first: "
+                         f"inv serve.key {name} --for {spec.for_} --drop")  # fmt: skip
     lines = [line for line in lines if line.split()[:1] != [spec.for_]]
     made = ""
     if not spec.drop:
@@ -147,13 +149,25 @@ def key(spec: KeyFlags) -> None:
     from infra.agent.job import write_durably
 
     write_durably(path, "".join(f"{line}\n" for line in lines), 0o600)
+    locks_after_s = keys.COUNTS_AFTER_S if name in known else None
     if spec.json:
-        print_json({"service": name, "for": spec.for_, "key": made or None})
+        print_json({"service": name, "for": spec.for_, "key": made or None, "locks_after_s": locks_after_s})
     elif spec.drop:
-        render.say(f"{name}: the key of {spec.for_} is void")
+        after = "" if locks_after_s is None else f" within {render.duration(locks_after_s)}"
+        render.say(f"{name}: the key of {spec.for_} is void{after}")
     else:
         render.say(f"{name}: the key of {spec.for_}, which is not shown again:")
         print(made)
+        if not names:
+            render.say(lock_out(name, locks_after_s))
+
+
+def lock_out(name: str, after_s: float | None) -> str:
+    """Return from when clients without a key are refused; `after_s`: None while the service does not run."""
+    if after_s is None:
+        return f"{name} does not run; once it does, clients without a key are refused (401)"
+    return (f"{name} reads its keys within {render.duration(after_s)}: until then clients need no key, "
+            "from then on those without one are refused (401)")  # fmt: skip
 
 
 def export(spec: ExportFlags) -> None:

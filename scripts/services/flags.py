@@ -20,7 +20,7 @@ class UpFlags(Output, Questions, ServeSpec):
 class ScaleFlags(Output):
     name: str = flag("", NAME, word=True, also=("n",))
     min_replicas: int | None = flag(None, "so many at least")
-    max_replicas: int | None = flag(None, "and at most (default: as it is, or as many as at least)")
+    max_replicas: int | None = flag(None, "upper bound (default: unchanged, or --min-replicas if larger)")
     detach: bool = flag(False, "do not wait until they are ready")
 
 
@@ -52,6 +52,7 @@ class LogsFlags:
     controller: bool = flag(False, "what the controller has written")
     tail: int = flag(0, "only the last N lines")
     follow: bool = flag(False, "go on until Ctrl-C")
+    json: bool = flag(False, "requests as the gateway wrote them: one JSON object a line", group=TALK)
 
 
 @dataclass(frozen=True, kw_only=True)

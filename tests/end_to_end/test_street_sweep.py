@@ -109,10 +109,10 @@ def test_two_machines_run_two_each(world, tmp_path):
     ("text", "told"),
     [
         ("runs: []", "with one run at least"),
-        ("runs: [{name: a}]\nruns: [{name: b}]", "stands there twice"),
+        ("runs: [{name: a}]\nruns: [{name: b}]", "is given twice"),
         ("runs: [{name: a, sed: 1}]", "unknown key 'sed'"),
         ("runs: [{name: a, seed: one}]", "seed is 'one'"),
-        ("runs: [{name: a}, {name: a}]", "another run is called a"),
+        ("runs: [{name: a}, {name: a}]", "two runs have this name: a"),
         ("runs: [{seed: 1}]", "needs a name"),
         ("pods: 0\nruns: [{name: a}]", "pods is 0"),
         ("runs: [{name: a, tag: t, phase: base}, {name: b, tag: t, seed: 5, phase: base}]", "give them different tags"),

@@ -85,7 +85,7 @@ def test_runs_are_listed_with_the_last_rented_at_the_end(journal):
     journal.advance(first, "unsent")
     plan(journal, "a-1")
     assert journal.runs() == ["b-2", "a-1"]
-    with pytest.raises(JournalError, match="nothing has the token sw1-x"):
+    with pytest.raises(JournalError, match="no row has the token sw1-x"):
         journal.op("sw1-x")
 
 

@@ -181,3 +181,13 @@ def test_a_line_for_another_machine_goes_to_its_shell_as_ssh_sends_it(monkeypatc
     assert done.stdout == "/\na b\n"
     monkeypatch.setattr(sys, "argv", ["inv", "ssh", "run"])
     assert line_after_dashes() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(["nosuch"], "no task 'nosuch'"), (["launch", "--phaes"], "no flag --phaes")]
+)
+def test_a_line_that_cannot_be_read_is_a_json_document_too(checkout, words, said):
+    code, out, err = inv(checkout, *words, "--json")
+    found = json.loads(out)
+    assert (code, found["exit_code"]) == (2, 2) and found["error"].startswith(said) and said in err
+    assert inv(checkout, *words, "--", "--json")[1] == ""
