@@ -10,7 +10,7 @@ from infra.agent.limits import read_clocks
 from infra.errors import UsageError
 from infra.ledger import spend
 from infra.ledger.journal import Journal, Op, Taken
-from infra.money import cents
+from infra.money import in_usd
 from infra.providers import registry
 from infra.runs import launch as street
 from infra.runs import observe, pods
@@ -100,5 +100,5 @@ def more_for(op: Op, journal: Journal, settings: Settings, spend_limit: str, ttl
         rows = pods.rows_of(op.run, pods.size_of(op), journal)
         spent = sum(spend.spent(row, read_clocks(), settings.clock_scale) for row in rows)
         if spent >= limits.spend_micro_usd:
-            raise UsageError(f"{op.run} has cost {cents(spent)} USD already; give a --spend-limit above that")
+            raise UsageError(f"{op.run} has cost {in_usd(spent)} already; give a --spend-limit above that")
     return limits

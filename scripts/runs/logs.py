@@ -24,8 +24,9 @@ from infra.runs.settle import keep_last_words
 from infra.settings import Settings
 from infra.transport.protocol import Lost, TimedOut, Unreachable
 from scripts.cli import context, render
-from scripts.cli.render import clean, say, step_line
+from scripts.cli.render import clean, say
 from scripts.cli.session import open_journal
+from scripts.cli.steps_text import step_line
 from store import StoreError
 
 TELL_EVERY_S = 15.0  # what a step is at
