@@ -61,7 +61,7 @@ def attach(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
         time.sleep(0.1)
         op = journal.op(op.token)
     if observe.is_alive(op, way(settings, op)):
-        tell(f"{op.run} is at it already; following it")
+        tell(f"{op.run} is already running; following it")
         return op
     return again(op, journal, settings, tell)
 
@@ -73,7 +73,7 @@ def again(
 
     `limits`: of a rented run, as `Keeper.elsewhere` takes them; `asked`: what is on record of it then.
     """
-    tell(f"going on with {op.run}")
+    tell(f"resuming {op.run}")
     vendor = registry.provider(settings, op.vendor)
     if vendor.is_rented and not op.is_live:
         keeper = Keeper.of(op, journal, settings, tell)

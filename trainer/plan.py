@@ -36,8 +36,9 @@ from infra.errors import UsageError
 from infra.records import Artifact, Inventory, Plan, PlannedArtifact, Pointer, Request
 from store.manifest import kind_of
 from trainer import memory, recipes
-from trainer.config import ImportSpec, Keeping, PhaseConfig, Profile, what_counts
+from trainer.config import ImportSpec, Keeping, PhaseConfig, Profile
 from trainer.fingerprints import FIRST_CODE, differences, digest
+from trainer.records.fields import what_counts
 from trainer.records.phase_registry import (
     INIT,
     KINDS,
