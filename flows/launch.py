@@ -147,7 +147,7 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
     taken = [op.run for op in journal.ops()]
     if before and not name and last_verdict(before, settings).get("state") != "succeeded":
         name = before.run
-        tell(f"going on with {name}")
+        tell(f"resuming {name}")
     name = name or run_name(taken)
     plan = replace(found.plan, request=replace(found.plan.request, run=name))
     run_leases.refuse_beside_older(plan, journal.ops(live=True))
