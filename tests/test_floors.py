@@ -27,7 +27,6 @@ HEAVY = {
 PLAN = (
     "trainer.config",
     "trainer.memory",
-    "trainer.phase_options",
     "trainer.records",
     "trainer.recipes",
     "trainer.reuse",

@@ -22,8 +22,8 @@ from infra.runs import pod_set
 from scripts.runs.flags import LaunchFlags
 from serve.service import ServiceFile
 from trainer.config import PhaseConfig
-from trainer.phase_options import NOT_FOR_A_PHASE
 from trainer.recipes import PROFILES
+from trainer.records.phase_options import NOT_FOR_A_PHASE
 from trainer.records.phase_registry import PHASES
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"

@@ -11,8 +11,8 @@ from infra.errors import UsageError
 from infra.flags import as_typed, given
 from infra.settings import Settings
 from tests.world import ROOT
-from trainer import phase_options
 from trainer.recipes import PROFILES
+from trainer.records import phase_options
 
 TINY = PROFILES["tiny"]()
 
