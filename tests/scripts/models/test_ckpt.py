@@ -94,16 +94,16 @@ def test_a_checkpoint_is_shown_by_the_beginning_or_the_end_of_its_name(home, cap
 @pytest.mark.parametrize(
     ("name", "flags", "words"),
     [
-        ("ckpt_show", {"model": ""}, "which checkpoint.*inv ckpt.list"),
+        ("ckpt_show", {"model": ""}, "name of a checkpoint is missing; inv ckpt.list"),
         ("ckpt_show", {"model": "base_checkpoints/smok3"}, "did you mean base_checkpoints/smoke"),
         ("ckpt_show", {"model": RUN}, "could be any of: .*step-000000010, .*step-000000020"),
         ("ckpt_verify", {"model": "zzz"}, "no checkpoint 'zzz'"),
-        ("ckpt_pull", {"model": "base_checkpoints/smoke"}, "where to. --to DIR"),
-        ("ckpt_pull", {"to": "x"}, "which one.*--latest"),
-        ("ckpt_pull", {"to": "x", "model": "a", "latest": True}, "which one"),
-        ("ckpt_push", {}, "where to"),
+        ("ckpt_pull", {"model": "base_checkpoints/smoke"}, "--to DIR is missing"),
+        ("ckpt_pull", {"to": "x"}, "name of one checkpoint.*--latest"),
+        ("ckpt_pull", {"to": "x", "model": "a", "latest": True}, "name of one checkpoint"),
+        ("ckpt_push", {}, "--to is missing"),
         ("ckpt_push", {"to": "elsewhere", "models": ["tokeniser"]}, "no artifact 'tokeniser'"),
-        ("ckpt_init", {"to": ""}, "what is to be made"),
+        ("ckpt_init", {"to": ""}, "--to is missing"),
     ],
 )
 def test_wrong_words_are_answered_in_one_line_that_says_what_to_type(home, capsys, name, flags, words):
