@@ -218,7 +218,7 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
         tokenizer = INIT
         found["tokens"] = replace(found["tokens"], inputs={"text": "text", "tokenizer": tokenizer})
     befores = chain(profile.phases, wanted.phases, wanted.init is not None)
-    if missing := [name for name in wanted.phases if name not in befores]:
+    if missing := [name for name in wanted.phases if name in PHASES and name not in befores]:
         known = ", ".join(one for one in PHASES if one in befores)
         raise UsageError(f"profile {profile.name} has no phase {listed(missing)} that could run; it has: {known}")
     for name, before in befores.items():
