@@ -90,7 +90,7 @@ def read_header(path: Path, tokenizer_sha256: str | None = None) -> Header:
     if not bos < vocab_size <= 1 << 8 * width:
         raise DataError(f"{path}: <|bos|> is {bos} of {vocab_size} ids in {width} bytes; make it again")
     if num_bytes != header.num_bytes:
-        raise DataError(f"{path}: truncated: {num_bytes} bytes, its header says {header.num_bytes}; make it again")
+        raise DataError(f"{path}: wrong size: {num_bytes} bytes, its header says {header.num_bytes}; make it again")
     if tokenizer_sha256 and header.tokenizer_sha256 != tokenizer_sha256:
         made = header.tokenizer_sha256[:12]
         raise DataError(f"{path}: made by tokenizer {made}, not by {tokenizer_sha256[:12]}; make it again")
