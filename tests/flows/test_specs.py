@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from data.config import ConfigError
-from flows import same_request, sweep
+from flows import same_request, serve, sweep
 from flows.specs import files, phase_words
 from flows.specs.launch import LaunchSpec
 from infra import job_environment
@@ -102,6 +102,10 @@ def test_what_env_gives_is_a_setting_or_the_jobs_own_and_a_secret_by_its_name(tm
     assert job_environment.secrets_for(["MY_TOKEN", "GONE"], Settings.load(ROOT, {}, (), environ), environ) == {
         "MY_TOKEN": "hidden"
     }
+    plain = Settings.load(ROOT, {}, ("STAGE=2",), environ)
+    assert serve.with_environment({"envs": {"A": "1"}}, plain) == {"envs": {"A": "1", "STAGE": "2"}}
+    with pytest.raises(UsageError, match="--env MY_TOKEN: the variables of a service are written into the journal"):
+        serve.with_environment({}, found)
 
 
 def test_a_run_at_work_with_another_environment_is_not_what_is_asked_for():
