@@ -81,7 +81,7 @@ def read_header(path: Path, tokenizer_sha256: str | None = None) -> Header:
     except (OSError, struct.error, outside.Unreadable) as error:
         raise DataError(f"{path}: not a token shard: {error}") from None
     if magic != MAGIC:
-        raise DataError(f"{path}: no token shard")
+        raise DataError(f"{path}: not a token shard")
     width, vocab_size, bos, num_tokens, num_documents = shape
     origin = tokenizer.hex(), source.hex(), raw[FIELDS.size :].hex()
     header = Header(width, vocab_size, bos, num_tokens, num_documents, *origin)
