@@ -134,11 +134,14 @@ class Making:
     """By role, such as `tokenizer` or `tokens`."""
     code: dict[str, str] = field(default_factory=dict)
     """Of the program that makes it, by file: written down beside it, for plans to come."""
+    spec: dict[str, Any] = field(default_factory=dict)
+    """What of its settings counts, as plain values: written down beside it, so that a plan can name what differs."""
 
     @property
     def provenance(self) -> dict[str, Any]:
         """What an artifact says about where it comes from."""
-        return {"code": self.code, "inputs": {role: asdict(one) for role, one in self.inputs.items()}}
+        inputs = {role: asdict(one) for role, one in self.inputs.items()}
+        return {"code": self.code, "inputs": inputs, **({"spec": self.spec} if self.spec else {})}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +187,7 @@ class TextSpec:
         if self.lines_per_shard < 1:
             raise ConfigError(f"lines_per_shard is {self.lines_per_shard}; it must be at least 1")
         if self.min_score is not None and math.isnan(self.min_score):
-            raise ConfigError("min_score is nan; a number is wanted")
+            raise ConfigError("min_score is nan; it must be a number")
         if self.take is not None and not 1 <= self.take <= sys.maxsize:
             raise ConfigError(f"take is {self.take}; it must lie between 1 and {sys.maxsize}")
         for key, known in (("dedup", ("", "exact")), ("format", FORMATS), ("compression", ("", *PACKED.values()))):
@@ -193,7 +196,7 @@ class TextSpec:
         if self.compression and self.format == "parquet":
             raise ConfigError("parquet is compressed inside (zstd); leave compression out")
         if self.validation and self.val_ratio:
-            raise ConfigError("val_ratio and validation are two ways to hold out; choose one")
+            raise ConfigError("val_ratio and validation exclude each other; give one of them")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +243,9 @@ class Persona:
             if (size := len(value.encode())) > LONGEST[key]:
                 raise ConfigError(f"the persona's {key} is {size} bytes long; at most {LONGEST[key]} fit")
             if value[-1] in ",;:\uff0c\uff1b\uff1a\u3001":
-                raise ConfigError(f"the persona's {key} ends in {value[-1]!r}, which no sentence does; leave it out")
+                raise ConfigError(
+                    f"the persona's {key} ends in {value[-1]!r}, which would stand inside a sentence; leave it out"
+                )
             for words in SAID_ALREADY[key]:
                 if value.casefold().startswith(f"{words} "):
                     raise ConfigError(f"the persona's {key} begins with {words!r}, which is said already; leave it out")

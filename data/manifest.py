@@ -65,11 +65,11 @@ def read_manifest(folder: Path, finished: bool = True) -> dict[str, Any]:
     try:
         manifest = outside.load(path, MANIFEST_BYTES, MANIFEST_BYTES // 16, half_pairs="surrogateescape")
         if outside.typed(manifest, "schema", int) not in (1, SCHEMA):
-            raise DataError(f"{path}: not a manifest of schema 1 or {SCHEMA}")
+            raise DataError(f"{path}: expected a manifest of schema 1 or {SCHEMA}")
         for name, kind in KINDS.items():
             outside.typed(manifest, name, kind)
         if finished and not manifest["finished"]:
-            raise DataError(f"{path}: not finished; the command that began it goes on where it stopped; {PARTIAL}")
+            raise DataError(f"{path}: not finished; run its command again to continue; {PARTIAL}")
         for shard in manifest["shards"]:
             _check_shard(path, shard)
         if len({shard["name"] for shard in manifest["shards"]}) != len(manifest["shards"]):
@@ -85,12 +85,12 @@ def read_manifest(folder: Path, finished: bool = True) -> dict[str, Any]:
 def _check_shard(path: Path, shard: Any) -> None:
     """Raises DataError, Unreadable for what no Writer has listed."""
     if type(shard) is not dict or not SHARD_NAME.fullmatch(outside.typed(shard, "name", str)):
-        raise DataError(f"{path}: {outside.shown(shard)} is no shard with a name of one")
+        raise DataError(f"{path}: {outside.shown(shard)} is not a shard entry: its name is not that of a shard")
     shard.setdefault("raw_bytes", shard.get("bytes"))
     if not SHA256.fullmatch(outside.typed(shard, "sha256", str)):
-        raise DataError(f"{path}: {shard['name']} has a sha256 that is none")
+        raise DataError(f"{path}: {shard['name']} has a sha256 that is not 64 hexadecimal digits")
     if any(outside.typed(shard, name, int) < 0 for name in ("lines", "bytes", "raw_bytes")):
-        raise DataError(f"{path}: {shard['name']} has less than nothing in it")
+        raise DataError(f"{path}: {shard['name']} has a negative size or count")
 
 
 def listed(folder: Path) -> set[str]:

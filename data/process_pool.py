@@ -67,7 +67,7 @@ def _listen(connection: Any, task: Any, process: Any) -> Any:
     except (EOFError, ConnectionError):
         process.join(5)
         why = f"a process left with {process.exitcode} (out of memory?)"
-        raise DataError(f"{task}: {why}; the same command goes on from here") from None
+        raise DataError(f"{task}: {why}; run the same command again to continue") from None
     if isinstance(said, Exception):
         raise said
     return said

@@ -6,6 +6,7 @@
     │   └── OutOfMoney      2  the account cannot pay for it
     ├── NoOffer             3  nothing matches
     ├── AuthError           4  a key is missing or refused
+    │   └── MissingKey      4  no key is set
     └── LimitHit            5  a limit was hit, or an audit found something
 
 A message says what was tried, what was seen, whether money is running and what to type next.
@@ -34,6 +35,10 @@ class NoOffer(SlipwayError):
 
 class AuthError(SlipwayError):
     exit_code = 4
+
+
+class MissingKey(AuthError, UsageError):
+    """No key is set."""
 
 
 class LimitHit(SlipwayError):

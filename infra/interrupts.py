@@ -15,7 +15,7 @@ Handler = Callable[[int, FrameType | None], object]
 
 LEAVE = (signal.SIGTERM, signal.SIGHUP)
 NUMBERS = (signal.SIGINT, *LEAVE)
-MEANWHILE = "one moment: {what}. Once more leaves at once, and whatever there is may go on billing"
+MEANWHILE = "finishing: {what}. Press Ctrl-C again to quit now; a pod may keep billing"
 
 
 class Told(BaseException):

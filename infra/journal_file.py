@@ -183,7 +183,7 @@ def open_file(path: Path, environ: Mapping[str, str]) -> Opened:
     """Raises JournalError: on a network file system, of a newer schema, of another installation, not openable."""
     try:
         if path.exists() and not path.is_file():  # a folder or a device: neither chmod nor SQLite may touch it
-            raise JournalError(f"journal {path}: it is no regular file; set SLIPWAY_STATE_FILE to another place")
+            raise JournalError(f"journal {path}: it is not a regular file; set SLIPWAY_STATE_FILE to another place")
         installation.make_folder(path.parent, is_ours=path == default_path(environ))
         kind = file_system_of(path.parent)
         if kind in NETWORK_FILE_SYSTEMS:

@@ -16,9 +16,9 @@ def micro_usd(usd: Decimal | int | str) -> int:
     try:
         amount = Decimal(usd)
     except InvalidOperation:
-        raise BadAmount(f"{usd!r} is no amount of dollars") from None
+        raise BadAmount(f"{usd!r} is not an amount of dollars") from None
     if not (amount.is_finite() and 0 <= amount <= MOST_USD):
-        raise BadAmount(f"{usd} USD is no credible amount")
+        raise BadAmount(f"{usd} USD is out of range")
     return int((amount * 1_000_000).to_integral_value(ROUND_CEILING))
 
 
@@ -40,3 +40,13 @@ def dollars(micro: int) -> str:
 def cents(micro: int) -> str:
     """Rounded up to a cent."""
     return dollars(-(-micro // 10_000) * 10_000)
+
+
+def in_usd(micro: int) -> str:
+    """Return an amount for people, rounded up to a cent: `34.21 USD`."""
+    return f"{cents(micro)} USD"
+
+
+def per_hour(micro: int) -> str:
+    """Return a price per hour for people, exact, cents at least: `2.39 USD/h`."""
+    return f"{dollars(micro)} USD/h"

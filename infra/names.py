@@ -38,7 +38,8 @@ def check_name(name: str) -> str:
     """`name` itself, safe as a file name and a word. Raises UsageError."""
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} is no name: 1 to 128 of letters, digits, '.', '_' and '-', not beginning with '.' or '-'"
+            f"{name!r} is not a valid name: use 1 to 128 letters, digits, '.', '_' and '-', not beginning with '.' "
+            "or '-'"
         )
     return name
 
@@ -50,10 +51,10 @@ def match(prefix: str, names: Iterable[str]) -> str:
     if prefix in known or len(found) == 1:
         return prefix if prefix in known else found[0]
     if found:
-        raise UsageError(f"{prefix!r} is the beginning of several: {', '.join(found)}")
+        raise UsageError(f"{prefix!r} matches several names: {', '.join(found)}")
     near = difflib.get_close_matches(prefix, known, 3) or known[-10:]
     raise UsageError(
-        f"nothing is called {prefix!r}; " + (f"there is: {', '.join(near)}" if near else "there is nothing yet")
+        f"nothing is called {prefix!r}; " + (f"available: {', '.join(near)}" if near else "there is nothing yet")
     )
 
 

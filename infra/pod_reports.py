@@ -56,6 +56,15 @@ def _numbers(value: Any) -> Any:
     return value if is_known else None
 
 
+def _known_numbers(value: Any) -> Any:
+    """By name; those that are none are left out."""
+    return {key: one for key, one in value.items() if _number(one) is not None} if type(value) is dict else None
+
+
+def _names(value: Any) -> Any:
+    return [one for one in value[:MANY] if type(one) is str] if type(value) is list else None
+
+
 def _points(value: Any) -> Any:
     is_known = type(value) is list and len(value) <= MANY and all(_number(one) is not None for one in value)
     return value if is_known else None
@@ -96,7 +105,7 @@ def _kept(said: Mapping[str, Any], kinds: Mapping[str, Callable[[Any], Any]]) ->
 
 NULLABLE = {  # what is not known yet, or does not apply
     *("started_at", "ended_at", "record", "result", "exit_code", "lost", "limit_s", "clocks"),
-    *("percent", "used_bytes", "memory_bytes"),
+    *("percent", "used_bytes", "memory_bytes", "idle_s"),
 }
 Kinds = dict[str, Callable[[Any], Any]]
 GPU: Kinds = {"name": _text, "percent": _number, "used_bytes": _number, "memory_bytes": _number}
@@ -115,14 +124,17 @@ STEP: Kinds = {
     **dict.fromkeys(("record", "result"), _record),
     "attempts": _whole,
 }
+UPLOADS: Kinds = {"pending": _names, "problem": _text}
 DOCUMENT: Kinds = {
     **dict.fromkeys(("token", "run", "state", "step", "reason", "tail"), _text),
     **dict.fromkeys(("at", "updated_at", "limit_s"), _number),
-    **dict.fromkeys(("elapsed_s", "spent_micro_usd"), _amount),
+    **dict.fromkeys(("elapsed_s", "spent_micro_usd", "idle_s"), _amount),
     **dict.fromkeys(("exit_code", "lost"), _whole),
     **dict.fromkeys(("alive", "is_leaving"), _truth),
     "clocks": _clocks,
     "in_store": _numbers,
+    "limits": _known_numbers,
+    "uploads": lambda value: _kept(value, UPLOADS) if type(value) is dict else None,
     "machine": lambda value: _kept(value, MACHINE) if type(value) is dict else None,
     "steps": _steps,
 }

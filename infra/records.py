@@ -121,7 +121,7 @@ class Address:
             if not value or value.startswith("-") or any(c.isspace() or not c.isprintable() for c in value):
                 raise ValueError(f"{value!r} is no {name} of an address")
         if not 0 < self.port < 65536:
-            raise ValueError(f"{self.port} is no port")
+            raise ValueError(f"{self.port} is not a port")
         if not self.folder.startswith("/"):
             raise ValueError(f"{self.folder!r} is no absolute folder")
 
@@ -226,3 +226,8 @@ class PodView:
     note: str = ""
     in_store: Mapping[str, float] = field(default_factory=dict)  # newest checkpoints read back there, and when
     recoveries: int = 0  # how often its keeper has brought it back
+    elapsed_s: float | None = None  # of the whole run, over all of its pods, by its provider's clock
+    ended_at: float | None = None  # when its work was over; None while it is not, or where nobody knows
+    clock_scale: float = 1.0  # how many times faster than ours its provider's clock runs: 1 but in a rehearsal
+    pending: tuple[str, ...] = ()  # files and checkpoints of the pod that its store does not have yet
+    upload_problem: str = ""  # why the store cannot be written just now

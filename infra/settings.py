@@ -109,6 +109,8 @@ class Settings:
     )
     wandb_mode: str = row("WANDB_MODE", "W&B: online, offline or disabled; without it what the key says")
     sources: Mapping[str, str] = field(repr=False)
+    given: Mapping[str, str] = field(repr=False, default_factory=dict)
+    """The variables of `--env`, settings among them."""
 
     @staticmethod
     def load(
@@ -124,8 +126,9 @@ class Settings:
         Raises UsageError.
         """
         typed = {name: str(value) for name, value in (flags or {}).items() if value not in (None, "")}
+        given = read_overrides(overrides, environ)
         layers: list[tuple[str, Mapping[str, str]]] = [  # the last is read by setting name, the others by variable
-            ("-e", read_overrides(overrides, environ)),
+            ("-e", given),
             ("shell", environ),
             (".env", _read_dotenv(root / ".env")),
         ]
@@ -146,7 +149,7 @@ class Settings:
             values[one.name], sources[one.name] = _convert(text, hints[one.name], one, base, source), source
         if not values["provider"]:
             values["provider"], sources["provider"] = _default_provider(values)
-        return Settings(**values, sources=sources)
+        return Settings(**values, sources=sources, given=given)
 
     @property
     def homes(self) -> Path:
@@ -162,6 +165,11 @@ class Settings:
             source = self.sources[one.name] if value else ""
             lines.append(Shown(one.name, one.metadata["variable"], text, source))
         return lines
+
+
+def is_secret(variable: str) -> bool:
+    """Return whether a variable's name says that nobody else may read its value."""
+    return bool(_SECRET.search(variable.upper()))
 
 
 def table() -> list[Field]:
@@ -212,7 +220,7 @@ def _read_dotenv(path: Path) -> dict[str, str]:
     sound = "".join(one.original.string for one in bindings if not one.error)
     read = {name: value for name, value in dotenv_values(stream=io.StringIO(sound)).items() if value}
     _refuse_unknown(read, ".env")
-    keys = [name for name in read if _SECRET.search(name)]
+    keys = [name for name in read if is_secret(name)]
     if mode & 0o077 and keys:
         _warn(f"{path} holds {', '.join(keys)}, and others may read it; run: chmod 600 {quote(str(path))}")
     return read
@@ -289,7 +297,7 @@ def _convert(text: str, kind: type, one: Field, base: Path, source: str) -> Any:
         return int(text)
     if kind is float:
         if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,18})?", text):
-            raise UsageError(f"{source}: {one.metadata['variable']} is {text!r}, which is no number from 0")
+            raise UsageError(f"{source}: {one.metadata['variable']} is {text!r}, which is not a number of at least 0")
         return float(text)
     is_name = one.name == "source" and text in NAMED_SOURCES
     if kind is Path or (one.name in ("store", "source") and "://" not in text and not is_name):

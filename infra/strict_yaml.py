@@ -21,7 +21,7 @@ class _Loader(yaml.SafeLoader):
             for key, _ in node.value:
                 word = key.value if isinstance(key, yaml.ScalarNode) else None
                 if word in seen:
-                    raise yaml.MarkedYAMLError(problem=f"{word!r} stands there twice", problem_mark=key.start_mark)
+                    raise yaml.MarkedYAMLError(problem=f"{word!r} is given twice", problem_mark=key.start_mark)
                 seen.add(word)
         return super().construct_mapping(node, deep)
 
@@ -41,7 +41,7 @@ def read(path: Path) -> Any:
     with path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
-        raise UsageError(f"{path}: longer than {MOST_BYTES >> 10} KiB")
+        raise UsageError(f"{path}: the file is longer than {MOST_BYTES >> 10} KiB")
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -57,8 +57,21 @@ def parse(path: Path, text: str) -> Any:
     except UsageError:
         raise
     except Exception as error:  # PyYAML has one of Python's own for many a scalar: `!!int ""`, `!!bool x`
-        said = str(error) if isinstance(error, (yaml.YAMLError, ValueError)) else f"a value that is none: {error!r}"
-        raise UsageError(f"{path}: {' '.join(said.split())}") from None
+        raise UsageError(f"{path}{at(error)}: {what(error)}") from None
+
+
+def at(error: Exception) -> str:
+    """Return the place that an error of PyYAML names, as ` line 3 column 5`; "" where it names none."""
+    mark = getattr(error, "problem_mark", None)
+    return f" line {mark.line + 1} column {mark.column + 1}" if mark else ""
+
+
+def what(error: Exception) -> str:
+    """Return what is wrong, without the place."""
+    if isinstance(error, yaml.MarkedYAMLError):
+        return " ".join(f"{error.context or ''} {error.problem or ''}".split())
+    said = str(error) if isinstance(error, (yaml.YAMLError, ValueError)) else f"this value cannot be read: {error!r}"
+    return " ".join(said.split())
 
 
 def _refuse_bombs(path: Path, text: str) -> None:

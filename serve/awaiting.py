@@ -44,7 +44,7 @@ def await_ready(name: str, wanted: Wanted, settings: Settings, journal: Journal,
             why = f"{name}: version {newest} does not come up: {seen.held}"
             break
         if time.monotonic() > deadline:
-            why = f"{name}: not ready after {patience_s:.0f} s"
+            why = f"{name}: not ready after {duration(patience_s)}"
             break
         time.sleep(controller_client.POLL_S)
     if is_new:
@@ -55,7 +55,7 @@ def await_ready(name: str, wanted: Wanted, settings: Settings, journal: Journal,
     )
     hints = f"raise initial_delay_seconds ({probe.initial_delay_seconds:g}), or mend what its log says"
     if is_new:
-        raise SlipwayError(f"{why}{last}\n  {hints}; nothing of it is left")
+        raise SlipwayError(f"{why}{last}\n  {hints}; all of it was ended")
     raise SlipwayError(
         f"{why}{last}\n  the older replicas go on serving; {hints}, then the same again; "
         f"see: inv serve.status {name} --all"

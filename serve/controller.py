@@ -164,7 +164,7 @@ class Controller:
                     await asyncio.sleep(POLL_S)
                     continue
                 raise UsageError(
-                    f"port {wanted_port} of {self.wanted.host} cannot be listened on: {os.strerror(error.errno or 0)}; "
+                    f"cannot listen on port {wanted_port} of {self.wanted.host}: {os.strerror(error.errno or 0)}; "
                     f"free it, or take another one: inv serve.up --name {self.name} --port 0"
                 ) from None
         host = f"[{self.wanted.host}]" if ":" in self.wanted.host else self.wanted.host
@@ -180,7 +180,7 @@ class Controller:
     def _row(self) -> Any:
         row = self.journal.service(self.name)
         if row is None:
-            raise Fenced(f"{self.name}: it is in the journal no more")
+            raise Fenced(f"{self.name}: its row is no longer in the journal")
         return row
 
     def _read_wanted(self) -> Wanted:
@@ -210,7 +210,7 @@ class Controller:
             self.replicas.not_before = 0.0
             self.say(f"{self.name}: wanted now is version {self.wanted.newest.number}")
         now = time.monotonic()
-        if now - self.keys_read_at > 1.0:
+        if now - self.keys_read_at > keys.READ_EVERY_S:
             try:
                 found = self._keys()
             except UsageError as error:  # those that are known go on

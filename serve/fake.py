@@ -67,7 +67,7 @@ class Script:
 
     def __post_init__(self) -> None:
         if self.fail not in FAILURES:
-            raise ValueError(f"fail is {self.fail!r}; there is: {', '.join(map(repr, FAILURES))}")
+            raise ValueError(f"fail is {self.fail!r}; available: {', '.join(map(repr, FAILURES))}")
 
 
 class Dead(Exception):

@@ -187,8 +187,8 @@ def check_plane(name: str, old: Wanted | None, service: Service) -> None:
     was, ours = old.newest.service.ours, service.ours
     if (was.data_plane, was.router_policy) != (ours.data_plane, ours.router_policy):
         raise UsageError(
-            f"{name} goes by data_plane {was.data_plane} ({was.router_policy}), and that stays while it runs; "
-            f"another one takes: inv serve.down {name}, then inv serve.up"
+            f"data_plane cannot be changed while {name} is running: it is {was.data_plane} ({was.router_policy}); "
+            f"end it first: inv serve.down {name}, then inv serve.up"
         )
 
 

@@ -275,7 +275,7 @@ def _probe(where: str, said: Probe | str) -> Probe:
         try:
             probe = dataclasses.replace(probe, post_data=json.loads(probe.post_data))
         except ValueError as error:
-            raise UsageError(f"{where}: post_data is no JSON: {error}") from None
+            raise UsageError(f"{where}: post_data is not JSON: {error}") from None
     for name in ("timeout_seconds", "endpoint_probe_interval_seconds"):
         if getattr(probe, name) <= 0:
             raise UsageError(f"{where}: {name} must be more than 0")
@@ -290,12 +290,16 @@ def _policy(where: str, section: ServiceSection, ours: Ours) -> ReplicaPolicy:
     policy = section.replica_policy or ReplicaPolicy(min_replicas=fixed)
     target = policy.target_qps_per_replica
     if policy.min_replicas < 0 or policy.most < policy.min_replicas:
-        raise UsageError(f"{where}: min_replicas {policy.min_replicas} to max_replicas {policy.most} is no range")
+        raise UsageError(
+            f"{where}: min_replicas ({policy.min_replicas}) must be at least 0 and at most max_replicas ({policy.most})"
+        )
     if target is not None and policy.max_replicas is None:
         raise UsageError(f"{where}: target_qps_per_replica needs max_replicas")
     targets = target if isinstance(target, dict) else {} if target is None else {"A1": target}
     if any(not _GPU.fullmatch(gpu) or qps <= 0 for gpu, qps in targets.items()) or target == {}:
-        raise UsageError(f"{where}: target_qps_per_replica is {target}; wanted is more than 0, or GPU: more than 0")
+        raise UsageError(
+            f"{where}: target_qps_per_replica is {target}; it must be more than 0, or a mapping of GPU to more than 0"
+        )
     if ours.target_queue_per_replica is not None and ours.target_queue_per_replica <= 0:
         raise UsageError(f"{where}: slipway.target_queue_per_replica must be more than 0")
     if target is None and ours.target_queue_per_replica is None and policy.most != policy.min_replicas:
@@ -306,7 +310,7 @@ def _policy(where: str, section: ServiceSection, ours: Ours) -> ReplicaPolicy:
         except ValueError as error:
             raise UsageError(f"{where}: slipway.spend_limit: {error}") from None
     if not policy.most:
-        raise UsageError(f"{where}: at most 0 replicas; nobody would ever answer")
+        raise UsageError(f"{where}: max_replicas must be at least 1, got 0")
     for name, known in (("load_balancing_policy", POLICIES), ("spot_placer", PLACERS)):
         value = getattr(section, name, None) or getattr(policy, name, None)
         if value is not None and value not in known:
@@ -335,14 +339,14 @@ def _port(where: str, section: ServiceSection, resources: Resources) -> int:
             raise UsageError(f"{where}: service.ports must say which of {', '.join(opened)} the engine listens on")
         port = int(opened[0]) if opened else 8000
     if not 0 < port < 65536:
-        raise UsageError(f"{where}: {port} is no port")
+        raise UsageError(f"{where}: {port} is not a port")
     return port
 
 
 def _envs(where: str, said: Mapping[str, Scalar]) -> dict[str, str]:
     bad = next((name for name in said if not _ENV.fullmatch(name)), None)
     if bad is not None:
-        raise UsageError(f"{where}: envs: {bad!r} is no name of a variable")
+        raise UsageError(f"{where}: envs: {bad!r} is not the name of a variable")
     empty = [name for name, value in said.items() if value is None]
     if empty:
         raise UsageError(f"{where}: envs: {', '.join(empty)} must have a value")

@@ -74,6 +74,8 @@ class Courier:
         self.damaged: dict[str, str] = {}
         self.tidy: set[str] = set()  # folders there of which nothing is to be removed just now
         self.waiting: list[str] = []
+        self.problem = ""
+        self.is_noted = False  # by this process: another one may have left its own words
         self.grown_at = 0.0
 
     def carry(self, last: bool = False) -> None:
@@ -180,9 +182,20 @@ class Courier:
         self._note(ACKNOWLEDGED, known)
 
     def _wait_for(self, names: list[str]) -> None:
-        if names != self.waiting or not (self.root / WAITING).exists():
+        if names != self.waiting or not self.is_noted or not (self.root / WAITING).exists():
             self.waiting = names
-            self._note(WAITING, {"names": names})
+            self._note_waiting()
+
+    def tell_problem(self, problem: str) -> None:
+        """Note why the store cannot be written just now; "" when it can."""
+        if problem != self.problem:
+            self.problem = problem
+            self._note_waiting()
+
+    def _note_waiting(self) -> None:
+        self.is_noted = True
+        more = {"problem": self.problem} if self.problem else {}
+        self._note(WAITING, {"names": self.waiting, **more})
 
     def _note(self, name: str, value: Any) -> None:
         """A full disk here costs the reader news: what can be carried is carried all the same."""
@@ -228,11 +241,13 @@ class _Trial:
             words = f"{type(error).__name__}: {error}"
             if words != self.said:
                 self.said = words
+                self.courier.tell_problem(words)
                 _say(f"not carried, trying again until it is: {words}")
             return BACKOFF.wait_s(self.failures)
         if self.said:
             _say("the store answers again")
         self.failures, self.said = 0, ""
+        self.courier.tell_problem("")
         return 0.0
 
 

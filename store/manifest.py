@@ -32,6 +32,12 @@ class NoStore(StoreError):
     exit_code = 2
 
 
+class Denied(NoStore):
+    """A store's key is missing, or is refused."""
+
+    exit_code = 4
+
+
 @dataclass(frozen=True)
 class Artifact:
     """What the store holds under one name."""

@@ -165,7 +165,7 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise Unreadable(f"{shown(twice)} stands there twice")
+        raise Unreadable(f"{shown(twice)} is given twice")
     return found
 
 

@@ -39,7 +39,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
             if not isinstance(messages, list) or not all(
                 isinstance(one, dict) and one.keys() >= {"role", "content"} for one in messages
             ):
-                raise InputError(f"{path}:{number}: no list of messages with role and content")
+                raise InputError(f"{path}:{number}: expected a JSON list of messages with role and content")
             yield row
 
 

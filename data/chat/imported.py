@@ -86,7 +86,7 @@ def _of_parquet(uri: str) -> Iterator[Any]:
         column = next((name for name in COLUMNS if name in file.schema_arrow.names), "")
         if not column:
             there = ", ".join(file.schema_arrow.names)
-            raise InputError(f"{uri}: no column {', '.join(COLUMNS)}; there is: {there}")
+            raise InputError(f"{uri}: no column {', '.join(COLUMNS)}; available: {there}")
         for batch in file.iter_batches(256, columns=[column]):
             yield from batch.column(0).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
@@ -115,7 +115,7 @@ def normal(row: Any) -> list[dict[str, Any]] | None:
     if isinstance(row, Mapping):
         column = next((name for name in COLUMNS if name in row), "")
         if not column:
-            raise InputError(f"a row has no {', '.join(COLUMNS)}; there is: {', '.join(row)}")
+            raise InputError(f"a row has no {', '.join(COLUMNS)}; available: {', '.join(row)}")
         messages = row[column]
     if not isinstance(messages, list):
         return None

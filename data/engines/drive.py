@@ -83,7 +83,7 @@ def shard(spec: TextSpec, folder: Path, how: How, world: int, engine: Engine) ->
     or SIGTERM, when all that was begun is cancelled.
     """
     if world < 2:
-        raise InputError("an engine spreads the files of a source over machines; say over how many: --world N")
+        raise InputError("--engine spreads the files of a source over machines; --world N is missing: over how many")
     if spec.source in STDIN:
         raise InputError(f"source {spec.source} can be read by one machine only")
     check_place(spec, folder, bool(spec.val_ratio or spec.validation))

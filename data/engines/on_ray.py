@@ -33,7 +33,7 @@ def run_task(root: str, words: list[str], environ: dict[str, str], grace_s: floa
 
     for path in (root, words[0], words[-2]):
         if not os.path.exists(path):
-            raise FileNotFoundError(f"{socket.gethostname()} does not see {path}, which all machines have to share")
+            raise FileNotFoundError(f"{socket.gethostname()} cannot read {path}, which all machines must share")
     environ = {**os.environ, **environ, "PYTHONPATH": root, PARENT: str(os.getpid())}
     process = subprocess.Popen(words, cwd=root, env=environ, stdin=subprocess.DEVNULL)
     try:
@@ -46,7 +46,7 @@ def run_task(root: str, words: list[str], environ: dict[str, str], grace_s: floa
             except subprocess.TimeoutExpired:
                 process.kill()
     if code not in (0, 1, 2):
-        raise RuntimeError(f"{words[-1]} left with {code}")
+        raise RuntimeError(f"{words[-1]} ended with exit code {code}")
     return code
 
 

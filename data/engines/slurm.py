@@ -124,7 +124,7 @@ def _ask(*words: str, script: str | None = None) -> str:
     try:
         done = subprocess.run(words, input=script, capture_output=True, text=True, timeout=ASK_S)
     except FileNotFoundError:
-        raise InputError(f"no {words[0]} here: --engine slurm is typed on a machine that submits to Slurm") from None
+        raise InputError(f"no {words[0]} here: run --engine slurm on a machine that can submit to Slurm") from None
     except subprocess.TimeoutExpired:
         raise DataError(f"{words[0]}: no answer in {ASK_S:.0f} s") from None
     if done.returncode:

@@ -87,7 +87,9 @@ def begin(spec: TextSpec, inputs: Any, folder: Path, world: int, how: Mapping[st
     ours = {folder / part / work.name(rank) for part in parts for rank in range(world)}
     patterns = [f"{part}/{form}" for part in (".", "train", "val") for form in ("shard-*", "rank-*")]
     if strangers := sorted({path for pattern in patterns for path in folder.glob(pattern)} - ours):
-        raise InputError(f"{strangers[0]}: not of a world of {world}; remove it, or choose another folder with --out")
+        raise InputError(
+            f"{strangers[0]}: it does not belong to a world of {world}; remove it, or choose another folder with --out"
+        )
     about = json.loads(json.dumps({"tool": TOOL, "world": world, "spec": asdict(spec), "inputs": inputs}))
     if _read(work.file("work", "json")) == about:
         work.forget(work.failed())  # the reason may be gone

@@ -65,7 +65,7 @@ class How:
 
     def __post_init__(self) -> None:
         if self.workers < 0:
-            raise ConfigError(f"workers is {self.workers}; 0 takes as many as there are processors")
+            raise ConfigError(f"--workers must be at least 0 (0 = one per CPU core), got {self.workers}")
 
 
 def shard(spec: TextSpec, folder: Path, split: bool = True, how: How = How(), share: Share = ALONE) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def shard(spec: TextSpec, folder: Path, split: bool = True, how: How = How(), sh
     """
     held_out = bool(spec.val_ratio or spec.validation)
     if not split and held_out:
-        raise InputError("shards that are held out need a folder of their own")
+        raise InputError("held-out shards need a folder of their own")
     parts = {"train": folder / "train" if split else folder} | ({"val": folder / "val"} if held_out else {})
     folders = {name: part / share.folder for name, part in parts.items()}
     if how.reuse_shards and (kept := _finished(folders)):

@@ -95,9 +95,11 @@ class Writer:
         if claimed and not self.aside:
             what = f"{self.folder} holds {len(claimed)} shards of a run that was not finished"
             if read_manifest(self.folder, finished=False)["source"] in STDIN:
-                raise InputError(f"{what}, and what it read from stdin is gone; remove the folder, or choose another")
+                raise InputError(
+                    f"{what}, and its input from stdin cannot be read again; remove the folder, or choose another"
+                )
             what += ", with other options or another source than now"
-            raise InputError(f"{what}; type its command again to go on, remove the folder, or choose another")
+            raise InputError(f"{what}; run its command again to continue, remove the folder, or choose another")
         for path in unclaimed:  # a killed run of ours had no time to list them
             path.unlink()
         shutil.rmtree(self.draft, ignore_errors=True)
@@ -112,13 +114,13 @@ class Writer:
         for shard in self.shards:
             places = [self.home / shard["name"], self.folder / shard["name"]]
             if not any(path.is_file() and path.stat().st_size == shard["bytes"] for path in places):
-                raise DataError(f"{places[0]}: not as it was left; remove the folder to start over")
+                raise DataError(f"{places[0]}: it was changed since the last run; remove the folder to start over")
         draft = self._draft(self._index)
         late = self.home / f"shard-{self._index:05d}{self.form.suffix}"
         if self._lines and not self.form.is_packed and late.exists() and not draft.exists():
             os.replace(late, draft)
         if self._lines and not (draft.exists() and draft.stat().st_size >= self._bytes):
-            raise DataError(f"{draft}: not as it was left; remove the folder to start over")
+            raise DataError(f"{draft}: it was changed since the last run; remove the folder to start over")
         known = {shard["name"] for shard in self.shards}
         if (self.home / MANIFEST).exists() and listed(self.home) != known:
             (self.home / MANIFEST).unlink()

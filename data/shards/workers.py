@@ -174,7 +174,9 @@ class Worker:
         except (EOFError, ConnectionError):
             self.process.join(5)
             why = f"left with {self.process.exitcode}"
-            raise DataError(f"a reading process {why} (out of memory?); the same command goes on from here") from None
+            raise DataError(
+                f"a reading process {why} (out of memory?); run the same command again to continue"
+            ) from None
         if isinstance(made, Exception):
             raise made
         return position, made

@@ -64,7 +64,7 @@ def open_pieces(file: InputFile, columns: Sequence[str] = (), required: Sequence
     if suffix == ".parquet":
         return Parquet(file.uri, columns, required)
     if suffix == ".txt" and required:
-        raise InputError(f"{file.uri}: no column {', '.join(required)}; there is: text")
+        raise InputError(f"{file.uri}: no column {', '.join(required)}; available: text")
     return Lines(file.uri, suffix, packed, columns, required)
 
 
@@ -103,13 +103,13 @@ class Parquet:
         kinds = ("string", "large_string", "string_view", "binary", "large_binary")
         found = [schema.field(at).type for at in schema.get_all_field_indices("text")]
         if len(found) > 1:
-            raise InputError(f"{uri}: {len(found)} columns are named 'text'; there is: {there}")
+            raise InputError(f"{uri}: {len(found)} columns are named 'text'; available: {there}")
         if found and str(getattr(found[0], "value_type", found[0])) not in kinds:
-            raise InputError(f"{uri}: column 'text' is {found[0]}, no text; there is: {there}")
+            raise InputError(f"{uri}: column 'text' is {found[0]}, no text; available: {there}")
         if not found:
-            raise InputError(f"{uri}: no text column 'text'; there is: {there}")
+            raise InputError(f"{uri}: no text column 'text'; available: {there}")
         if missing := [name for name in required if name not in schema.names]:
-            raise InputError(f"{uri}: no column {', '.join(missing)}; there is: {there}")
+            raise InputError(f"{uri}: no column {', '.join(missing)}; available: {there}")
         self.columns = [name for name in dict.fromkeys([*required, *columns]) if name in schema.names]
         self.count = self.file.num_row_groups
 
@@ -215,10 +215,10 @@ class Lines:
                 text = ""
             if not isinstance(text, (str, bytearray)):
                 keys = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-                raise InputError(f"{self._where(start, number + at)}: no string under 'text'; there is: {keys}")
+                raise InputError(f"{self._where(start, number + at)}: no string under 'text'; available: {keys}")
             if missing := [name for name in self.required if name not in row]:
                 keys = ", ".join(row)
-                raise InputError(f"{self._where(start, number + at)}: no {', '.join(missing)}; there is: {keys}")
+                raise InputError(f"{self._where(start, number + at)}: no {', '.join(missing)}; available: {keys}")
             # half a surrogate pair has no UTF-8
             texts.append(text.encode("utf-8", "replace") if isinstance(text, str) else text)
             if columns:

@@ -37,7 +37,9 @@ class Share:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world:
-            raise ConfigError(f"rank {self.rank} of world {self.world}; a rank is at least 0 and below world")
+            raise ConfigError(
+                f"rank {self.rank} of world {self.world}; a rank must be at least 0 and below the world size"
+            )
 
     @property
     def folder(self) -> str:

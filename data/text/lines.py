@@ -122,7 +122,7 @@ def _columns(batch: Batch, names: tuple[str, ...]) -> list[list[Any]]:
     if found := [batch.columns[name] for name in names if name in batch.columns]:
         return found
     there = ", ".join(["text", *batch.columns])
-    raise InputError(f"to choose by {' or '.join(names)} that column must be there; there is: {there}")
+    raise InputError(f"to choose by {' or '.join(names)} that column must be there; available: {there}")
 
 
 def _number(value: Any) -> float:

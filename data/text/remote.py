@@ -258,7 +258,7 @@ def check(answer: Any, url: str) -> None:
             f"{url}: it answers {code}; set HUGGINGFACEHUB_API_TOKEN or HF_TOKEN to a token that may read it"
         )
     if code in (404, 410):
-        raise InputError(f"{url}: it answers {code}; there is no such thing")
+        raise InputError(f"{url}: it answers {code}: not found")
     if code >= 400:
         raise DataError(f"{url}: it answers {code}")
 

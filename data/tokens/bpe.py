@@ -116,7 +116,7 @@ def adopt(published: Published, folder: Path) -> dict[str, Any]:
     source = Path(published.path)
     source = source / "tokenizer.json" if source.is_dir() else source
     if source.name != "tokenizer.json":
-        raise InputError(f"{source}: a tokenizer.json is wanted, or the folder of one")
+        raise InputError(f"{source}: expected a tokenizer.json, or a folder that holds one")
     try:
         theirs = load(source.parent)
     except DataError as error:

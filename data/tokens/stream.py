@@ -41,7 +41,7 @@ def open_shard(path: Path, tokenizer_sha256: str | None = None) -> TokenShard:
     ids = np.frombuffer(pages, DTYPES[header.width], header.num_tokens, BODY)
     starts = np.frombuffer(pages, STARTS, header.num_documents + 1, header.index)
     if starts[0] != 0 or starts[-1] != header.num_tokens:
-        raise DataError(f"{path}: its places of documents are damaged; make it again")
+        raise DataError(f"{path}: its document offsets are damaged; make it again")
     return TokenShard(path, header, ids, starts, pages)
 
 
@@ -113,7 +113,7 @@ class Stream:
                 begins = shard.starts[inside].astype(np.int64)
                 ends = shard.starts[inside + 1].astype(np.int64)
                 if (begins < 0).any() or (ends < begins).any() or (ends > shard.header.num_tokens).any():
-                    raise DataError(f"{shard.path}: its places of documents are damaged; make it again")
+                    raise DataError(f"{shard.path}: its document offsets are damaged; make it again")
                 starts[low + rows] = begins + self.begins[at]
                 lengths[low + rows] = ends - begins
             self._count(len(numbers), 0)

@@ -79,9 +79,9 @@ def read_header(path: Path, tokenizer_sha256: str | None = None) -> Header:
     except FileNotFoundError:
         raise DataError(f"{path}: no such token shard") from None
     except (OSError, struct.error, outside.Unreadable) as error:
-        raise DataError(f"{path}: no token shard: {error}") from None
+        raise DataError(f"{path}: not a token shard: {error}") from None
     if magic != MAGIC:
-        raise DataError(f"{path}: no token shard")
+        raise DataError(f"{path}: not a token shard")
     width, vocab_size, bos, num_tokens, num_documents = shape
     origin = tokenizer.hex(), source.hex(), raw[FIELDS.size :].hex()
     header = Header(width, vocab_size, bos, num_tokens, num_documents, *origin)
@@ -90,7 +90,7 @@ def read_header(path: Path, tokenizer_sha256: str | None = None) -> Header:
     if not bos < vocab_size <= 1 << 8 * width:
         raise DataError(f"{path}: <|bos|> is {bos} of {vocab_size} ids in {width} bytes; make it again")
     if num_bytes != header.num_bytes:
-        raise DataError(f"{path}: torn: {num_bytes} bytes, its header promises {header.num_bytes}; make it again")
+        raise DataError(f"{path}: wrong size: {num_bytes} bytes, its header says {header.num_bytes}; make it again")
     if tokenizer_sha256 and header.tokenizer_sha256 != tokenizer_sha256:
         made = header.tokenizer_sha256[:12]
         raise DataError(f"{path}: made by tokenizer {made}, not by {tokenizer_sha256[:12]}; make it again")

@@ -112,7 +112,7 @@ def make(text: Path, tokenizer_folder: Path, folder: Path, workers: int = 0, par
     Raises DataError, ConfigError.
     """
     if workers < 0:
-        raise ConfigError(f"workers is {workers}; it must be 0 (as many as processors) or more")
+        raise ConfigError(f"workers is {workers}; it must be at least 0 (0 = one per CPU core)")
     tokenizer = load(tokenizer_folder)
     folder.mkdir(parents=True, exist_ok=True)
     tasks = [task for part in ("train", "val") for task in _tasks(text, part, folder, partial)]

@@ -21,6 +21,7 @@ from typing import Any, Deque, Dict, Optional, Tuple
 
 from infra.agent import farewell
 from infra.agent import limits as ends
+from infra.agent.amounts import duration
 from infra.agent.job import STAYS, Job, PodFolder
 from infra.agent.process import become_subreaper, end_all, in_words, myself, reap
 from infra.agent.shortage import Backoff, outlasting, patient, spare_me
@@ -90,7 +91,8 @@ class Guard:
         # Only now: an agent that ends what an earlier one left spares the guard that guard.json names.
         self.told_to_end = False
         signal.signal(signal.SIGTERM, self._on_term)
-        say(f"guard armed: limit {self.limit_s} s, elapsed {self.elapsed_s:.0f} s")
+        limit = "none" if self.limit_s is None else duration(self.limit_s)
+        say(f"guard armed: limit {limit}, elapsed {duration(self.elapsed_s)}")
 
     @property
     def elapsed_s(self) -> float:
@@ -152,7 +154,7 @@ class Guard:
     def _reason_to_end(self) -> Tuple[str, str]:
         """The verdict on a pod that is held, and why; both "" while it may live on."""
         if self._is_limit_reached():
-            return "limit", f"the limit of {self.limit_s:.0f} s is reached"
+            return "limit", f"the limit of {duration(self.limit_s)} is reached"
         asked = read_json(stop_file(self.pod))
         if asked:
             return asked["state"], asked["reason"]
@@ -166,7 +168,7 @@ class Guard:
         while not self.pod.verdict.exists():
             self.orphans.update(reap(keep=self.agent.pid if self.agent else None))
             if self._is_limit_reached():
-                return self._end("limit", f"the limit of {self.limit_s:.0f} s is reached", patience_s=0.0)
+                return self._end("limit", f"the limit of {duration(self.limit_s)} is reached", patience_s=0.0)
             request = read_json(stop_file(self.pod)) or self._reason_to_stop()
             if not request:
                 self._keep_agent()
@@ -195,7 +197,7 @@ class Guard:
             save_s, upload_s = ends.leads_s(self.limit_s)
             left_s = self.limit_s - self.elapsed_s
             if left_s <= save_s:
-                scale, why = self.job.clock_scale, f"the limit of {self.limit_s:.0f} s is near"
+                scale, why = self.job.clock_scale, f"the limit of {duration(self.limit_s)} is near"
                 grace, carry = max(0.0, left_s - upload_s) / scale, min(left_s, upload_s) / scale
                 return ask_to_stop(self.pod, "limit", why, grace, carry)
         full = ends.full_disk(self.pod.root, self.job.limits)
@@ -221,7 +223,7 @@ class Guard:
             say(f"the agent ended without a verdict (exit code {self.agent.returncode})")
         most, within_s = CRASH_LOOP
         if len(self.starts) == most and self.elapsed_s - self.starts[0] < within_s:
-            reason = f"the agent ended {most} times in {within_s:.0f} s without a verdict; see logs/agent.log"
+            reason = f"the agent ended {most} times in {duration(within_s)} without a verdict; see logs/agent.log"
             ask_to_stop(self.pod, "failed", reason, 0.0)
             return
         if self.missed_at is not None and time.monotonic() < self.missed_at + REVIVAL.wait_s(len(self.starts) + 1):
@@ -257,7 +259,7 @@ class Guard:
         say("the work is over; the pod will end itself")
         self._rest(farewell.wait_s(self.job))
         if UNCARRIED in ending["reason"] and self.limit_s is not None and not self._is_limit_reached():
-            say(f"waiting for the limit of {self.limit_s:.0f} s: {ending['reason']}")
+            say(f"waiting for the limit of {duration(self.limit_s)}: {ending['reason']}")
             self._rest((self.limit_s - self.elapsed_s) / self.job.clock_scale)
         farewell.leave(self.job.farewell, self.job.clock_scale, os.getpid(), self._rest)
 
@@ -297,6 +299,7 @@ class Guard:
             "spent_micro_usd": ends.spent_micro_usd(elapsed_s, self.job.limits),
             "clocks": asdict(clocks),
             "is_leaving": self.is_leaving,
+            "idle_s": self.idle_gpu.idle_s,
         }
         tell(report(self.pod, "guard"), said)
 

@@ -183,7 +183,7 @@ class PodFolder:
         return self.state / "acknowledged.json"
 
     @property
-    def waiting(self) -> Path:  # {"names": [...]}: what is to go to the store and is not there yet
+    def waiting(self) -> Path:  # {"names": [...], "problem": "..."}: what the store does not have yet, and why
         return self.state / "waiting.json"
 
     @property

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
+from infra.agent.amounts import duration
 from infra.agent.job import Job, Limits
 from infra.agent.process import boot_id
 
@@ -96,6 +97,7 @@ class IdleGpu:
         self.scale = scale
         self.busy_at = self.asked_at = boottime_s()
         self.asking: Optional[subprocess.Popen[str]] = None
+        self.idle_s: Optional[float] = None  # as of the last answer; None = there was none
 
     def reason(self) -> str:
         """Why work must stop, or ""."""
@@ -111,8 +113,9 @@ class IdleGpu:
             self.asking = None
             if not percents or any(percents):
                 self.busy_at = now
-            elif (now - self.busy_at) * self.scale >= self.limit_s:
-                return f"{len(percents)} GPUs idle for {(now - self.busy_at) * self.scale:.0f} s"
+            self.idle_s = (now - self.busy_at) * self.scale if percents else None
+            if self.idle_s is not None and self.idle_s >= self.limit_s:
+                return f"{len(percents)} GPUs idle for {duration(self.idle_s)}"
         return ""
 
 

@@ -118,6 +118,7 @@ class Progress:
     def __init__(self, pod: PodFolder, job: Job, names: Iterable[str], redact: Redactor) -> None:
         self.path = pod.progress
         self.acknowledged = pod.acknowledged if job.beside else None
+        self.waiting = pod.waiting if job.beside else None
         self.figures = Figures(pod.root)
         self.redact = redact
         self.steps = {name: _waiting(name) for name in names}
@@ -170,7 +171,8 @@ class Progress:
                     step["elapsed_s"] = (step["ended_at"] or now) - step["started_at"]
             machine = self.figures.look()
             said = {**self.whole, "steps": list(self.steps.values()), "machine": machine, "updated_at": now}
-            tell(self.path, self.redact({**said, "in_store": _checkpoints(self.acknowledged)}))
+            uploads = _uploads(self.waiting)
+            tell(self.path, self.redact({**said, "in_store": _checkpoints(self.acknowledged), "uploads": uploads}))
 
 
 def _checkpoints(acknowledged: Optional[Path]) -> Dict[str, float]:
@@ -182,6 +184,12 @@ def _checkpoints(acknowledged: Optional[Path]) -> Dict[str, float]:
         if folder and not above:
             newest[folder.split("/")[0]] = folder
     return {folder: known["work/checkpoints/" + folder] for folder in newest.values()}
+
+
+def _uploads(waiting: Optional[Path]) -> Dict[str, Any]:
+    """What the store does not have yet, and why it could not be written when it was tried last."""
+    said = said_in(waiting) if waiting else {}
+    return {"pending": said.get("names", []), "problem": said.get("problem", "")}
 
 
 def _waiting(name: str) -> Dict[str, Any]:

@@ -186,7 +186,7 @@ def speed(gpu: str) -> float:
     """Of the kind of GPU that is meant, at its best. Raises UsageError."""
     found = gpus.tflops(gpus.meant(gpu))
     if found is None:
-        raise UsageError(f"how fast a {gpu} is is not known here; say --hours; known: {', '.join(gpus.TFLOPS)}")
+        raise UsageError(f"the speed of a {gpu} is not known; give --hours; known: {', '.join(gpus.TFLOPS)}")
     return found
 
 

@@ -148,7 +148,7 @@ class Taken(UsageError):
     def __init__(self, op: Op) -> None:
         self.op = op
         super().__init__(
-            f"{op.run} is at it already ({op.state} on {op.vendor}); run: inv status, or inv down {op.run}"
+            f"{op.run} is already running it ({op.state} on {op.vendor}); run: inv status, or inv down {op.run}"
         )
 
 
@@ -264,7 +264,7 @@ class Journal:
         """Raises JournalError when no row has this token."""
         found = self._ops("WHERE token = ?", token)
         if not found:
-            raise JournalError(f"journal {self.path}: nothing has the token {token}")
+            raise JournalError(f"journal {self.path}: no row has the token {token}")
         return found[0]
 
     def ops(self, live: bool | None = None, run: str | None = None) -> list[Op]:

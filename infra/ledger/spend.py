@@ -15,8 +15,9 @@ from infra.agent.limits import Clocks, hard_limit_s
 from infra.errors import OutOfMoney
 from infra.ledger.journal import Op
 from infra.ledger.life_cycle import FAILED
-from infra.money import dollars
+from infra.money import in_usd
 from infra.providers import TIMER_GRAIN_S
+from infra.units import duration
 
 VENDOR_LATE_S = 300.0  # vendors look at their timers now and then
 GRAIN_S = {"shadeform": 60}  # what is begun is billed; elsewhere a second
@@ -35,6 +36,25 @@ def since_request_s(op: Op, now: Now, scale: float = 1.0) -> float:
     else:
         since_s = (op.ended_at or op.del_requested_at or sent_at) - sent_at
     return max(0.0, since_s) * scale
+
+
+def run_s(rows: Iterable[Op], now: Now, scale: float = 1.0, ended_at: float | None = None) -> float:
+    """Return the time of a run over all of its pods, oldest first, by the vendor's clock.
+
+    `ended_at`: when its last pod had its verdict, which may be long before that pod was found gone.
+    """
+    *before, last = rows
+    spans = [since_request_s(row, now, scale) if row.slot >= 0 else _until_aside_s(row, now, scale) for row in before]
+    if ended_at is None or last.slot < 0:
+        return sum(spans) + since_request_s(last, now, scale)
+    return sum(spans) + max(0.0, ended_at - _sent_at(last)) * scale
+
+
+def _until_aside_s(op: Op, now: Now, scale: float) -> float:
+    """How long a pod was part of its run that stands aside now."""
+    if op.del_requested_at is None:
+        return since_request_s(op, now, scale)
+    return max(0.0, op.del_requested_at - _sent_at(op)) * scale
 
 
 def age_s(op: Op, now: Now, scale: float = 1.0) -> float:
@@ -99,9 +119,9 @@ def reserved(op: Op, now: Now, scale: float = 1.0) -> int:
 def due(op: Op, now: Now, scale: float = 1.0) -> str:
     """Why a live pod must end by now, in words; "" while it need not. Its own guard ends it at the same limits."""
     if op.ttl_s is not None and since_request_s(op, now, scale) >= op.ttl_s:
-        return f"its time limit of {op.ttl_s:.0f} s is reached"
+        return f"its time limit of {duration(op.ttl_s)} is reached"
     if op.cap is not None and op.rate and spent(op, now, scale) >= op.cap:
-        return f"its spend limit of {dollars(op.cap)} USD is reached"
+        return f"its spend limit of {in_usd(op.cap)} is reached"
     return ""
 
 
@@ -138,10 +158,10 @@ def admit(rows: Iterable[Op], new: Op, *, of_all: int | None, now: Now, scale: f
         return
     costs = [worst(op, now, scale) for op in (*(row for row in rows if row.is_live), new)]
     if None in costs:
-        raise OutOfMoney("a pod without a limit does not fit under a cap; give --ttl or --spend-limit")
+        raise OutOfMoney("a pod without a limit cannot be held to a spend cap; give --ttl or --spend-limit")
     total = sum(cost for cost in costs if cost is not None)
     if total > of_all:
         raise OutOfMoney(
-            f"this pod could bring what lives to {dollars(total)} USD; the cap is {dollars(of_all)} USD "
+            f"this pod could bring what lives to {in_usd(total)}; the cap is {in_usd(of_all)} "
             "(SLIPWAY_SPEND_CAP_USD); nothing was rented. End something (inv status, inv down), or lower --spend-limit"
         )

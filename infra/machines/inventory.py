@@ -82,9 +82,9 @@ def find(hosts: Sequence[Host], word: str) -> Host:
         return found[0]
     places = [host.place for host in (found or hosts)]
     if found:
-        raise UsageError(f"{word!r} is several machines: {', '.join(places)}")
+        raise UsageError(f"{word!r} names several machines: {', '.join(places)}")
     near = difflib.get_close_matches(word, [*places, *(host.name for host in hosts)], 3) or places[:10]
-    raise UsageError(f"no machine is called {word!r}; there is: {', '.join(near)}")
+    raise UsageError(f"no machine is called {word!r}; available: {', '.join(near)}")
 
 
 def select(hosts: Sequence[Host], word: str) -> tuple[Host, ...]:
@@ -114,7 +114,7 @@ def _pool(path: Path, pool: Any, body: Any, ssh: Path, known: Collection[str]) -
     names = [host.name for host in hosts]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
-        raise UsageError(f"{where}: host {twice} stands there twice")
+        raise UsageError(f"{where}: host {twice} is given twice")
     return hosts
 
 
@@ -161,7 +161,7 @@ def _address(said: Mapping[str, Any], ssh: Path, known: Collection[str]) -> Addr
     if key is None:
         raise UsageError(f"there is no key {' or '.join(map(str, keys))}; set identity_file to the private key")
     if not _USER.fullmatch(user) or not _HOST.fullmatch(host):
-        raise UsageError(f"{user!r} at {host!r} is no user at an address")
+        raise UsageError(f"{user!r} at {host!r} is not a valid user and address")
     return Address(user=user, host=host, port=port, key=str(key.absolute()), folder="/")
 
 

@@ -50,7 +50,7 @@ def addresses(path: Path, only: str = "") -> tuple[Found, ...]:
         raise UsageError(f"{path}: {error}; make it with: terraform output -json > {path.name}") from None
     outputs = _outputs(document)
     if only and only not in outputs:
-        raise UsageError(f"{path}: there is no output {only!r}; there is: {', '.join(outputs) or 'none'}")
+        raise UsageError(f"{path}: there is no output {only!r}; available: {', '.join(outputs) or 'none'}")
     found = [one for name, output in outputs.items() if only in ("", name) for one in _in(name, output.get("value"))]
     if not found:
         raise UsageError(f"{path}: no output is an address, a list or a map of addresses ({', '.join(outputs)})")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra.errors import SlipwayError
+from infra.errors import AuthError, SlipwayError
 from infra.machines.host_memory import OLDEST_PYTHON, HostMemory, ask, at_once
 from infra.machines.inventory import Host
 from infra.market import gpus
@@ -71,9 +71,10 @@ def contact(host: Host, connect: Connect) -> Transport:
     except StrangeHost:
         raise
     except SlipwayError as error:  # none of them matters: nothing was asked for yet
-        raise Unreachable(_unreachable(host, str(error))) from None
+        raise Unreachable(_unreachable(host, error)) from None
     if done.exited != 0:
-        raise Unreachable(_unreachable(host, f"`true` ended with exit code {done.exited}: {done.stderr.strip()}"))
+        said = f"`true` ended with exit code {done.exited}: {done.stderr.strip()}"
+        raise Unreachable(_unreachable(host, SlipwayError(said)))
     return transport
 
 
@@ -131,10 +132,22 @@ def _facts(host: Host, connect: Connect) -> dict[str, Any]:
     return ask(contact(host, connect), host.python, "facts")
 
 
-def _unreachable(host: Host, error: str) -> str:
+def _unreachable(host: Host, error: SlipwayError) -> str:
     to = host.address
-    advice = _careless(host) or "a machine that was rented just now takes 2 to 5 minutes to boot: try again"
+    advice = _careless(host) or _advice(host, error)
     return f"cannot be reached as {to.user}@{to.host} port {to.port} with key {to.key}: {error}; {advice}"
+
+
+def _advice(host: Host, error: SlipwayError) -> str:
+    """What fits an answer: who refuses a login is there, and who does not answer may be booting."""
+    to, said = host.address, str(error).lower()
+    if isinstance(error, AuthError):
+        return (f"the machine answers, and refuses this user with this key: correct `user` ({to.user}) or "
+                f"`identity_file` in the inventory, or let the key in: "
+                f"ssh-copy-id -i {to.key} {to.user}@{to.host}")  # fmt: skip
+    if "name or service not known" in said or "could not resolve" in said or "nodename nor servname" in said:
+        return f"no machine is known by that name: correct `ip` ({to.host}) in the inventory"
+    return "a machine that was rented just now takes 2 to 5 minutes to boot: try again"
 
 
 def _careless(host: Host) -> str:

@@ -58,7 +58,7 @@ class ByHttp:
     def path_of(self, form: str, pod_id: str) -> str:
         """`form` with that id in it. SlipwayError: it is the id of nothing, and would name all of them."""
         if pod_id in ("", ".", ".."):
-            raise SlipwayError(f"{self.name}: {pod_id!r} is the id of no machine; end it on the vendor's own page")
+            raise SlipwayError(f"{self.name}: {pod_id!r} is not the id of a machine; end it on the vendor's own page")
         return form.format(quote(pod_id, safe="", errors="replace"))
 
     def pod(

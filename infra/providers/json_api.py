@@ -146,7 +146,9 @@ class JsonApi:
         if url.scheme != "https" and not (url.scheme == "http" and self.is_loopback):
             raise UsageError(f"{name}: {base} must begin with https://")
         if not all(value.isascii() and value.isprintable() and value.strip() == value for value in headers.values()):
-            raise UsageError(f"{name}: the key has letters that no key has; was more than the key pasted?")
+            raise UsageError(
+                f"{name}: the key holds characters that are never part of a key; was more than the key pasted?"
+            )
         self.name, self.base = name, base.rstrip("/")
         self.attempt_s, self.read_s, self.most_bytes = attempt_s, read_s, most_bytes
         self._secrets = [value.removeprefix("Bearer ").encode() for value in headers.values() if value]
@@ -260,7 +262,7 @@ class JsonApi:
                 break
             there = url.join(reply.headers.get("location", ""))
             if (there.scheme, there.host, there.port) != (url.scheme, url.host, url.port):
-                raise SlipwayError(f"{self.name}: {url} leads to {there.host}, which must not see the key")
+                raise SlipwayError(f"{self.name}: {url} leads to {there.host}, which must not receive the key")
             url = there
         return reply
 

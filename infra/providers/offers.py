@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from infra.errors import AuthError, NoOffer, SlipwayError, UsageError
+from infra.errors import AuthError, MissingKey, NoOffer, SlipwayError, UsageError
 from infra.machines.host_memory import at_once
 from infra.market import gpus
 from infra.market.filters import explain, satisfying
@@ -40,10 +40,11 @@ class Source:
 
 
 def open_market(name: str, settings: Settings) -> Market:
-    """The account with that vendor. UsageError: its key is not set."""
+    """The account with that vendor. MissingKey: its key is not set."""
     key = VENDORS[name]
     if not getattr(settings, key):
-        raise UsageError(f"{name}: no key is set; put {key.upper()} into the shell or .env")
+        raise MissingKey(f"{name}: no key is set; put {key.upper()} into the shell or .env, or practise without one: "
+                         f"inv rehearse --provider {name}")  # fmt: skip
     if name == "runpod":
         from infra.providers.runpod import RunPod
 
@@ -74,7 +75,7 @@ def accounts(settings: Settings, only: str = "") -> tuple[list[Market], list[str
 def sources(settings: Settings, only: str = "") -> list[Source]:
     """Every vendor with a key, and the own machines, if there are any; or just `only`.
 
-    UsageError: there is nobody to ask, and which variables would change that.
+    MissingKey: there is nobody to ask, and which variables would change that.
     """
     known = (*VENDORS, "ssh")
     if only and only not in known:
@@ -89,7 +90,8 @@ def sources(settings: Settings, only: str = "") -> list[Source]:
         found.append(Source("ssh", lambda request: _own(SshPools.of(settings), request)))
     if not found:
         keys = ", ".join(key.upper() for key in VENDORS.values())
-        raise UsageError(f"nobody to ask: set one of {keys}, or list own machines in {settings.pools}")
+        raise MissingKey(f"nobody to ask: set one of {keys}, list own machines in {settings.pools}, or look at a "
+                         "simulated market: inv offers --rehearse")  # fmt: skip
     return found
 
 
@@ -117,7 +119,7 @@ def require(found: Survey, request: Request) -> Survey:
     failed = [one.error for one in found.silent if not isinstance(one.error, NoOffer)]
     if failed and not found.considered:
         kind = AuthError if all(isinstance(error, AuthError) for error in failed) else SlipwayError
-        raise kind(f"nobody told what is on offer\n{said}")
+        raise kind(f"no vendor answered with offers\n{said}")
     raise NoOffer("\n".join(filter(None, (explain(request, found.considered), said))))
 
 

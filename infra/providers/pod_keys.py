@@ -49,7 +49,7 @@ class PodKeys:
     def private(self, token: str) -> Path:
         """Where the private key of that pod is."""
         if not is_token(token):
-            raise SlipwayError(f"{token!r} is the token of no pod of ours")
+            raise SlipwayError(f"{token!r} is not the token of one of our pods")
         return self.folder / token
 
     def address(self, token: str, user: str, host: str, port: int) -> str:

@@ -69,9 +69,9 @@ def micro_usd(text: str) -> int:
     try:
         dollars = Decimal(text)
     except InvalidOperation:
-        raise ValueError(f"{text!r} is no amount of dollars") from None
+        raise ValueError(f"{text!r} is not an amount of dollars") from None
     if not dollars.is_finite() or dollars < 0:
-        raise ValueError(f"{text!r} is no amount of dollars")
+        raise ValueError(f"{text!r} is not an amount of dollars")
     return round(dollars * 1_000_000)
 
 

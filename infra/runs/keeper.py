@@ -104,7 +104,7 @@ class Keeper:
             registry.vendors(settings),
             find=lambda request: find_payable(request, settings, say),
             folder=settings.homes / op.run,
-            secrets=job_environment.secrets(settings),
+            secrets=job_environment.secrets_for(Job.from_json(op.job).secrets if op.job else (), settings),
             say=say,
             terms=terms_for(settings, registry.provider(settings, op.vendor)),
             lost=lambda gone: tell_end(gone, "preempted", journal, settings, say),
@@ -178,7 +178,7 @@ class Keeper:
             verdict = mirror.last_words(op, self.folder)
         except StoreError as error:
             raise SlipwayError(
-                f"{op.run}: its pod is gone, and whether its work is done is not known: {error}"
+                f"{op.run}: its pod is gone, and it is not known whether its work is done: {error}"
             ) from error
         if verdict.get("state") in ("", None, NODE_LOST):
             return {}
@@ -199,7 +199,7 @@ class Keeper:
                 return self.journal.ops(run=op.run)[-1]
             done = self._recoveries(op) - before
             if done >= MOST_RECOVERIES:
-                raise SlipwayError(f"{failure}; it was brought back {done} times, which is enough")
+                raise SlipwayError(f"{failure}; it was restarted {done} times, the most that is tried")
             try:
                 provider = self.vendors(op.vendor)
                 if op.is_live and op.slot == 0 and op.state not in (READY, LOST):  # its renter may live, and go on
@@ -289,7 +289,7 @@ class Keeper:
         """Each write names the row as it was last seen: whoever ended or took over the run meanwhile is not undone."""
         provider = self.vendors(op.vendor)
         op = self.journal.note(op, recoveries=self._recoveries(op) + 1)
-        why = f"{course.lost}; all answer again" if course.lost else "neither its guard nor its agent lives"
+        why = f"{course.lost}; all answer again" if course.lost else "neither its guard nor its agent is running"
         self.say(f"{op.run}: {why}; going on there (recovery {op.recoveries})")
         op = launch.resume(op, provider, self.journal, self.secrets)
         now = self.journal.op(op.token)
@@ -340,7 +340,7 @@ class Keeper:
         except SlipwayError as error:
             if not may_stand_aside:
                 raise
-            self.say(f"{_named(op)} stands aside, and is ended when it answers: {error}")
+            self.say(f"{_named(op)} is unreachable; it is detached from the run, and ended when it comes back: {error}")
             pods.stand_aside(self.journal.op(op.token), self.journal, reason)
 
     def elsewhere(self, op: Op, recoveries: int = 0, limits: Limits | None = None) -> Op:
@@ -351,7 +351,7 @@ class Keeper:
         """
         code = self.folder / "code"
         if not code.is_dir():
-            raise SlipwayError(f"{op.run}: its pod is gone, and its code was not kept; run: inv launch")
+            raise SlipwayError(f"{op.run}: its pod is gone, and no snapshot of its code was kept; run: inv launch")
         request = _request_of(op)
         for other in pods.nodes_of(op, self.journal)[1:]:  # they cannot go on without node 0: all begin anew together
             if other.is_live:
@@ -373,7 +373,7 @@ class Keeper:
     def _admit(self, rows: list[Op], new: Op) -> None:
         """In the transaction that writes down a new pod: another keeper's run is not ours to bring back."""
         if self.lease is not None and not self.journal.is_ours(self.lease):
-            raise Fenced(f"{new.run}: another process keeps it by now; nothing was rented; run: inv status")
+            raise Fenced(f"{new.run}: another process has taken it over; nothing was rented; run: inv status")
         if self.terms.admit:
             self.terms.admit(rows, new)
 
@@ -400,7 +400,7 @@ class Keeper:
             flags = {"--ttl TIME": limits.time_s, "--spend-limit USD": limits.spend_micro_usd}
             more = " ".join(flag for flag, left in flags.items() if left is not None and left <= 0)
             more = f"inv resume {op.run} {more}, above what it has used" if provider.is_rented else "inv launch"
-            raise LimitHit(f"{op.run}: its pod is gone, and its limit is reached; to go on: {more}")
+            raise LimitHit(f"{op.run}: its pod is gone, and its limit is reached; resume it with a higher one: {more}")
         return replace(job, limits=limits), budget
 
     def _take(self, run: str) -> None:

@@ -272,7 +272,8 @@ def _rent_all(renting: _Renting, ops: list[Op]) -> None:
         provider, why = vendors(offer.provider), ""
         while len(ops) < request.nodes and not why:
             try:
-                with stage("rent", say), finishing(f"{offer.provider} was asked for a machine", say):
+                rent = stage("rent", say) if not provider.is_here else contextlib.nullcontext()
+                with rent, finishing(f"{offer.provider} was asked for a machine", say):
                     ops.append(_rent(renting, offer, provider, len(ops)))
             except NoOffer as error:
                 why = str(error)
@@ -306,9 +307,10 @@ def _rent(renting: _Renting, offer: Offer, provider: Provider, rank: int) -> Op:
     job = replace(job, farewell=farewell(provider), limits=renting.limits(plan.request.nodes - rank))
     if provider.is_rented and rank == 0:
         job = with_courier(job, plan.store, plan.request.run)
-    return pods.rent(provider, request, offer, job, renting.journal, target="" if rank else plan.target,
-                     store=plan.store, slot=rank, recoveries=terms.recoveries, admit=terms.admit, role=terms.role,
-                     spec_hash=terms.spec_hash, budget=renting.budget, asked=terms.asked)  # fmt: skip
+    row = pods.Row(target="" if rank else plan.target, store=plan.store, slot=rank, recoveries=terms.recoveries,
+                   admit=terms.admit, role=terms.role, spec_hash=terms.spec_hash, budget=renting.budget,
+                   asked=terms.asked)  # fmt: skip
+    return pods.rent(provider, request, offer, job, renting.journal, row)
 
 
 def _try(
@@ -358,8 +360,8 @@ def _send(op: Op, provider: Provider, root: Path, store: str, say: Say, prepare:
 def send_code(op: Op, provider: Provider, root: Path, say: Say) -> Pushed:
     """The code, and what set-up on another machine needs."""
     transport, pod = provider.reach(pods.pod_of(op)), pods.folder_of(op)
-    say(f"sending the code to {pods.where(op)}")
-    with stage("push", say) as told:
+    say(f"{'copying' if provider.is_here else 'sending'} the code to {pods.where(op)}")
+    with stage("copy" if provider.is_here else "push", say) as told:
         pushed = push(transport, root, pod.code, op.token)
         told += [f"{pushed.sent} files", *(f"not sent: {refusal}" for refusal in pushed.refused)]
     if not provider.is_here:
@@ -408,7 +410,7 @@ def resume(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, s
 def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
     """The row of a pod that can be handed its job again: the same, or a new one in the same folder."""
     if op.job and Job.from_json(op.job).kind == "hold":
-        raise UsageError(f"{op.run} had no work to go on with; run: inv pod.create, inv pod.run")
+        raise UsageError(f"{op.run} had no work to resume; run: inv pod.create, inv pod.run")
     if op.is_live:
         if op.state not in (READY, LOST):
             raise UsageError(f"{op.run} is {op.state}; run: inv status")
@@ -418,12 +420,13 @@ def _come_back(op: Op, provider: Provider, journal: Journal) -> Op:
             raise FileNotFoundError
         provider.reach(pods.pod_of(op)).get(pods.folder_of(op).code / "infra" / "agent" / "__main__.py")
     except FileNotFoundError:
-        raise UsageError(f"{op.run} left nothing to go on with; run: inv launch") from None
+        raise UsageError(f"{op.run} left nothing to resume from; run: inv launch") from None
     request = Request(run=op.run, provider=op.vendor, host=op.place)
     offer = of_machines(provider, request)[0]
     job = Job.from_json(op.job)
-    return pods.rent(provider, request, offer, job, journal, target=op.target, store=op.store, slot=op.slot,
-                     role=op.role, spec_hash=op.spec_hash, budget=op.budget, asked=op.asked)  # fmt: skip
+    row = pods.Row(target=op.target, store=op.store, slot=op.slot, role=op.role, spec_hash=op.spec_hash,
+                   budget=op.budget, asked=op.asked)  # fmt: skip
+    return pods.rent(provider, request, offer, job, journal, row)
 
 
 def hand_over(op: Op, provider: Provider, journal: Journal, secrets: Mapping[str, str]) -> Op:

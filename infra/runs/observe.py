@@ -7,7 +7,6 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,13 @@ from infra.ledger import cost, spend
 from infra.ledger.journal import Journal, Op
 from infra.ledger.life_cycle import BOOTING, CREATING, FAILED, LOST, PLANNED, READY, TERMINATED, TERMINATING, UNKNOWN
 from infra.machines.host_memory import at_once
-from infra.money import dollars
+from infra.money import in_usd
 from infra.providers import Provider, clock_scale
 from infra.records import Address, Pod, PodView
 from infra.runs.mirror import words_at_home, words_there
 from infra.runs.pods import DEAD, folder_of, pod_of
 from infra.transport.protocol import Transport
+from infra.units import duration, moment
 
 VERDICTS = ("succeeded", "failed", "stopped", "limit", NODE_LOST)
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -76,6 +76,9 @@ def view(op: Op, reading: Reading, now: Clocks, rows: Sequence[Op], told: Mappin
     before = sum(spend.spent(row, now, reading.clock_scale) for row in rows if row.token != op.token)
     if reading.pod and reading.pod.spent_micro_usd is not None:
         told = {**told, op.token: (int(now.wall_s), reading.pod.spent_micro_usd)}
+    uploads = progress.get("uploads") or {}
+    ended_at = _ended_at(op, reading)
+    of_run = [row for row in rows if row.token != op.token]
     return PodView(
         run=op.run,
         provider=op.vendor,
@@ -93,7 +96,19 @@ def view(op: Op, reading: Reading, now: Clocks, rows: Sequence[Op], told: Mappin
         note=_note(op, reading),
         in_store=progress.get("in_store") or {},
         recoveries=op.recoveries,
+        elapsed_s=spend.run_s([*of_run, op], now, reading.clock_scale, ended_at),
+        ended_at=ended_at,
+        clock_scale=reading.clock_scale,
+        pending=tuple(uploads.get("pending") or ()) if not reading.verdict else (),
+        upload_problem=uploads.get("problem") or "",
     )
+
+
+def _ended_at(op: Op, reading: Reading) -> float | None:
+    """When the work was over: as its verdict says, else when its pod was gone."""
+    if reading.verdict:
+        return reading.verdict.get("at", op.ended_at)
+    return None if op.is_live else op.ended_at or op.del_requested_at
 
 
 def _state(op: Op, reading: Reading) -> str:
@@ -155,7 +170,11 @@ def _note(op: Op, reading: Reading) -> str:
     if _is_gone_at_its_limit(op, reading):
         return f"it was gone when its limit was due, and left no word ({op.reason})"
     if op.state == READY and reading.is_alive is False:
-        return "neither its guard nor its agent lives" if reading.exists else "its provider does not know it any more"
+        return (
+            "neither its guard nor its agent is running" if reading.exists else "its provider does not list it any more"
+        )
+    if op.state == READY and reading.is_alive:
+        return ""  # whatever was wrong with it before
     return op.reason
 
 
@@ -176,9 +195,9 @@ def _vendor_ends(op: Op, pod: Pod | None) -> Iterator[str]:
     if pod and pod.state in DEAD:
         return
     if pod and pod.ends_at:
-        yield f"{op.vendor}'s timer is armed: {datetime.fromtimestamp(pod.ends_at, timezone.utc):%Y-%m-%d %H:%M} UTC"
+        yield f"{op.vendor}'s timer is armed: {moment(pod.ends_at)}"
     if pod and pod.spend_limit_micro_usd:
-        yield f"{op.vendor}'s spend limit is armed: {dollars(pod.spend_limit_micro_usd)} USD"
+        yield f"{op.vendor}'s spend limit is armed: {in_usd(pod.spend_limit_micro_usd)}"
 
 
 def _guard_end(reading: Reading, now: float) -> str:
@@ -186,12 +205,15 @@ def _guard_end(reading: Reading, now: float) -> str:
     if not guard:
         return ""
     limit_s, elapsed_s = guard.get("limit_s"), guard.get("elapsed_s", 0.0)
-    limit = "no limit" if limit_s is None else f"ends it in {max(0.0, limit_s - elapsed_s):.0f} s"
+    limit = "no limit" if limit_s is None else f"ends it in {duration(max(0.0, limit_s - elapsed_s))}"
+    idle_limit_s = (guard.get("limits") or {}).get("idle_gpu_s")
+    if idle_limit_s is not None and guard.get("idle_s") is not None:
+        limit += f"; GPUs idle for {duration(guard['idle_s'])} of {duration(idle_limit_s)}"
     if guard.get("alive"):
         return f"guard alive, {limit}"
     words = [] if reading.is_alive is None and reading.exists is None else ["dead"]
     if clocks := guard.get("clocks"):
-        words.append(f"last seen {max(0.0, now - clocks['wall_s']):.0f} s ago")
+        words.append(f"last seen {duration(max(0.0, now - clocks['wall_s']) * reading.clock_scale)} ago")
     return f"guard {', '.join(words) or 'not seen'}, {limit}"
 
 

@@ -12,7 +12,7 @@ import itertools
 import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,12 @@ from infra.journal_file import JournalError
 from infra.ledger import spend
 from infra.ledger.journal import Admit, Fenced, Held, Journal, Op
 from infra.ledger.life_cycle import ASKED, BOOTING, CREATING, LOST, PLANNED, READY, TERMINATING, UNKNOWN
+from infra.money import per_hour
 from infra.names import new_token
 from infra.providers import LAG_S, Market, Provider, clock_scale, market
 from infra.records import Address, Offer, Pod, Request
 from infra.transport.protocol import Transport
+from infra.units import duration
 from store.backoff import Backoff
 
 ASKED_FOR = {"reason": "asked for", "outcome": ASKED}  # what a row says that somebody wanted to end
@@ -50,10 +52,28 @@ class StillBills(LimitHit):
     """It was asked to end, and is not proven gone."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What the journal is to say of a pod, beside what is rented and for which job; see `Op`."""
+
+    target: str = ""
+    store: str = ""
+    slot: int = 0
+    recoveries: int = 0
+    admit: Admit | None = None
+    """Who else has a say before the row is written."""
+    role: str = "train"
+    spec_hash: str = ""
+    """"" = of the job."""
+    budget: int | None = None
+    asked: str = ""
+
+
+PLAIN = Row()
+
+
 def rent(
-    provider: Provider, request: Request, offer: Offer, job: Job, journal: Journal, *, target: str = "",
-    store: str = "", slot: int = 0, recoveries: int = 0, admit: Admit | None = None, role: str = "train",
-    spec_hash: str = "", budget: int | None = None, asked: str = "",
+    provider: Provider, request: Request, offer: Offer, job: Job, journal: Journal, row: Row = PLAIN
 ) -> Op:  # fmt: skip
     """One pod from `offer` for `job`; the row's `job` is what to hand over, with token and price filled in.
 
@@ -65,13 +85,14 @@ def rent(
         check_end(offer, job.limits)
     token = new_token(journal.installation)
     limits = replace(job.limits, micro_usd_per_hour=offer.micro_usd_per_hour)
-    spec_hash = spec_hash or hashlib.sha256(replace(job, token="").to_json().encode()).hexdigest()
+    spec_hash = row.spec_hash or hashlib.sha256(replace(job, token="").to_json().encode()).hexdigest()
     job = replace(job, run=request.run, token=token, limits=limits)
     with _looked_after(journal, token):  # while this process lives, nobody else clears the row away
-        op = journal.plan(token=token, run=request.run, slot=slot, vendor=provider.name, target=target, store=store,
-                          spec_hash=spec_hash, job=job.to_json(), request=json.dumps(asdict(request)),
+        op = journal.plan(token=token, run=request.run, slot=row.slot, vendor=provider.name, target=row.target,
+                          store=row.store, spec_hash=spec_hash, job=job.to_json(), request=json.dumps(asdict(request)),
                           rate=offer.micro_usd_per_hour, ttl_s=limits.time_s, cap=limits.spend_micro_usd,
-                          place=offer.place, recoveries=recoveries, admit=admit, role=role, budget=budget, asked=asked,
+                          place=offer.place, recoveries=row.recoveries, admit=row.admit, role=row.role,
+                          budget=row.budget, asked=row.asked,
                           remote_id=f"{token}@{offer.place}" if offer.place else None)  # fmt: skip
         op = journal.advance(op, "sending")
         try:
@@ -97,11 +118,13 @@ def rent(
 def check_end(offer: Offer, limits: Limits) -> None:
     """Whether a pod from that offer is sure to end. NoOffer: it has no price; UsageError: it has no limit."""
     if offer.micro_usd_per_hour <= 0:
-        raise NoOffer(f"{offer.provider}: {offer.offer_id}: its price is not told, so no spend limit would hold")
+        raise NoOffer(
+            f"{offer.provider}: {offer.offer_id}: its vendor gives no price, so no spend limit could be enforced"
+        )
     limit_s = hard_limit_s(replace(limits, micro_usd_per_hour=offer.micro_usd_per_hour))
     timed_s = 1.0 if limits.time_s is None else limits.time_s
     if limit_s is None or not 0 < limit_s < LONGEST_S or not 0 < timed_s < LONGEST_S:  # nor is one of centuries
-        raise UsageError(f"{offer.provider}: nothing would end this pod, and nothing was rented; give --ttl or "
+        raise UsageError(f"{offer.provider}: no limit would end this pod; nothing was rented; give --ttl or "
                          "--spend-limit")  # fmt: skip
 
 
@@ -211,7 +234,7 @@ def end(
         except SlipwayError as error:
             left_s = deadline - time.monotonic() if provider.is_rented and (op.remote_id or not op.sent_at) else 0.0
             if left_s <= 0:
-                cost = f", and cost {op.rate / 1_000_000:.2f} USD/h" if op.rate else ""
+                cost = f", and cost {per_hour(op.rate)}" if op.rate else ""
                 kind = StillBills if op.rate else SlipwayError
                 raise kind(f"ending {op.run}: {error}; it may run on{cost}; run again: inv down {op.run}") from error
             failures += 1
@@ -342,7 +365,7 @@ def _prove_absence(provider: Provider, op: Op) -> None:
     wait_s = _unproven_s(provider, op)
     if wait_s > 0:
         what = "it was rented just now" if op.remote_id else "its id is not known"
-        raise SlipwayError(f"{what}, and it may still turn up for {wait_s:.0f} s")
+        raise SlipwayError(f"{what}, and it may still turn up for {duration(wait_s)}")
     if not is_absent(provider, op):
         raise SlipwayError(f"{provider.name} still has it")
 

@@ -45,7 +45,7 @@ class Lost(SlipwayError):
 
 
 class Silent(Lost):
-    """The same, because nothing was heard for too long: another attempt would wait as long again."""
+    """Connection lost by timeout (no keep-alive replies); do not try again at once."""
 
 
 def tied(words: Sequence[str]) -> list[str]:

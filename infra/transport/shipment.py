@@ -75,7 +75,7 @@ def survey(root: Path) -> dict[str, os.stat_result]:
     """
     root = root.resolve()
     if root in (Path("/"), Path.home()):
-        raise UsageError(f"{root} is no project; nothing is sent from there")
+        raise UsageError(f"{root} is the root or a home folder, not a project checkout; nothing was uploaded")
     found = {}
     for path in sorted(_listed(root) if _is_checkout(root) else _walked(root)):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # listed by git, deleted but not committed

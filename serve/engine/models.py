@@ -50,7 +50,9 @@ def resolve(source: str, name: str, *, store: str, cache: Path, say: Say) -> Mod
     folder = Path(source.removeprefix("file://")).expanduser().absolute()
     if folder.is_dir():
         return Model(folder=model_folder(folder), name=name)
-    raise UsageError(f"no model {source!r}: {_known(store)}; a folder or hf://user/repo or s3://bucket/folder will do")
+    raise UsageError(
+        f"no model {source!r}: {_known(store)}; a folder or hf://user/repo or s3://bucket/folder are accepted"
+    )
 
 
 def model_folder(folder: Path) -> Path:
@@ -59,9 +61,9 @@ def model_folder(folder: Path) -> Path:
     if (inner / FAKE).is_file():  # a model of the scripted engine
         return inner
     if (trouble := problem({path.name for path in inner.iterdir() if path.is_file()})) or (trouble := _unread(inner)):
-        raise UsageError(f"{folder} is no model that an engine loads: {trouble}")
+        raise UsageError(f"{folder} is not a model that an engine can load: {trouble}")
     if trouble := vocabulary.problem_in(folder):
-        raise UsageError(f"{folder}: {trouble}; an engine would answer nonsense")
+        raise UsageError(f"{folder}: {trouble}; an engine could not answer sensibly")
     return inner
 
 
@@ -137,11 +139,11 @@ def sketch(uri: str) -> tuple[dict[str, Any], int]:
 def _wanted(uri: str, there: Mapping[str, Entry]) -> tuple[str, dict[str, Entry]]:
     """Of what is there the folder that the model lies in, "" or "hf/", and its files. Raises UsageError."""
     if not there:
-        raise UsageError(f"{uri}: there is nothing, or not for us")
+        raise UsageError(f"{uri}: not found, or access denied (check HF_TOKEN, or the keys of the bucket)")
     inside = f"{OURS}/" if f"{OURS}/{CONFIG}" in there else ""
     wanted = {name: there[name] for name in sorted(there) if _is_wanted(name, inside)}
     if trouble := problem({name.removeprefix(inside) for name in wanted}):
-        raise UsageError(f"{uri} is no model that an engine loads: {trouble}")
+        raise UsageError(f"{uri} is not a model that an engine can load: {trouble}")
     return inside, wanted
 
 
@@ -204,7 +206,7 @@ def _bring_file(place: Place, name: str, at: str, entry: Entry, sha256: str, pat
         part.unlink()
         if start == 0:
             break
-    raise StoreError(f"{place.uri}: {name}: what was brought is not what is listed (size or sha256 differ)")
+    raise StoreError(f"{place.uri}: {name}: the download does not match its listing (size or sha256 differ)")
 
 
 @contextlib.contextmanager

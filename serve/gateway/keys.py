@@ -20,6 +20,8 @@ PREFIX = "slipway-"
 WRONG_AT_ONCE = 20  # of people, and of programs that were set up with an old key
 MOST_ADDRESSES = 10_000  # that are remembered
 SEED_BYTES = 32
+READ_EVERY_S = 1.0  # by a controller at work
+COUNTS_AFTER_S = 2.0  # at most, from when the file is written
 _LINE = re.compile(r"([A-Za-z0-9._-]{1,64}) ([0-9a-f]{64})")
 
 
@@ -72,7 +74,7 @@ def make(name: str) -> tuple[str, str]:
     key = PREFIX + secrets.token_urlsafe(32)
     line = f"{name} {hashlib.sha256(key.encode()).hexdigest()}"
     if not _LINE.fullmatch(line):
-        raise UsageError(f"{name!r} is no name of a key: letters, digits, dots and dashes, 64 at most")
+        raise UsageError(f"{name!r} is not a valid name of a key: use letters, digits, dots and dashes, 64 at most")
     return key, line
 
 

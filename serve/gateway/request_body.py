@@ -60,7 +60,7 @@ def route(method: bytes, path: bytes) -> str:
     if any(path == known for _, known in ROUTES):
         raise Refused(405, "MethodNotAllowedError", f"{path.decode()} is not asked with {method.decode()}")
     there = ", ".join(known.decode() for _, known in ROUTES)
-    raise Refused(404, "NotFoundError", f"there is no such route; there is: {there}")
+    raise Refused(404, "NotFoundError", f"there is no such route; available: {there}")
 
 
 def read(path: bytes, body: bytes, limits: Limits) -> Ask:

@@ -42,7 +42,7 @@ class Replica:
 
     def __post_init__(self) -> None:
         if not _URL.fullmatch(self.url):
-            raise ValueError(f"{self.url!r} is no address of an engine; expected http://host:port")
+            raise ValueError(f"{self.url!r} is not the address of an engine; expected http://host:port")
 
 
 class Seat:

@@ -105,7 +105,7 @@ async def _token(
         said: Any = msgspec.json.decode(body)
         answered, choices = said["model"], said["choices"]
     except (msgspec.DecodeError, KeyError, TypeError) as error:
-        raise _Wrong(f"an answer that is none: {error}") from None
+        raise _Wrong(f"invalid response from the engine: {error}") from None
     if answered != model:
         raise _Wrong(f"the model there is {answered!r}, not {model!r}")
     if not choices:

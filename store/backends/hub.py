@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from store import credentials
 from store.backends.backend import PART_BYTES, Copy, Entry, Place, Source
-from store.manifest import NoStore, StoreError
+from store.manifest import Denied, NoStore, StoreError
 from store.patience import Again, Conflict, Patience, clean
 
 AGAIN = {408, 429, 500, 502, 503, 504}
@@ -247,7 +247,7 @@ class Repository(Place):
         if status == 412 or (status == 409 and what == "committing"):
             return _Moved(words)
         if status in (401, 403) and not isinstance(error, RepositoryNotFoundError):
-            return NoStore(f"{words}; {HINT}")
+            return Denied(f"{words}; {HINT}")
         if isinstance(error, RepositoryNotFoundError):
             seen = "there is no such repository, or its token may not see it"
             return NoStore(f"{self.uri}: {what}: {seen}; {HINT}, or make it: inv ckpt.init --to hf://{self.repo}")

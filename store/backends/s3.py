@@ -16,7 +16,7 @@ from typing import Any
 
 from store import credentials
 from store.backends.backend import PART_BYTES, Copy, Entry, Place, Source
-from store.manifest import NoStore, StoreError
+from store.manifest import Denied, NoStore, StoreError
 from store.patience import Again, Conflict, Patience, clean
 
 MOST_PARTS = 9_000  # S3 takes 10,000
@@ -209,7 +209,7 @@ class Bucket(Place):
         except ClientError as error:
             raise self._in_words(what, error) from None
         except NoCredentialsError:
-            raise NoStore(f"{self.uri}: no credentials for it; {HINT}") from None
+            raise Denied(f"{self.uri}: no credentials for it; {HINT}") from None
         except (HTTPClientError, HTTPError, ConnectionError, TimeoutError) as error:
             raise Again(f"{type(error).__name__}: {error}") from None
         except BotoCoreError as error:
@@ -234,7 +234,7 @@ class Bucket(Place):
         if code in MISSING or status == 404:
             return FileNotFoundError(words)
         if code in DENIED or status in (401, 403):
-            return NoStore(f"{words}; {HINT}")
+            return Denied(f"{words}; {HINT}")
         return StoreError(words)
 
 
