@@ -93,7 +93,7 @@ MIGRATIONS = (
     ),
     ("ALTER TABLE ops ADD COLUMN ended_at INTEGER",),
     ("ALTER TABLE ops ADD COLUMN billed_at REAL",),
-    (  # what stands aside (slot < 0) leaves its target to another
+    (  # a detached pod (slot < 0) leaves its target to another
         "DROP INDEX one_live_per_target",
         """CREATE UNIQUE INDEX one_live_per_target ON ops (target, store)
             WHERE target != '' AND slot >= 0 AND state NOT IN ('TERMINATED', 'FAILED')""",

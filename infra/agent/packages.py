@@ -88,7 +88,7 @@ def pip_settings(environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
         for section in parser.sections():
             read.update({(section, name.replace("_", "-")): value for name, value in parser.items(section)})
     settings: Dict[str, str] = {}
-    for wanted in ("global", "install"):  # what is set for `pip install` outweighs what is set for all of pip
+    for wanted in ("global", "install"):  # what is set for `pip install` overrides what is set for all of pip
         settings.update({name: value for (section, name), value in read.items() if section == wanted})
     for name, value in environ.items():
         if name.startswith("PIP_") and value:

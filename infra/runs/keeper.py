@@ -94,7 +94,7 @@ class Keeper:
     secrets: Mapping[str, str]
     say: Say
     terms: Terms = launch.PLAIN
-    lost: Callable[[Op], None] = lambda _: None  # told of every pod that is gone
+    lost: Callable[[Op], None] = lambda _: None  # gets every pod that is gone
     lease: Lease | None = None  # None: another process has it, and this one only follows
     tell_after_s: float = TELL_AFTER_S
     bringing: threading.Lock = field(default_factory=threading.Lock)  # one at a time: drafts have fixed names
@@ -198,7 +198,7 @@ class Keeper:
             if pods.is_over(op):
                 raise failure
             self._take(op.run)
-            if self.lease is None:  # its keeper is at it
+            if self.lease is None:  # another keeper is active
                 self._rest(op, RETRY_S)
                 return self.journal.ops(run=op.run)[-1]
             done = self._recoveries(op) - before
@@ -448,7 +448,7 @@ class Keeper:
                 try:
                     with self.bringing:
                         part()
-                except (Lost, TimedOut, Unreachable):  # told by who follows
+                except (Lost, TimedOut, Unreachable):  # reported by who follows
                     break
                 except (SlipwayError, StoreError, OSError, ValueError) as error:
                     if str(error) != told:

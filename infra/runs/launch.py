@@ -54,7 +54,7 @@ class Terms:
     """The terms on which machines are taken."""
 
     accept: Accept | None = None
-    blame: Blame | None = None  # told of every offer that was passed over
+    blame: Blame | None = None  # gets every offer that was passed over
     prepare: Prepare | None = None
     admit: Admit | None = None  # whether the money suffices
     boot_s: float = 900.0  # on the vendor's clock

@@ -156,7 +156,7 @@ def aside_of(run: str, journal: Journal) -> list[Op]:
 def is_in_pieces(op: Op, journal: Journal) -> bool:
     """Tell whether a node of the run was given up and not replaced: it can restart, but not resume where it was."""
     if op.state in (PLANNED, CREATING, UNKNOWN, BOOTING):
-        return False  # its launch is at it
+        return False  # its launch is still active
     are_introduced = size_of(op) == max(1, len(_group_of(op).addresses))
     return op.slot < 0 or op.slot == 0 and not (are_introduced and len(nodes_of(op, journal)) >= size_of(op))
 

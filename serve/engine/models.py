@@ -185,7 +185,7 @@ def _bring_file(place: Place, name: str, at: str, entry: Entry, sha256: str, pat
     """Download a file to `path`, whole or not at all; resume what came of it before. Raises StoreError."""
     if path.exists():
         return
-    part = path.with_name(f"{path.name}.part")  # a draft that is gone on with, so not one of `store.local_files`
+    part = path.with_name(f"{path.name}.part")  # a draft that is resumed, so not one of `store.local_files`
     if not sha256:  # nobody would notice a beginning that is damaged
         part.unlink(missing_ok=True)
     for _ in range(2):  # what an earlier try has left may be of another file: then all of it is brought
