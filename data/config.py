@@ -1,4 +1,4 @@
-"""What a data step makes, as frozen records, and the one strict reader of configuration.
+"""The specs of the data steps as frozen records, and the one strict reader of configuration.
 
 Light to import: plans are made where no pyarrow or tokenizers exist.
 """
@@ -34,10 +34,9 @@ class ConfigError(ValueError):
 
 
 def load(kind: type[T], raw: Mapping[str, Any], where: str = "config") -> T:
-    """A `kind` (a frozen dataclass) from plain JSON or YAML values.
+    """Return a `kind` (a frozen dataclass) from plain JSON or YAML values.
 
-    Unknown keys are refused with the nearest known one; types are checked, never coerced.
-    Raises ConfigError.
+    Unknown keys are refused with the nearest known one; types are checked, never coerced. Raises ConfigError.
     """
     import msgspec
 
@@ -66,9 +65,9 @@ def _refuse_unknown(kind: type, raw: Any, where: str) -> None:
 
 
 def form_of(name: str) -> tuple[str, str]:
-    """What a file holds and how it is packed, by its name: `a.jsonl.gz` is (".jsonl", "gzip"); ("", "") is unknown.
+    """Return format and compression of a file by its name: `a.jsonl.gz` is (".jsonl", "gzip"); ("", "") is unknown.
 
-    `name` may be a path or an address; only those of HTTP have a query, elsewhere a question mark is part of the name.
+    `name` may be a path or a URL; only those of HTTP have a query, elsewhere a question mark is part of the name.
     """
     path = Path(re.split("[?#]", name)[0] if name.startswith(("http://", "https://")) else name)
     packed = PACKED.get(path.suffix, "")
@@ -78,7 +77,10 @@ def form_of(name: str) -> tuple[str, str]:
 
 
 def source_files(source: str) -> list[Path]:
-    """The files behind a path, folder or glob, in a fixed order. Raises ConfigError when there are none to read."""
+    """Return the files behind a path, folder or glob, in a fixed order.
+
+    Raises ConfigError when there are none to read.
+    """
     path = Path(source).expanduser()
     if path.is_dir():
         found = sorted(one for one in path.rglob("*") if form_of(one.name)[0] and one.is_file())
@@ -100,7 +102,7 @@ def source_files(source: str) -> list[Path]:
 
 
 def _without_drafts(found: list[Path], root: Path) -> list[Path]:
-    """Of a folder of shards that are still being made, or whose making was interrupted, only those that are whole."""
+    """Return only the whole files of a folder of shards that are still being made, or were interrupted."""
     listed: dict[Path, set[str] | None] = {}
     for folder in {one.parent for one in found}:
         with suppress(DataError):  # else it is none of ours
@@ -139,7 +141,7 @@ class Making:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What an artifact says about where it comes from."""
+        """Return what an artifact says about where it comes from."""
         inputs = {role: asdict(one) for role, one in self.inputs.items()}
         return {"code": self.code, "inputs": inputs, **({"spec": self.spec} if self.spec else {})}
 
@@ -223,7 +225,7 @@ class TokensSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Persona:
-    """Who the model is, in words of any script that stand inside of its sentences."""
+    """The identity of the model: name, maker and purpose, in any script, as they stand inside of its sentences."""
 
     name: str
     """Whatever follows "I am": `Bosun`, `Ursula K.`, `Мария`."""
@@ -295,7 +297,7 @@ HUB_TALK = re.compile(
 
 
 def talk_spec(words: str) -> TalkSpec:
-    """`talk.jsonl`, or `hf://user/name[@revision][/config][:split[[:N]]]`. Raises ConfigError."""
+    """Return the spec of `talk.jsonl`, or `hf://user/name[@revision][/config][:split[[:N]]]`. Raises ConfigError."""
     if not words.startswith("hf://"):
         return TalkSpec(source=words)
     found = HUB_TALK.fullmatch(words)
