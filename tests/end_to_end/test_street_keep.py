@@ -96,9 +96,8 @@ def test_a_terminal_that_is_closed_leaves_a_keeper(world, sshd, stock):
     drained = threading.Thread(target=drain, args=(controller,), daemon=True)
     drained.start()
     pods = sshd.folder / ".slipway" / "pods"
-    until(lambda: world.steps_at_work(pods), "a run")
-    (row,) = world.json("status")
-    run = row["run"]
+    until(lambda: world.steps_at_work(pods), "it is at work")
+    run = until(lambda: [one["run"] for one in world.json("status") if one["state"] == "running"], "a run")[0]
     until(lambda: (holder := keeper(world, run)) and holder.pid == launch.pid, "its launch as keeper")
     os.kill(launch.pid, signal.SIGHUP)  # as a terminal does that is closed
     os.close(controller)

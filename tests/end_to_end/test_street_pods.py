@@ -103,8 +103,8 @@ def test_a_pod_whose_work_failed_takes_other_work(world):
 def test_work_is_not_given_twice_at_once_and_ctrl_c_leaves_it_at_work(world):
     world.inv("pod.create", "--run-name", "box")
     follower = world.begin("pod.run", "--phase", "base")
-    until(world.steps_at_work, "work")
-    assert world.json("status")[0]["state"] == "running"
+    until(world.steps_at_work, "it is at work")
+    until(lambda: world.json("status")[0]["state"] == "running", "work")
     code, err = failed(world, "pod.run", "--phase", "mid")
     assert code == 2 and "box is at work" in err
     follower.send_signal(signal.SIGINT)

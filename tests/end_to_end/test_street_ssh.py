@@ -64,8 +64,8 @@ def told(process):
 def test_a_run_goes_on_without_its_launcher_and_everything_comes_home(world, sshd):
     launch = world.begin("launch", "--provider", "ssh", "--yes")
     pods = sshd.folder / ".slipway" / "pods"
-    until(lambda: world.steps_at_work(pods), "handed over")
-    assert [row["state"] for row in world.json("status")] == ["running"]
+    until(lambda: world.steps_at_work(pods), "it is at work")
+    until(lambda: [row["state"] for row in world.json("status")] == ["running"], "handed over")
     os.killpg(launch.pid, signal.SIGKILL)
     launch.communicate()
     until(lambda: world.verdicts(pods), "it ends by itself")
