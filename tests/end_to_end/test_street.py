@@ -237,7 +237,7 @@ def test_ctrl_c_detaches_and_the_run_goes_on(ready):
     _, err = launch.communicate(timeout=30)
     assert launch.returncode == 130
     assert "goes on" in err and "inv down" in err and "inv logs" in err
-    until(world.verdicts, "the run ends by itself")
+    until(world.verdicts, "the run ends by itself", within_s=280)
     assert world.json("status")[0]["state"] == "succeeded"
 
 

@@ -68,7 +68,7 @@ def test_a_run_goes_on_without_its_launcher_and_everything_comes_home(world, ssh
     until(lambda: [row["state"] for row in world.json("status")] == ["running"], "handed over")
     os.killpg(launch.pid, signal.SIGKILL)
     launch.communicate()
-    until(lambda: world.verdicts(pods), "it ends by itself")
+    until(lambda: world.verdicts(pods), "it ends by itself", within_s=280)
     (row,) = world.json("status")
     assert row["state"] == "succeeded"
     assert [step["name"] for step in row["steps"]] == ["environment", *EVERYTHING]
