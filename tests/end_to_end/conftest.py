@@ -1,5 +1,6 @@
 """What several streets need."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,14 @@ from tests.world import World
 
 @pytest.fixture(scope="session")
 def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with what base reads (text, tokenizer, tokens), for tests that are about none of it: see `World.take`."""
-    folder = tmp_path_factory.mktemp("stock")
-    world = World(folder, {"SLIPWAY_WORK": str(folder / "work")})  # else it would be the checkout's, which others use
-    assert world.json("train", "--phase", "base", "--prepare")["ran"] == ["text", "tokenizer", "tokens"]
-    return world.folder / "artifacts"
+    """A store with what base reads (text, tokenizer, tokens), for tests that are about none of it: see `World.take`.
+
+    Made by a run, which has a work folder of its own: `inv train --prepare` works in that of the checkout.
+    """
+    world = World(tmp_path_factory.mktemp("stock"))
+    made = world.json("launch", "--phase", "base", "--steps", "1", "--yes")["ran"]
+    assert made == ["environment", "text", "tokenizer", "tokens", "base"]
+    store = world.folder / "artifacts"
+    for name in ("base_checkpoints", "by-fingerprint/base_checkpoints"):
+        shutil.rmtree(store / name)
+    return store
