@@ -10,12 +10,13 @@ import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 from data import manifest
 from data.errors import DataError
+from store import strict_records
 
 T = TypeVar("T")
 
@@ -38,30 +39,11 @@ def load(kind: type[T], raw: Mapping[str, Any], where: str = "config") -> T:
 
     Unknown keys are refused with the nearest known one; types are checked, never coerced. Raises ConfigError.
     """
-    import msgspec
-
-    _refuse_unknown(kind, raw, where)
     try:
-        return msgspec.convert(raw, kind)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise ConfigError(f"{where}: {error}") from None
-
-
-def _refuse_unknown(kind: type, raw: Any, where: str) -> None:
-    if not isinstance(raw, Mapping):
-        raise ConfigError(f"{where}: expected a mapping, got {type(raw).__name__}")
-    known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
-    hints = get_type_hints(kind)
-    for key, value in raw.items():
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
-            raise ConfigError(f"{where}: unknown key {key!r}{hint}")
-        for inner in (hints[key], *get_args(hints[key])):
-            if is_dataclass(inner) and isinstance(inner, type) and isinstance(value, Mapping):
-                many = get_origin(hints[key]) is dict  # records by name
-                for name, one in value.items() if many else [("", value)]:
-                    _refuse_unknown(inner, one, f"{where}.{key}.{name}" if many else f"{where}.{key}")
+        return strict_records.read(kind, raw)
+    except strict_records.Misfit as error:
+        hint = f"; did you mean {error.near!r}?" if error.near else f"; known: {', '.join(sorted(error.known))}"
+        raise ConfigError(f"{'.'.join([where, *error.place])}: {error}{hint if error.key else ''}") from None
 
 
 def form_of(name: str) -> tuple[str, str]:

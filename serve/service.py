@@ -11,14 +11,10 @@ import difflib
 import json
 import math
 import re
-import types
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from infra import strict_yaml
 from infra.errors import UsageError
@@ -26,6 +22,7 @@ from serve import request_bounds
 from serve.budget import limit_of
 from serve.engine.options import PLAIN, Tuning
 from serve.request_bounds import Bounds
+from store import strict_records
 
 POLICIES = ("least_load", "round_robin", "instance_aware_least_load")
 PLACERS = ("dynamic_fallback",)
@@ -195,16 +192,18 @@ def load(path: Path) -> Service:
 
 def parse(where: str, document: Any) -> Service:
     """Return the service in a document. Raises UsageError."""
-    _check_keys(where, document, ServiceFile)
+    try:
+        strict_records.refuse_unknown(ServiceFile, document, spared=("pool", "workers"))
+    except strict_records.Misfit as error:
+        raise UsageError(f"{where}: {_explained(error)}") from None
     if not isinstance(document.get("service"), dict):
         raise UsageError(f"{where}: it needs a section `service:`")
     if {"pool", "workers"} & set(document["service"]):
         raise UsageError(f"{where}: service: pools of workers are for batch jobs; a service has `replicas`")
     try:
-        file = msgspec.convert(document, ServiceFile)
-    except msgspec.ValidationError as error:
-        what, _, at = str(error).partition(" - at ")
-        raise UsageError(f"{where}: {at.strip('`').removeprefix('$.') or 'the file'}: {what}") from None
+        file = strict_records.convert(ServiceFile, document)
+    except strict_records.Misfit as error:
+        raise UsageError(f"{where}: {_explained(error)}") from None
     section = file.service
     _check_numbers(where, file)
     _plane(where, file.slipway)
@@ -366,29 +365,14 @@ def _plain(record: Any) -> Any:
     return [_plain(one) for one in record] if isinstance(record, list) else record
 
 
-def _check_keys(where: str, body: Any, kind: type) -> None:
-    """Check the keys of a section and those below it. Raises UsageError."""
-    if not isinstance(body, dict):
-        raise UsageError(f"{where}: expected lines of the form `key: value`")
-    hints = typing.get_type_hints(kind)
-    for key, value in body.items():
-        if key not in hints:
-            if key in ("pool", "workers"):
-                continue
-            hint = f"did you mean {MEANT[key]}?" if MEANT.get(key) in hints else _near(str(key), list(hints))
-            raise UsageError(f"{where}: unknown key {key!r}; {hint}")
-        inner = next((one for one in _kinds(hints[key]) if dataclasses.is_dataclass(one)), None)
-        if isinstance(inner, type) and isinstance(value, (dict, list)):
-            for number, part in enumerate(value if isinstance(value, list) else [value]):
-                at = f"{where}: {key}" + (f" {number + 1}" if isinstance(value, list) else "")
-                _check_keys(at, part, inner)
-
-
-def _kinds(hint: Any) -> Sequence[Any]:
-    """Return all types that a hint is made of."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType, list):
-        return [one for part in typing.get_args(hint) for one in _kinds(part)]
-    return [hint]
+def _explained(error: strict_records.Misfit) -> str:
+    """Return what does not fit, and where, in the words of the file."""
+    place = "".join(f"{one}: " for one in error.place)
+    if not error.key:
+        return f"{place or 'the file: '}{error}"
+    meant = MEANT.get(error.key)
+    hint = f"did you mean {meant}?" if meant in error.known else _near(error.key, error.known)
+    return f"{place}{error}; {hint}"
 
 
 def _near(word: str, known: Sequence[str]) -> str:

@@ -284,6 +284,8 @@ class Agent:
                 "SLIPWAY_RECORDS": str(pod.records(step.name)),
                 "PYTHONPATH": str(pod.code),
                 "PYTHONUNBUFFERED": "1",
+                # Images of containers often forbid bytecode, and then each step compiles all of torch that it imports.
+                "PYTHONDONTWRITEBYTECODE": "",
                 "PATH": os.pathsep.join([str(python.parent), environ.get("PATH", os.defpath)]),
             }
         )
