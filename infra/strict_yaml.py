@@ -1,4 +1,4 @@
-"""YAML from people, read without surprises: nothing runs, nothing is huge, nothing is said twice."""
+"""A strict YAML reader: nothing runs, nothing is huge, nothing is said twice."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ MOST_DIGITS = 40  # of a number, with all that belongs to it
 
 class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """YAML wants keys to be unique; PyYAML lets the last one win."""
+        """Refuse a key that is there twice: YAML wants keys to be unique; PyYAML lets the last one win."""
         if isinstance(node, yaml.MappingNode):
             seen = set()
             for key, _ in node.value:
@@ -26,7 +26,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
-        """Python refuses to print, or to read, whole numbers of thousands of digits; nobody means one."""
+        """Refuse whole numbers of thousands of digits, which Python refuses to print or to read."""
         if isinstance(node, yaml.ScalarNode) and len(node.value) > MOST_DIGITS:
             raise yaml.MarkedYAMLError(problem=f"a number of {len(node.value)} digits", problem_mark=node.start_mark)
         return self.construct_yaml_float(node) if node.tag.endswith("float") else self.construct_yaml_int(node)
@@ -37,7 +37,7 @@ for _kind in ("int", "float"):
 
 
 def read(path: Path) -> Any:
-    """What the file says. Raises UsageError, with the place where it can be told; FileNotFoundError."""
+    """Return the content of a file. Raises UsageError, with the place where it can be told; FileNotFoundError."""
     with path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
@@ -50,7 +50,7 @@ def read(path: Path) -> Any:
 
 
 def parse(path: Path, text: str) -> Any:
-    """What that text, of that file, says. Raises UsageError."""
+    """Return the content of that text, of that file. Raises UsageError."""
     try:
         _refuse_bombs(path, text)
         return yaml.load(text, Loader=_Loader)
