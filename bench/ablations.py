@@ -146,7 +146,7 @@ class Bench:
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float]:
-    """The mean, and half of the width of Student's interval of 95 %; nan for a single one."""
+    """Return the mean, and half of the width of Student's interval of 95 %; nan for a single one."""
     count = len(differences)
     if count < 2:
         return differences[0], math.nan

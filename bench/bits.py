@@ -44,7 +44,7 @@ def shape(name: str) -> ModelConfig:
 
 
 def random_folder(config: ModelConfig, tokenizer: Path, folder: Path) -> None:
-    """A Hugging Face folder of that shape with random masters, float16 to be small."""
+    """Write a Hugging Face folder of that shape with random masters, float16 to be small."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(written(config, "float16", 0, [0])))
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
