@@ -37,6 +37,13 @@ class Cache:
         zeros = torch.zeros(shape, dtype=dtype, device=starts.device)
         return Cache(zeros, torch.zeros_like(zeros), starts)
 
+    def put(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Add k and v (B, KV, T, D) of new tokens; return those of all tokens, (B, KV, S, D)."""
+        end = self.length + k.shape[2]
+        self.keys[layer, :, :, self.length : end] = k
+        self.values[layer, :, :, self.length : end] = v
+        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+
 
 class Linear(nn.Linear):
     """Without bias; computes in the dtype of its input, or in 8 bits."""
@@ -121,10 +128,7 @@ class Attention(nn.Module):
         v = self.v_proj(x).view(rows, length, self.kv_heads, self.head_dim).transpose(1, 2)
         q, k = rotate(q, at), rotate(k, at)  # (B, H, T, D), (B, KV, T, D)
         if cache is not None:
-            end = cache.length + length
-            cache.keys[layer, :, :, cache.length : end] = k
-            cache.values[layer, :, :, cache.length : end] = v
-            k, v = cache.keys[layer, :, :, :end], cache.values[layer, :, :, :end]
+            k, v = cache.put(layer, k, v)
         y = attend(q, k, v, at.mask)  # (B, H, T, D)
         return self.o_proj(y.transpose(1, 2).reshape(rows, length, -1))
 
@@ -180,13 +184,15 @@ class Decoder(nn.Module):
         """(V, d): what turns hidden states into logits."""
         return self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
 
-    def hidden(self, ids: Tensor, cache: Cache | None = None, documents: Tensor | None = None) -> Tensor:
+    def hidden(
+        self, ids: Tensor, cache: Cache | None = None, documents: Tensor | None = None, *, at: Positions | None = None
+    ) -> Tensor:
         """(B, T, d) in `compute_dtype` for ids (B, T).
 
         With a cache they follow what it holds, and are added to it. With `documents` (B, T), numbers that change where
-        a document begins, each token sees its own document only.
+        a document begins, each token sees its own document only. `at` stands in for all that is derived from these.
         """
-        at = self._positions(ids, cache, documents)
+        at = at or self._positions(ids, cache, documents)
         x = self.model.embed_tokens(ids).to(self.compute_dtype)
         for layer, block in enumerate(self.model.layers):
             if self.recompute and torch.is_grad_enabled():
