@@ -141,7 +141,7 @@ class _Work:
         self.hidden = torch.zeros((count, prefix.last.shape[1]), dtype=prefix.last.dtype, device=device)
         self.num_busy = count
         self.weight = model.head.to(model.compute_dtype)
-        self._begin(self.jobs, self.jobs.clone())
+        self._begin(self.jobs.clone(), self.jobs.clone())
 
     @property
     def is_going(self) -> bool:
