@@ -174,4 +174,3 @@ def demonstrations(task: str, found: list[Problem]) -> list[list[Mapping[str, st
         [*problem.messages, {"role": "assistant", "content": shape(*words)}]
         for problem, words in zip(found, said, strict=True)
     ]
-

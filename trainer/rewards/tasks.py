@@ -8,10 +8,13 @@ from collections.abc import Sequence
 
 from trainer.objectives.rl_config import RlConfig
 from trainer.rewards import answers
+from trainer.rewards.code import Mbpp
+from trainer.rewards.math_answers import Math
+from trainer.rewards.own import Own
 from trainer.rewards.reward import Judge, Reward, Said
 
 
-class Sort:
+class Exact:
     """1 for the right answer, word for word; 0 for any other."""
 
     def __call__(self, some: Sequence[Said]) -> list[Reward]:
@@ -52,6 +55,13 @@ class Gsm8k:
 
 
 def judge_of(task: str, config: RlConfig) -> Judge:
-    """Return the judge of a task."""
-    judges = {"sort": Sort, "gsm8k": Gsm8k}
-    return judges[task]()
+    """Return the judge of a task. Raises Refused for what cannot be judged on this machine."""
+    if config.reward:
+        return Own(config.reward)
+    if task == "math":
+        return Math()
+    if task == "mbpp":
+        return Mbpp(config.unsafe_rewards)
+    if task == "gsm8k":
+        return Gsm8k()
+    return Exact()

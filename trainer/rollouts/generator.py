@@ -84,7 +84,9 @@ def answer_all(
     longest, device = max(map(len, prompts)), model.head.device
     room = model.config.max_position_embeddings - longest
     if room < how.max_new:
-        raise ValueError(f"a prompt of {longest} tokens leaves {room} of the model's positions; {how.max_new} are asked")
+        raise ValueError(
+            f"a prompt of {longest} tokens leaves {room} of the model's positions; {how.max_new} are asked"
+        )
     work = _Work(model, read(model, prompts), each, how, rows)
     ends = torch.zeros(model.config.vocab_size, dtype=torch.bool, device=device)
     ends[list(stop)] = True
@@ -136,7 +138,9 @@ class _Work:
         device = prefix.last.device
         self.jobs = torch.arange(count, device=device)  # `number` is that of a row which rests
         self.places = torch.zeros_like(self.jobs)  # of the id that is drawn next, in its answer
-        empty = Cache.empty(model.config, torch.zeros_like(self.jobs), capacity + -capacity % ROUND_TO, model.compute_dtype)
+        empty = Cache.empty(
+            model.config, torch.zeros_like(self.jobs), capacity + -capacity % ROUND_TO, model.compute_dtype
+        )
         self.slots = Slots(empty.keys, empty.values, empty.starts, 0, torch.zeros_like(self.jobs))
         self.hidden = torch.zeros((count, prefix.last.shape[1]), dtype=prefix.last.dtype, device=device)
         self.num_busy = count
