@@ -5,6 +5,7 @@ In: code, calls to evaluate, assertions. Out: what each gave. The jail is Landlo
 refused. Bounds of memory, processor and wall time come on top; a group of processes ends together.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -104,10 +105,8 @@ def _talk(command: list[str], asked: bytes) -> tuple[bytes, str]:
         except subprocess.TimeoutExpired:
             problem = f"no end after {WALL_S:g} s"
         finally:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)  # what it has left behind
-            except ProcessLookupError:
-                pass  # there is nothing
             child.wait()
         out.seek(0)
         return out.read(OUT_BYTES), problem

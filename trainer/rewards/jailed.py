@@ -38,7 +38,8 @@ CALLS = {
     "request_key": (249, 218), "memfd_create": (319, 279), "setpriority": (141, 140), "sched_setaffinity": (203, 122),
     "shmget": (29, 194), "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180), "prlimit64": (302, 261),
     "setrlimit": (160, 164), "chmod": (90, -1), "fchmod": (91, 52), "fchmodat": (268, 53), "utimensat": (280, 88),
-    "chown": (92, -1), "fchownat": (260, 54), "setxattr": (188, 5), "inotify_init1": (294, 26), "fanotify_init": (300, 262),
+    "chown": (92, -1), "fchownat": (260, 54), "setxattr": (188, 5), "inotify_init1": (294, 26),
+    "fanotify_init": (300, 262),
 }  # fmt: skip
 CLONE, CLONE3 = (56, 220), (435, 435)
 

@@ -36,7 +36,7 @@ class Said:
 
 
 class Judge(Protocol):
-    def __call__(self, answers: Sequence[Said]) -> list[Reward]:
+    def __call__(self, some: Sequence[Said], /) -> list[Reward]:
         """Return what each answer is worth. Raises RewardError when that cannot be said of any."""
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ In: the words that start it, one JSON value per question. Out: its JSON values. 
 memory or end itself: then it is ended, with all that it has started, and the next question starts another one.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -51,10 +52,8 @@ class Worker:
     def close(self) -> None:
         """End the process, and what it has started."""
         if self.process is not None:
-            try:
+            with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
                 os.killpg(self.process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # it has ended by itself
             self.process.communicate()
             self.process, self.rest = None, b""
 

@@ -26,6 +26,7 @@ from trainer.rollouts.drawn import Drawn, Problems
 from trainer.rollouts.policy import Embedded, Policy, Round
 from trainer.speed import uncompiled
 
+ALONE = Ranks()
 FEW, LONG = 0.05, 5  # groups with a signal, steps in a row: below and beyond, somebody is told
 Batch = dict[str, np.ndarray]
 
@@ -37,7 +38,7 @@ class Rollouts:
 
     def __init__(
         self, config: PhaseConfig, rl: RlConfig, policy: Policy, problems: Problems, watched: Sequence[Drawn],
-        reference: Decoder | None = None, ranks: Ranks = Ranks(),
+        reference: Decoder | None = None, ranks: Ranks = ALONE,
     ) -> None:  # fmt: skip
         """watched: problems that it is measured on now and then; reference: the model as the phase began with it."""
         self.config, self.rl, self.policy, self.problems = config, rl, policy, problems
