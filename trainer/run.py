@@ -24,14 +24,17 @@ from store import Store
 from store.artifacts import vocabulary
 from trainer import memory
 from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints, open_final, remove
-from trainer.config import Keeping, PhaseConfig
+from trainer.config import Keeping, ModelConfig, PhaseConfig
 from trainer.device import Machine, prepare
 from trainer.errors import Refused
-from trainer.loop import Batch, Data, Training
+from trainer.loop import Training
 from trainer.model import export
 from trainer.model.decoder import Decoder, initialise
+from trainer.objectives import CrossEntropy, Objective
+from trainer.objectives.source import Source
 from trainer.parallel.fsdp import WHOLE, Cut, cut, parts_of
 from trainer.parallel.process_group import Ranks
+from trainer.records.phase_registry import model_roles, starts_from
 from trainer.reporting.metrics import last_loss
 from trainer.reporting.peak_flops import of_machine
 from trainer.reporting.samples import Sampler
@@ -50,7 +53,9 @@ class PhaseRun:
     tokenizer: tokenizers.Tokenizer
     ranks: Ranks
     parallel: str  # of `ddp`, `fsdp`, `hybrid`
+    before: str = ""  # role of the model that it goes on from, "" = it begins from nothing
     cut: Cut = WHOLE  # of the model that is being trained
+    frozen_models: list[Decoder] = field(default_factory=list)
     metrics: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,39 +64,61 @@ class PhaseRun:
     def input(self, role: str) -> Path:
         return open_input(self.making, role)
 
-    def new_model(self) -> Decoder:
-        """With first weights from the seed."""
-        return self._model(lambda model: initialise(model, self.config.seed))
+    def first_model(self) -> Decoder:
+        """The model as this phase begins with it: with the weights at the end of the phase before, or first ones from
+        the seed. Raises Refused when it learned another vocabulary."""
+        config = self.config
+        if self.before:
+            model, self.cut = self._model(config.model, lambda model: self._fill_from(model, self.before))
+        else:
+            model, self.cut = self._model(config.model, lambda model: initialise(model, config.seed))
+        return model
 
-    def model_from(self, role: str) -> Decoder:
-        """With the weights at the end of the phase before. Raises Refused when it learned another vocabulary."""
-        return self._model(lambda model: self._fill_from(model, role))
+    def frozen(self, role: str) -> Decoder:
+        """A second model to compare with, such as a teacher or a reference. Its shape is its own, its parameters are in
+        the dtype of activations, and nothing in it learns. Raises Refused when it learned another vocabulary.
 
-    def _model(self, fill: Callable[[Decoder], None]) -> Decoder:
-        """Whole, or this process's part of it; the first process alone fills it, the others hear from it."""
+        Where models are cut over processes, so is this one: call its `hidden` before its `head` is read.
+        """
+        shape = export.read_config(export.folder_of_model(self.input(role)))
+        model, _ = self._model(shape, lambda model: self._fill_from(model, role), is_frozen=True)
+        self.frozen_models.append(model)
+        return model
+
+    def _model(
+        self, shape: ModelConfig, fill: Callable[[Decoder], None], is_frozen: bool = False
+    ) -> tuple[Decoder, Cut]:
+        """Whole, or this process's part of it; the first process alone fills it, the others hear from it: of one that
+        learns, as training begins."""
         dtype, device = self.machine.dtype(self.config), self.machine.device
+        with nullcontext() if self.parallel == "ddp" else torch.device("meta"):
+            model = Decoder(shape, dtype)
+        if is_frozen:
+            model.to(dtype).eval().requires_grad_(False)
         if self.parallel == "ddp":
-            model = Decoder(self.config.model, dtype)
             if self.ranks.is_first:
                 fill(model)
-            return model.to(device)
-        with torch.device("meta"):
-            model = Decoder(self.config.model, dtype)
-        self.cut = cut(model, self.parallel, self.ranks)  # before what takes long: groups are made with less patience
+            model.to(device)
+            if is_frozen:
+                self.ranks.spread(model.state_dict().values())
+            return model, WHOLE
+        # before what takes long: groups are made with less patience
+        part = cut(model, self.parallel, self.ranks, "hidden" if is_frozen else "through")
         model.to_empty(device=device)
         first: Mapping[str, Tensor] = {}
         if self.ranks.is_first:
-            whole = Decoder(self.config.model, dtype)
+            whole = Decoder(shape, dtype)
             fill(whole)
             first = whole.state_dict()
-        self.cut.deal(parts_of(model.state_dict()), first, self.ranks)
-        return model
+        part.deal(parts_of(model.state_dict()), first, self.ranks)
+        return model, part
 
     def _fill_from(self, model: Decoder, role: str) -> None:
-        if role == "init":
-            export.load(model, self.input(role))
+        folder = self.input(role)
+        if (folder / "config.json").is_file():  # somebody else's
+            export.load(model, folder)
             return
-        before = open_final(self.input(role))
+        before = open_final(folder)
         ours = {"tokenizer_sha256": self.tokenizer.sha256, "vocab": self.tokenizer.vocab_size}
         theirs = {name: before.manifest.get(name) for name in ours}
         if theirs != ours:
@@ -102,9 +129,12 @@ class PhaseRun:
         except RuntimeError as error:
             raise Refused(f"{self.config.phase} cannot go on from {self.making.inputs[role].name}: {error}") from None
 
-    def train(self, model: Decoder, batch: Batch, data: Data | None = None) -> tuple[Decoder, Checkpoint] | None:
+    def train(
+        self, model: Decoder, source: Source, objective: Objective | None = None
+    ) -> tuple[Decoder, Checkpoint] | None:
         """The model as it was trained, whole, and its last checkpoint; None on all processes but the first. See
-        `Training.run`."""
+        `Training.run`. objective: cross entropy unless given."""
+        objective = objective or CrossEntropy()
         facts = {
             "run": run_id(),
             "phase": self.config.phase,
@@ -115,13 +145,23 @@ class PhaseRun:
         peak = of_machine(self.machine) if self.ranks.is_first else None
         sample = None
         if self.ranks.is_first and self.cut.size == 1:  # a model that is cut answers only when all its processes ask
-            sample = Sampler(model, self.tokenizer, is_talk=self.config.mixture is not None)
+            sample = Sampler(model, self.tokenizer, is_talk=not self.config.reads_text)
         one = Training(
-            model, self.config, batch, self.checkpoints, facts, self.metrics, self.ranks, self.cut, data, peak, sample
+            model,
+            self.config,
+            source,
+            self.checkpoints,
+            facts,
+            self.metrics,
+            self.ranks,
+            self.cut,
+            objective,
+            peak,
+            sample,
         )
         with (
             kernels_in(self.checkpoints.folder / f".kernels-{self.ranks.rank}"),
-            equipped(model, self.config, self.machine),
+            equipped(model, self.config, self.machine, self.frozen_models),
         ):
             final = one.run()
         if final is None:
@@ -158,14 +198,12 @@ class PhaseRun:
 
 
 @contextmanager
-def phase_run(
-    config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks, before: str = ""
-) -> Iterator[PhaseRun]:
+def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> Iterator[PhaseRun]:
     """The run folder locked, the tokenizer read and compared with the model, the data with that of the other nodes.
 
-    before: the role of the model that this phase goes on from. Raises Refused, StoreError, DataError, PeerLost.
+    Raises Refused, StoreError, DataError, PeerLost.
     """
-    machine = prepare()
+    machine, before = prepare(), starts_from(config.phase, making.inputs)
     if config.adopted:
         config = replace(config, model=export.read_config(export.folder_of_model(open_input(making, before))))
     folder = open_input(making, "tokenizer")
@@ -183,7 +221,7 @@ def phase_run(
     with checkpoints.locked() if ranks.is_first else nullcontext():
         for leftover in checkpoints.folder.parent.glob(".trash-*"):
             shutil.rmtree(leftover, ignore_errors=True)  # a finished run of another phase may be removing it just now
-        yield PhaseRun(config, making, machine, checkpoints, folder, tokenizer, ranks, parallel)
+        yield PhaseRun(config, making, machine, checkpoints, folder, tokenizer, ranks, parallel, before)
 
 
 def checkpoint_folder(phase: str, making: Making, keeping: Keeping) -> Path:
@@ -237,7 +275,7 @@ def open_input(making: Making, role: str) -> Path:
 def data_digests(making: Making) -> dict[str, str]:
     """What every node has made for itself, by name; models of earlier phases are read by the first process alone."""
     store = Store(making.store)
-    inputs = [one for role, one in making.inputs.items() if role not in ("base", "mid", "init")]
+    inputs = [one for role, one in making.inputs.items() if role not in model_roles()]
     manifests = {one.name: store.manifest_of(one.name, one.fingerprint) for one in inputs}
     files = {name: [(file.path, file.sha256) for file in one.files] for name, one in manifests.items()}
     return {name: hashlib.sha256(repr(sorted(entries)).encode()).hexdigest()[:12] for name, entries in files.items()}

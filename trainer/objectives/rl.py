@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainer.model.decoder import IGNORED, Decoder
 from trainer.model.token_losses import logprobs_and_entropy
-from trainer.objectives.rl_config import RlConfig
+from trainer.records.rl_config import RlConfig
 
 Batch = Mapping[str, np.ndarray]
 

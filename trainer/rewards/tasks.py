@@ -6,7 +6,7 @@ where the answer tags are there, and numbers are compared as numbers (training o
 
 from collections.abc import Sequence
 
-from trainer.objectives.rl_config import RlConfig
+from trainer.records.rl_config import RlConfig
 from trainer.rewards import answers
 from trainer.rewards.code import Mbpp
 from trainer.rewards.math_answers import Math

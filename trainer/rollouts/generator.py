@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.model.decoder import Cache, Decoder, Positions
+from trainer.model.decoder import Cache, Decoder
 from trainer.model.losses import capped
-from trainer.model.rope import rotations
 from trainer.rollouts.sampling import Sampling, draw
 
 ROUND_TO = 16  # tokens: caches are looked at up to a multiple of it
@@ -178,13 +177,12 @@ class _Work:
             self._narrow()
 
     def _decode(self, chosen: Tensor) -> Tensor:
-        slots, config = self.slots, self.model.config
+        slots = self.slots
         reach = min(int(slots.at.max()) + 1, slots.keys.shape[3])
         slots.length = min(reach + -reach % ROUND_TO, slots.keys.shape[3])
-        cos, sin = rotations(slots.at[:, None], config, self.model.compute_dtype)
         seen = torch.arange(slots.length, device=chosen.device)
         mask = (seen[None] <= slots.at[:, None])[:, None, None]  # (B, 1, 1, S)
-        hidden = self.model.hidden(chosen[:, None], slots, at=Positions(cos, sin, mask))
+        hidden = self.model.hidden(chosen[:, None], slots, at=self.model.positions(slots.at[:, None], mask))
         slots.at = (slots.at + 1).clamp(max=slots.keys.shape[3] - 1)  # rows that rest stay inside
         return hidden[:, 0]
 

@@ -18,7 +18,7 @@ from data.chat import conversations
 from data.errors import InputError
 from data.tokens.tokenizer import BOS, END, Tokenizer
 from trainer.model.decoder import Decoder
-from trainer.objectives.rl_config import RlConfig, pass_at
+from trainer.records.rl_config import RlConfig, pass_at
 from trainer.rewards.reward import Judge, Reward, Said
 from trainer.rollouts.drawn import Drawn, uniform
 from trainer.rollouts.generator import Answers, answer_all

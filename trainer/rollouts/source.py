@@ -19,7 +19,7 @@ from trainer.config import PhaseConfig
 from trainer.model.decoder import IGNORED, Decoder
 from trainer.model.token_losses import token_logprobs
 from trainer.objectives.rl import advantages, as_rows, at_targets, has_signal, row_weights
-from trainer.objectives.rl_config import RlConfig, soft_overlong
+from trainer.records.rl_config import RlConfig, soft_overlong
 from trainer.parallel.process_group import Ranks
 from trainer.rewards.reward import Reward
 from trainer.rollouts.drawn import Drawn, Problems

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from data.config import ConfigError
-from trainer.config import in_bounds, newer, rounding
+from trainer.records.fields import in_bounds, newer, rounding
 
 LOSSES = ("dapo", "grpo", "dr_grpo", "gspo", "plain")
 ENGINES = ("embedded", "vllm")
