@@ -27,13 +27,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, is_causal: bool = True) -
     gave. is_causal: no query looks at a later key, and S = T; a mask says nothing else then.
     """
     grouped = q.shape[1] != k.shape[1]
-<<<<<<< HEAD
     if q.shape[2] == 1 and isinstance(mask, Tensor) and not q.is_cuda and not q.requires_grad:
         return of_one(q, k, v, mask)
-    if not q.is_cuda and q.requires_grad and q.shape[0] * q.shape[1] * q.shape[2] ** 2 <= SQUARES:
-=======
     if is_causal and not q.is_cuda and q.requires_grad and q.shape[0] * q.shape[1] * q.shape[2] ** 2 <= SQUARES:
->>>>>>> seams
         shared = q.shape[1] // k.shape[1]
         return InParts.apply(q, shared_by(k, shared), shared_by(v, shared), mask)
     if mask is None or isinstance(mask, Tensor):
