@@ -26,7 +26,8 @@ SAID_ALREADY = {"name": ("i am", "i'm", "my name is"), "maker": ("by", "made by"
 JOINERS = "\u200c\u200d"  # invisible, and part of how names are spelt in Persian and Hindi
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 PACKED = {".gz": "gzip", ".zst": "zstd"}
-TASKS = ("sort", "gsm8k", "math", "mbpp", "file")
+DEMONSTRATED = ("sort", "gsm8k", "mbpp")  # tasks of which there are conversations to learn from
+TASKS = ("sort", "gsm8k", "math", "mbpp")  # whose answers we can check
 FORMATS = ("txt", "jsonl", "parquet")
 
 
@@ -277,8 +278,8 @@ class ProblemsSpec:
     """Of local files: their content. Filled in by the plan."""
 
     def __post_init__(self) -> None:
-        if self.task not in TASKS:
-            raise ConfigError(f"task is {self.task!r}; known: {', '.join(TASKS)}")
+        if self.task not in (*TASKS, "file"):
+            raise ConfigError(f"task is {self.task!r}; known: {', '.join(TASKS)}, file")
         if self.task == "sort" and self.source or self.task == "file" and not self.source:
             raise ConfigError(f"task {self.task} with source {self.source!r}: sort makes its own, file needs one")
 

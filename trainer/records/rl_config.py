@@ -59,16 +59,21 @@ class RlConfig:
     """Steps between measurements on the problems that are watched; 0 = only at the end."""
     eval_problems: int = 64
     """So many of them."""
+    test_problems: int = 1024
+    """So many of those that are kept for the end."""
     samples_each: int = 8
     """Answers to each when it is measured: k of pass@k."""
     side_by_side: int = rounding(128)
     """Answers that are made at one time."""
+    shown: float = rounding(0.0)
+    """Share of sft's mixture that are demonstrations of the tasks, where sft and rl are asked for together: a model
+    that is never right has nothing to learn from. It is part of what sft is, not of rl."""
     unsafe_rewards: bool = newer(False)
     """Run the code of mbpp's answers although no jail can be had here."""
 
     def __post_init__(self) -> None:
-        in_bounds(self, "max_new num_iterations eval_problems samples_each side_by_side", 1)
-        in_bounds(self, "clip_low clip_high beta correction dynamic_sampling overlong eval_every top_k", 0)
+        in_bounds(self, "max_new num_iterations eval_problems test_problems samples_each side_by_side", 1)
+        in_bounds(self, "clip_low clip_high beta correction dynamic_sampling overlong eval_every top_k shown", 0)
         in_bounds(self, "temperature", 0, above=True)
         if self.group < 2:
             raise ConfigError(f"group is {self.group}; an answer is compared with others of its group: at least 2")

@@ -82,7 +82,7 @@ class Policy:
     def __init__(
         self, engine: Engine, tokenizer: Tokenizer, judges: Mapping[str, Judge], config: RlConfig, room: int
     ) -> None:
-        """room: tokens that a prompt and its answer have together."""
+        """room: tokens that a prompt and its answer have together at most."""
         self.engine, self.tokenizer, self.judges, self.config = engine, tokenizer, judges, config
         self.room = room - config.max_new
         self.sampling = Sampling(
@@ -116,7 +116,7 @@ class Policy:
     def measure(self, problems: Sequence[Drawn], k: int, seed: int) -> dict[str, float]:
         """Return `greedy`: the share answered rightly when the likeliest id is taken; `pass_at_1` and `pass_at_<k>` of
         k answers drawn as in training."""
-        greedy = self.round(problems, 1, Sampling(max_new=self.config.max_new, temperature=0), seed, MEASURED)
+        greedy = self.greedy(problems)
         drawn = self.round(problems, k, self.sampling, seed, MEASURED)
         right = np.array([one.is_right for one in drawn.rewards]).reshape(-1, k).sum(axis=1).tolist()
         return {
@@ -124,6 +124,10 @@ class Policy:
             "pass_at_1": float(np.mean([pass_at(1, one, k) for one in right])),
             f"pass_at_{k}": float(np.mean([pass_at(k, one, k) for one in right])),
         }
+
+    def greedy(self, problems: Sequence[Drawn]) -> Round:
+        """Return the likeliest answer to every problem."""
+        return self.round(problems, 1, Sampling(max_new=self.config.max_new, temperature=0), MEASURED)
 
     def _prompt(self, task: str, messages: Sequence[conversations.Message]) -> list[int]:
         ids = conversations.prompt(messages, self.tokenizer)

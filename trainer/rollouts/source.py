@@ -19,8 +19,9 @@ from trainer.config import PhaseConfig
 from trainer.model.decoder import IGNORED, Decoder
 from trainer.model.token_losses import token_logprobs
 from trainer.objectives.rl import advantages, as_rows, at_targets, has_signal, row_weights
-from trainer.records.rl_config import RlConfig, soft_overlong
+from trainer.objectives.source import Source
 from trainer.parallel.process_group import Ranks
+from trainer.records.rl_config import RlConfig, soft_overlong
 from trainer.rewards.reward import Reward
 from trainer.rollouts.drawn import Drawn, Problems
 from trainer.rollouts.policy import Embedded, Policy, Round
@@ -31,7 +32,7 @@ FEW, LONG = 0.05, 5  # groups with a signal, steps in a row: below and beyond, s
 Batch = dict[str, np.ndarray]
 
 
-class Rollouts:
+class Rollouts(Source):
     """The source of batches of the phase rl."""
 
     sees_model = True
@@ -44,14 +45,14 @@ class Rollouts:
         self.config, self.rl, self.policy, self.problems = config, rl, policy, problems
         self.watched, self.reference, self.ranks = watched, reference, ranks
         self.groups = config.rows // rl.group
-        self.figures: dict[str, float] = {}
+        self.told: dict[str, float] = {}
         self.quiet = 0  # steps in a row with hardly any signal
         self.held: tuple[int, Batch] | None = None  # of which step, where answers serve several updates
         self.handed_over: tuple[float, int] | None = None  # when, and how many tokens
 
-    def batch(self, step: int, model: Decoder) -> Batch:
-        """Return the rows of a step. Raises InputError, RewardError, PeerLost."""
-        now = time.perf_counter()
+    def batch(self, step: int, *models: Decoder) -> Batch:
+        """Return the rows of a step. Raises InputError, Refused, PeerLost."""
+        (model,), now = models, time.perf_counter()
         first = step // self.rl.num_iterations * self.rl.num_iterations
         figures = self._since(now)
         if self.held is None or self.held[0] != first:
@@ -63,9 +64,13 @@ class Rollouts:
             self.held = (first, made)
             figures |= of_answers
         batch = self.held[1]
-        self.figures = figures
+        self.told = figures
         self.handed_over = (time.perf_counter(), batch["ids"].size)
         return batch
+
+    def figures(self) -> dict[str, float]:
+        """Return what there is to tell of the answers of the last batch."""
+        return self.told
 
     def state(self) -> dict[str, Tensor]:
         """Return what a checkpoint keeps: how long it has been quiet, and answers that further updates need."""
