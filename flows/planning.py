@@ -26,6 +26,7 @@ from store import Artifact as StoredArtifact
 from store import Store, credentials
 from store.artifacts import references
 from trainer import plan as planning
+from trainer import rl_words
 from trainer.config import ImportSpec
 from trainer.records.phase_registry import PHASES, all_phases, checkpoint_folders
 
@@ -44,6 +45,12 @@ class Work:
     keep: int | None = None
     ckpt_prefix: str = ""
     mixture: str = ""
+    task: str = ""
+    problems: str = ""
+    reward: str = ""
+    """The file; its text goes into the plan, so that it is there wherever the work is done."""
+    rl: str = ""
+    unsafe_rewards: bool = False
     init: ImportSpec | None = None
     given: Mapping[str, str] = field(default_factory=dict)
     """Artifacts that were made elsewhere, by the name of what needs them."""
@@ -66,6 +73,9 @@ class Work:
             steps=self.steps,
             init=self.init,
             mixture=planning.parse_mixture(self.mixture),
+            tasks=rl_words.parse_tasks(self.task),
+            problems=self.problems,
+            rl=rl_words.parse_rl(self.rl, self.reward, self.unsafe_rewards),
             given=self.given,
             made=self.made,
             keeping={name: value for name, value in keeping.items() if value is not None},
@@ -130,7 +140,7 @@ def refuse_what_is_only_here(steps: tuple[Step, ...]) -> None:
     """Steps that read files of this machine run where those are. Raises UsageError."""
     for step in steps:
         source = step.config["spec"].get("source", "")
-        if step.words[-1] in ("talk", "import") and not source.startswith("hf://"):
+        if step.words[-1] in ("talk", "import", "problems") and source and not source.startswith("hf://"):
             raise UsageError(
                 f"{source} is on this machine, and the work would be done elsewhere; "
                 "put it into the store first: the same flags with inv train --prepare"

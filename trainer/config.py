@@ -324,5 +324,9 @@ class EvalSpec:
     """Of the persona; needed for `identity` and for leaks of it in `questions`."""
     tasks: tuple[str, ...] = ()
     """Files of questions, .jsonl: multiple choice or exact answers."""
+    problems: dict[str, str] = field(default_factory=dict)
+    """Tasks of reinforcement learning, and the folders of their problems."""
+    unsafe_rewards: bool = False
+    """Run the code of mbpp's answers although no jail can be had here."""
     as_text: bool = False
     """Put the questions of tasks as text to go on with, as a base model needs it; else as talk."""

@@ -58,6 +58,7 @@ from trainer.records.phase_registry import (
     phases_reading,
 )
 from trainer.reuse import Choice, Node, choices, needed
+from trainer.rl_words import with_rl
 
 ORDER = ("text", "tokenizer", INIT, "tokens", "base", "identity", "questions")  # then other talk, and other phases
 SILENT_S = 30 * 60.0
@@ -285,7 +286,7 @@ def problem_nodes(sources: Sequence[str], folder: str, taken: Collection[str]) -
     """By source, the steps that make problems: of a task of ours, or of a file. Raises UsageError, ConfigError."""
     found: dict[str, Node] = {}
     for source in dict.fromkeys(sources):
-        spec, name = ProblemsSpec(task=source), source
+        name = source
         if source not in TASKS:
             if "/" not in source and "." not in source:
                 near = difflib.get_close_matches(source, TASKS, 1)
@@ -298,6 +299,8 @@ def problem_nodes(sources: Sequence[str], folder: str, taken: Collection[str]) -
         elif folder and source != "sort":
             path = str(Path(folder).expanduser().absolute())
             spec = ProblemsSpec(task=source, source=path, source_fingerprint=source_fingerprint(path))
+        else:
+            spec = ProblemsSpec(task=source)
         found[source] = Node(name, f"problems/{name}", ("-m", "data", "problems"), "data/problems/make.py", spec)
     return found
 
@@ -342,8 +345,7 @@ def _phase(
         config = replace(config, seed=wanted.seed)
     if wanted.steps is not None:
         config = config.in_steps(wanted.steps)
-    if config.rl is not None and wanted.rl:
-        config = replace(config, rl=replace(config.rl, **wanted.rl))
+    config = with_rl(config, wanted.rl)
     entry = f"{PHASES[phase].module.replace('.', '/')}.py"
     return Node(phase, f"{PHASES[phase].folder}/{tag}", ("-m", "trainer", phase), entry, config, inputs)
 
@@ -376,6 +378,9 @@ def resolve(
     if wanted.mixture is not None and not {*wanted.phases} & {*phases_reading(TALK)}:
         of, rest = listed(phases_reading(TALK)), listed(phases_reading(TEXT))
         raise UsageError(f"--mixture is of conversations, for {of}; {rest} reads text: --source")
+    if (wanted.tasks or wanted.rl or wanted.problems) and not {*wanted.phases} & {*phases_reading(PROMPTS)}:
+        asked = "+".join((*wanted.phases, "rl"))
+        raise UsageError(f"--task, --problems, --reward and --rl are for the phase rl, as in --phase {asked}")
     nodes = recipe(wanted)
     held = {(kind_of(one.name), one.fingerprint): one.about for one in _held(inventory)}
     pointers = {name: one.fingerprint for name, one in inventory.artifacts.items() if not one.problem}

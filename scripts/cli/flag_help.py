@@ -21,6 +21,15 @@ MACHINE = {
     "volume": "id of a vendor's volume, which the pod gets: only machines that can have it",
 }  # what kind of machine is wanted
 
+RL = {
+    "task": "rl: what is learnt, instead of the profile's: sort, gsm8k, math, mbpp, a .jsonl of question and answer, "
+    "or weights such as sort=1,gsm8k=3",
+    "problems": "rl: folder with the files of gsm8k, math or mbpp, instead of the hub",
+    "reward": "rl: Python file with reward(question, answer, completion), instead of the task's own",
+    "rl": "rl: settings, comma-separated: loss=grpo,group=16,beta=0.04,max_new=512",
+    "unsafe-rewards": "rl: run the code of mbpp's answers although nothing here can lock it in",
+}  # how reinforcement learning goes
+
 MIXTURE = (
     "conversations of mid and sft and their weights, instead of the profile's: "
     "identity=0.3,talk.jsonl=0.5,hf://user/name/config:train[:1000]=0.2"

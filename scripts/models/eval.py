@@ -25,7 +25,7 @@ from scripts.models import lm_eval
 from store import Artifact, Store, outside
 from trainer.evaluation import intervals
 from trainer.evaluation.intervals import Interval
-from trainer.plan import load_persona, source_slug
+from trainer.plan import TASKS, load_persona, source_slug
 from trainer.records.phase_registry import PHASES
 
 FILE = "eval.json"
@@ -61,13 +61,16 @@ def eval(models, tag, source, persona, task, as_text, compare, json, **more):
         measures = lm_eval.measure(one.folder, one.name, **more)
         tell([one.name], [keep(settings, one, {"measures": measures})], json)
         return
-    tasks = [str(Path(one).expanduser().absolute()) for one in task]
-    material = held_out(settings, persona, is_needed=not tasks, of=models[0] if models else "", tag=tag)
+    learnt = [one for one in task if one in TASKS]
+    tasks = [str(Path(one).expanduser().absolute()) for one in task if one not in learnt]
+    material = held_out(settings, persona, is_needed=not task, of=models[0] if models else "", tag=tag)
     names, found = [], []
     subjects = chosen(settings, models, tag, material)
     for one, part in subjects:
         asked = tasks if models or one is subjects[-1][0] else []
         spec = {"model": str(one.folder), **part, "tasks": asked, "as_text": as_text or one.only_reads}
+        if learnt and (models or one is subjects[-1][0]):
+            spec["problems"] = {name: problems_of(settings, one, name) for name in learnt}
         said = run_step("eval", ("-m", "trainer", "eval"), {"spec": spec}, settings, json)
         names.append(one.name)
         found.append(said | keep(settings, one, said))
@@ -121,6 +124,24 @@ def held_out(settings: Settings, persona: str, is_needed: bool, of: str, tag: st
     elif "questions" in found:
         del spec["questions"]
     return spec
+
+
+def problems_of(settings: Settings, one: Subject, task: str) -> str:
+    """Return the folder of a task's problems: those that the model learnt from, else those that lie there.
+
+    Raises UsageError when there are none.
+    """
+    store = Store(settings.store)
+    found = store.check(f"problems/{task}")
+    artifact = store.find(one.name, one.fingerprint)
+    if not artifact.problem and task in (came_from := origins(store, artifact)):
+        found = came_from[task]
+    if found.problem:
+        raise UsageError(
+            f"{settings.store} has no problems of {task}; make them with: "
+            f"./inv train --phase sft+rl --task {task} --prepare"
+        )
+    return str(store.path(found.name, found.fingerprint))
 
 
 def origins(store: Store, artifact: Artifact) -> dict[str, Artifact]:

@@ -1,6 +1,6 @@
 """Models by hand. What these do stands in `local_model.py`."""
 
-from scripts.cli.flag_help import MIXTURE
+from scripts.cli.flag_help import MIXTURE, RL
 from scripts.cli.invoke_patch import command
 from trainer.records.phase_registry import phase_names
 
@@ -15,6 +15,7 @@ from trainer.records.phase_registry import phase_names
         "init": "go on from somebody else's model: a Hugging Face folder, or hf://user/repo[@revision]",
         "source": "pydocs, fineweb, or a path of .txt, .jsonl, .parquet",
         "mixture": MIXTURE,
+        **RL,
         "persona": "YAML file with name, maker, purpose",
         "seed": "of the training",
         "steps": "optimizer steps per phase instead of the profile's; the schedule is rescaled to them",
@@ -37,6 +38,11 @@ def train(
     init="",
     source="",
     mixture="",
+    task="",
+    problems="",
+    reward="",
+    rl="",
+    unsafe_rewards=False,
     persona="",
     seed: int | None = None,
     steps: int | None = None,
@@ -104,7 +110,8 @@ def chat(c, model="", tag="", prompt: str | None = None, temperature=0.0, max_to
         "tag": "name of the checkpoints in the store",
         "source": "whose held-out text and questions (default pydocs)",
         "persona": "YAML file with the name to look for (default: the one the conversations were made from)",
-        "task": ".jsonl of questions, multiple choice or with exact answers; repeatable",
+        "task": ".jsonl of questions, multiple choice or with exact answers, or a task of rl: sort, gsm8k, math, mbpp; "
+        "repeatable",
         "as-text": "put the questions of tasks as text to go on with, as base models are asked anyway",
         "compare": "two models, by what was measured of them before: differences with intervals",
         "lm-eval": "tasks of EleutherAI's harness, comma-separated, asked of a server of the model",

@@ -49,7 +49,8 @@ THEN = {"failed": "mend that, then launch again or ", NODE_LOST: "when its machi
 def launch(
     *, provider, profile, source, store, pool, host, nodes, ttl, spend_limit, idle_stop, run_name, detach, no_accept,
     wait, on_failure, with_missing, dry_run, json, yes, phase, packages, persona, seed, steps, tag,
-    save_every, keep, ckpt_prefix, init, mixture, remake, keep_made, **machine,
+    save_every, keep, ckpt_prefix, init, mixture, remake, keep_made, task, problems, reward, rl, unsafe_rewards,
+    **machine,
 ):  # fmt: skip
     settings = context.settings(provider=provider, profile=profile, source=source, store=store)
     name = check_name(run_name) if run_name else ""
@@ -64,7 +65,8 @@ def launch(
     work = Work(
         phase=phase, packages=packages, persona=persona, seed=seed, steps=steps, tag=tag, save_every=save_every,
         keep=keep, ckpt_prefix=ckpt_prefix, mixture=mixture, made=made_by_words(remake, keep_made),
-        with_missing=with_missing, init=init_model.look(init, settings) if init else None,
+        with_missing=with_missing, init=init_model.look(init, settings) if init else None, task=task,
+        problems=problems, reward=reward, rl=rl, unsafe_rewards=unsafe_rewards,
     )  # fmt: skip
     candidates = registry.candidates(settings)
     limits = limits_for(settings, candidates[0].is_rented, ttl, spend_limit, render.say, idle_stop)

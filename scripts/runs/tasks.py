@@ -1,6 +1,6 @@
 """Runs: launch them, watch them, read them, stop them, go on with them."""
 
-from scripts.cli.flag_help import MACHINE, MIXTURE
+from scripts.cli.flag_help import MACHINE, MIXTURE, RL
 from scripts.cli.invoke_patch import command
 from trainer.records.phase_registry import phase_names
 
@@ -18,6 +18,7 @@ from trainer.records.phase_registry import phase_names
         "source": "pydocs, fineweb, or a path of .txt, .jsonl, .parquet",
         "init": "go on from somebody else's model: a Hugging Face folder, or hf://user/repo[@revision]",
         "mixture": MIXTURE,
+        **RL,
         "packages": "pydocs: installed packages to read too, comma-separated",
         "persona": "YAML file with name, maker, purpose",
         "seed": "of the training",
@@ -54,7 +55,8 @@ def launch(
     min_download_mbps=0, use_spot=False, max_price="", network="", volume="", nodes: int | None = None, ttl="",
     spend_limit="", idle_stop="", wait=False, on_failure="", with_missing=False, run_name="", detach=False,
     no_accept=False, dry_run=False, yes=False, json=False, save_every: int | None = None, keep: int | None = None,
-    ckpt_prefix="", init="", mixture="", remake=False, keep_made=False,
+    ckpt_prefix="", init="", mixture="", remake=False, keep_made=False, task="", problems="", reward="", rl="",
+    unsafe_rewards=False,
 ):  # fmt: skip
     """Train one or more phases, with all they need, to the end.
 

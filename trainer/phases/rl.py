@@ -3,7 +3,7 @@
 In: the chat model of the phase before, problems whose answers can be checked. Out: the same model, right more often.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def learnt(phase: PhaseRun, mixture: Mapping[str, float], judges: Mapping[str, J
 class Shown:
     """The same few problems again and again, for people to read, with what the answers are worth."""
 
-    def __init__(self, policy: Policy, engine: Embedded, model: Decoder, asked: list[Drawn]) -> None:
+    def __init__(self, policy: Policy, engine: Embedded, model: Decoder, asked: Sequence[Drawn]) -> None:
         self.policy, self.engine, self.model, self.asked = policy, engine, model, asked
 
     def __call__(self) -> list[dict[str, str]]:
