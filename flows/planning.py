@@ -26,8 +26,8 @@ from store import Artifact as StoredArtifact
 from store import Store, credentials
 from store.artifacts import references
 from trainer import plan as planning
-from trainer import rl_words
 from trainer.config import ImportSpec
+from trainer.records import rl_words
 from trainer.records.phase_registry import PHASES, all_phases, checkpoint_folders
 
 

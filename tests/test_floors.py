@@ -30,7 +30,6 @@ PLAN = (
     "trainer.records",
     "trainer.recipes",
     "trainer.reuse",
-    "trainer.rl_words",
     "trainer.fingerprints",
     "trainer.sweeps",
 )

@@ -58,7 +58,6 @@ from trainer.records.phase_registry import (
     phases_reading,
 )
 from trainer.reuse import Choice, Node, choices, needed
-from trainer.rl_words import with_rl
 
 ORDER = ("text", "tokenizer", INIT, "tokens", "base", "identity", "questions")  # then other talk, and other phases
 SILENT_S = 30 * 60.0
@@ -348,6 +347,16 @@ def _phase(
     config = with_rl(config, wanted.rl)
     entry = f"{PHASES[phase].module.replace('.', '/')}.py"
     return Node(phase, f"{PHASES[phase].folder}/{tag}", ("-m", "trainer", phase), entry, config, inputs)
+
+
+def with_rl(config: PhaseConfig, changes: Mapping[str, Any]) -> PhaseConfig:
+    """Return the phase with other settings of `rl`; rows come out even in groups of another size, as many as do."""
+    if config.rl is None or not changes:
+        return config
+    group = changes.get("group", config.rl.group)
+    rows = max(1, config.rows // max(1, group)) * group
+    rl = replace(config.rl, **changes)
+    return replace(config, rl=rl, rows=rows, micro_rows=math.gcd(rows, config.micro_rows))
 
 
 def resolve(

@@ -2,13 +2,11 @@
 
 import difflib
 import math
-from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from data.config import ConfigError
-from trainer.config import PhaseConfig
 from trainer.records.rl_config import RlConfig
 
 
@@ -63,13 +61,3 @@ def _as_kind(value: str, kind: type) -> Any:
             raise ValueError(value)
         return value.lower() == "true"
     return kind(value)
-
-
-def with_rl(config: PhaseConfig, changes: Mapping[str, Any]) -> PhaseConfig:
-    """Return the phase with other settings of `rl`; rows come out even in groups of another size, as many as do."""
-    if config.rl is None or not changes:
-        return config
-    group = changes.get("group", config.rl.group)
-    rows = max(1, config.rows // max(1, group)) * group
-    rl = replace(config.rl, **changes)
-    return replace(config, rl=rl, rows=rows, micro_rows=math.gcd(rows, config.micro_rows))
