@@ -18,7 +18,7 @@ from typing import Any
 from data.single_writer import PARENT
 
 ROOT = Path(__file__).parents[2]
-START_S = 60.0  # until it says that it is ready: sympy is imported first
+START_S = 120.0  # until it says that it is ready: sympy is imported first, on machines that are busy
 
 
 class NoAnswer(Exception):
