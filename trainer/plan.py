@@ -104,8 +104,6 @@ def parse_phases(words: str) -> tuple[str, ...]:
         return all_phases()
     asked = words.split("+")
     for word in asked:
-        if word == "rl" and word not in PHASES:
-            raise UsageError(f"phase rl is planned but cannot be trained yet; known today: {phase_names()}, all")
         if word not in PHASES:
             near = difflib.get_close_matches(word, PHASES if "+" in words else (*PHASES, "all"), 1)
             hint = f"did you mean {near[0]!r}? " if near else ""

@@ -37,6 +37,15 @@ CHEATS = (
     "import atexit, os\natexit.register(lambda: os._exit(0))\ndef add(a, b): return None",
     "def add(a, b):\n    import inspect\n    return inspect.stack()[1].frame.f_locals['asked']['nonce']",
 )
+THREAD = """
+import threading
+def f():
+    said = []
+    one = threading.Thread(target=said.append, args=(1,))
+    one.start()
+    one.join()
+    return said
+"""
 HOSTILE = {
     "a file": "def f(): return open('/etc/passwd').read()",
     "its starter's keys": "import os\ndef f(): return open(f'/proc/{os.getppid()}/environ').read()",
@@ -102,11 +111,6 @@ def test_code_in_the_jail_reaches_nothing_and_passes_only_by_being_right():
         assert found.value is None and found.error, what
     (found,) = jail.run("def f():\n    while True: pass", ["f()"], [], jail.kind())
     assert found.value is None
-    (thread,) = jail.run(
-        "import threading\ndef f():\n    said = []\n    one = threading.Thread(target=said.append, args=(1,))\n    one.start()\n    one.join()\n    return said",
-        ["f()"],
-        [],
-        jail.kind(),
-    )
+    (thread,) = jail.run(THREAD, ["f()"], [], jail.kind())
     assert thread.value == "[1]"
     judge.close()
