@@ -30,7 +30,7 @@ FOLDER = Path(__file__).parents[1] / "curves"
 TOLERANCE = 1e-4  # relative, of each loss
 LEAST = 0.01  # the loss of rl is about nothing, now above and now below
 STEPS = 24
-RL = RlConfig(group=8, max_new=12, eval_every=0, test_problems=2, samples_each=2)
+RL = RlConfig(group=8, max_new=12, overlong=10, eval_every=0, test_problems=2, samples_each=2)
 MIXTURE = {"identity": 0.5, "pydocs": 0.3, "other": 0.2}
 
 
