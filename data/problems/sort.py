@@ -11,8 +11,8 @@ from random import Random
 from data.chat.phrasing import talk
 from data.problems.problem import Problem
 
-LENGTHS = (4, 8)  # digits of a question, both included
-TRAIN, VAL, TEST, SHOWN = 4096, 128, 1024, 1024
+LENGTHS = (3, 5)  # digits of a question, both included
+TRAIN, VAL, TEST, SHOWN = 4096, 128, 1024, 4096
 
 
 def problems(seed: int) -> tuple[list[Problem], list[Problem], list[Problem]]:
