@@ -26,30 +26,22 @@ def test_where_rl_is_asked_for_sft_is_shown_its_task_and_is_else_what_it_was():
 def test_a_task_of_rl_is_a_name_a_file_or_several_and_its_settings_are_checked(tmp_path):
     mine = tmp_path / "mine.jsonl"
     mine.write_text('{"question": "1 + 1", "answer": "2"}\n')
-    nodes = recipe(("rl",), tasks={"gsm8k": 3.0, str(mine): 1.0}, problems=str(tmp_path), rl={"group": 6, "beta": 0.1})
+    nodes = recipe(("rl",), tasks={"gsm8k": 3.0, str(mine): 1.0}, problems=str(tmp_path), rl={"beta": 0.1})
     assert nodes["rl"].spec.mixture == {"gsm8k": 3.0, "mine": 1.0} and nodes["rl"].inputs["mine"] == "mine"
     assert nodes["mine"].spec.task == "file" and nodes["gsm8k"].spec.source == str(tmp_path)
     config = nodes["rl"].spec
-    assert (config.rl.group, config.rl.beta, config.rows, config.num_frozen) == (6, 0.1, 6, 1)
+    assert (config.rl.beta, config.num_frozen) == (0.1, 1)
     assert nodes["sft"].spec.mixture["gsm8k"] == config.rl.shown  # of a file there are no demonstrations
     with pytest.raises(UsageError, match="did you mean 'sort'"):
         recipe(("rl",), tasks={"sorts": 1.0})
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [("grup=3", "did you mean 'group'"), ("group=x", "group is such as 8"), ("beta", "expected SETTING=VALUE")],
-)
-def test_settings_of_rl_that_are_none_are_refused(words, told):
-    with pytest.raises(ConfigError, match=told):
-        rl_words.parse_rl(words, "", False)
-
-
-def test_settings_of_rl_are_read_by_their_kind(tmp_path):
+def test_words_about_rl_are_read_and_a_reward_travels_as_text(tmp_path):
     (tmp_path / "r.py").write_text("def reward(question, answer, completion):\n    return 1\n")
-    found = rl_words.parse_rl("loss=grpo, mask_truncated=true,beta=0.1", str(tmp_path / "r.py"), True)
-    reward = (tmp_path / "r.py").read_text()
-    assert found == {"loss": "grpo", "mask_truncated": True, "beta": 0.1, "unsafe_rewards": True, "reward": reward}
+    found = rl_words.parse_reward(str(tmp_path / "r.py"), True)
+    assert found == {"unsafe_rewards": True, "reward": (tmp_path / "r.py").read_text()}
     assert rl_words.parse_tasks("sort=1,gsm8k=3") == {"sort": 1.0, "gsm8k": 3.0} and rl_words.parse_tasks("") is None
     with pytest.raises(ConfigError, match="No such file"):
-        rl_words.parse_rl("", str(tmp_path / "none.py"), False)
+        rl_words.parse_reward(str(tmp_path / "none.py"), False)
+    with pytest.raises(ConfigError, match="expected a task"):
+        rl_words.parse_tasks("sort=much")
