@@ -77,7 +77,7 @@ PUBLISHED = {
 
 
 def problems(spec: ProblemsSpec) -> Parts:
-    """Raises InputError for rows of another kind, DataError where the hub cannot be reached."""
+    """Return the three parts. Raise InputError for rows of another kind, DataError where the hub cannot be reached."""
     one = PUBLISHED[spec.task]
     found = [list(_rows(spec, one, part)) for part in one.parts]
     if one.held_out:
