@@ -76,7 +76,7 @@ def smoke() -> Profile:
         micro_rows=66,
         sequence_len=64,
         mixture={"sort": 1.0},
-        rl=RlConfig(max_new=14, shown=0.25, side_by_side=264),
+        rl=RlConfig(max_new=14, shown=0.12, side_by_side=264),
     )
     phases = {"base": base, "mid": mid, "sft": sft, "rl": rl}
     return Profile(name="smoke", vocab_size=4096, phases=phases, keeping=Keeping(save_every=40))
