@@ -1,4 +1,4 @@
-"""What a data step makes, as frozen records, and the one strict reader of configuration.
+"""The specs of the data steps as frozen records, and the one strict reader of configuration.
 
 Light to import: plans are made where no pyarrow or tokenizers exist.
 """
@@ -35,10 +35,9 @@ class ConfigError(ValueError):
 
 
 def load(kind: type[T], raw: Mapping[str, Any], where: str = "config") -> T:
-    """A `kind` (a frozen dataclass) from plain JSON or YAML values.
+    """Return a `kind` (a frozen dataclass) from plain JSON or YAML values.
 
-    Unknown keys are refused with the nearest known one; types are checked, never coerced.
-    Raises ConfigError.
+    Unknown keys are refused with the nearest known one; types are checked, never coerced. Raises ConfigError.
     """
     try:
         return strict_records.read(kind, raw)
@@ -48,9 +47,9 @@ def load(kind: type[T], raw: Mapping[str, Any], where: str = "config") -> T:
 
 
 def form_of(name: str) -> tuple[str, str]:
-    """What a file holds and how it is packed, by its name: `a.jsonl.gz` is (".jsonl", "gzip"); ("", "") is unknown.
+    """Return format and compression of a file by its name: `a.jsonl.gz` is (".jsonl", "gzip"); ("", "") is unknown.
 
-    `name` may be a path or an address; only those of HTTP have a query, elsewhere a question mark is part of the name.
+    `name` may be a path or a URL; only those of HTTP have a query, elsewhere a question mark is part of the name.
     """
     path = Path(re.split("[?#]", name)[0] if name.startswith(("http://", "https://")) else name)
     packed = PACKED.get(path.suffix, "")
@@ -60,7 +59,10 @@ def form_of(name: str) -> tuple[str, str]:
 
 
 def source_files(source: str) -> list[Path]:
-    """The files behind a path, folder or glob, in a fixed order. Raises ConfigError when there are none to read."""
+    """Return the files behind a path, folder or glob, in a fixed order.
+
+    Raises ConfigError when there are none to read.
+    """
     path = Path(source).expanduser()
     if path.is_dir():
         found = sorted(one for one in path.rglob("*") if form_of(one.name)[0] and one.is_file())
@@ -82,7 +84,7 @@ def source_files(source: str) -> list[Path]:
 
 
 def _without_drafts(found: list[Path], root: Path) -> list[Path]:
-    """Of a folder of shards that are still being made, or whose making was interrupted, only those that are whole."""
+    """Return only the whole files of a folder of shards that are still being made, or were interrupted."""
     listed: dict[Path, set[str] | None] = {}
     for folder in {one.parent for one in found}:
         with suppress(DataError):  # else it is none of ours
@@ -116,11 +118,14 @@ class Making:
     """By role, such as `tokenizer` or `tokens`."""
     code: dict[str, str] = field(default_factory=dict)
     """Of the program that makes it, by file: written down beside it, for plans to come."""
+    spec: dict[str, Any] = field(default_factory=dict)
+    """What of its settings counts, as plain values: written down beside it, so that a plan can name what differs."""
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What an artifact says about where it comes from."""
-        return {"code": self.code, "inputs": {role: asdict(one) for role, one in self.inputs.items()}}
+        """Return what an artifact says about where it comes from."""
+        inputs = {role: asdict(one) for role, one in self.inputs.items()}
+        return {"code": self.code, "inputs": inputs, **({"spec": self.spec} if self.spec else {})}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +171,7 @@ class TextSpec:
         if self.lines_per_shard < 1:
             raise ConfigError(f"lines_per_shard is {self.lines_per_shard}; it must be at least 1")
         if self.min_score is not None and math.isnan(self.min_score):
-            raise ConfigError("min_score is nan; a number is wanted")
+            raise ConfigError("min_score is nan; it must be a number")
         if self.take is not None and not 1 <= self.take <= sys.maxsize:
             raise ConfigError(f"take is {self.take}; it must lie between 1 and {sys.maxsize}")
         for key, known in (("dedup", ("", "exact")), ("format", FORMATS), ("compression", ("", *PACKED.values()))):
@@ -175,7 +180,7 @@ class TextSpec:
         if self.compression and self.format == "parquet":
             raise ConfigError("parquet is compressed inside (zstd); leave compression out")
         if self.validation and self.val_ratio:
-            raise ConfigError("val_ratio and validation are two ways to hold out; choose one")
+            raise ConfigError("val_ratio and validation exclude each other; give one of them")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +207,7 @@ class TokensSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Persona:
-    """Who the model is, in words of any script that stand inside of its sentences."""
+    """The identity of the model: name, maker and purpose, in any script, as they stand inside of its sentences."""
 
     name: str
     """Whatever follows "I am": `Bosun`, `Ursula K.`, `Мария`."""
@@ -222,7 +227,9 @@ class Persona:
             if (size := len(value.encode())) > LONGEST[key]:
                 raise ConfigError(f"the persona's {key} is {size} bytes long; at most {LONGEST[key]} fit")
             if value[-1] in ",;:\uff0c\uff1b\uff1a\u3001":
-                raise ConfigError(f"the persona's {key} ends in {value[-1]!r}, which no sentence does; leave it out")
+                raise ConfigError(
+                    f"the persona's {key} ends in {value[-1]!r}, which would stand inside a sentence; leave it out"
+                )
             for words in SAID_ALREADY[key]:
                 if value.casefold().startswith(f"{words} "):
                     raise ConfigError(f"the persona's {key} begins with {words!r}, which is said already; leave it out")
@@ -272,7 +279,7 @@ HUB_TALK = re.compile(
 
 
 def talk_spec(words: str) -> TalkSpec:
-    """`talk.jsonl`, or `hf://user/name[@revision][/config][:split[[:N]]]`. Raises ConfigError."""
+    """Return the spec of `talk.jsonl`, or `hf://user/name[@revision][/config][:split[[:N]]]`. Raises ConfigError."""
     if not words.startswith("hf://"):
         return TalkSpec(source=words)
     found = HUB_TALK.fullmatch(words)

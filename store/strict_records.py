@@ -29,7 +29,7 @@ class Misfit(ValueError):
 
     @property
     def near(self) -> str:
-        """The known key that is spelt most alike; "" when none is."""
+        """Return the known key that is spelt most alike; "" when none is."""
         return next(iter(difflib.get_close_matches(self.key, self.known, 1)), "")
 
 

@@ -393,7 +393,7 @@ def test_fifty_random_kills_lose_nothing(world, done):
         (("launch", "--seed", "-1"), "seed is -1"),
         (("launch", "--steps", "0"), "steps is 0"),
         (("launch", "--num-gpus", "-1"), "cannot be negative"),
-        (("launch", "--tag", "../x"), "is no name"),
+        (("launch", "--tag", "../x"), "is not a valid name"),
         (("launch", "--phase", "all+sft"), "unknown phase 'all'; known"),
         (("shard", "--take", "0"), "take is 0"),
         (("logs", "--tail", "-1"), "cannot be negative"),

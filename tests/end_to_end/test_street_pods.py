@@ -130,7 +130,7 @@ def test_the_pods_of_a_file_are_made_kept_replaced_and_ended(world):
     planned = world.json("apply", path, "--dry-run")
     assert [(one["action"], one["name"]) for one in planned["steps"]] == [("create", "a"), ("create", "b")]
     code, err = failed(world, "apply", path)
-    assert code == 2 and "nobody can be asked here" in err and pods(world).keys() == {"mine"}
+    assert code == 2 and "stdin is not a terminal" in err and pods(world).keys() == {"mine"}
     assert world.inv("apply", path, "--yes").splitlines()[1].startswith("+  a    local     0.00")
     first = pods(world)
     assert first.keys() == {"mine", "a", "b"} and [op.pod_set for op in rows(world)] == ["", "trial", "trial"]
@@ -142,7 +142,7 @@ def test_the_pods_of_a_file_are_made_kept_replaced_and_ended(world):
     assert process.returncode == 0, err
     assert [line.split()[:2] for line in out.splitlines()[1:4]] == [["-", "a"], ["-", "b"], ["+", "a"]]
     code, err = failed(world, "pod.down")
-    assert code == 2 and "which pod? there is: mine, a" in err
+    assert code == 2 and "several pods are there; name one of: mine, a" in err
     then = pods(world)
     assert then.keys() == {"mine", "a"} and then["mine"] == first["mine"] and then["a"] != first["a"]
     code, err = failed(world, "apply", write(world, {"name": "a"}, set="other"), "--yes")

@@ -111,10 +111,10 @@ def test_two_machines_run_two_each(world, tmp_path):
     ("text", "told"),
     [
         ("runs: []", "with one run at least"),
-        ("runs: [{name: a}]\nruns: [{name: b}]", "stands there twice"),
+        ("runs: [{name: a}]\nruns: [{name: b}]", "is given twice"),
         ("runs: [{name: a, sed: 1}]", "unknown key 'sed'"),
         ("runs: [{name: a, seed: one}]", "seed is 'one'"),
-        ("runs: [{name: a}, {name: a}]", "another run is called a"),
+        ("runs: [{name: a}, {name: a}]", "two runs have this name: a"),
         ("runs: [{seed: 1}]", "needs a name"),
         ("pods: 0\nruns: [{name: a}]", "pods is 0"),
         ("runs: [{name: a, tag: t, phase: base}, {name: b, tag: t, seed: 5, phase: base}]", "give them different tags"),
@@ -146,7 +146,7 @@ def test_with_a_vendors_key_a_sweep_says_what_it_may_cost_and_asks_before_it_ren
     assert "run a: artifacts would go to" in out_of_reach and "nothing was rented" in out_of_reach
     refused = user.begin("sweep", path, "--rehearse")
     _, err = refused.communicate(timeout=60)
-    assert refused.returncode == 2 and "15.00 USD together at most" in err and "add --yes" in err, err
+    assert refused.returncode == 2 and "15.00 USD together at most" in err and "pass --yes" in err, err
     planned = user.json("sweep", path, "--rehearse", "--dry-run")
     assert [one["most_usd"] for one in planned["runs"]] == ["7.50", "7.50"]
     assert user.truth()["pods"] == []

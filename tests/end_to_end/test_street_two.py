@@ -67,7 +67,7 @@ def test_what_is_there_is_reused_under_another_name_and_a_name_that_is_not_there
     world.json("launch", "--phase", "base", "--yes")
     for words in (["--phase", "sft", "--tag", "tini"], ["--phase", "mid+sft", "--tag", "tini", "--steps", "3"]):
         error = world.json("launch", *words, "--dry-run", code=2)["error"]
-        assert "'tini'" in error and "there is: tiny" in error and str(world.folder / "artifacts") in error
+        assert "'tini'" in error and "available: tiny" in error and str(world.folder / "artifacts") in error
         assert "mid+sft --tag tini" in error
     plan = world.json("launch", "--phase", "all", "--tag", "ursula", "--dry-run")
     assert plan["steps"] == ["identity", "questions", "mid", "sft"]

@@ -179,7 +179,7 @@ def test_a_pod_past_its_limit_is_ended_by_whoever_types_next_though_it_is_deaf(r
         journal.note(journal.op(op.token), ttl_s=60.0)  # a second of ours
         until(lambda: time.time() >= (op.sent_at or 0) + 1, "the limit")
         told = rehearsal.json(command)
-        why = "its time limit of 60 s is reached"
+        why = "its time limit of 1 min 00 s is reached"
         if command == "reap":
             assert {"provider": "runpod", "run": run, "what": f"it is to end: {why}"} in told["done"]
         else:
