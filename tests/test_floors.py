@@ -54,12 +54,15 @@ TABLE = (
 ORDER = {
     "infra": ("agent", "transport", "market", "machines", "providers", "selection", "ledger", "runs"),
     "infra.rehearsal": ("vendors",),
-    "data": ("text", "shards", "tokens", "chat", "report", "engines"),
+    "data": ("text", "shards", "tokens", "chat", "problems", "report", "engines"),
     "trainer": (
         "records",
+        "profiles",
         "model",
         "objectives",
         "parallel",
+        "rewards",
+        "rollouts",
         "checkpoints",
         "reporting",
         "engines",

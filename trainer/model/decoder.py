@@ -39,6 +39,13 @@ class Cache:
         zeros = torch.zeros(shape, dtype=dtype, device=starts.device)
         return Cache(zeros, torch.zeros_like(zeros), starts)
 
+    def put(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Add k and v (B, KV, T, D) of new tokens; return those of all tokens, (B, KV, S, D)."""
+        end = self.length + k.shape[2]
+        self.keys[layer, :, :, self.length : end] = k
+        self.values[layer, :, :, self.length : end] = v
+        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+
 
 class Linear(nn.Linear):
     """Without bias; computes in the dtype of its input, or in 8 bits."""
@@ -137,10 +144,7 @@ class Attention(nn.Module):
         rows, length, _ = x.shape
         q, k, v = self.projected(x, at)
         if cache is not None:
-            end = cache.length + length
-            cache.keys[layer, :, :, cache.length : end] = k
-            cache.values[layer, :, :, cache.length : end] = v
-            k, v = cache.keys[layer, :, :, :end], cache.values[layer, :, :, :end]
+            k, v = cache.put(layer, k, v)
         y = attend(q, k, v, at.mask, at.is_causal)  # (B, H, T, D)
         y = y.transpose(1, 2).reshape(rows, length, -1)
         return self.o_proj(self.attn_sub_norm(y) if self.has_sub_norm else y)
