@@ -57,6 +57,7 @@ ORDER = {
     "data": ("text", "shards", "tokens", "chat", "problems", "report", "engines"),
     "trainer": (
         "records",
+        "profiles",
         "model",
         "objectives",
         "parallel",
@@ -64,6 +65,7 @@ ORDER = {
         "rollouts",
         "checkpoints",
         "reporting",
+        "engines",
         "evaluation",
         "phases",
     ),

@@ -77,6 +77,9 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--model", type=Path, required=True, help="an artifact or a Hugging Face folder")
     one.add_argument("--out", type=Path, required=True)
     one.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    one.add_argument(
+        "--packed", action="store_true", help="of a ternary model: four numbers to a byte, as transformers packs"
+    )
     return top
 
 
@@ -132,9 +135,10 @@ def sigterm_raises() -> Iterator[None]:
 
 
 def talk(flags: argparse.Namespace) -> None:
-    from trainer.chat import Talk, converse, tell
+    from trainer.chat import open_talk
+    from trainer.engines.conversation import converse, tell
 
-    one = Talk(flags.model, flags.temperature, flags.top_k, flags.max_tokens, flags.seed)
+    one = open_talk(flags.model, flags.temperature, flags.top_k, flags.max_tokens, flags.seed)
     try:
         if flags.prompt is None:
             converse(one)
@@ -165,9 +169,10 @@ def evaluate(flags: argparse.Namespace) -> None:
 def write_folder(flags: argparse.Namespace) -> None:
     import torch
 
-    from trainer.model import export
+    from trainer.model import export, packed
 
-    export.copy(flags.model, flags.out, getattr(torch, flags.dtype))
+    write = packed.write if flags.packed else export.copy
+    write(flags.model, flags.out, getattr(torch, flags.dtype))
 
 
 def read_config(path: Path, known: set[str]) -> Mapping[str, Any]:

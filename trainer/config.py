@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from data.config import ConfigError
+from trainer.records.bits import BitsConfig
 from trainer.records.fields import in_bounds, newer, rounding, what_counts
 from trainer.records.phase_registry import PHASES, PROMPTS, TALK, TEXT, listed, phases_reading
 from trainer.records.rl_config import RlConfig
@@ -46,6 +47,17 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ternary:
+    """How the matrices inside the blocks are rounded to -1, 0 and 1 times a scale."""
+
+    per_row: bool = False
+    """One scale for each output instead of one for the matrix."""
+    haar: bool = False
+    """Sums and differences of neighbouring weights are rounded, each kind with a scale of its own. No engine but ours
+    computes with such a matrix in 1.58 bits."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """A Llama- or Qwen3-shaped decoder, in Hugging Face terms."""
 
@@ -66,6 +78,10 @@ class ModelConfig:
     logit_softcap: float = 0.0
     """Logits become c * tanh(logits / c), here and in our own sampling; 0 = as they are. Llama and Qwen3 elsewhere know
     nothing of it: the likeliest word stays the same, the probabilities do not."""
+    sub_norm: bool = newer(False)
+    """RMSNorms in front of `o_proj` and `down_proj`, as BitNet has them (SubLN)."""
+    ternary: Ternary | None = newer(None)
+    """Matrices of 1.58 bits inside the blocks, activations of 8; None = both in full precision."""
 
     def __post_init__(self) -> None:
         in_bounds(self, "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads", 1)
@@ -78,12 +94,41 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ConfigError(f"head_dim is {self.head_dim}; RoPE needs an even one")
+        if self.ternary and self.ternary.haar and (self.hidden_size % 2 or self.intermediate_size % 2):
+            sides = f"hidden_size {self.hidden_size} and intermediate_size {self.intermediate_size}"
+            raise ConfigError(f"Haar bands join pairs of neighbours; {sides} must both be even")
+
+    def rounded_like(self, other: "ModelConfig") -> "ModelConfig":
+        """Return the same shape in 1.58 bits, as `other` is."""
+        return replace(self, ternary=other.ternary, sub_norm=self.sub_norm or other.sub_norm)
+
+    def gguf_problem(self, kind: str = "tq2_0") -> str:
+        """Return why llama.cpp cannot compute with a model of this shape whose matrices are of such a GGUF type; ""
+        when it can. Source: llama.cpp's graphs of `llama`, `qwen3` and `bitnet`."""
+        square = self.num_attention_heads * self.head_dim
+        if kind == "tq2_0" and self.ternary is None:
+            return "its matrices are not ternary; take f16, bf16 or q8_0"
+        if self.ternary and self.ternary.haar and kind == "tq2_0":
+            return "Haar bands are ternary in another basis, which it does not know"
+        if self.sub_norm and (self.qk_norm or square != self.hidden_size or not self.tie_word_embeddings):
+            return (
+                "with SubLN it knows tied models without norms on queries and keys, heads together as wide as the model"
+            )
+        if self.rope_scaling or self.logit_softcap:
+            return "stretched positions and capped logits are not written"
+        least = {"tq2_0": 256, "q8_0": 32}.get(kind, 1)
+        sides = {"hidden_size": self.hidden_size, "intermediate_size": self.intermediate_size, "all heads": square}
+        if odd := {name: -(-size // least) * least for name, size in sides.items() if size % least}:
+            near = ", ".join(f"{name} {sides[name]} (nearest: {size})" for name, size in odd.items())
+            return f"rows must be multiples of {least} numbers: {near}"
+        return ""
 
     @property
     def num_params(self) -> int:
         d, f, hd = self.hidden_size, self.intermediate_size, self.head_dim
         attention = 2 * d * hd * (self.num_attention_heads + self.num_key_value_heads)
         block = attention + 3 * d * f + 2 * d + (2 * hd if self.qk_norm else 0)
+        block += hd * self.num_attention_heads + f if self.sub_norm else 0
         embeddings = self.vocab_size * d * (1 if self.tie_word_embeddings else 2)
         return self.num_hidden_layers * block + d + embeddings
 
@@ -195,9 +240,13 @@ class PhaseConfig:
     turns: int = newer(1)
     """Chat phases: so many of our own questions and answers follow one another in a sequence, as far as they fit into
     `sequence_len`, and no more than `rows`. A conversation of yours has one to itself."""
+    bits: BitsConfig | None = newer(None)
+    """The stages of 1.58 bits: how a ternary model is rounded, and what it learns from its teacher."""
 
     def __post_init__(self) -> None:
-        in_bounds(self, "steps rows micro_rows sequence_len turns", 1)
+        in_bounds(self, "rows micro_rows sequence_len turns", 1)
+        in_bounds(self, "steps", 1 if self.trains else 0)
+        self._check_bits()
         if self.rows % self.micro_rows:
             raise ConfigError(f"micro_rows {self.micro_rows} does not divide rows {self.rows}")
         if self.packing not in ("windows", "best-fit"):
@@ -227,15 +276,40 @@ class PhaseConfig:
         if odd := sorted(kind for kind, weight in (self.mixture or {}).items() if not 0 < weight < math.inf):
             raise ConfigError(f"mixture: {', '.join(odd)}: a weight must be above 0; leave out what is not wanted")
 
+    def _check_bits(self) -> None:
+        model, bits = self.model, self.bits
+        if not self.trains and self.steps:
+            raise ConfigError(f"steps is {self.steps}; {self.phase} changes a model without training it: steps is 0")
+        if self.dtype == "float8" and model.ternary:
+            raise ConfigError("dtype is float8; matrices of 1.58 bits are multiplied in bfloat16 or float32")
+        if (bits or not self.trains) and not model.ternary:
+            raise ConfigError(f"{self.phase} is for a model of 1.58 bits; its model says no `ternary`")
+        if bits is None:
+            return
+        if bits.has_teacher and not self.num_frozen:
+            parts = "divergence, layers and relations"
+            raise ConfigError(f"{self.phase} has no teacher; {parts} of its bits are 0")
+        heads = (model.num_attention_heads, model.num_key_value_heads, model.head_dim, model.num_hidden_layers)
+        if problem := bits.problem(*heads):
+            raise ConfigError(f"{self.phase}: {problem}")
+
     def digest(self) -> str:
         """sha256 over what counts; a checkpoint carries it."""
         return hashlib.sha256(json.dumps(what_counts(self), sort_keys=True).encode()).hexdigest()
 
     def in_steps(self, steps: int) -> "PhaseConfig":
-        """The same in another number of steps; the warm-up is rescaled with them, the decay is a share anyway."""
+        """The same in another number of steps; the warm-ups are rescaled with them, the decay is a share anyway."""
+        if not self.trains:
+            return self
         warmup = self.schedule.warmup_steps
         scaled = max(1, round(warmup * steps / self.steps)) if warmup else 0
-        return replace(self, steps=steps, schedule=replace(self.schedule, warmup_steps=scaled))
+        bits = self.bits.in_steps(steps / self.steps) if self.bits else None
+        return replace(self, steps=steps, schedule=replace(self.schedule, warmup_steps=scaled), bits=bits)
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is training; else the model is changed and saved."""
+        return self.phase not in PHASES or PHASES[self.phase].trains
 
     @property
     def reads_text(self) -> bool:

@@ -64,13 +64,15 @@ def estimate(config: PhaseConfig, device: str = "cuda", parts: int = 1) -> Memor
 
     # Two norms with what goes in and comes out; q, k, v and the answer; gate, up, silu(gate) and their product.
     block = 4 * d + (q + kv if model.qk_norm else 0) + 2 * q + 2 * kv + 4 * f
+    if model.ternary:  # what each matrix multiplies is kept as it was rounded
+        block += 3 * d + q + (f if model.sub_norm else 0)
     # Attention's sums and the norms' are float32, one number per head or token.
     small = 4 * (model.num_attention_heads * (3 if model.qk_norm else 1) + 2)
     per_token = width * block + small
     blocks = model.num_hidden_layers
     kept = blocks * d * width + per_token if config.recompute else blocks * per_token
     ends = 3 * d * width  # embedded, normed for the head, and the gradient of that
-    copies = 0 if width == 4 else width * in_blocks  # each matrix as it was multiplied
+    copies = 0 if width == 4 and not model.ternary else width * in_blocks  # each matrix as it was multiplied
     if config.recompute:
         copies //= model.num_hidden_layers
 

@@ -107,7 +107,8 @@ def parse_phases(words: str) -> tuple[str, ...]:
     """`sft`, `base+mid` or `all` as phases in the order in which they run. Raises UsageError."""
     if words == "all":
         return all_phases()
-    asked = words.split("+")
+    aliases = {one.alias: name for name, one in PHASES.items() if one.alias}
+    asked = [aliases.get(word, word) for word in words.split("+")]
     for word in asked:
         if word not in PHASES:
             near = difflib.get_close_matches(word, PHASES if "+" in words else (*PHASES, "all"), 1)
@@ -433,7 +434,7 @@ def resolve(
     spread = [ways_of(phase, request) for phase in phases]
     most = max((min(found.values()) for found in spread), default=0)
     notes = phase_options.differences(wanted.options, profile_named(wanted.profile).phases)
-    notes += rescaled(profile, phases) + _about_init(wanted.init if "init" in due else None)
+    notes += rescaled(profile, phases) + _about_init(wanted.init if "init" in due else None) + about_bits(phases)
     notes += tuple(
         f"{phase.phase}: {said}" for phase, found in zip(phases, spread, strict=True) if (said := told(found))
     )
@@ -472,6 +473,15 @@ def rescaled(profile: Profile, phases: Sequence[PhaseConfig]) -> tuple[str, ...]
             warm = f", warm-up {warmup} of {whole.schedule.warmup_steps}" if warmup and not phase.adopted else ""
             changes.append(f"{phase.phase} {phase.steps} of {whole.steps} steps{warm}")
     return (f"the schedule is rescaled: {'; '.join(changes)}",) if changes else ()
+
+
+def about_bits(phases: Sequence[PhaseConfig]) -> tuple[str, ...]:
+    """What a ternary model of that shape cannot become, before anything is trained."""
+    found = dict.fromkeys(phase.model for phase in phases if phase.model.ternary)
+    said = [problem for model in found if (problem := model.gguf_problem())]
+    return tuple(
+        f"a GGUF file cannot be made of this model ({one}); it runs in our own engine: inv chat" for one in said
+    )
 
 
 def _about_init(init: ImportSpec | None) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from data.config import ConfigError, load
 from trainer.config import Keeping, ModelConfig, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig
+from trainer.profiles import bits
 from trainer.records.phase_options import changed
 from trainer.records.rl_config import RlConfig
 
@@ -82,6 +83,14 @@ def smoke() -> Profile:
     return Profile(name="smoke", vocab_size=4096, phases=phases, keeping=Keeping(save_every=40))
 
 
+def smoke_bits() -> Profile:
+    """smoke's size in a shape that stays whole in 1.58 bits, down to a GGUF file, and the stages that lead there."""
+    whole = smoke()
+    model = replace(whole.phases["base"].model, intermediate_size=768, qk_norm=False)
+    phases = {name: replace(phase, model=model) for name, phase in whole.phases.items()}
+    return replace(whole, name="smoke_bits", phases={**phases, **bits.small_stages(phases["base"], phases["sft"])})
+
+
 def tiny() -> Profile:
     """Everything that smoke does, in seconds and without a use: for tests and rehearsals."""
     whole = smoke()
@@ -137,19 +146,21 @@ def smollm2_135m() -> Profile:
         max_position_embeddings=8192,
         rope_theta=1e5,
     )
-    return cosine("smollm2_135m", model, lr=1e-3, tokens_per_param=20, rows=256, micro_rows=16)
+    return bits.with_stages(cosine("smollm2_135m", model, lr=1e-3, tokens_per_param=20, rows=256, micro_rows=16))
 
 
 def qwen3_0_6b() -> Profile:
     """Qwen3-0.6B's shape."""
     model = qwen3(1024, layers=28, heads=16, inner=3072)
-    return cosine("qwen3_0_6b", model, lr=6e-4, tokens_per_param=20, rows=256, micro_rows=8)
+    return bits.with_stages(cosine("qwen3_0_6b", model, lr=6e-4, tokens_per_param=20, rows=256, micro_rows=8))
 
 
 def qwen3_4b() -> Profile:
     """Qwen3-4B's shape, whose heads together are wider than the model: for a GPU of more than 80 GB."""
     model = qwen3(2560, layers=36, heads=32, inner=9728)
-    return cosine("qwen3_4b", model, lr=2e-4, tokens_per_param=20, rows=256, micro_rows=1, recompute=True)
+    return bits.with_stages(
+        cosine("qwen3_4b", model, lr=2e-4, tokens_per_param=20, rows=256, micro_rows=1, recompute=True)
+    )
 
 
 def d12() -> Profile:
@@ -266,11 +277,12 @@ def on_policy(sft: PhaseConfig, optimizer: OptimizerConfig) -> PhaseConfig:
 def fine_tuned(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
     """A chat phase for a model that somebody else has trained: AdamW alone, at a rate that does not undo it.
 
-    About that of published recipes for instruction tuning at these sizes (1e-4 at a width of 1024).
+    About that of published recipes for instruction tuning at these sizes (1e-4 at a width of 1024). Of the stages of
+    1.58 bits it takes the ternary shape.
     """
     return replace(
         phase,
-        model=model,
+        model=model if phase.model.ternary is None else model.rounded_like(phase.model),
         optimizer=OptimizerConfig(lr=1e-4 * 1024 / max(model.hidden_size, 256), weight_decay=0.01),
         schedule=ScheduleConfig(warmup_steps=max(1, phase.steps // 30), decay=1.0),
         sequence_len=min(phase.sequence_len, model.max_position_embeddings),
@@ -348,7 +360,7 @@ def dial_shape(depth: int) -> ModelConfig:
 PROFILES = {
     one.__name__: one
     for one in (
-        *(smoke, tiny, m3_medium, runpod_1b, runpod_2b, runpod_4b),
+        *(smoke, smoke_bits, tiny, m3_medium, runpod_1b, runpod_2b, runpod_4b),
         *(d12, d20, d26, d32, smollm2_135m, qwen3_0_6b, qwen3_4b),
     )
 }
@@ -362,7 +374,8 @@ def is_file(name: str) -> bool:
 def from_file(path: Path) -> Profile:
     """The profile that a YAML file names under `profile`, changed by its `name`, `model`, `phases` and `keeping`.
 
-    `model` is the shape of all phases. Raises ConfigError for what no profile has.
+    `model` is the shape of all phases; where there are stages of 1.58 bits, `ternary` and `sub_norm` in it are theirs
+    alone. Raises ConfigError for what no profile has.
     """
     import yaml
 
@@ -385,7 +398,10 @@ def from_file(path: Path) -> Profile:
         raise ConfigError(f"profile {path}: phases are {', '.join(whole.phases)}, each with what is different")
     shape = raw.get("model") or {}
     values = asdict(whole)
+    has_stages = any(config["bits"] for config in values["phases"].values())
     for phase, config in values["phases"].items():
+        is_whole = has_stages and config["model"]["ternary"] is None  # a phase before the model is a ternary one
+        of_phase = {key: value for key, value in shape.items() if not is_whole or key not in ("ternary", "sub_norm")}
         asked = phases.get(phase) or {}
         if not isinstance(asked, Mapping):
             raise ConfigError(f"profile {path}: {phase} is {asked!r}; what is different in it stands there, by name")
@@ -393,7 +409,7 @@ def from_file(path: Path) -> Profile:
             raise ConfigError(f"profile {path}: the shape stands under `model`, once for all phases")
         if fixed := [one for one in ("phase", "adopted") if asked.get(one, config[one]) != config[one]]:
             raise ConfigError(f"profile {path}: '{fixed[0]}' of phase {phase} cannot be set in a profile file")
-        values["phases"][phase] = changed(changed(config, {"model": shape}), asked)
+        values["phases"][phase] = changed(changed(config, {"model": of_phase}), asked)
     values |= {"name": name, "vocab_size": values["phases"]["base"]["model"]["vocab_size"]}
     values["keeping"] = changed(values["keeping"], raw.get("keeping") or {})
     return load(Profile, values, f"profile {path}")

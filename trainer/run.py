@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ from trainer.reporting.metrics import last_loss
 from trainer.reporting.peak_flops import of_machine
 from trainer.reporting.samples import Sampler
 from trainer.speed import equipped, kernels_in
+
+PUBLISHED = ("metrics.jsonl", "samples.jsonl")  # of a run's files, beside its checkpoint
 
 
 @dataclass
@@ -139,13 +141,6 @@ class PhaseRun:
         """The model as it was trained, whole, and its last checkpoint; None on all processes but the first. See
         `Training.run`. objective: cross entropy unless given; sample: what the model is asked for the report."""
         objective = objective or CrossEntropy()
-        facts = {
-            "run": run_id(),
-            "phase": self.config.phase,
-            "tokenizer_sha256": self.tokenizer.sha256,
-            "vocab": self.tokenizer.vocab_size,
-            "inputs_hash": inputs_digest(self.making),
-        }
         peak = of_machine(self.machine) if self.ranks.is_first else None
         if not self.ranks.is_first or self.cut.size > 1:  # a model that is cut answers only when all its processes ask
             sample = None
@@ -156,7 +151,7 @@ class PhaseRun:
             self.config,
             source,
             self.checkpoints,
-            facts,
+            self._facts(),
             self.metrics,
             self.ranks,
             self.cut,
@@ -177,11 +172,51 @@ class PhaseRun:
             model.to(self.machine.device)
         return model, final
 
+    def converted(self) -> tuple[Decoder, Checkpoint] | None:
+        """The model of the phase before in the shape of this one, and its checkpoint, of step 0; None on all processes
+        but the first. What that shape has beside the weights that are there are gains of norms, which begin at one.
+
+        Raises Refused when the shapes differ in anything else.
+        """
+        if not self.ranks.is_first:
+            return None
+        given, wanted = export.read_config(export.folder_of_model(self.input(self.before))), self.config.model
+        if given.rounded_like(wanted) != wanted or given.ternary:
+            raise Refused(
+                f"{self.config.phase} cannot go on from {self.making.inputs[self.before].name}: its shape is {given}"
+            )
+        before, model = Decoder(given), Decoder(wanted, self.machine.dtype(self.config))
+        self._fill_from(before, self.before)
+        gains = {name: one for name, one in model.state_dict().items() if one.dim() == 1}
+        model.load_state_dict({**gains, **before.state_dict()})
+        facts = {
+            **self._facts(),
+            "config": asdict(self.config),
+            "config_hash": self.config.digest(),
+            "data_cursor": {"step": 0},
+            "metrics": {},
+            "model_type": "Decoder",
+        }
+        for name in PUBLISHED:
+            self.metrics.mkdir(parents=True, exist_ok=True)
+            (self.metrics / name).write_text("")
+        return model.to(self.machine.device), self.checkpoints.save(0, {"model": model.state_dict()}, facts)
+
+    def _facts(self) -> dict[str, Any]:
+        """What every checkpoint of this run says."""
+        return {
+            "run": run_id(),
+            "phase": self.config.phase,
+            "tokenizer_sha256": self.tokenizer.sha256,
+            "vocab": self.tokenizer.vocab_size,
+            "inputs_hash": inputs_digest(self.making),
+        }
+
     def publish(self, model: Decoder, final: Checkpoint, about: dict[str, Any]) -> dict[str, Any]:
         """Put the artifact into the store, then drop this run's checkpoints; all that is known of it."""
         about = {
             **about,
-            "train_loss": last_loss(self.metrics / "metrics.jsonl"),
+            **({"train_loss": last_loss(self.metrics / "metrics.jsonl")} if self.config.trains else {}),
             "phase": self.config.phase,
             "steps": self.config.steps,
             "params": self.config.model.num_params,
@@ -191,7 +226,7 @@ class PhaseRun:
         draft = self.checkpoints.folder / ".draft"
         shutil.rmtree(draft, ignore_errors=True)
         shutil.copytree(final.folder, draft / final.folder.name, copy_function=os.link)
-        for name in ("metrics.jsonl", "samples.jsonl"):
+        for name in PUBLISHED:
             shutil.copyfile(self.metrics / name, draft / name)
         export.write(draft / "hf", self.config.model, model.state_dict(), self.tokenizer_folder)
         if wrong := vocabulary.problem(lambda name: (draft / "hf" / name).read_bytes(), about):
@@ -210,7 +245,10 @@ def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Rank
     """
     machine, before = prepare(), starts_from(config.phase, making.inputs)
     if config.adopted:
-        config = replace(config, model=export.read_config(export.folder_of_model(open_input(making, before))))
+        found = export.read_config(export.folder_of_model(open_input(making, before)))
+        if not config.trains:
+            found = found.rounded_like(config.model)
+        config = replace(config, model=found)
     folder = open_input(making, "tokenizer")
     tokenizer = tokenizers.load(folder)
     ids, known = config.model.vocab_size, tokenizer.vocab_size

@@ -17,9 +17,9 @@ from scripts.cli import render, steps_text
 from store import Store
 
 
-def python(settings: Settings) -> Path:
-    """The interpreter that has torch; built first when it is not there."""
-    return train_env.interpreter(ROOT, settings.environments, render.say)
+def python(settings: Settings, name: str = "train") -> Path:
+    """The interpreter of an environment; that of `train` has torch. It is built first when it is not there."""
+    return train_env.interpreter(ROOT, settings.environments, render.say, name)
 
 
 def run(

@@ -27,10 +27,10 @@ from store import Artifact, Store, outside
 from trainer.evaluation import intervals
 from trainer.evaluation.intervals import Interval
 from trainer.plan import TASKS, load_persona, source_slug
-from trainer.records.phase_registry import PHASES
+from trainer.records.phase_registry import PHASES, TEXT
 
 FILE = "eval.json"
-BASE = PHASES["base"].folder
+READERS = {one.folder for one in PHASES.values() if one.reads == TEXT}
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Subject:
 
     @property
     def only_reads(self) -> bool:
-        """A base model, which goes on with texts and does not talk."""
-        return self.name.split("/")[0] == BASE
+        """Whether it goes on with texts and does not talk, as a base model."""
+        return self.name.split("/")[0] in READERS
 
 
 def eval(spec: EvalFlags) -> None:

@@ -42,6 +42,7 @@ class ChatFlags:
     endpoint: str = flag(
         "", "a service (inv serve.status) or an address instead of a model; its key: SLIPWAY_ENDPOINT_KEY"
     )
+    engine: str = flag("torch", "torch, or llama.cpp, which needs neither a GPU nor torch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +73,10 @@ class ExportFlags:
         "", f"{phase_names()}, the name of an artifact, or a folder (default: the last phase there is)", word=True
     )
     tag: str = flag("", "name of the checkpoints in the store")
-    out: str = flag("", "folder to write", unit="FOLDER")
+    out: str = flag("", "folder to write; of --bits gguf a file", unit="FOLDER")
     dtype: str = flag("float32", "float32 or bfloat16")
+    bits: str = flag("", "of a ternary model: gguf for llama.cpp, hf for transformers with 2 bits per weight")
+    gguf_type: str = flag("tq2_0", "of the matrices in a GGUF file: tq2_0, q8_0, f16, bf16, f32")
 
 
 @dataclass(frozen=True, kw_only=True)

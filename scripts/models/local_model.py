@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flows import memory_check
-from flows.find_model import model_folder
+from flows.find_model import find_model, model_folder
 from flows.planning import Work, plan_for
 from flows.run_leases import foreground, move_names
 from infra.agent.job import Limits
@@ -19,6 +19,8 @@ from scripts.cli.invoke_patch import print_json
 from scripts.cli.local_step import run as run_step
 from scripts.models.flags import ChatFlags, ExportFlags, TrainFlags
 from trainer.records.phase_registry import PHASES
+
+ENGINES = ("torch", "llama.cpp")
 
 
 def train(spec: TrainFlags) -> None:
@@ -61,15 +63,22 @@ def chat(spec: ChatFlags) -> None:
         raise UsageError(f"--max-tokens is {spec.max_tokens}; it must be at least 1")
     if not 0 <= spec.temperature < math.inf:
         raise UsageError(f"--temperature is {spec.temperature}; it must be a number from 0 up")
+    if spec.engine not in ENGINES:
+        raise UsageError(f"--engine is {spec.engine!r}; known: {', '.join(ENGINES)}")
     settings = context.settings()
     if spec.endpoint:
         from scripts.services import endpoint_chat
 
         endpoint_chat.hold(spec.endpoint, settings, spec.model, spec.prompt, spec.temperature, spec.max_tokens)
         return
-    folder = model_folder(settings, spec.model, spec.tag, render.say)
-    python = local_step.python(settings)
-    said = ["-m", "trainer", "chat", "--model", str(folder), "--temperature", str(spec.temperature)]
+    found, folder = find_model(settings, spec.model, spec.tag, render.say)
+    if spec.engine == "torch":
+        python, said = local_step.python(settings), ["-m", "trainer", "chat"]
+    else:
+        named = f"{found.name}-{found.fingerprint}" if found else f"folders/{folder.name}-{folder.stat().st_mtime_ns}"
+        gguf = ROOT / "var" / "work" / "gguf" / f"{named}.gguf"
+        python, said = local_step.python(settings, "llama-cpp"), ["-m", "trainer.engines", "chat", "--gguf", str(gguf)]
+    said += ["--model", str(folder), "--temperature", str(spec.temperature)]
     said += ["--max-tokens", str(spec.max_tokens), *(["--prompt", spec.prompt] if spec.prompt else [])]
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     train_env.exec_interactive(said, root=ROOT, python=python)
@@ -77,24 +86,21 @@ def chat(spec: ChatFlags) -> None:
 
 def export(spec: ExportFlags) -> None:
     if not spec.out:
-        raise UsageError("--out DIR is missing: the folder that the model goes to")
+        raise UsageError("--out is missing: the folder that the model goes to, or the file of --bits gguf")
     if spec.dtype not in ("float32", "bfloat16"):
         raise UsageError(f"--dtype is {spec.dtype!r}; known: float32, bfloat16")
+    if spec.bits not in ("", "gguf", "hf"):
+        raise UsageError(f"--bits is {spec.bits!r}; known: gguf, hf")
     settings = context.settings()
-    folder = model_folder(settings, spec.model, spec.tag, render.say)
-    said = (
-        "-m",
-        "trainer",
-        "export",
-        "--model",
-        str(folder),
-        "--out",
-        str(Path(spec.out).absolute()),
-        "--dtype",
-        spec.dtype,
-    )
+    folder, to = model_folder(settings, spec.model, spec.tag, render.say), Path(spec.out).absolute()
+    group, said = "train", ["-m", "trainer", "export", "--dtype", spec.dtype]
+    if spec.bits == "gguf":
+        group, said = "llama-cpp", ["-m", "trainer.engines", "export", "--type", spec.gguf_type]
+    elif spec.bits == "hf":
+        said.append("--packed")
     from infra import train_env
 
-    for _ in train_env.run(said, None, root=ROOT, python=local_step.python(settings)):
+    said += ["--model", str(folder), "--out", str(to)]
+    for _ in train_env.run(said, None, root=ROOT, python=local_step.python(settings, group)):
         pass
-    print(Path(spec.out).absolute())
+    print(to)

@@ -56,7 +56,7 @@ def eval(c, spec):
     example="inv export sft --out model",
 )
 def export(c, spec):
-    """Write a Hugging Face folder that transformers and vLLM load."""
+    """Write a model as a Hugging Face folder, or as a GGUF file."""
 
 
 @command("scripts.models.ckpt", "scripts.models.flags:CkptListFlags", name="list", world="", example="inv ckpt.list")

@@ -90,9 +90,9 @@ class World:
         path = self.root / f"{work}-records.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def wait_for_step(self, step: int, process: subprocess.Popen[str], work: str = "work") -> None:
+    def wait_for_step(self, step: int, process: subprocess.Popen[str], work: str = "work", phase: str = "base") -> None:
         """Until the metrics say that so many steps are done."""
-        path = self.work(work) / "runs" / "base" / "metrics.jsonl"
+        path = self.work(work) / "runs" / phase / "metrics.jsonl"
         deadline = time.monotonic() + WAIT_S
         while not path.exists() or path.read_text().count("\n") < step:
             assert process.poll() is None, process.communicate()

@@ -17,6 +17,7 @@ from torch import Tensor
 from data.chat import conversations as chat
 from data.events import emit
 from data.tokens.tokenizer import BOS, END, Tokenizer
+from trainer.engines.conversation import room_of
 from trainer.model.decoder import IGNORED, Decoder
 from trainer.model.generate import generate
 from trainer.model.losses import capped
@@ -93,8 +94,7 @@ def answers(
 
 def room_for(model: Decoder, max_new: int) -> int:
     """How many ids a prompt may have, so that an answer fits behind it: half of the positions at least."""
-    most = model.config.max_position_embeddings
-    return most - min(max_new, most // 2)
+    return room_of(model.config.max_position_embeddings, max_new)
 
 
 def says(name: str, answer: str) -> bool:

@@ -19,6 +19,7 @@ from trainer.model import float8
 from trainer.model.attention import attend, documents_mask, positions_in
 from trainer.model.losses import Shape, SummedCrossEntropy, capped
 from trainer.model.rope import rotations
+from trainer.model.ternary import TernaryLinear
 
 IGNORED = -1
 
@@ -58,6 +59,11 @@ class Linear(nn.Linear):
         if self.in_float8 and x.requires_grad and float8.fits(x.numel() // x.shape[-1]):
             return float8.linear(x, self.weight)
         return F.linear(x, self.weight.to(x.dtype))
+
+
+def matrix(config: ModelConfig, inputs: int, outputs: int) -> nn.Linear:
+    """One of the matrices inside a block, as the config has them."""
+    return Linear(inputs, outputs) if config.ternary is None else TernaryLinear(inputs, outputs, config.ternary)
 
 
 class RMSNorm(nn.Module):
@@ -116,34 +122,47 @@ class Attention(nn.Module):
         super().__init__()
         d, self.head_dim = config.hidden_size, config.head_dim
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.q_proj = Linear(d, self.heads * self.head_dim)
-        self.k_proj = Linear(d, self.kv_heads * self.head_dim)
-        self.v_proj = Linear(d, self.kv_heads * self.head_dim)
-        self.o_proj = Linear(self.heads * self.head_dim, d)
+        self.q_proj = matrix(config, d, self.heads * self.head_dim)
+        self.k_proj = matrix(config, d, self.kv_heads * self.head_dim)
+        self.v_proj = matrix(config, d, self.kv_heads * self.head_dim)
+        self.o_proj = matrix(config, self.heads * self.head_dim, d)
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        if config.sub_norm:
+            self.attn_sub_norm = RMSNorm(self.heads * self.head_dim, config.rms_norm_eps)
+        self.has_sub_norm = config.sub_norm
 
-    def forward(self, x: Tensor, at: Positions, cache: Cache | None, layer: int) -> Tensor:
+    def projected(self, x: Tensor, at: Positions) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, H, T, D), keys and values (B, KV, T, D), rotated, of normed x (B, T, d)."""
         rows, length, _ = x.shape
         q = self.q_norm(self.q_proj(x).view(rows, length, self.heads, self.head_dim)).transpose(1, 2)
         k = self.k_norm(self.k_proj(x).view(rows, length, self.kv_heads, self.head_dim)).transpose(1, 2)
         v = self.v_proj(x).view(rows, length, self.kv_heads, self.head_dim).transpose(1, 2)
-        q, k = rotate(q, at), rotate(k, at)  # (B, H, T, D), (B, KV, T, D)
+        return rotate(q, at), rotate(k, at), v
+
+    def forward(self, x: Tensor, at: Positions, cache: Cache | None, layer: int) -> Tensor:
+        rows, length, _ = x.shape
+        q, k, v = self.projected(x, at)
         if cache is not None:
             k, v = cache.put(layer, k, v)
         y = attend(q, k, v, at.mask, at.is_causal)  # (B, H, T, D)
-        return self.o_proj(y.transpose(1, 2).reshape(rows, length, -1))
+        y = y.transpose(1, 2).reshape(rows, length, -1)
+        return self.o_proj(self.attn_sub_norm(y) if self.has_sub_norm else y)
 
 
 class MLP(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_proj = Linear(config.hidden_size, config.intermediate_size)
-        self.up_proj = Linear(config.hidden_size, config.intermediate_size)
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size)
+        self.gate_proj = matrix(config, config.hidden_size, config.intermediate_size)
+        self.up_proj = matrix(config, config.hidden_size, config.intermediate_size)
+        self.down_proj = matrix(config, config.intermediate_size, config.hidden_size)
+        if config.sub_norm:
+            self.ffn_sub_norm = RMSNorm(config.intermediate_size, config.rms_norm_eps)
+        self.has_sub_norm = config.sub_norm
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        y = F.silu(self.gate_proj(x)) * self.up_proj(x)
+        return self.down_proj(self.ffn_sub_norm(y) if self.has_sub_norm else y)
 
 
 class Block(nn.Module):
@@ -153,6 +172,10 @@ class Block(nn.Module):
         self.self_attn = Attention(config)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
+
+    def projected(self, x: Tensor, at: Positions) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values that its attention makes of x (B, T, d): see `Attention.projected`."""
+        return self.self_attn.projected(self.input_layernorm(x), at)
 
     def forward(self, x: Tensor, at: Positions, cache: Cache | None, layer: int) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), at, cache, layer)

@@ -33,12 +33,19 @@ def write(
     weights: Mapping[str, Tensor],
     tokenizer: Path,
     dtype: torch.dtype = torch.float32,
+    is_packed: bool = False,
 ) -> None:
-    """Make `folder`, which must not exist; `tokenizer` is a folder whose files go along. Raises Refused."""
+    """Make `folder`, which must not exist; `tokenizer` is a folder whose files go along. Raises Refused.
+
+    is_packed: ternary matrices are what they were rounded to, see `packed`; else they are the masters.
+    """
     special = tokenizers.load(tokenizer).special
     bos, eos = special(tokenizers.BOS), [special(tokenizers.END), special(tokenizers.BOS)]
     folder.mkdir(parents=True)
-    _write_json(folder / "config.json", written(config, str(dtype).removeprefix("torch."), bos, eos))
+    said = written(config, str(dtype).removeprefix("torch."), bos, eos)
+    if is_packed:
+        said["quantization_config"]["quantization_mode"] = "offline"
+    _write_json(folder / "config.json", said)
     generation = {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": eos[0], "do_sample": False}
     _write_json(folder / "generation_config.json", generation)
     for name in TOKENIZER_FILES:
@@ -52,21 +59,25 @@ def write_weights(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtyp
     shards: list[dict[str, Tensor]] = []
     size = total = 0
     for name, one in weights.items():
-        num_bytes = one.numel() * dtype.itemsize
+        num_bytes = one.numel() * (dtype if one.is_floating_point() else one.dtype).itemsize
         if not shards or size + num_bytes > most:
             shards.append({})
             size = 0
         shards[-1][name] = one
         size, total = size + num_bytes, total + num_bytes
     if len(shards) == 1:
-        tensor_file.write(folder / WEIGHTS, {name: one.to(dtype) for name, one in shards[0].items()})
+        tensor_file.write(folder / WEIGHTS, {name: _in(dtype, one) for name, one in shards[0].items()})
         return
     files = {}
     for number, shard in enumerate(shards, 1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        tensor_file.write(folder / file, {name: one.to(dtype) for name, one in shard.items()})
+        tensor_file.write(folder / file, {name: _in(dtype, one) for name, one in shard.items()})
         files |= dict.fromkeys(shard, file)
     _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": files})
+
+
+def _in(dtype: torch.dtype, one: Tensor) -> Tensor:
+    return one.to(dtype) if one.is_floating_point() else one
 
 
 def read_config(folder: Path) -> ModelConfig:

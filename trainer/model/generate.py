@@ -1,10 +1,10 @@
-"""Tokens out of a model: batched, with a KV cache, greedy or sampled; and text out of tokens as they come.
+"""Tokens out of a model: batched, with a KV cache, greedy or sampled.
 
 In: prompts as ids. Out: ids, step by step. Padding is on the left, and attention never sees it, so a row of a batch
 says what it would say alone.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -65,19 +65,3 @@ def generate(
         if not going:
             break
     return answers
-
-
-def as_text(tokens: Iterable[int], decode: Callable[[list[int]], str]) -> Iterator[str]:
-    """Text as it becomes whole: ids whose bytes end inside a character wait for the next ones.
-
-    A character that never becomes whole is left out at the end.
-    """
-    waiting: list[int] = []
-    for token in tokens:
-        waiting.append(token)
-        text = decode(waiting)
-        if text and not text.endswith("\ufffd"):
-            yield text
-            waiting = []
-    if waiting:
-        yield decode(waiting).rstrip("\ufffd")

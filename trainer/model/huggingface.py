@@ -4,15 +4,17 @@ In: the content of a config.json. Out: a `ModelConfig`, or ConfigError where our
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
 from data.config import ConfigError
 from store.artifacts.model_files import Stored
 from store.outside import shown
-from trainer.config import ModelConfig, RopeScaling
+from trainer.config import ModelConfig, RopeScaling, Ternary
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "bitnet": "BitNetForCausalLM"}
+OURS, OUR_ARCHITECTURE = "slipway", "SlipwayForCausalLM"  # shapes that are nobody else's
 SHAPE = (
     "vocab_size",
     "hidden_size",
@@ -36,6 +38,7 @@ MOST = {  # of what any decoder has, some powers of two above it: a config of so
     "original_max_position_embeddings": 1 << 30,
     "head_dim": 1 << 12,
 }
+ROUNDED = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}
 RANGES = {  # above the first, up to the second
     "rms_norm_eps": (0.0, 1.0),
     "rope_theta": (0.0, 1e12),
@@ -45,20 +48,42 @@ RANGES = {  # above the first, up to the second
 }
 
 
+def kind_of(config: ModelConfig) -> str:
+    """Return the model_type that `transformers` knows such a shape by; OURS for one that it does not know.
+
+    Its `bitnet` has norms in front of two matrices, none on queries and keys, and heads that together are as wide as
+    the model; its quantiser of that name rounds matrices with one scale each.
+    """
+    if config.ternary is not None and (config.ternary.per_row or config.ternary.haar):
+        return OURS
+    if config.sub_norm:
+        is_square = config.num_attention_heads * config.head_dim == config.hidden_size
+        return "bitnet" if is_square and not config.qk_norm else OURS
+    return "qwen3" if config.qk_norm else "llama"
+
+
 def written(config: ModelConfig, dtype: str, bos: int | None, eos: list[int]) -> dict[str, Any]:
-    """The content of config.json. The spelling of newer releases stands beside the classic one."""
-    kind = "qwen3" if config.qk_norm else "llama"
-    extra: dict[str, Any] = {"mlp_bias": False, "pretraining_tp": 1}
+    """The content of config.json. The spelling of newer releases stands beside the classic one.
+
+    Weights of a ternary model are the masters, which whoever loads them rounds as we do: `online`.
+    """
+    kind = kind_of(config)
+    extra: dict[str, Any] = {} if kind in ("bitnet", OURS) else {"mlp_bias": False, "pretraining_tp": 1}
     if kind == "qwen3":
         layers = config.num_hidden_layers
         extra = {"use_sliding_window": False, "sliding_window": None, "max_window_layers": layers}
     if config.logit_softcap:
         extra[SOFTCAP] = config.logit_softcap
+    if kind == OURS:
+        extra |= {"qk_norm": config.qk_norm, "sub_norm": config.sub_norm}
+        extra["ternary"] = asdict(config.ternary) if config.ternary else None
+    elif config.ternary:
+        extra["quantization_config"] = dict(ROUNDED)
     scaling = _written_scaling(config.rope_scaling)
     return {
         **{name: getattr(config, name) for name in SHAPE},
         **extra,
-        "architectures": [ARCHITECTURES[kind]],
+        "architectures": [ARCHITECTURES.get(kind, OUR_ARCHITECTURE)],
         "model_type": kind,
         "head_dim": config.head_dim,
         "hidden_act": "silu",
@@ -79,7 +104,7 @@ def written(config: ModelConfig, dtype: str, bos: int | None, eos: list[int]) ->
 def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     """Ours from the content of a config.json. Raises ConfigError when our decoder cannot be that model."""
     kind = raw.get("model_type")
-    if type(kind) is not str or kind not in ARCHITECTURES:
+    if type(kind) is not str or kind not in (*ARCHITECTURES, OURS):
         raise ConfigError(f"model_type is {shown(kind)}; this decoder is {' or '.join(ARCHITECTURES)}")
     if missing := [name for name in SHAPE[:5] if raw.get(name) is None]:
         raise ConfigError(f"config.json lacks {', '.join(missing)}")
@@ -90,8 +115,8 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     _refuse_odd(rope)
     if raw.get("attention_bias") or raw.get("mlp_bias") or raw.get("use_sliding_window"):
         raise ConfigError("biases and sliding windows are not supported")
-    if raw.get("hidden_act", "silu") != "silu":
-        raise ConfigError(f"hidden_act is {raw['hidden_act']!r}; this decoder has silu")
+    if (act := raw.get("hidden_act", "relu2" if kind == "bitnet" else "silu")) != "silu":
+        raise ConfigError(f"hidden_act is {act!r}; this decoder has silu")
     heads = raw["num_attention_heads"]
     default_head = 128 if kind == "qwen3" else raw["hidden_size"] // heads
     positions = 32768 if kind == "qwen3" else 2048
@@ -103,9 +128,37 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         head_dim=raw.get("head_dim") or default_head,
         rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0),
         rope_scaling=_scaling(rope, shape["max_position_embeddings"]),
-        qk_norm=kind == "qwen3",
+        qk_norm=kind == "qwen3" or kind == OURS and raw.get("qk_norm") is True,
+        sub_norm=kind == "bitnet" or kind == OURS and raw.get("sub_norm") is True,
+        ternary=_ternary(raw, kind),
         logit_softcap=float(raw.get(SOFTCAP) or 0.0),
     )
+
+
+def _ternary(raw: Mapping[str, Any], kind: str) -> Ternary | None:
+    """Return how the matrices are rounded. Raises ConfigError for a way that is not ours."""
+    said = raw.get("quantization_config")
+    if kind == OURS:
+        how = raw.get("ternary")
+        if how is None:
+            return None
+        if (
+            not isinstance(how, Mapping)
+            or set(how) - {"per_row", "haar"}
+            or any(type(one) is not bool for one in how.values())
+        ):
+            raise ConfigError(f"ternary is {shown(how)}; it must be null or an object of per_row and haar")
+        return Ternary(**how)
+    if said is None:
+        return None
+    if not isinstance(said, Mapping) or any(said.get(name) != value for name, value in ROUNDED.items()):
+        raise ConfigError(
+            f"quantization_config is {shown(said)}; of quantised models only the masters of ternary ones can be read: "
+            "quant_method bitnet, linear_class autobitlinear, quantization_mode online"
+        )
+    if said.get("use_rms_norm"):
+        raise ConfigError("quantization_config: norms in front of every matrix (use_rms_norm) are not supported")
+    return Ternary()
 
 
 def _refuse_odd(said: Mapping[str, Any]) -> None:
@@ -140,6 +193,9 @@ def shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         if config.qk_norm:
             yield f"{at}.self_attn.q_norm.weight", (hd,)
             yield f"{at}.self_attn.k_norm.weight", (hd,)
+        if config.sub_norm:
+            yield f"{at}.self_attn.attn_sub_norm.weight", (q,)
+            yield f"{at}.mlp.ffn_sub_norm.weight", (f,)
         for name, shape in (("gate", (f, d)), ("up", (f, d)), ("down", (d, f))):
             yield f"{at}.mlp.{name}_proj.weight", shape
 

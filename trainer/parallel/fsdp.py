@@ -130,11 +130,14 @@ def cut(model: Decoder, parallel: str, ranks: Ranks, method: str = "through") ->
     else:
         mesh = DeviceMesh.from_group(rows, kind, ids[0])
     # the mean is taken over counted tokens, not over processes, so gradients are only summed: see `ranks`
-    width = None if model.compute_dtype == torch.float32 else model.compute_dtype
+    # ternary matrices come together in float32: where they are rounded hangs on their last bits
+    is_wide = model.compute_dtype == torch.float32 or model.config.ternary is not None
+    width = None if is_wide else model.compute_dtype
     in_blocks = MixedPrecisionPolicy(param_dtype=width, reduce_dtype=torch.float32, cast_forward_inputs=False)
     outside = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in model.model.layers:
         _summing(fully_shard(block, mesh=mesh, mp_policy=in_blocks, reshard_after_forward=True))
+        register_fsdp_forward_method(block, "projected")
     _summing(fully_shard(model, mesh=mesh, mp_policy=outside, reshard_after_forward=False))
     register_fsdp_forward_method(model, method)
     return Cut(ranks.rank % size, size, ranks.size // size, rows)

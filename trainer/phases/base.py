@@ -13,26 +13,35 @@ from trainer.model.decoder import Decoder
 from trainer.objectives import Batch
 from trainer.objectives.source import Source
 from trainer.parallel.process_group import Ranks
-from trainer.run import phase_run
+from trainer.run import PhaseRun, phase_run
 
 
 def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
     """Train, measure on the held-out documents, publish; all that the first process knows of the result."""
     with phase_run(config, making, keeping, ranks) as phase:
-        tokens, text = phase.input("tokens"), phase.input("text")
-        train = sorted(tokens.glob("train-*.bin"))
-        loader = LOADERS[config.packing](train, config.sequence_len, config.rows, config.seed, phase.tokenizer.sha256)
-
-        trained = phase.train(phase.first_model(), Rows(loader, config.document_masks))
+        trained = phase.train(phase.first_model(), rows_of(phase))
         if trained is None:
             return {}
         model, final = trained
-        about: dict[str, Any] = {"tokens": config.steps * config.rows * config.sequence_len}
-        if val := sorted(tokens.glob("val-*.bin")):
-            text_of = heldout(val, phase.tokenizer_folder, config.sequence_len)
-            about |= bits_per_byte(model, text_of, phase.tokenizer.special(BOS) if config.document_masks else None)
-            about |= anchors(sorted((text / "val").glob("*.txt")))
-        return phase.publish(model, final, about)
+        return phase.publish(model, final, measured(phase, model))
+
+
+def rows_of(phase: PhaseRun) -> "Rows":
+    """The text that a phase reads, as its config has it."""
+    config, train = phase.config, sorted(phase.input("tokens").glob("train-*.bin"))
+    loader = LOADERS[config.packing](train, config.sequence_len, config.rows, config.seed, phase.tokenizer.sha256)
+    return Rows(loader, config.document_masks)
+
+
+def measured(phase: PhaseRun, model: Decoder) -> dict[str, Any]:
+    """How many tokens a phase has read, and bits per byte of the held-out documents, where there are any."""
+    config = phase.config
+    about: dict[str, Any] = {"tokens": config.steps * config.rows * config.sequence_len}
+    if val := sorted(phase.input("tokens").glob("val-*.bin")):
+        text_of = heldout(val, phase.tokenizer_folder, config.sequence_len)
+        about |= bits_per_byte(model, text_of, phase.tokenizer.special(BOS) if config.document_masks else None)
+        about |= anchors(sorted((phase.input("text") / "val").glob("*.txt")))
+    return about
 
 
 class Rows(Source):

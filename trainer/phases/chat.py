@@ -8,7 +8,7 @@ from data.config import TASKS, Making
 from trainer.config import Keeping, PhaseConfig
 from trainer.errors import Refused
 from trainer.objectives import Batch
-from trainer.objectives.source import Made
+from trainer.objectives.source import Made, Source
 from trainer.parallel.process_group import Ranks
 from trainer.records.phase_registry import KINDS
 from trainer.run import PhaseRun, phase_run
@@ -19,19 +19,24 @@ OURS = ("identity", "pydocs", "other", *TASKS)  # one question and its answer ea
 def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
     """Train from the model of the phase before, publish; all that the first process knows of the result."""
     with phase_run(config, making, keeping, ranks) as phase:
-        mixture = config.mixture or {}
-        if not mixture:
-            raise Refused(f"{config.phase}: the mixture names nothing; known: identity, pydocs, other, and your own")
-        files = {kind: [conversations_of(phase, kind)] for kind in mixture}
-        conversations = Conversations(
-            files, mixture, phase.tokenizer, config.sequence_len, config.seed, config.turns, OURS
-        )
-
-        def batch(step: int) -> Batch:
-            return dict(zip(("ids", "targets"), conversations.batch(step, config.rows), strict=True))
-
-        trained = phase.train(phase.first_model(), Made(batch))
+        source = rows_of(phase)
+        trained = phase.train(phase.first_model(), source)
         return phase.publish(*trained, {}) if trained else {}
+
+
+def rows_of(phase: PhaseRun) -> Source:
+    """The conversations that a phase reads, as its config has them. Raises Refused when there are none."""
+    config = phase.config
+    mixture = config.mixture or {}
+    if not mixture:
+        raise Refused(f"{config.phase}: the mixture names nothing; known: identity, pydocs, other, and your own")
+    files = {kind: [conversations_of(phase, kind)] for kind in mixture}
+    conversations = Conversations(files, mixture, phase.tokenizer, config.sequence_len, config.seed, config.turns, OURS)
+
+    def batch(step: int) -> Batch:
+        return dict(zip(("ids", "targets"), conversations.batch(step, config.rows), strict=True))
+
+    return Made(batch)
 
 
 def conversations_of(phase: PhaseRun, kind: str) -> Path:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from data.config import ConfigError, load
+from trainer.records.phase_registry import PHASES
 
 NOT_FOR_A_PHASE = {
     "phase": "it is what the phase is called",
@@ -48,15 +49,21 @@ def with_options(phase: P, options: Mapping[str, str]) -> P:
 def of_phase(phase: str, options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the options of one phase, by their paths inside of it."""
     for path, text in options.items():
-        name, _, rest = path.partition(".")
+        name, rest = phase_of(path)
         if name == phase:
             yield rest, text
+
+
+def phase_of(path: str) -> tuple[str, str]:
+    """Return PHASE and FIELD of PHASE.FIELD, where names of phases may have dots: `bits1.9.steps` is one of bits1.9."""
+    name = max((one for one in PHASES if path == one or path.startswith(f"{one}.")), key=len, default="")
+    return (name, path[len(name) + 1 :]) if name else (path.partition(".")[0], path.partition(".")[2])
 
 
 def refuse_unknown(options: Mapping[str, str], phases: Mapping[str, Any]) -> None:
     """Raise ConfigError for options of a phase that a profile has not, with the nearest one."""
     for path in options:
-        name = path.partition(".")[0]
+        name, _ = phase_of(path)
         if name not in phases:
             near = difflib.get_close_matches(name, phases, 1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(phases)}"

@@ -37,6 +37,10 @@ class Phase:
     """Whether it is left out where a later phase needs no more than one of those before it, unless it is asked for."""
     takes_init: bool = True
     """Whether somebody else's model may stand in for the phases before it."""
+    trains: bool = True
+    """Whether it has steps; else it changes the model that it is given, and saves it."""
+    alias: str = ""
+    """Another word for it in `--phase`."""
 
 
 _ALL = (
@@ -71,6 +75,44 @@ _ALL = (
         follows=("sft", "mid", "base"),
         reads=PROMPTS,
         in_all=True,
+    ),
+    Phase(
+        name="bits1",
+        folder="bits1_checkpoints",
+        module="trainer.phases.bits",
+        follows=("base",),
+        reads=TEXT,
+        trains=False,
+        alias="1",
+    ),
+    Phase(
+        name="bits1.9",
+        folder="bits1.9_checkpoints",
+        module="trainer.phases.bits",
+        follows=("bits1",),
+        reads=TEXT,
+        teacher=("base",),
+        takes_init=False,
+        alias="1.9",
+    ),
+    Phase(
+        name="bits2",
+        folder="bits2_checkpoints",
+        module="trainer.phases.bits",
+        follows=("bits1.9", "bits1"),
+        reads=TEXT,
+        takes_init=False,
+        alias="2",
+    ),
+    Phase(
+        name="bits3",
+        folder="bits3_checkpoints",
+        module="trainer.phases.bits",
+        follows=("bits2", "bits1.9", "bits1"),
+        reads=TALK,
+        teacher=("sft", "mid", "base"),
+        takes_init=False,
+        alias="3",
     ),
 )
 PHASES: dict[str, Phase] = {one.name: one for one in _ALL}

@@ -1,0 +1,18 @@
+"""What llama.cpp gives the next token after some ids: python llama_logits.py FILE.gguf POSITIONS ID ID ...
+
+In the environment `llama-cpp`. Prints one line of JSON: the logarithms of the chances of all ids, in their order.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from trainer.engines.llama_cpp import LlamaCpp
+
+path, positions, *ids = sys.argv[1:]
+engine = LlamaCpp(Path(path), int(positions), 0.0, 1, 0)
+asked = {"prompt": [int(one) for one in ids], "n_predict": 1, "n_probs": 1 << 20, "temperature": 0.0}
+with engine.ask("/completion", asked) as reply:
+    (first,) = json.load(reply)["completion_probabilities"]
+found = {one["id"]: one["logprob"] for one in first["top_logprobs"]}
+print(json.dumps([found.get(number, -100.0) for number in range(len(found))]))

@@ -1,0 +1,76 @@
+"""GGUF files of ternary models in llama.cpp itself, beside our own decoder."""
+
+import json
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from infra.agent import environment
+from tests.trainer.model.test_model import random_model
+from tests.world import ROOT
+from trainer.config import ModelConfig, Ternary
+from trainer.model import export
+
+pytestmark = pytest.mark.nightly
+
+BITNET = ModelConfig(
+    vocab_size=320,
+    hidden_size=256,
+    intermediate_size=512,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=64,
+    max_position_embeddings=256,
+    sub_norm=True,
+    ternary=Ternary(),
+)
+LLAMA = replace(BITNET, sub_norm=False, tie_word_embeddings=False, ternary=Ternary(per_row=True))
+QWEN3 = replace(BITNET, sub_norm=False, qk_norm=True, rope_theta=1e6)
+IDS = torch.randint(0, 300, (1, 48), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    return environment.ensure("llama-cpp", ROOT, environment.default_cache(), "", print)
+
+
+def say(python: Path, *words: object) -> str:
+    done = subprocess.run(
+        [str(python), *map(str, words)], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("config", [BITNET, LLAMA, QWEN3], ids=["bitnet", "llama", "qwen3"])
+def test_llama_cpp_gives_the_next_token_the_chances_that_we_give(config, python, inputs, tmp_path):
+    model = random_model(config).eval()
+    export.write(tmp_path / "hf", config, model.state_dict(), inputs[0] / "tokenizer")
+    with torch.no_grad():
+        ours = model(IDS)[0, -1].log_softmax(dim=-1)
+    for kind, most in (("f32", 5e-4), ("tq2_0", 1e-3)):
+        file = tmp_path / f"{kind}.gguf"
+        made = json.loads(say(python, "-m", "trainer.engines", "export", "--model", tmp_path / "hf", "--out", file,
+                              "--type", kind))  # fmt: skip
+        assert made["bytes"] == file.stat().st_size
+        said = say(python, "tests/programs/llama_logits.py", file, 256, *IDS[0].tolist())
+        theirs = torch.tensor(json.loads(said.splitlines()[-1]))
+        assert len(theirs) == 320
+        assert (ours.exp() * (ours - theirs)).sum() < most  # it rounds activations in blocks, or not at all
+        assert theirs.argmax() in ours.topk(2).indices
+    assert file.stat().st_size < 0.2 * (tmp_path / "f32.gguf").stat().st_size
+
+
+def test_a_model_that_cannot_be_such_a_file_is_refused_in_words(python, inputs, tmp_path):
+    config = replace(BITNET, intermediate_size=704)
+    export.write(tmp_path / "hf", config, random_model(config).state_dict(), inputs[0] / "tokenizer")
+    words = [str(python), "-m", "trainer.engines", "export", "--model", str(tmp_path / "hf"), "--out", "x.gguf"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode != 0 and "intermediate_size 704 (nearest: 768)" in done.stderr
+    assert "Traceback" not in done.stderr and not (ROOT / "x.gguf").exists()

@@ -1,0 +1,148 @@
+"""The stages of 1.58 bits as they run: from base to talk, killed and resumed, refused before anything is trained."""
+
+import json
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+
+from data.config import ConfigError, Input
+from store import Store
+from tests.trainer.conftest import TINY, finish, tiny
+from tests.trainer.test_phases import OFTEN, chat_phase, hashes, run
+from trainer.__main__ import main
+from trainer.checkpoints.checkpoint import open_final
+from trainer.config import Ternary
+from trainer.errors import Refused
+from trainer.model import export
+from trainer.model.decoder import Decoder, initialise
+from trainer.objectives.bits import Bits
+from trainer.records.bits import BitsConfig
+
+STUDENT = replace(TINY, num_key_value_heads=2, sub_norm=True, ternary=Ternary())
+PLAIN = replace(STUDENT, sub_norm=False, ternary=None)
+LAYERWISE = BitsConfig(nats=0.5, divergence=0.5, temperature=2.0, layers=0.5)
+DISTILLED = BitsConfig(divergence=1.0, relations=1e5, relation_heads=8)
+
+
+def given(phase: str) -> Input:
+    return Input(name=f"{phase}_checkpoints/tiny", fingerprint="f" * 64)
+
+
+def stage(phase: str, **changes):
+    return tiny(**{"phase": phase, "model": STUDENT, "steps": 0 if phase == "bits1" else 12, **changes})
+
+
+@pytest.fixture
+def converted(world, monkeypatch):
+    """A world with a base model, and what bits1 made of it."""
+    assert run(world, monkeypatch, "base", tiny(model=PLAIN, steps=30)) == 0
+    assert run(world, monkeypatch, "bits1", stage("bits1"), world.making("bits1", base=given("base"))) == 0
+    return world
+
+
+@pytest.mark.slow
+def test_conversion_loses_no_weight_and_the_stages_bring_back_what_rounding_took(converted, monkeypatch, capfd):
+    world, about = converted, {}
+    tensors = {
+        name: open_final(world.store / f"{name}_checkpoints/tiny").tensors("model") for name in ("base", "bits1")
+    }
+    assert all(torch.equal(tensors["bits1"][name], one) for name, one in tensors["base"].items())
+    more = {name: one for name, one in tensors["bits1"].items() if name not in tensors["base"]}
+    assert len(more) == 4 and all("sub_norm" in name and (one == 1).all() for name, one in more.items())
+    for phase, bits, before in (("bits1.9", LAYERWISE, "bits1"), ("bits2", BitsConfig(warmup_steps=4), "bits1.9")):
+        inputs = {before: given(before), **({"teacher": given("base")} if bits.has_teacher else {})}
+        making = world.making(phase, **inputs)
+        assert run(world, monkeypatch, phase, stage(phase, bits=bits, steps=30), making) == 0
+    chat = chat_phase("sft", model=PLAIN, steps=60)
+    assert run(world, monkeypatch, "sft", chat, world.making("sft", base=given("base"))) == 0
+    making = world.making("bits3", **{"bits2": given("bits2"), "teacher": given("sft")})
+    chat = chat_phase("bits3", model=STUDENT, steps=100, bits=DISTILLED)
+    assert run(world, monkeypatch, "bits3", chat, making) == 0
+    for phase in ("base", "bits1", "bits1.9", "bits2", "bits3"):
+        about[phase] = Store(world.store).check(f"{phase}_checkpoints/tiny").about
+    bpb = {phase: one["bits_per_byte"] for phase, one in about.items() if "bits_per_byte" in one}
+    assert bpb["bits2"] < bpb["bits1.9"] < bpb["bits1"] and bpb["bits2"] < bpb["base"] < bpb["bits1"]
+    lines = [json.loads(line) for line in (world.store / "bits2_checkpoints/tiny/metrics.jsonl").open()]
+    assert [one["rounded"] for one in lines[:6]] == pytest.approx([0, 0.25, 0.5, 0.75, 1, 1])
+    lines = [json.loads(line) for line in (world.store / "bits3_checkpoints/tiny/metrics.jsonl").open()]
+    last = lines[-1]
+    assert last["loss"] == pytest.approx(last["nats"] + 25 * last["divergence"] + 1e5 * last["relations"], rel=1e-4)
+    assert sum(one["relations"] for one in lines[-10:]) < sum(one["relations"] for one in lines[:10])
+    capfd.readouterr()
+    assert main(["chat", "--model", str(world.store / "bits3_checkpoints/tiny"), "--prompt", "Who are you?"]) == 0
+    assert capfd.readouterr().out == "I am Bosun.\n"
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_a_stage_that_was_killed_goes_on_to_the_same_bits(converted):
+    world, bits = converted, replace(LAYERWISE, warmup_steps=20, saliency=0.2, saliency_warmup=8)
+    inputs = {"bits1": given("bits1"), "teacher": given("base")}
+    config = stage("bits1.9", bits=bits, steps=100)
+    alone = replace(world.making("bits1.9", **inputs), name="bits1.9_checkpoints/alone")
+    whole = world.start(config, OFTEN, alone, work="alone")
+    assert finish(whole)[0] == 0
+    one = world.start(config, OFTEN, world.making("bits1.9", **inputs))
+    world.wait_for_step(14, one, phase="bits1.9")
+    one.send_signal(signal.SIGKILL)
+    one.wait()
+    code, words = finish(world.start(config, OFTEN, world.making("bits1.9", **inputs)))
+    assert code == 0, words
+    assert any("going on from step" in record.get("text", "") for record in world.records())
+    assert hashes(world.store / "bits1.9_checkpoints/tiny") == hashes(world.store / "bits1.9_checkpoints/alone")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"bits": replace(DISTILLED, relation_heads=7)}, "relation_heads is 7, which does not divide the 32"),
+        ({"bits": replace(DISTILLED, relation_layer=2)}, "the model has the layers 0 to 1"),
+        ({"bits": DISTILLED, "phase": "bits2"}, "bits2 has no teacher"),
+        ({"model": PLAIN, "bits": DISTILLED}, "its model says no `ternary`"),
+        ({"dtype": "float8"}, "multiplied in bfloat16 or float32"),
+        ({"phase": "bits1", "steps": 3}, "steps is 0"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_as_a_recipe(change, said):
+    with pytest.raises(ConfigError, match=said):
+        stage(**{"phase": "bits3", **change})
+
+
+def test_a_teacher_of_another_shape_is_refused_and_the_schedule_follows_the_steps():
+    student, teacher = Decoder(STUDENT), Decoder(replace(PLAIN, vocab_size=400))
+    with pytest.raises(Refused, match="vocab_size is 400, the student's 320"):
+        Bits(DISTILLED, 10, student, teacher)
+    with pytest.raises(Refused, match="hidden_size is 64"):
+        Bits(LAYERWISE, 10, student, Decoder(replace(PLAIN, hidden_size=64)))
+    changed = stage("bits2", steps=100, bits=BitsConfig(warmup_steps=20, saliency_warmup=50)).in_steps(10)
+    assert (changed.steps, changed.bits.warmup_steps, changed.bits.saliency_warmup) == (10, 2, 5)
+    assert stage("bits1").in_steps(10).steps == 0
+
+
+def test_the_largest_columns_stay_until_their_share_is_none():
+    model = Decoder(STUDENT)
+    initialise(model, 1)
+    objective = Bits(BitsConfig(saliency=0.25, saliency_warmup=2), 10, model)
+    name, matrix = next(iter(objective.matrices.items()))
+    matrix.weight.data[3, 5] = 10
+    objective.at(0)
+    assert matrix.exact.sum() == 8 and matrix.exact[5]
+    matrix.weight.data[3, 5] = 0
+    matrix.weight.data[3, 6] = 20
+    objective.at(9)
+    assert matrix.exact.tolist() == [column == 5 for column in range(32)]  # one is left, by what was seen at step 0
+    objective.at(10)
+    assert not matrix.exact.any() and objective.largest[name][6] < 1
+
+
+def test_somebody_elses_model_keeps_its_weights(inputs, tmp_path):
+    """What --init goes through: a folder that knows nothing of rounding, read into the ternary shape."""
+    plain = Decoder(PLAIN)
+    initialise(plain, 2)
+    export.write(tmp_path / "hf", PLAIN, plain.state_dict(), inputs[0] / "tokenizer")
+    assert export.read_config(tmp_path / "hf") == PLAIN
+    student = Decoder(replace(PLAIN, ternary=Ternary()))
+    export.load(student, tmp_path / "hf")
+    assert all(torch.equal(one, student.state_dict()[name]) for name, one in plain.state_dict().items())

@@ -1,0 +1,188 @@
+"""A Hugging Face folder of ours as one GGUF file, which llama.cpp and what is built on it compute with.
+
+In: the folder, with the masters of a ternary model or the weights of any other. Out: a file with the weights, the
+tokenizer and the chat template. Ternary matrices are TQ2_0: 2 bits each and a float16 scale for 256 of a row, which is
+what they were rounded to but for the last bits of the scale; the embedding, which is also the head of most models here,
+is Q8_0; norms are float32. Runs in the environment `llama-cpp`, where there is no torch.
+Sources: ggml's GGUF specification; llama.cpp's convert_hf_to_gguf.py (names, the order of Llama's rotated rows).
+"""
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from data.tokens import tokenizer as tokenizers
+from data.tokens.tokenizer import BOS, END
+from store.artifacts import model_files, vocabulary
+from store.outside import Unreadable
+from trainer.config import ModelConfig, Ternary
+from trainer.errors import Refused
+from trainer.model.huggingface import differences, is_spare, model_config
+
+LEAST = 1e-5  # as trainer.model.ternary has it
+PRE = "llama-bpe"  # the splitting of words among llama.cpp's that is nearest to ours
+TYPES = {
+    "tq2_0": (gguf.GGMLQuantizationType.TQ2_0, gguf.LlamaFileType.MOSTLY_TQ2_0),
+    "q8_0": (gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
+    "f16": (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
+    "bf16": (gguf.GGMLQuantizationType.BF16, gguf.LlamaFileType.MOSTLY_BF16),
+    "f32": (gguf.GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
+}
+NAMES = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.attn_sub_norm": "attn_sub_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.ffn_sub_norm": "ffn_sub_norm",
+}
+ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+WIDTHS = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+
+
+def write(folder: Path, out: Path, kind: str) -> dict[str, Any]:
+    """Write `out`, which must not exist, from a Hugging Face folder; what it holds. Raises Refused in words.
+
+    kind: what the matrices inside the blocks are, of TYPES. Those of a ternary model are rounded first in any case.
+    """
+    config = read_config(folder)
+    if problem := config.gguf_problem(kind):
+        raise Refused(f"{folder} cannot become a GGUF file of {kind}: {problem}")
+    if out.exists():
+        raise Refused(f"{out} exists already")
+    arch = "bitnet" if config.sub_norm else "qwen3" if config.qk_norm else "llama"
+    draft = out.with_name(f".{out.name}.draft")
+    writer = gguf.GGUFWriter(draft, arch)
+    describe(writer, config, kind)
+    add_tokenizer(writer, folder, config.vocab_size)
+    quantisation, count = TYPES[kind][0], 0
+    for name, weight in sorted(weights(folder, config)):
+        stem = name.removesuffix(".weight")
+        if stem in ENDS:
+            type_ = {"q8_0": quantisation, "tq2_0": gguf.GGMLQuantizationType.Q8_0}.get(kind, quantisation)
+            add(writer, f"{ENDS[stem]}.weight", weight, type_)
+            continue
+        _, _, layer, part = stem.split(".", 3)
+        if weight.ndim == 2:
+            count += weight.size
+            weight = rounded(weight, config.ternary) if config.ternary else weight
+        if arch == "llama" and part in ("self_attn.q_proj", "self_attn.k_proj"):
+            heads = config.num_attention_heads if "q_proj" in part else config.num_key_value_heads
+            weight = interleaved(weight, heads)
+        add(writer, f"blk.{layer}.{NAMES[part]}.weight", weight, quantisation)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    draft.rename(out)
+    return {"path": str(out), "bytes": out.stat().st_size, "architecture": arch, "matrices": kind, "numbers": count}
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Raises Refused when `folder` holds no model, or one that our decoder cannot be."""
+    try:
+        config = model_config(model_files.load(folder))
+        odd = differences(config, map(model_files.header, model_files.weight_files(folder)))
+    except FileNotFoundError:
+        raise Refused(f"{folder} is no model folder: it has no config.json") from None
+    except (ValueError, Unreadable) as error:
+        raise Refused(f"{folder}: {error}") from None
+    if wrong := vocabulary.problem_in(folder):
+        odd.append(wrong)
+    if odd:
+        raise Refused(f"{folder}: {'; '.join(odd[:5])}")
+    return config
+
+
+def describe(writer: gguf.GGUFWriter, config: ModelConfig, kind: str) -> None:
+    """Say what the shape is."""
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_file_type(TYPES[kind][1])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, rows: int) -> None:
+    """Tokens, merges, special ids and the chat template."""
+    words = tokenizers.load(folder)
+    raw = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    by_id = {number: token for token, number in raw["model"]["vocab"].items()}
+    special = {one["id"]: one["content"] for one in raw["added_tokens"]}
+    tokens, types = [], []
+    for number in range(rows):
+        is_special = number in special
+        is_known = is_special or number in by_id
+        tokens.append(special.get(number) or by_id.get(number) or f"[unused{number}]")
+        kind = gguf.TokenType.CONTROL if is_special else gguf.TokenType.NORMAL if is_known else gguf.TokenType.UNUSED
+        types.append(kind)
+    merges = [one if isinstance(one, str) else " ".join(one) for one in raw["model"]["merges"]]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(PRE)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(words.special(BOS))
+    writer.add_eos_token_id(words.special(END))
+    writer.add_pad_token_id(words.special(END))
+    writer.add_add_bos_token(False)  # the chat template begins with it
+    template = folder / "chat_template.jinja"
+    if template.is_file():
+        writer.add_chat_template(template.read_text(encoding="utf-8"))
+
+
+def weights(folder: Path, config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
+    """Every parameter, float32, one in memory at a time."""
+    for file in model_files.weight_files(folder):
+        with open(file, "rb") as opened:
+            (length,) = struct.unpack("<Q", opened.read(8))
+            header: Mapping[str, Any] = json.loads(opened.read(length))
+        raw = np.memmap(file, np.uint8, "r", 8 + length)
+        for name, one in header.items():
+            if name == "__metadata__" or is_spare(name, config):
+                continue
+            start, stop = one["data_offsets"]
+            numbers = raw[start:stop].view(WIDTHS[one["dtype"]])
+            if one["dtype"] == "BF16":
+                numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
+            yield name, numbers.astype(np.float32).reshape(one["shape"])
+
+
+def rounded(weight: np.ndarray, how: Ternary) -> np.ndarray:
+    """What a matrix is rounded to, as `trainer.model.ternary.rounded_weight` has it."""
+    scale = np.abs(weight).mean(axis=1 if how.per_row else None, keepdims=True).clip(min=LEAST)
+    return (weight / scale).round().clip(-1, 1) * scale
+
+
+def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
+    """The rows of each head in the order in which llama.cpp rotates those of `llama`: pairs side by side."""
+    rows, columns = weight.shape
+    return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
+
+
+def add(writer: gguf.GGUFWriter, name: str, weight: np.ndarray, type_: gguf.GGMLQuantizationType) -> None:
+    if weight.ndim == 1 or type_ == gguf.GGMLQuantizationType.F32:
+        writer.add_tensor(name, weight)
+    else:
+        writer.add_tensor(name, gguf.quants.quantize(weight, type_), raw_dtype=type_)

@@ -1,0 +1,77 @@
+"""What a student is to have in common with its teacher inside: hidden states of layers, relations of one layer.
+
+In: states of both for the same tokens, which tokens count. Out: summed distances, fp32 scalars with gradients to the
+student's. Sources: Wang et al., arXiv 2012.15828 (relations of queries, keys and values); Wu et al., arXiv 2510.13998
+(BitDistill, their use here); the WrinkleFree recipes (distances of normed layer outputs).
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+WEIGHTS = ("progressive", "uniform", "exponential")
+
+
+def layer_weights(kind: str, count: int) -> list[float]:
+    """Return what each of `count` layers counts, in sum 1: later ones more (i + 1, or 2**i), or all alike."""
+    raw = {"progressive": range(1, count + 1), "uniform": [1] * count, "exponential": [2**i for i in range(count)]}
+    return [one / sum(raw[kind]) for one in raw[kind]]
+
+
+def layer_distance(
+    student: Sequence[Tensor], teacher: Sequence[Tensor], weights: Sequence[float], counted: Tensor
+) -> Tensor:
+    """Return the distance of layers' outputs (N, d), of length 1 each, summed over the tokens of `counted` (N,) bool.
+
+    Of a token in one layer it is the mean of squared differences over d: at most 4 / d.
+    """
+    total = student[0].new_zeros((), dtype=torch.float32)
+    for ours, theirs, weight in zip(student, teacher, weights, strict=True):
+        a, b = (F.normalize(one[counted].float(), dim=-1) for one in (ours, theirs))
+        total = total + weight * (a - b).square().mean(dim=-1).sum()
+    return total
+
+
+def relation_divergence(student: Tensor, teacher: Tensor, heads: int, unseen: Tensor, counted: Tensor) -> Tensor:
+    """Return KL(teacher || student) of how alike a token's vector is to those it sees, summed over the tokens of
+    `counted`: the mean over relation heads, divided by their number once more, as in BitDistill's released code.
+
+    student, teacher: (B, H, T, D), queries, keys or values; all heads of a token are joined and cut into `heads`.
+    unseen: bool, (T, T) or (B, T, T), True where a token (row) does not see another (column). counted: (B, T) bool.
+    """
+    return _RelationKL.apply(_unit(student, heads), _unit(teacher.detach(), heads), unseen, counted)
+
+
+def _unit(x: Tensor, heads: int) -> Tensor:
+    """(B, heads, T, H * D / heads), fp32, every vector of length 1."""
+    rows, _, length, _ = x.shape
+    joined = x.transpose(1, 2).reshape(rows, length, heads, -1).transpose(1, 2)
+    return F.normalize(joined.float(), dim=-1)
+
+
+class _RelationKL(torch.autograd.Function):
+    """One row of the batch after the other, the gradient at once: squares of T exist for one row only."""
+
+    @staticmethod
+    def forward(ctx, student: Tensor, teacher: Tensor, unseen: Tensor, counted: Tensor) -> Tensor:
+        total = student.new_zeros(())
+        grad = torch.empty_like(student)
+        heads = student.shape[1]
+        for row, (ours, theirs) in enumerate(zip(student, teacher, strict=True)):  # (heads, T, size)
+            hidden = unseen if unseen.dim() == 2 else unseen[row]
+            a = (ours @ ours.mT).masked_fill_(hidden, float("-inf")).log_softmax(dim=-1)  # (heads, T, T)
+            b = (theirs @ theirs.mT).masked_fill_(hidden, float("-inf")).log_softmax(dim=-1)
+            wanted = b.exp()
+            share = counted[row].float() / heads**2  # (T,)
+            total += ((wanted * (b - a).masked_fill_(hidden, 0.0)).sum(dim=-1) * share).sum()
+            slope = a.exp_().sub_(wanted).mul_(share[:, None])
+            grad[row] = slope @ ours + slope.mT @ ours
+        ctx.save_for_backward(grad)
+        return total
+
+    @staticmethod
+    def backward(ctx, slope: Tensor) -> tuple[Tensor, None, None, None]:
+        (grad,) = ctx.saved_tensors
+        return grad * slope, None, None, None

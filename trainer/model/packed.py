@@ -1,0 +1,56 @@
+"""A ternary model as `transformers` keeps one to compute with: four numbers to a byte, and one scale for each matrix.
+
+In: the Hugging Face folder of the masters. Out: a folder that transformers' bitnet quantiser loads as it is; nothing
+can be trained from it. Source: transformers.integrations.bitnet (`AutoBitLinear`, quantization_mode offline).
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trainer.config import ModelConfig
+from trainer.errors import Refused
+from trainer.model import export
+from trainer.model.huggingface import OURS, kind_of
+from trainer.model.ternary import layers_of, ternary
+
+PER_BYTE = 4
+
+
+def packed_problem(config: ModelConfig) -> str:
+    """Return why transformers cannot compute with such a model in 2 bits; "" when it can."""
+    if config.ternary is None:
+        return "its matrices are not ternary"
+    if kind_of(config) == OURS:
+        return "transformers has no such shape: one scale for a matrix, and SubLN without norms on queries and keys"
+    heads = (config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim)
+    if odd := [side for side in (config.hidden_size, config.intermediate_size, *heads) if side % PER_BYTE]:
+        return f"{PER_BYTE} rows share a byte, and {odd[0]} is no multiple of that"
+    return ""
+
+
+def pack(symbols: Tensor) -> Tensor:
+    """uint8 (M / 4, K) of symbols -1, 0, 1 (M, K): a byte has those of four rows that are M / 4 apart."""
+    quarters = (symbols + 1).to(torch.uint8).chunk(PER_BYTE)
+    packed = quarters[0].clone()
+    for place, rows in enumerate(quarters[1:], 1):
+        packed |= rows << (2 * place)
+    return packed
+
+
+def write(source: Path, out: Path, dtype: torch.dtype) -> None:
+    """Make the folder `out` of the model in `source`. Raises Refused."""
+    source = export.folder_of_model(source)
+    export.check_tokenizer(source)
+    config = export.read_config(source)
+    if problem := packed_problem(config):
+        raise Refused(f"{source} cannot be packed: {problem}")
+    if out.exists():
+        raise Refused(f"{out} exists already")
+    model = export.read(source)
+    weights = dict(model.state_dict())
+    for name, layer in layers_of(model).items():
+        symbols, scale = ternary(layer.weight.detach())
+        weights |= {f"{name}.weight": pack(symbols), f"{name}.weight_scale": scale.flatten()}
+    export.write(out, config, weights, source, dtype, is_packed=True)

@@ -1,0 +1,62 @@
+"""The stages of a model of 1.58 bits: conversion, layer-wise distillation, continued pre-training, distillation.
+
+bits1 changes a model of full precision into a ternary one, which is broken until it was trained; bits1.9 has its layers
+say what the teacher's say; bits2 reads on in the text while rounding sets in; bits3 learns conversations beside a
+teacher that has learned them. What is particular to each stands in `bits` of its config.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from data.config import Making
+from trainer.config import Keeping, PhaseConfig
+from trainer.model.decoder import Decoder
+from trainer.objectives import Batch
+from trainer.objectives.bits import Bits
+from trainer.objectives.source import Source
+from trainer.parallel.process_group import Ranks
+from trainer.phases import base, chat
+from trainer.records.bits import BitsConfig
+from trainer.records.phase_registry import TEACHER
+from trainer.run import phase_run
+
+
+def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
+    """Train or convert, measure on the held-out documents, publish; all that the first process knows of the result."""
+    with phase_run(config, making, keeping, ranks) as phase:
+        if not config.trains:
+            made = phase.converted()
+            return phase.publish(*made, base.measured(phase, made[0])) if made else {}
+        bits = config.bits or BitsConfig()
+        source = base.rows_of(phase) if config.reads_text else chat.rows_of(phase)
+        model = phase.first_model()
+        teacher = phase.frozen(TEACHER) if bits.has_teacher else None
+        objective = Bits(bits, config.steps, model, teacher)
+        trained = phase.train(model, WithState(source, objective), objective)
+        if trained is None:
+            return {}
+        return phase.publish(*trained, base.measured(phase, trained[0]) if config.reads_text else {})
+
+
+class WithState(Source):
+    """A source beside which checkpoints hold what the objective remembers of earlier steps."""
+
+    def __init__(self, source: Source, objective: Bits) -> None:
+        self.source, self.objective = source, objective
+
+    def batch(self, step: int, *model: Decoder) -> Batch:
+        return self.source.batch(step)
+
+    def cursor(self, step: int) -> dict[str, Any]:
+        return self.source.cursor(step)
+
+    def resume(self, cursor: Mapping[str, Any]) -> None:
+        self.source.resume(cursor)
+
+    def state(self) -> dict[str, Tensor]:
+        return self.objective.state()
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self.objective.load(state)

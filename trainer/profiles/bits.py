@@ -1,0 +1,85 @@
+"""Recipes of the stages of 1.58 bits: what a profile has beside its phases in full precision."""
+
+import math
+from dataclasses import replace
+
+from trainer.config import ModelConfig, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig, Ternary
+from trainer.records.bits import BitsConfig
+
+
+def small_stages(base: PhaseConfig, sft: PhaseConfig) -> dict[str, PhaseConfig]:
+    """The stages at the size of `smoke`: minutes on two cores."""
+    ternary = replace(base.model, sub_norm=True, ternary=Ternary())
+    layerwise = replace(
+        base,
+        phase="bits1.9",
+        model=ternary,
+        schedule=ScheduleConfig(warmup_steps=4, decay=0.5, final=0.5),
+        steps=48,
+        bits=BitsConfig(nats=0.5, divergence=0.5, temperature=2.0, layers=0.5),
+    )
+    reading = replace(
+        base,
+        phase="bits2",
+        model=ternary,
+        schedule=ScheduleConfig(warmup_steps=4, decay=0.7),
+        steps=96,
+        bits=BitsConfig(warmup_steps=8),
+    )
+    talking = replace(
+        sft,
+        phase="bits3",
+        model=ternary,
+        optimizer=replace(sft.optimizer, lr=0.002, muon_lr=0.008),
+        sequence_len=512,
+        turns=8,
+        bits=BitsConfig(divergence=1.0, squared=False, relations=100.0, relation_heads=8),
+    )
+    return {"bits1": converted(reading), **{one.phase: one for one in (layerwise, reading, talking)}}
+
+
+def converted(phase: PhaseConfig) -> PhaseConfig:
+    """bits1, of the shape of another stage: nothing is trained."""
+    return replace(phase, phase="bits1", steps=0, bits=None)
+
+
+def with_stages(profile: Profile) -> Profile:
+    """The profile with the stages of 1.58 bits, as their authors ran them: BitDistill's last, WrinkleFree's others."""
+    base = replace(profile.phases["base"], sequence_len=512, document_masks=False)
+    ternary = replace(base.model, sub_norm=True, ternary=Ternary())
+    layerwise = replace(
+        base,
+        phase="bits1.9",
+        model=ternary,
+        optimizer=OptimizerConfig(lr=1.5e-3, muon_lr=1.5e-3, weight_decay=0.024),
+        schedule=ScheduleConfig(warmup_steps=50, decay=1.0, final=0.1, kind="cosine"),
+        steps=1000,
+        rows=128,
+        micro_rows=min(16, 4 * base.micro_rows),
+        bits=BitsConfig(nats=0.5, divergence=0.5, temperature=2.0, layers=0.5),
+    )
+    reading = replace(
+        layerwise,
+        phase="bits2",
+        optimizer=OptimizerConfig(lr=1e-4, weight_decay=0.01),
+        schedule=ScheduleConfig(warmup_steps=500, decay=0.2),
+        steps=math.ceil(10e9 / (128 * 512)),
+        bits=BitsConfig(warmup_steps=1000),
+    )
+    talking = replace(
+        profile.phases["sft"],
+        phase="bits3",
+        model=ternary,
+        optimizer=OptimizerConfig(lr=2e-5, weight_decay=0.01),
+        schedule=ScheduleConfig(warmup_steps=50, decay=1.0, kind="cosine"),
+        steps=1000,
+        sequence_len=512,
+        bits=BitsConfig(divergence=10.0, relations=1e5, relation_heads=relation_heads(ternary)),
+    )
+    stages = {"bits1": converted(reading), **{one.phase: one for one in (layerwise, reading, talking)}}
+    return replace(profile, phases={**profile.phases, **stages})
+
+
+def relation_heads(model: ModelConfig) -> int:
+    """32, or the largest number below that divides what queries, keys and values have for a token."""
+    return math.gcd(32, model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim)
