@@ -7,7 +7,7 @@ from data.config import ConfigError
 from trainer.records.fields import in_bounds, newer, rounding
 
 LOSSES = ("dapo", "grpo", "dr_grpo", "gspo", "plain")
-ENGINES = ("embedded", "vllm")
+ENGINES = ("embedded",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +49,10 @@ class RlConfig:
     """Of `max_new`, so many last tokens cost an answer up to 1; 0 = none."""
     mask_truncated: bool = False
     """Answers that did not end count for nothing."""
-    grail_compat: bool = False
-    """Rewards of gsm8k and math as GRAIL computes them, its mistakes included."""
     reward: str = ""
     """The text of a Python file with `reward(question, answer, completion)`, in place of the task's own."""
     engine: str = "embedded"
-    """What answers: `embedded`: the model in training; `vllm`: a server of its own."""
+    """What answers: `embedded`: the model in training."""
     eval_every: int = 10
     """Steps between measurements on the problems that are watched; 0 = only at the end."""
     eval_problems: int = 64
