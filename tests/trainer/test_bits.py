@@ -80,15 +80,15 @@ def test_conversion_loses_no_weight_and_the_stages_bring_back_what_rounding_took
 def test_a_stage_that_was_killed_goes_on_to_the_same_bits(converted):
     world, bits = converted, replace(LAYERWISE, warmup_steps=20, saliency=0.2, saliency_warmup=8)
     inputs = {"bits1": given("bits1"), "teacher": given("base")}
-    config = stage("bits1.9", bits=bits, steps=100)
-    alone = replace(world.making("bits1.9", **inputs), name="bits1.9_checkpoints/alone")
-    whole = world.start(config, OFTEN, alone, work="alone")
+    config, keeping = stage("bits1.9", bits=bits, steps=40, micro_rows=4), replace(OFTEN, save_every=5)
+    alone = replace(world.making("bits1.9", "alone", **inputs), name="bits1.9_checkpoints/alone")
+    whole = world.start(config, keeping, alone, work="alone")
     assert finish(whole)[0] == 0
-    one = world.start(config, OFTEN, world.making("bits1.9", **inputs))
-    world.wait_for_step(14, one, phase="bits1.9")
+    one = world.start(config, keeping, world.making("bits1.9", **inputs))
+    world.wait_for_step(9, one, phase="bits1.9")
     one.send_signal(signal.SIGKILL)
     one.wait()
-    code, words = finish(world.start(config, OFTEN, world.making("bits1.9", **inputs)))
+    code, words = finish(world.start(config, keeping, world.making("bits1.9", **inputs)))
     assert code == 0, words
     assert any("going on from step" in record.get("text", "") for record in world.records())
     assert hashes(world.store / "bits1.9_checkpoints/tiny") == hashes(world.store / "bits1.9_checkpoints/alone")
