@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from data.config import ConfigError
+from trainer.records.blocks_config import BlocksConfig
 
 PARALLEL = ("auto", "ddp", "fsdp", "hybrid")
 DTYPES = ("auto", "float32", "bfloat16", "float8")
@@ -72,6 +73,8 @@ class ModelConfig:
     logit_softcap: float = 0.0
     """Logits become c * tanh(logits / c), here and in our own sampling; 0 = as they are. Llama and Qwen3 elsewhere know
     nothing of it: the likeliest word stays the same, the probabilities do not."""
+    blocks: BlocksConfig | None = field(default=None, metadata={"newer": True})
+    """It decodes in blocks, and has learnt to see whole ones; None = from left to right."""
 
     def __post_init__(self) -> None:
         in_bounds(self, "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads", 1)

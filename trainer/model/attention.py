@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.memory import SQUARES
+from trainer.model import block_attention
 
 PARTS = 4  # of the queries of a row: the last sees all keys, the first a quarter, so that 5 of 8 products are made
 SHORT = 256  # tokens of a row that is not worth cutting
@@ -23,8 +24,11 @@ SHORT = 256  # tokens of a row that is not worth cutting
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
     """(B, H, T, D) for q (B, H, T, D), k and v (B, KV, S, D).
 
-    mask: None = causal, S = T; bool (B, 1, T, S), True where a query may look; or what `documents_mask` gave.
+    mask: None = causal, S = T; bool (B, 1, T, S), True where a query may look; or what `documents_mask` or
+    `block_attention.views` gave.
     """
+    if isinstance(mask, block_attention.Views):
+        return block_attention.attend(q, k, v, mask)
     grouped = q.shape[1] != k.shape[1]
     if not q.is_cuda and q.requires_grad and q.shape[0] * q.shape[1] * q.shape[2] ** 2 <= SQUARES:
         shared = q.shape[1] // k.shape[1]

@@ -6,7 +6,7 @@ Source: the transformers definitions of LlamaForCausalLM and Qwen3ForCausalLM.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,25 @@ class Cache:
         shape = (config.num_hidden_layers, len(starts), config.num_key_value_heads, capacity, config.head_dim)
         zeros = torch.zeros(shape, dtype=dtype, device=starts.device)
         return Cache(zeros, torch.zeros_like(zeros), starts)
+
+    def put(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write k and v (B, KV, T, D) behind what is there; all of that layer with them."""
+        end = self.length + k.shape[2]
+        self.keys[layer, :, :, self.length : end] = k
+        self.values[layer, :, :, self.length : end] = v
+        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+
+    def advance(self, count: int) -> None:
+        """Take note that all layers have written so many tokens."""
+        self.length += count
+
+
+class Kept(Protocol):
+    """Keys and values of earlier passes."""
+
+    def put(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def advance(self, count: int) -> None: ...
 
 
 class Linear(nn.Linear):
@@ -114,17 +133,14 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor, at: Positions, cache: Cache | None, layer: int) -> Tensor:
+    def forward(self, x: Tensor, at: Positions, cache: Kept | None, layer: int) -> Tensor:
         rows, length, _ = x.shape
         q = self.q_norm(self.q_proj(x).view(rows, length, self.heads, self.head_dim)).transpose(1, 2)
         k = self.k_norm(self.k_proj(x).view(rows, length, self.kv_heads, self.head_dim)).transpose(1, 2)
         v = self.v_proj(x).view(rows, length, self.kv_heads, self.head_dim).transpose(1, 2)
         q, k = rotate(q, at), rotate(k, at)  # (B, H, T, D), (B, KV, T, D)
         if cache is not None:
-            end = cache.length + length
-            cache.keys[layer, :, :, cache.length : end] = k
-            cache.values[layer, :, :, cache.length : end] = v
-            k, v = cache.keys[layer, :, :, :end], cache.values[layer, :, :, :end]
+            k, v = cache.put(layer, k, v)
         y = attend(q, k, v, at.mask)  # (B, H, T, D)
         return self.o_proj(y.transpose(1, 2).reshape(rows, length, -1))
 
@@ -148,7 +164,7 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, at: Positions, cache: Cache | None, layer: int) -> Tensor:
+    def forward(self, x: Tensor, at: Positions, cache: Kept | None, layer: int) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), at, cache, layer)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -180,13 +196,15 @@ class Decoder(nn.Module):
         """(V, d): what turns hidden states into logits."""
         return self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
 
-    def hidden(self, ids: Tensor, cache: Cache | None = None, documents: Tensor | None = None) -> Tensor:
+    def hidden(
+        self, ids: Tensor, cache: Kept | None = None, documents: Tensor | None = None, *, at: "Positions | None" = None
+    ) -> Tensor:
         """(B, T, d) in `compute_dtype` for ids (B, T).
 
         With a cache they follow what it holds, and are added to it. With `documents` (B, T), numbers that change where
         a document begins, each token sees its own document only.
         """
-        at = self._positions(ids, cache, documents)
+        at = at or self._positions(ids, cache, documents)
         x = self.model.embed_tokens(ids).to(self.compute_dtype)
         for layer, block in enumerate(self.model.layers):
             if self.recompute and torch.is_grad_enabled():
@@ -195,7 +213,7 @@ class Decoder(nn.Module):
             else:
                 x = block(x, at, cache, layer)
         if cache is not None:
-            cache.length += ids.shape[1]
+            cache.advance(ids.shape[1])
         return self.model.norm(x)
 
     def forward(self, ids: Tensor, cache: Cache | None = None, last_only: bool = False) -> Tensor:

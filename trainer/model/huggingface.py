@@ -4,13 +4,15 @@ In: the content of a config.json. Out: a `ModelConfig`, or ConfigError where our
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
-from data.config import ConfigError
+from data.config import ConfigError, load
 from store.artifacts.model_files import Stored
 from store.outside import shown
 from trainer.config import ModelConfig, RopeScaling
+from trainer.records.blocks_config import BlocksConfig
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 SHAPE = (
@@ -24,6 +26,7 @@ SHAPE = (
     "rms_norm_eps",
     "tie_word_embeddings",
 )
+IN_BLOCKS = "block_diffusion"  # model_type of what decodes in blocks, so that nobody reads it as one that does not
 SOFTCAP = "final_logit_softcapping"  # Gemma's spelling; transformers' Llama and Qwen3 do not read it
 MOST = {  # of what any decoder has, some powers of two above it: a config of somebody else allocates nothing by itself
     "vocab_size": 1 << 24,
@@ -55,11 +58,14 @@ def written(config: ModelConfig, dtype: str, bos: int | None, eos: list[int]) ->
     if config.logit_softcap:
         extra[SOFTCAP] = config.logit_softcap
     scaling = _written_scaling(config.rope_scaling)
+    named = {"architectures": [ARCHITECTURES[kind]], "model_type": kind}
+    if config.blocks is not None:
+        named = {"architectures": ["BlockDiffusionForCausalLM"], "model_type": IN_BLOCKS}
+        extra[IN_BLOCKS] = {"shape": kind, **asdict(config.blocks)}
     return {
         **{name: getattr(config, name) for name in SHAPE},
         **extra,
-        "architectures": [ARCHITECTURES[kind]],
-        "model_type": kind,
+        **named,
         "head_dim": config.head_dim,
         "hidden_act": "silu",
         "initializer_range": 0.02,
@@ -78,7 +84,13 @@ def written(config: ModelConfig, dtype: str, bos: int | None, eos: list[int]) ->
 
 def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     """Ours from the content of a config.json. Raises ConfigError when our decoder cannot be that model."""
-    kind = raw.get("model_type")
+    kind, blocks = raw.get("model_type"), None
+    if kind == IN_BLOCKS:
+        said = raw.get(IN_BLOCKS)
+        if not isinstance(said, Mapping):
+            raise ConfigError(f"{IN_BLOCKS} is {shown(said)}; it must be an object")
+        kind = said.get("shape")
+        blocks = load(BlocksConfig, {name: one for name, one in said.items() if name != "shape"}, IN_BLOCKS)
     if type(kind) is not str or kind not in ARCHITECTURES:
         raise ConfigError(f"model_type is {shown(kind)}; this decoder is {' or '.join(ARCHITECTURES)}")
     if missing := [name for name in SHAPE[:5] if raw.get(name) is None]:
@@ -105,6 +117,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         rope_scaling=_scaling(rope, shape["max_position_embeddings"]),
         qk_norm=kind == "qwen3",
         logit_softcap=float(raw.get(SOFTCAP) or 0.0),
+        blocks=blocks,
     )
 
 
