@@ -8,8 +8,9 @@ from infra.errors import UsageError
 from infra.runs.timing import Say
 from infra.settings import Settings
 from store import Artifact, Store
-from trainer.plan import CHECKPOINTS, profile_named
+from trainer.plan import profile_named
 from trainer.recipes import PROFILES
+from trainer.records.phase_registry import PHASES, USUAL, all_phases, checkpoint_folders
 
 
 def model_folder(settings: Settings, model: str, tag: str, tell: Say) -> Path:
@@ -23,31 +24,30 @@ def find_model(settings: Settings, model: str, tag: str, tell: Say) -> tuple[Art
     Raises UsageError that lists those there are.
     """
     store = Store(settings.store)
-    found = {one.name: one for one in store.artifacts() if one.name.split("/")[0] in CHECKPOINTS.values()}
+    found = {one.name: one for one in store.artifacts() if one.name.split("/")[0] in checkpoint_folders()}
     whole = {name: one for name, one in found.items() if not one.problem}
     typed = f" --{'profile' if tag in PROFILES else 'tag'} {shlex.quote(tag)}" if tag else ""
     tag = tag or profile_named(settings.profile).name
-    if model in CHECKPOINTS:
-        wanted = [f"{CHECKPOINTS[model]}/{tag}"]
-    else:
-        wanted = [model] if model else [f"{CHECKPOINTS[phase]}/{tag}" for phase in ("sft", "mid", "base")]
+    phases = (model,) if model in PHASES else all_phases()[::-1]
+    wanted = [model] if model and model not in PHASES else [f"{PHASES[phase].folder}/{tag}" for phase in phases]
+    usual = f"{PHASES[USUAL].folder}/{tag}"
     for name in wanted:
         if name in whole:
-            if not model and name != wanted[0]:  # the model that is meant is not there
-                why = f"damaged ({found[wanted[0]].problem})" if wanted[0] in found else "not made yet"
+            if not model and wanted.index(name) > wanted.index(usual):  # the model that is meant is not there
+                why = f"damaged ({found[usual].problem})" if usual in found else "not made yet"
                 what = (
                     "which goes on with text and has not learnt to answer" if wanted[-1] == name else "half-way to it"
                 )
-                make = f"./inv launch --phase sft{typed}"
-                tell(f"{wanted[0]} is {why}; this is {name}, {what}; to make it: {make}")
+                make = f"./inv launch --phase {USUAL}{typed}"
+                tell(f"{usual} is {why}; this is {name}, {what}; to make it: {make}")
             return whole[name], store.path(name, whole[name].fingerprint)
     if model and Path(model).expanduser().is_dir():
         return None, Path(model).expanduser().absolute()
     damaged = [f"{name} is damaged ({found[name].problem})" for name in wanted if name in found]
-    near = difflib.get_close_matches(wanted[0], whole, 3)
+    near = difflib.get_close_matches(wanted[0] if model else usual, whole, 3)
     known = (
         f"there is: {', '.join(near or sorted(whole))}"
         if whole
-        else "there is none yet; make one with: ./inv launch --phase sft"
+        else f"there is none yet; make one with: ./inv launch --phase {USUAL}"
     )
     raise UsageError(f"no model {model or tag!r} in {settings.store}; {'; '.join([*damaged, known])}")

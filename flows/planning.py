@@ -27,6 +27,7 @@ from store import Store, credentials
 from store.artifacts import references
 from trainer import plan as planning
 from trainer.config import ImportSpec
+from trainer.records.phase_registry import PHASES, all_phases, checkpoint_folders
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,16 +206,16 @@ def store_notes(there: Inventory) -> tuple[str, ...]:
 
 def refuse_unknown_tag(plan: Plan, tag: str, phases: Sequence[str], there: Inventory) -> None:
     """A tag that was typed stands for what is there, or for what `--phase` names. Raises UsageError."""
-    of_phases = [name.split("/", 1) for name in there.artifacts if name.split("/")[0] in planning.CHECKPOINTS.values()]
+    of_phases = [name.split("/", 1) for name in there.artifacts if name.split("/")[0] in checkpoint_folders()]
     known = sorted({name for _, name in of_phases})
     if not tag or tag in known or not (plan.untyped or (plan.job is None and "base" not in phases)):
         return
     near = difflib.get_close_matches(tag, known, 3) or known[:10]
     listed = f"there is: {', '.join(near)}" if near else "there is no checkpoint yet"
     due = (
-        planning.PHASES
-        if "base" in plan.untyped
-        else [one for one in planning.PHASES if one in (*plan.untyped, *phases)]
+        all_phases()
+        if "base" in plan.untyped and {*phases} <= {*all_phases()}
+        else [one for one in PHASES if one in (*plan.untyped, *phases)]
     )
     make = (
         f"--phase {'+'.join(due)} --tag {tag}" if plan.untyped else "leave --tag out, since that model is there already"

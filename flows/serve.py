@@ -21,7 +21,7 @@ from serve.policy.service_state import Seen, Version, Wanted
 from serve.replicas import placement
 from serve.replicas.replica_pod import free_port
 from store.backends.by_uri import open_place
-from trainer.plan import CHECKPOINTS
+from trainer.records.phase_registry import PHASES, phase_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +78,10 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
 
 def folder_of(said: str, tag: str, settings: Settings, name: str, tell: Say) -> str:
     """Where the weights are: a folder of this machine, or where they are fetched from. Raises UsageError."""
-    if not said or said in CHECKPOINTS:
+    if not said or said in PHASES:
         return str(models.model_folder(model_folder(settings, said, tag, tell)))
     if tag:
-        raise UsageError(
-            f"--tag {tag} tells checkpoints of {', '.join(CHECKPOINTS)} apart; --model {said} is none of them"
-        )
+        raise UsageError(f"--tag {tag} tells checkpoints of {phase_names()} apart; --model {said} is none of them")
     if "://" in said and not said.startswith("file://"):
         if not said.startswith(("hf://", "s3://")):
             raise UsageError(f"--model {said}: known: hf://user/repo, s3://bucket/folder, a folder, an artifact")

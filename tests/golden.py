@@ -22,6 +22,7 @@ from data.shards.shards import Writer
 from data.tokens import bpe, tokenize
 from tests.trainer import curves
 from trainer.fingerprints import VERSIONS
+from trainer.records.phase_registry import PHASES
 
 FILE = Path(__file__).with_name("golden.json")
 VERBS, THINGS = ("reads", "writes", "opens", "closes", "joins"), ("paths", "files", "lines", "sockets", "words")
@@ -50,7 +51,7 @@ def outcomes(folder: Path) -> dict[str, str]:
         (folder / step).mkdir()
         make(folder / step)
         found[step] = content(folder / step)
-    return found | {phase: losses(phase) for phase in ("base", "mid", "sft")} | {"import": imported(folder)}
+    return found | {phase: losses(phase) for phase in PHASES} | {"import": imported(folder)}
 
 
 def documented(folder: Path) -> Path:

@@ -27,6 +27,7 @@ HEAVY = {
 PLAN = (
     "trainer.config",
     "trainer.memory",
+    "trainer.records",
     "trainer.recipes",
     "trainer.reuse",
     "trainer.fingerprints",
@@ -54,7 +55,7 @@ ORDER = {
     "infra": ("agent", "transport", "market", "machines", "providers", "selection", "ledger", "runs"),
     "infra.rehearsal": ("vendors",),
     "data": ("text", "shards", "tokens", "chat", "report", "engines"),
-    "trainer": ("model", "parallel", "checkpoints", "reporting", "evaluation", "phases"),
+    "trainer": ("records", "model", "objectives", "parallel", "checkpoints", "reporting", "evaluation", "phases"),
     "serve": ("engine", "policy", "gateway", "replicas"),
     "serve.gateway": ("http",),
     "store": ("backends", "artifacts", "run_sync"),

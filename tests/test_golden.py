@@ -16,4 +16,5 @@ def test_a_changed_output_is_noticed_until_its_version_is_raised_and_recorded():
 
 
 def test_every_step_has_a_version_and_what_stands_for_its_first():
-    assert VERSIONS.keys() == FIRST_CODE.keys() == golden.recorded().keys()
+    assert VERSIONS.keys() == golden.recorded().keys()
+    assert FIRST_CODE.keys() <= VERSIONS.keys()  # later steps never had another version 1

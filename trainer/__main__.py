@@ -1,4 +1,4 @@
-"""`python -m trainer base|mid|sft|import --config FILE`, and `chat`, `eval`, `export` for what they made.
+"""`python -m trainer PHASE|import --config FILE`, and `chat`, `eval`, `export` for what they made.
 
 The file of a phase holds {"making": Making, "spec": PhaseConfig, "keeping": Keeping}; that of import {"making": Making,
 "spec": ImportSpec}; that of eval {"spec": EvalSpec}.
@@ -25,8 +25,7 @@ from data.single_writer import PARENT, die_with
 from store import StoreError, outside
 from trainer.config import EvalSpec, ImportSpec, Keeping, PhaseConfig
 from trainer.errors import Preempted, Refused, TrainerError
-
-PHASES = ("base", "mid", "sft")
+from trainer.records.phase_registry import PHASES
 
 
 def main(words: list[str] | None = None) -> int:
@@ -99,7 +98,7 @@ def train(flags: argparse.Namespace) -> None:
     keeping = load(Keeping, raw.get("keeping", {}), "keeping")
     if config.phase != flags.command:
         raise Refused(f"{flags.config} configures the phase {config.phase!r}")
-    phase = importlib.import_module(f"trainer.phases.{flags.command}")
+    phase = importlib.import_module(PHASES[flags.command].module)
     with sigterm_raises(), joined() as ranks:
         about = once(making, ranks, lambda: phase.run(config, making, keeping, ranks))
     if "bits_per_byte" in about:

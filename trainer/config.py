@@ -4,22 +4,15 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from data.config import ConfigError
 from trainer.records.blocks_config import BlocksConfig
+from trainer.records.fields import in_bounds, newer, rounding, what_counts
+from trainer.records.phase_registry import PROMPTS, TALK, TEXT, listed, phases_reading
 
 PARALLEL = ("auto", "ddp", "fsdp", "hybrid")
 DTYPES = ("auto", "float32", "bfloat16", "float8")
-
-
-def in_bounds(record: Any, names: str, least: float, *, above: bool = False) -> None:
-    """Raises ConfigError for a field that is below `least` (`above`: or equal to it), or no finite number."""
-    for name in names.split():
-        value = getattr(record, name)
-        if value is not None and not (least < value < math.inf or value == least and not above):
-            raise ConfigError(f"{name} is {value}; it must be {'above' if above else 'at least'} {least}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +66,7 @@ class ModelConfig:
     logit_softcap: float = 0.0
     """Logits become c * tanh(logits / c), here and in our own sampling; 0 = as they are. Llama and Qwen3 elsewhere know
     nothing of it: the likeliest word stays the same, the probabilities do not."""
-    blocks: BlocksConfig | None = field(default=None, metadata={"newer": True})
+    blocks: BlocksConfig | None = newer(None)
     """It decodes in blocks, and has learnt to see whole ones; None = from left to right."""
 
     def __post_init__(self) -> None:
@@ -160,32 +153,12 @@ class ScheduleConfig:
         in_bounds(self, "warmup_steps final", 0)
 
 
-def rounding(default: Any) -> Any:
-    """A field that changes the result by rounding only, as hardware does: it is in no fingerprint."""
-    return field(default=default, metadata={"rounding": True})
-
-
-def newer(default: Any) -> Any:
-    """A field that came later: at its default it is in no fingerprint, so what was made before it is still that."""
-    return field(default=default, metadata={"newer": True})
-
-
-def what_counts(spec: Any) -> dict[str, Any]:
-    """The fields of a spec that its fingerprint is made of, as plain values."""
-    neutral = {
-        one.name
-        for one in fields(spec)
-        if one.metadata.get("rounding") or one.metadata.get("newer") and getattr(spec, one.name) == one.default
-    }
-    return {name: value for name, value in asdict(spec).items() if name not in neutral}
-
-
 @dataclass(frozen=True, kw_only=True)
 class PhaseConfig:
     """One phase of training. What changes the result is in the fingerprint: all but the fields made by `rounding`."""
 
     phase: str
-    """`base`, `mid` or `sft`."""
+    """Its name in the registry, such as `base` or `sft`."""
     model: ModelConfig
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
@@ -235,10 +208,11 @@ class PhaseConfig:
             raise ConfigError(f"compile is {self.compile!r}; known: auto, always, never")
         if self.parallel not in PARALLEL:
             raise ConfigError(f"parallel is {self.parallel!r}; known: {', '.join(PARALLEL)}")
-        if self.mixture and self.phase == "base":
-            raise ConfigError("a mixture is for mid and sft; base reads text")
-        if self.document_masks and self.phase != "base":
-            raise ConfigError(f"document_masks are for base; a row of {self.phase} is one conversation")
+        if self.mixture and self.reads_text:
+            raise ConfigError(f"a mixture is for {listed(phases_reading(TALK, PROMPTS))}; {self.phase} reads text")
+        if self.document_masks and not self.reads_text:
+            whose = listed(phases_reading(TEXT))
+            raise ConfigError(f"document_masks are for {whose}; a row of {self.phase} is one conversation")
         if self.sequence_len > self.model.max_position_embeddings:
             longest = self.model.max_position_embeddings
             raise ConfigError(f"sequence_len is {self.sequence_len}; the model holds {longest} positions")
@@ -256,6 +230,11 @@ class PhaseConfig:
         warmup = self.schedule.warmup_steps
         scaled = max(1, round(warmup * steps / self.steps)) if warmup else 0
         return replace(self, steps=steps, schedule=replace(self.schedule, warmup_steps=scaled))
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether its rows are cut from text; else they are conversations, each as long as it is."""
+        return self.phase in phases_reading(TEXT)
 
     @property
     def flops(self) -> float:

@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from trainer.records.phase_registry import PHASES
+
 VERSIONS = {
     "text": 1,
     "tokenizer": 1,
@@ -23,12 +25,10 @@ VERSIONS = {
     "questions": 2,
     "talk": 1,
     "import": 1,
-    "base": 1,
-    "mid": 1,
-    "sft": 1,
+    **{name: phase.version for name, phase in PHASES.items()},
 }
 """By the word of the step that makes it (`-m data tokens`): raised by whoever changes what comes out of it for the same
-settings and inputs. tests/test_golden.py fails when that was forgotten."""
+settings and inputs (of a phase: in the registry). tests/test_golden.py fails when that was forgotten."""
 
 FIRST_CODE = {
     "text": "d1c28a08248a",
@@ -42,13 +42,15 @@ FIRST_CODE = {
     "mid": "3bdb437f0b0b",
     "sft": "47d3cd0df839",
 }
-"""What stands for version 1 in fingerprints that 8284afb wrote: its digest of all the code behind each step."""
+"""What stands for version 1 in fingerprints that 8284afb wrote: its digest of all the code behind each step. Steps that
+came later have none."""
 
-# Modules that change how a thing is told or kept, never what it is.
+# Modules, and packages of them, that change how a thing is told or kept, never what it is.
 NEUTRAL = {
     *("data.events", "data.config", "data.errors", "data.report.compressors"),
     *(
         "trainer.config",
+        "trainer.records",
         "trainer.errors",
         "trainer.reporting.metrics",
         "trainer.reporting.jsonl_log",
@@ -89,8 +91,12 @@ def _reached(root: Path, todo: list[str], without: Set[str]) -> Code:
         path = todo.pop()
         if path not in seen:
             seen[path], imported = _module(root, path)
-            todo.extend(file for module in imported if module not in without for file in _files(root, module))
+            todo.extend(file for module in imported if not _lies_in(module, without) for file in _files(root, module))
     return seen
+
+
+def _lies_in(module: str, some: Set[str]) -> bool:
+    return module in some or any(module.startswith(f"{one}.") for one in some)
 
 
 def short(code: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ import json
 import math
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -38,12 +38,25 @@ from store.manifest import kind_of
 from trainer import memory, recipes
 from trainer.config import ImportSpec, Keeping, PhaseConfig, Profile
 from trainer.fingerprints import FIRST_CODE, digest
+from trainer.records.phase_registry import (
+    INIT,
+    KINDS,
+    PHASES,
+    PROMPTS,
+    TALK,
+    TEACHER,
+    TEXT,
+    Phase,
+    all_phases,
+    chain,
+    listed,
+    nearest,
+    phase_names,
+    phases_reading,
+)
 from trainer.reuse import Choice, Node, choices, needed
 
-PHASES = ("base", "mid", "sft")
-CHECKPOINTS = {"base": "base_checkpoints", "mid": "mid_checkpoints", "sft": "chatsft_checkpoints"}
-MAKERS = {"identity": "identity", "pydocs": "questions", "other": "questions"}  # kind of conversation -> its node
-ORDER = ("text", "tokenizer", "tokens", "base", "init", "identity", "questions")  # then other talk, and chat phases
+ORDER = ("text", "tokenizer", INIT, "tokens", "base", "identity", "questions")  # then other talk, and other phases
 SILENT_S = 30 * 60.0
 NO_LIMITS = Limits()
 NONE_GIVEN: Mapping[str, str] = MappingProxyType({})
@@ -79,15 +92,15 @@ class Wanted:
 def parse_phases(words: str) -> tuple[str, ...]:
     """`sft`, `base+mid` or `all` as phases in the order in which they run. Raises UsageError."""
     if words == "all":
-        return PHASES
+        return all_phases()
     asked = words.split("+")
     for word in asked:
-        if word == "rl":
-            raise UsageError("phase rl is planned but cannot be trained yet; known today: base, mid, sft, all")
+        if word == "rl" and word not in PHASES:
+            raise UsageError(f"phase rl is planned but cannot be trained yet; known today: {phase_names()}, all")
         if word not in PHASES:
             near = difflib.get_close_matches(word, PHASES if "+" in words else (*PHASES, "all"), 1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise UsageError(f"unknown phase {word!r}; {hint}known: {', '.join(PHASES)}, a sum such as mid+sft, or all")
+            raise UsageError(f"unknown phase {word!r}; {hint}known: {phase_names()}, a sum such as mid+sft, or all")
     return tuple(phase for phase in PHASES if phase in asked)
 
 
@@ -177,31 +190,42 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
         ),
     ]
     found = {node.name: node for node in nodes}
-    mixtures = {name: dict(wanted.mixture or phase.mixture or {}) for name, phase in profile.phases.items()}
-    talks = talk_nodes([source for name in ("mid", "sft") for source in mixtures[name]])
+    mixtures = {
+        name: dict(wanted.mixture if wanted.mixture and PHASES[name].reads == TALK else phase.mixture or {})
+        for name, phase in profile.phases.items()
+    }
+    talks = talk_nodes([source for name in phases_reading(TALK, PROMPTS) for source in mixtures.get(name, ())])
     found |= {node.name: node for node in talks.values()}
-    chat = {}
-    for name in ("mid", "sft"):
-        kinds = {talks[kind].name if kind in talks else kind: weight for kind, weight in mixtures[name].items()}
-        roles = {MAKERS.get(kind, kind) for kind in kinds}
-        chat[name] = (kinds, {role: role for role in (*MAKERS.values(), *found) if role in roles})
+    tokenizer = "tokenizer"
     if wanted.init is not None:
         own = {} if wanted.init.has_tokenizer else {"tokenizer": "tokenizer"}
         words = ("-m", "trainer", "import")
         artifact = f"imported/{init_slug(wanted.init)}"
-        found["init"] = Node("init", artifact, words, "trainer/import_model.py", wanted.init, own)
-        before, tokenizer = "init", "init"
-    else:
-        found["base"] = _phase(profile, "base", tag, wanted, {name: name for name in ("text", "tokenizer", "tokens")})
-        before, tokenizer = "base", "tokenizer"
-    for name in ("mid", "sft"):
-        kinds, inputs = chat[name]
-        if name == "sft" or wanted.init is None or "mid" in wanted.phases:
-            inputs = {"tokenizer": tokenizer, **inputs, before: before}
-            found[name] = _phase(profile, name, tag, wanted, inputs, kinds)
-            before = name
-    names = (*ORDER, *(node.name for node in talks.values()), "mid", "sft")
-    return {name: found[name] for name in names if name in found}
+        found[INIT] = Node(INIT, artifact, words, "trainer/import_model.py", wanted.init, own)
+        tokenizer = INIT
+        found["tokens"] = replace(found["tokens"], inputs={"text": "text", "tokenizer": tokenizer})
+    befores = chain(profile.phases, wanted.phases, wanted.init is not None)
+    if missing := [name for name in wanted.phases if name not in befores]:
+        known = ", ".join(one for one in PHASES if one in befores)
+        raise UsageError(f"profile {profile.name} has no phase {listed(missing)} that could run; it has: {known}")
+    for name, before in befores.items():
+        kinds = {talks[kind].name if kind in talks else kind: weight for kind, weight in mixtures[name].items()}
+        inputs = {"tokenizer": tokenizer, **_data(PHASES[name], kinds, tuple(found))}
+        if before:
+            inputs[before] = before
+        if PHASES[name].teacher:
+            inputs[TEACHER] = nearest(PHASES[name].teacher, befores, wanted.init is not None)
+        found[name] = _phase(profile, name, tag, wanted, inputs, None if PHASES[name].reads == TEXT else kinds)
+    order = (*ORDER, *(node.name for node in talks.values()), *befores)
+    return {name: found[name] for name in dict.fromkeys(order) if name in found}
+
+
+def _data(phase: Phase, kinds: Collection[str], made: Sequence[str]) -> dict[str, str]:
+    """What a phase reads beside models and the tokenizer: role -> node."""
+    if phase.reads == TEXT:
+        return {"text": "text", "tokens": "tokens"}
+    roles = {KINDS.get(kind, kind) for kind in kinds}
+    return {role: role for role in (*KINDS.values(), *made) if role in roles}
 
 
 def _vocab_size(profile: Profile, init: ImportSpec | None) -> int:
@@ -222,14 +246,14 @@ def _vocab_size(profile: Profile, init: ImportSpec | None) -> int:
 def talk_nodes(sources: Sequence[str]) -> dict[str, Node]:
     """By source, the steps that make conversations which are not ours. Raises ConfigError for one that is no source."""
     found: dict[str, Node] = {}
-    taken = {*MAKERS, *ORDER, *PHASES}
+    taken = {*KINDS, *ORDER, *PHASES, TEACHER}
     for source in sources:
-        if source in MAKERS or source in found:
+        if source in KINDS or source in found:
             continue
-        near = difflib.get_close_matches(source, MAKERS, 1)
+        near = difflib.get_close_matches(source, KINDS, 1)
         if "/" not in source and "." not in source:
             hint = f"did you mean {near[0]!r}?" if near else "a .jsonl, a .parquet or hf://user/name can be drawn, too"
-            raise UsageError(f"mixture: unknown kind {source!r}; known: {', '.join(MAKERS)}; {hint}")
+            raise UsageError(f"mixture: unknown kind {source!r}; known: {', '.join(KINDS)}; {hint}")
         spec = talk_spec(source)
         if not spec.source.startswith("hf://"):
             path = str(Path(spec.source).expanduser().absolute())
@@ -270,8 +294,8 @@ def _phase(
         config = replace(config, seed=wanted.seed)
     if wanted.steps is not None:
         config = config.in_steps(wanted.steps)
-    words, entry = ("-m", "trainer", phase), f"trainer/phases/{phase}.py"
-    return Node(phase, f"{CHECKPOINTS[phase]}/{tag}", words, entry, config, inputs)
+    entry = f"{PHASES[phase].module.replace('.', '/')}.py"
+    return Node(phase, f"{PHASES[phase].folder}/{tag}", ("-m", "trainer", phase), entry, config, inputs)
 
 
 def resolve(
@@ -293,12 +317,15 @@ def resolve(
     its inputs is due. `root` is the checkout whose code will run, `flops_per_s` what the machine does of useful work,
     `pod_store` the store as the pod names it, where that is not the one at home.
     """
-    if wanted.init is not None and "base" in wanted.phases:
+    from_nothing = [name for name in wanted.phases if not PHASES[name].follows]
+    if wanted.init is not None and from_nothing:
+        others = ", ".join(name for name, one in PHASES.items() if one.takes_init) + " or mid+sft"
         raise UsageError(
-            "base begins from nothing; a model that is there already goes on with --phase mid, sft or mid+sft"
+            f"{listed(from_nothing)} begins from nothing; a model that is there already goes on with --phase {others}"
         )
-    if wanted.mixture is not None and wanted.phases == ("base",):
-        raise UsageError("--mixture is of conversations, for mid and sft; base reads text: --source")
+    if wanted.mixture is not None and not {*wanted.phases} & {*phases_reading(TALK)}:
+        of, rest = listed(phases_reading(TALK)), listed(phases_reading(TEXT))
+        raise UsageError(f"--mixture is of conversations, for {of}; {rest} reads text: --source")
     nodes = recipe(wanted)
     held = {(kind_of(one.name), one.fingerprint): one.about for one in _held(inventory)}
     pointers = {name: one.fingerprint for name, one in inventory.artifacts.items() if not one.problem}
@@ -323,7 +350,7 @@ def resolve(
     lines = [one for one in artifacts if one.name in here]
     moved = tuple(Pointer(one.name, one.fingerprint) for one in lines if pointers.get(one.name) != one.fingerprint)
     doubtful = tuple(one for one in lines if one.differs and not wanted.made)
-    untyped = tuple(name for name in nodes if name in due and name in CHECKPOINTS and name not in wanted.phases)
+    untyped = tuple(name for name in nodes if name in due and name in PHASES and name not in wanted.phases)
     job = None
     if steps:
         job = Job(run, "", tuple(steps), limits, torch=torch, environments=environments, num_gpus=request.num_gpus)
@@ -484,6 +511,6 @@ def estimate_s(node: Node, flops_per_s: float) -> float:
         return DATA_STEP_S.get(node.name) or IMPORT_STEP_S + node.spec.model.num_params / IMPORT_PARAMS_PER_S
     config = node.spec
     row = config.sequence_len
-    if config.mixture:
+    if not config.reads_text:
         row = min(row, CHAT_TOKENS if config.turns == 1 else TURN_TOKENS)
     return PHASE_START_S + 6.0 * config.model.num_params * config.steps * config.rows * row / flops_per_s

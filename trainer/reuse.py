@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from store.manifest import kind_of
-from trainer.config import what_counts
 from trainer.fingerprints import BESIDE, FIRST_CODE, VERSIONS, Code, code_of, differing, digest, short
+from trainer.records.fields import what_counts
 
 FILE = re.compile(rf"(?:{BESIDE})?[A-Za-z0-9_/]+\.py")  # of ours, by whoever wrote it down
 
@@ -63,7 +63,7 @@ def choices(
             found[name] = Choice(given[name], {}, (kind, given[name]) in held)
             continue
         spec, version = digest(what_counts(node.spec)), f"v{VERSIONS[node.words[-1]]}"
-        code, old = code_of(root, node.entry), FIRST_CODE[node.words[-1]]
+        code, old = code_of(root, node.entry), FIRST_CODE.get(node.words[-1], version)
         ours = _inputs(node, {source: one.fingerprint for source, one in found.items()})
         follows = any(found[source].is_remade for source in node.inputs.values())
         tails = [ours] if follows else [ours, _inputs(node, plain), _inputs(node, first)]

@@ -32,6 +32,7 @@ from trainer.model import export
 from trainer.model.decoder import Decoder, initialise
 from trainer.parallel.fsdp import WHOLE, Cut, cut, parts_of
 from trainer.parallel.process_group import Ranks
+from trainer.records.phase_registry import model_roles, starts_from
 from trainer.reporting.metrics import last_loss
 from trainer.reporting.peak_flops import of_machine
 from trainer.reporting.samples import Sampler
@@ -50,6 +51,7 @@ class PhaseRun:
     tokenizer: tokenizers.Tokenizer
     ranks: Ranks
     parallel: str  # of `ddp`, `fsdp`, `hybrid`
+    before: str = ""  # role of the model that it goes on from, "" = it begins from nothing
     cut: Cut = WHOLE  # of the model that is being trained
     metrics: Path = field(init=False)
 
@@ -59,13 +61,12 @@ class PhaseRun:
     def input(self, role: str) -> Path:
         return open_input(self.making, role)
 
-    def new_model(self) -> Decoder:
-        """With first weights from the seed."""
+    def first_model(self) -> Decoder:
+        """The model as this phase begins with it: with the weights at the end of the phase before, or first ones from
+        the seed. Raises Refused when it learned another vocabulary."""
+        if self.before:
+            return self._model(lambda model: self._fill_from(model, self.before))
         return self._model(lambda model: initialise(model, self.config.seed))
-
-    def model_from(self, role: str) -> Decoder:
-        """With the weights at the end of the phase before. Raises Refused when it learned another vocabulary."""
-        return self._model(lambda model: self._fill_from(model, role))
 
     def _model(self, fill: Callable[[Decoder], None]) -> Decoder:
         """Whole, or this process's part of it; the first process alone fills it, the others hear from it."""
@@ -115,7 +116,7 @@ class PhaseRun:
         peak = of_machine(self.machine) if self.ranks.is_first else None
         sample = None
         if self.ranks.is_first and self.cut.size == 1:  # a model that is cut answers only when all its processes ask
-            sample = Sampler(model, self.tokenizer, is_talk=self.config.mixture is not None)
+            sample = Sampler(model, self.tokenizer, is_talk=not self.config.reads_text)
         one = Training(
             model, self.config, batch, self.checkpoints, facts, self.metrics, self.ranks, self.cut, data, peak, sample
         )
@@ -158,14 +159,12 @@ class PhaseRun:
 
 
 @contextmanager
-def phase_run(
-    config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks, before: str = ""
-) -> Iterator[PhaseRun]:
+def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> Iterator[PhaseRun]:
     """The run folder locked, the tokenizer read and compared with the model, the data with that of the other nodes.
 
-    before: the role of the model that this phase goes on from. Raises Refused, StoreError, DataError, PeerLost.
+    Raises Refused, StoreError, DataError, PeerLost.
     """
-    machine = prepare()
+    machine, before = prepare(), starts_from(config.phase, making.inputs)
     if config.adopted:
         config = replace(config, model=export.read_config(export.folder_of_model(open_input(making, before))))
     folder = open_input(making, "tokenizer")
@@ -183,7 +182,7 @@ def phase_run(
     with checkpoints.locked() if ranks.is_first else nullcontext():
         for leftover in checkpoints.folder.parent.glob(".trash-*"):
             shutil.rmtree(leftover, ignore_errors=True)  # a finished run of another phase may be removing it just now
-        yield PhaseRun(config, making, machine, checkpoints, folder, tokenizer, ranks, parallel)
+        yield PhaseRun(config, making, machine, checkpoints, folder, tokenizer, ranks, parallel, before)
 
 
 def checkpoint_folder(phase: str, making: Making, keeping: Keeping) -> Path:
@@ -237,7 +236,7 @@ def open_input(making: Making, role: str) -> Path:
 def data_digests(making: Making) -> dict[str, str]:
     """What every node has made for itself, by name; models of earlier phases are read by the first process alone."""
     store = Store(making.store)
-    inputs = [one for role, one in making.inputs.items() if role not in ("base", "mid", "init")]
+    inputs = [one for role, one in making.inputs.items() if role not in model_roles()]
     manifests = {one.name: store.manifest_of(one.name, one.fingerprint) for one in inputs}
     files = {name: [(file.path, file.sha256) for file in one.files] for name, one in manifests.items()}
     return {name: hashlib.sha256(repr(sorted(entries)).encode()).hexdigest()[:12] for name, entries in files.items()}

@@ -39,7 +39,7 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine) -> Iterator[
         one.in_float8 = config.dtype == "float8" and float8.fits(*one.weight.shape)
     if compiled:
         for block in model.model.layers:  # all blocks are one piece of code: compiled once
-            block.compile(dynamic=config.mixture is not None)  # else a resumed run would meet lengths in another order
+            block.compile(dynamic=not config.reads_text)  # else a resumed run would meet lengths in another order
     try:
         yield
     finally:

@@ -25,10 +25,11 @@ from scripts.models import lm_eval
 from store import Artifact, Store, outside
 from trainer.evaluation import intervals
 from trainer.evaluation.intervals import Interval
-from trainer.plan import CHECKPOINTS, load_persona, source_slug
+from trainer.plan import load_persona, source_slug
+from trainer.records.phase_registry import PHASES
 
 FILE = "eval.json"
-BASE = CHECKPOINTS["base"]
+BASE = PHASES["base"].folder
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from infra.records import Request
 from scripts.cli import context, local_step, prompts, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.local_step import run as run_step
-from trainer.plan import PHASES
+from trainer.records.phase_registry import PHASES
 
 
 def train(profile, config, init, source, out, prepare, json, remake, keep_made, **wanted):

@@ -2,13 +2,14 @@
 
 from scripts.cli.flag_help import MIXTURE
 from scripts.cli.invoke_patch import command
+from trainer.records.phase_registry import phase_names
 
 
 @command(
     "scripts.models.local_model",
     world="",
     help={
-        "phase": "base, mid, sft, a sum such as mid+sft, or all",
+        "phase": f"{phase_names()}, a sum such as mid+sft, or all",
         "profile": "recipe of model and training: a name that inv config --profile takes, or a .yaml file",
         "config": "the same as --profile",
         "init": "go on from somebody else's model: a Hugging Face folder, or hf://user/repo[@revision]",
@@ -79,7 +80,8 @@ def fit(c, profile="", phase="base", gpu="", num_gpus=1, nodes=1, json=False):
     world="",
     word="model",
     help={
-        "model": "base, mid, sft, the name of an artifact, or a Hugging Face folder (default: the last phase there is)",
+        "model": f"{phase_names()}, the name of an artifact, or a Hugging Face folder (default: the last phase "
+        "there is)",
         "tag": "name of the checkpoints in the store",
         "prompt": "one question; without it, a conversation",
         "temperature": "0 = always the likeliest word",
@@ -97,8 +99,8 @@ def chat(c, model="", tag="", prompt: str | None = None, temperature=0.0, max_to
     word="models",
     iterable=["models", "task"],
     help={
-        "models": "base, mid, sft, names of artifacts, or Hugging Face folders (default: base on text, the last phase "
-        "on questions)",
+        "models": f"{phase_names()}, names of artifacts, or Hugging Face folders (default: base on text, the last "
+        "phase on questions)",
         "tag": "name of the checkpoints in the store",
         "source": "whose held-out text and questions (default pydocs)",
         "persona": "YAML file with the name to look for (default: the one the conversations were made from)",
@@ -128,7 +130,7 @@ def eval(
     world="",
     word="model",
     help={
-        "model": "base, mid, sft, the name of an artifact, or a folder (default: the last phase there is)",
+        "model": f"{phase_names()}, the name of an artifact, or a folder (default: the last phase there is)",
         "tag": "name of the checkpoints in the store",
         "out": "folder to write",
         "dtype": "float32 or bfloat16",

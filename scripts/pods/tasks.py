@@ -5,6 +5,7 @@ They chain: inv pod.create --gpu H100 pod.sync pod.setup pod.run --phase sft pod
 
 from scripts.cli.flag_help import MACHINE
 from scripts.cli.invoke_patch import command
+from trainer.records.phase_registry import phase_names
 
 WHICH = "the pod (default: that of this line, or the only one)"
 
@@ -53,7 +54,7 @@ def setup(c, run="", json=False):
     word="run",
     help={
         "run": WHICH,
-        "phase": "base, mid, sft, a sum such as mid+sft, or all",
+        "phase": f"{phase_names()}, a sum such as mid+sft, or all",
         "profile": "recipe of model and training (smoke, tiny)",
         "source": "pydocs, fineweb, or a path of .txt, .jsonl, .parquet",
         "packages": "pydocs: installed packages to read too, comma-separated",

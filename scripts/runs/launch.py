@@ -41,7 +41,7 @@ from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
 from scripts.runs.logs import tell_steps
 from serve import controller_client, controller_process
-from trainer.plan import CHECKPOINTS
+from trainer.records.phase_registry import PHASES, USUAL
 
 THEN = {"failed": "mend that, then launch again or ", NODE_LOST: "when its machine, or another, is free: "}
 
@@ -187,7 +187,7 @@ def talk_to(artifact: str, store: str) -> str:
     """The command for a model just made, which need not be the one that is meant when nothing is said."""
     usual = context.settings()
     where = "" if store == usual.store and not usual.rehearsal else f"SLIPWAY_STORE={shlex.quote(store)} "
-    model = "" if artifact == f"{CHECKPOINTS['sft']}/{usual.profile}" else f" {artifact}"
+    model = "" if artifact == f"{PHASES[USUAL].folder}/{usual.profile}" else f" {artifact}"
     return f"Talk to it: {where}./inv chat{model}"
 
 

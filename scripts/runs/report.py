@@ -30,7 +30,7 @@ from scripts.runs import status
 from store import Store, StoreError, credentials, outside
 from store.manifest import kept_name
 from store.run_sync.run_folder import RunFolder
-from trainer.plan import PHASES
+from trainer.records.phase_registry import PHASES
 from trainer.reporting.jsonl_log import FIGURES, SAID, parse
 from trainer.reporting.run_report import PhaseStory, Story, charts, page
 

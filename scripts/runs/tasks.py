@@ -2,6 +2,7 @@
 
 from scripts.cli.flag_help import MACHINE, MIXTURE
 from scripts.cli.invoke_patch import command
+from trainer.records.phase_registry import phase_names
 
 
 @command(
@@ -11,7 +12,7 @@ from scripts.cli.invoke_patch import command
     flag_file="file",
     help={
         "file": "YAML of these flags, `gpu: H100`; what is typed outweighs it",
-        "phase": "base, mid, sft, a sum such as mid+sft, or all",
+        "phase": f"{phase_names()}, a sum such as mid+sft, or all",
         "profile": "recipe of model and training (smoke, tiny)",
         "provider": "where: local, or what .env says",
         "source": "pydocs, fineweb, or a path of .txt, .jsonl, .parquet",

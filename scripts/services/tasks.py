@@ -1,6 +1,7 @@
 """A model behind one address that stays up. It stands in `change.py` (what changes) and `inspect.py` (what looks)."""
 
 from scripts.cli.invoke_patch import command
+from trainer.records.phase_registry import phase_names
 
 NAME = "of the service (default: the only one there is)"
 REPLICA = "its number, as serve.status shows it"
@@ -12,7 +13,7 @@ REPLICA = "its number, as serve.status shows it"
     word="name",
     help={
         "name": "of the service; one that is there already is updated",
-        "model": "base, mid, sft, an artifact or run of ours, a folder, hf://user/repo, s3://bucket/folder "
+        "model": f"{phase_names()}, an artifact or run of ours, a folder, hf://user/repo, s3://bucket/folder "
         "(default: what --config says, else the last phase there is)",
         "tag": "name of the checkpoints in the store",
         "replicas": "so many, always; more in --config: least, most and requests per second for each",

@@ -26,7 +26,7 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> 
             ids, targets = rows[:, :-1], rows[:, 1:]
             return (ids, targets, loader.documents(ids)) if config.document_masks else (ids, targets)
 
-        trained = phase.train(phase.new_model(), batch, loader)
+        trained = phase.train(phase.first_model(), batch, loader)
         if trained is None:
             return {}
         model, final = trained

@@ -8,19 +8,15 @@ from data.config import Making
 from trainer.config import Keeping, PhaseConfig
 from trainer.errors import Refused
 from trainer.parallel.process_group import Ranks
+from trainer.records.phase_registry import KINDS
 from trainer.run import PhaseRun, phase_run
 
-QUESTIONS = ("pydocs", "other")  # kinds that come from one artifact
-OURS = ("identity", *QUESTIONS)  # one question and its answer each, which can follow any other
+OURS = ("identity", "pydocs", "other")  # one question and its answer each, which can follow any other
 
 
-def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks, before: str) -> dict[str, Any]:
-    """Train from the final checkpoint of `before`, publish; all that the first process knows of the result.
-
-    Where there is an input `init`, that model of somebody else's stands in for `before`.
-    """
-    before = "init" if "init" in making.inputs else before
-    with phase_run(config, making, keeping, ranks, before) as phase:
+def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
+    """Train from the model of the phase before, publish; all that the first process knows of the result."""
+    with phase_run(config, making, keeping, ranks) as phase:
         mixture = config.mixture or {}
         if not mixture:
             raise Refused(f"{config.phase}: the mixture names nothing; known: identity, pydocs, other, and your own")
@@ -28,7 +24,7 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks, bef
         conversations = Conversations(
             files, mixture, phase.tokenizer, config.sequence_len, config.seed, config.turns, OURS
         )
-        trained = phase.train(phase.model_from(before), lambda step: conversations.batch(step, config.rows))
+        trained = phase.train(phase.first_model(), lambda step: conversations.batch(step, config.rows))
         return phase.publish(*trained, {}) if trained else {}
 
 
@@ -36,6 +32,6 @@ def conversations_of(phase: PhaseRun, kind: str) -> Path:
     """Where those of a kind are: ours, or an input of that name. Raises Refused when there is none."""
     if kind == "identity":
         return phase.input("identity") / "identity_conversations.jsonl"
-    if kind in QUESTIONS:
+    if KINDS.get(kind) == "questions":
         return phase.input("questions") / f"{kind}.train.jsonl"
     return phase.input(kind) / "conversations.jsonl"

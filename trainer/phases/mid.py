@@ -10,4 +10,4 @@ from trainer.phases import chat
 
 def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
     """See `chat.run`."""
-    return chat.run(config, making, keeping, ranks, before="base")
+    return chat.run(config, making, keeping, ranks)

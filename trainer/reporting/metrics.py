@@ -77,7 +77,7 @@ class Metrics:
             return
         self.told_at = now
         eta_s = spent_s / (step - self.window[0][1]) * (config.steps - step)
-        if config.mixture:  # rows have different lengths
+        if not config.reads_text:  # rows have different lengths
             count = {"done": step, "total": config.steps, "unit": "steps"}
         else:
             each = config.rows * config.sequence_len

@@ -1,0 +1,130 @@
+"""Every phase of training, in the order in which they run. Light to import: no torch here.
+
+Whoever names phases asks here: the plan, the program, the recipes, fingerprints, the commands and their help. A new
+phase is one entry, one module with `run(config, making, keeping, ranks)`, and its configuration in the recipes.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+TEXT, TALK, PROMPTS = "text", "talk", "prompts"
+INIT, TEACHER = "init", "teacher"  # roles of inputs: somebody else's model to begin from; a second, frozen model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """What the rest of the house needs to know of a phase."""
+
+    name: str
+    folder: str
+    """Of the store: its artifacts are `<folder>/<tag>`."""
+    module: str
+    """Holds `run(config, making, keeping, ranks)`; phases may share one."""
+    follows: tuple[str, ...] = ()
+    """The phases whose model it can go on from, nearest first; () = it begins from nothing."""
+    reads: str = ""
+    """`text`: the artifacts text and tokens. `talk`: the conversations of its mixture, which --mixture replaces.
+    `prompts`: the same, of its own mixture always. "": nothing but the tokenizer."""
+    teacher: tuple[str, ...] = ()
+    """The phases whose model can be its frozen second one, nearest first: its input `teacher`. () = it has none."""
+    version: int = 1
+    """Raised by whoever changes what comes out of it for the same settings and inputs; see trainer/fingerprints.py."""
+    in_all: bool = False
+    """Whether `--phase all` holds it, and whether its model is one that commands take unasked."""
+    optional: bool = False
+    """Whether it is left out where a later phase needs no more than one of those before it, unless it is asked for."""
+    takes_init: bool = True
+    """Whether somebody else's model may stand in for the phases before it."""
+
+
+_ALL = (
+    Phase(
+        name="base",
+        folder="base_checkpoints",
+        module="trainer.phases.base",
+        reads=TEXT,
+        in_all=True,
+        takes_init=False,
+    ),
+    Phase(
+        name="mid",
+        folder="mid_checkpoints",
+        module="trainer.phases.mid",
+        follows=("base",),
+        reads=TALK,
+        in_all=True,
+    ),
+    Phase(
+        name="sft",
+        folder="chatsft_checkpoints",
+        module="trainer.phases.sft",
+        follows=("mid", "base"),
+        reads=TALK,
+        in_all=True,
+    ),
+)
+PHASES: dict[str, Phase] = {one.name: one for one in _ALL}
+USUAL = "sft"  # what a launch trains up to, and the model that is talked to, where nobody says which
+
+KINDS = {"identity": "identity", "pydocs": "questions", "other": "questions"}
+"""Kinds of conversations and prompts that are ours -> the role of the artifact that holds them, "" = of none."""
+
+
+def phase_names() -> str:
+    """Return the phases in words: `base, mid, sft`."""
+    return ", ".join(PHASES)
+
+
+def listed(some: Sequence[str]) -> str:
+    """Return them as a sentence has them: `mid, sft and rl`."""
+    return " and ".join(filter(None, (", ".join(some[:-1]), *some[-1:])))
+
+
+def all_phases() -> tuple[str, ...]:
+    """Return what `--phase all` stands for."""
+    return tuple(name for name, one in PHASES.items() if one.in_all)
+
+
+def phases_reading(*kinds: str) -> tuple[str, ...]:
+    """Return the phases that read one of these."""
+    return tuple(name for name, one in PHASES.items() if one.reads in kinds)
+
+
+def checkpoint_folders() -> set[str]:
+    """Return the folders of the store that hold what phases make."""
+    return {one.folder for one in PHASES.values()}
+
+
+def model_roles() -> set[str]:
+    """Return the roles under which a phase reads a model: the first process alone reads it."""
+    return {*PHASES, INIT, TEACHER}
+
+
+def starts_from(phase: str, roles: Collection[str]) -> str:
+    """Return the role of the model that a phase with such inputs goes on from; "" where it begins from nothing."""
+    one = PHASES[phase]
+    found = next((before for before in (INIT, *one.follows) if before in roles), "")
+    return found or (one.follows[0] if one.follows else "")  # which is missing, as whoever opens it will say
+
+
+def chain(known: Collection[str], asked: Sequence[str], has_init: bool) -> dict[str, str]:
+    """Return the phases that lead to those asked for -> what each goes on from: a phase, `init`, or "" for nothing.
+
+    known: those of the profile. With somebody else's model only what is asked for is in it, and what that needs.
+    """
+    inside = {name for name, one in PHASES.items() if name in asked or not (has_init or one.optional)}
+    for name in reversed(PHASES):
+        one = PHASES[name]
+        if has_init and name in inside and not one.takes_init and not inside & {*one.follows}:
+            inside.update(one.follows[:1])
+    found: dict[str, str] = {}
+    for name in (one for one in PHASES if one in inside and one in known):
+        before = nearest(PHASES[name].follows, found, has_init)
+        if before or not (PHASES[name].follows or has_init):
+            found[name] = before
+    return found
+
+
+def nearest(candidates: Sequence[str], found: Collection[str], has_init: bool) -> str:
+    """Return the first candidate that is there, else `init` where there is one, else ""."""
+    return next((one for one in candidates if one in found), INIT if has_init and candidates else "")
