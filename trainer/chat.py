@@ -45,7 +45,9 @@ class Talk:
         words = words.encode("utf-8", "replace").decode()  # what was no text in the terminal is none for the tokenizer
         room = room_for(self.model, self.max_new)
         question = {"role": "user", "content": words}
-        kept, prompt = conversations.recent([*self.messages, question], self.tokenizer, room)
+        blocks = self.model.config.blocks
+        align = blocks.block_size if blocks else 1
+        kept, prompt = conversations.recent([*self.messages, question], self.tokenizer, room, align)
         if len(prompt) > room:
             raise Refused(f"{len(prompt)} tokens at once are too many; this model takes {room}")
         if len(kept) <= len(self.messages) and not self.has_forgotten:
@@ -63,12 +65,9 @@ class Talk:
 
     def _tokens(self, prompt: list[int]) -> Iterator[int]:
         stop = {self.tokenizer.special(END), self.tokenizer.special(BOS)}
-        new = generate.steps(self.model, [prompt], self.max_new, self.temperature, self.top_k, self.generator)
-        for chosen in new:
-            token = int(chosen)
-            if token in stop:
-                return
-            yield token
+        return generate.stream(
+            self.model, prompt, stop, self.max_new, self.temperature, self.top_k, self.generator
+        )  # fmt: skip
 
 
 def tell(talk: Talk, words: str) -> None:

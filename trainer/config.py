@@ -195,6 +195,8 @@ class PhaseConfig:
     turns: int = newer(1)
     """Chat phases: so many of our own questions and answers follow one another in a sequence, as far as they fit into
     `sequence_len`, and no more than `rows`. A conversation of yours has one to itself."""
+    blocks: BlocksConfig | None = newer(None)
+    """dlm: the blocks in which the model learns to decode."""
 
     def __post_init__(self) -> None:
         in_bounds(self, "steps rows micro_rows sequence_len turns", 1)
@@ -216,6 +218,13 @@ class PhaseConfig:
         if self.sequence_len > self.model.max_position_embeddings:
             longest = self.model.max_position_embeddings
             raise ConfigError(f"sequence_len is {self.sequence_len}; the model holds {longest} positions")
+        if (self.blocks is not None) != (self.phase == "dlm"):
+            raise ConfigError(f"phase {self.phase} {'has no' if self.blocks else 'needs'} blocks; they are for dlm")
+        if self.blocks is not None and self.sequence_len % self.blocks.block_size:
+            size = self.blocks.block_size
+            whole = self.sequence_len // size * size
+            near = f"take a sequence_len of {whole}" if whole else "take smaller blocks"
+            raise ConfigError(f"block_size {size} does not divide sequence_len {self.sequence_len}; {near}")
         if not 0 <= self.seed < 1 << 63:
             raise ConfigError(f"seed is {self.seed}; it must lie between 0 and 2**63 - 1")
         if odd := sorted(kind for kind, weight in (self.mixture or {}).items() if not 0 < weight < math.inf):
@@ -235,6 +244,11 @@ class PhaseConfig:
     def reads_text(self) -> bool:
         """Whether its rows are cut from text; else they are conversations, each as long as it is."""
         return self.phase in phases_reading(TEXT)
+
+    @property
+    def views(self) -> int:
+        """How often each token of a row goes through the model: in blocks clean, and masked in two ways."""
+        return 1 if self.blocks is None else 3
 
     @property
     def flops(self) -> float:

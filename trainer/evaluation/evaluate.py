@@ -78,8 +78,8 @@ def answers(
 
     Of what is longer than the model's positions, the oldest turns are left out.
     """
-    room = room_for(model, max_new)
-    prompts = [chat.recent(messages, tokenizer, room)[1] for messages in conversations]
+    room, align = room_for(model, max_new), model.config.blocks.block_size if model.config.blocks else 1
+    prompts = [chat.recent(messages, tokenizer, room, align)[1] for messages in conversations]
     order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))  # little padding
     stop = {tokenizer.special(END), tokenizer.special(BOS)}
     said = [""] * len(prompts)

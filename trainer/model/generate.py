@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from trainer.model import block_decoding
 from trainer.model.decoder import Cache, Decoder
 
 
@@ -53,6 +54,8 @@ def generate(
     seed: int = 0,
 ) -> list[list[int]]:
     """What follows each prompt, up to the first id of `stop`, which is left out."""
+    if model.config.blocks is not None:
+        return block_decoding.generate(model, prompts, stop, max_new, temperature, top_k, seed)
     generator = torch.Generator(model.head.device).manual_seed(seed)
     answers: list[list[int]] = [[] for _ in prompts]
     going = set(range(len(prompts)))
@@ -65,6 +68,22 @@ def generate(
         if not going:
             break
     return answers
+
+
+def stream(
+    model: Decoder, prompt: Sequence[int], stop: Collection[int], max_new: int, temperature: float = 0.0,
+    top_k: int = 0, generator: torch.Generator | None = None,
+) -> Iterator[int]:  # fmt: skip
+    """What follows a prompt, id by id, up to the first of `stop`, which is left out."""
+    if model.config.blocks is not None:
+        decoding = block_decoding.Decoding(model, [prompt], stop, max_new, temperature, top_k, generator)
+        found = (token for new in decoding for token in new[0])
+    else:
+        found = (int(one) for one in steps(model, [prompt], max_new, temperature, top_k, generator))
+    for token in found:
+        if token in stop:
+            return
+        yield token
 
 
 def as_text(tokens: Iterable[int], decode: Callable[[list[int]], str]) -> Iterator[str]:

@@ -62,6 +62,13 @@ _ALL = (
         reads=TALK,
         in_all=True,
     ),
+    Phase(
+        name="dlm",
+        folder="dlm_checkpoints",
+        module="trainer.phases.dlm",
+        follows=("sft", "mid", "base"),
+        reads=TALK,
+    ),
 )
 PHASES: dict[str, Phase] = {one.name: one for one in _ALL}
 USUAL = "sft"  # what a launch trains up to, and the model that is talked to, where nobody says which
