@@ -29,6 +29,7 @@ from trainer.device import Machine, prepare
 from trainer.evaluation.evaluate import bits_per_byte
 from trainer.loop import accumulate
 from trainer.model.decoder import Decoder, initialise
+from trainer.objectives import CrossEntropy
 from trainer.optim import Optimizer, learning_rate_scale
 from trainer.recipes import PROFILES
 from trainer.speed import equipped
@@ -63,7 +64,8 @@ def trained(config: PhaseConfig, given: Inputs, machine: Machine, steps: int) ->
             began = time.process_time()
             rows = loader.batch(step)
             optimizer.zero_grad()
-            accumulate(model, (rows[:, :-1], rows[:, 1:]), config.micro_rows, rows[:, 1:].size)
+            batch = {"ids": rows[:, :-1], "targets": rows[:, 1:]}
+            accumulate(model, batch, config.micro_rows, batch["targets"].size, CrossEntropy())
             optimizer.clip()
             optimizer.step(learning_rate_scale(config.schedule, step, config.steps))
             spent.append(time.process_time() - began)

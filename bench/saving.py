@@ -27,6 +27,8 @@ from trainer.config import Keeping, ModelConfig, OptimizerConfig, PhaseConfig, S
 from trainer.device import prepare
 from trainer.loop import Training
 from trainer.model.decoder import Decoder, initialise
+from trainer.objectives import Batch
+from trainer.objectives.source import Made
 from trainer.optim import Optimizer
 from trainer.tensor_file import _bytes_of
 
@@ -57,12 +59,12 @@ def training(folder: Path) -> Training:
     model = Decoder(MODEL, machine.dtype(CONFIG))
     initialise(model, 1)
 
-    def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
+    def batch(step: int) -> Batch:
         ids = np.random.default_rng([1, step]).integers(0, MODEL.vocab_size, (CONFIG.rows, CONFIG.sequence_len + 1))
-        return ids[:, :-1], ids[:, 1:]
+        return {"ids": ids[:, :-1], "targets": ids[:, 1:]}
 
     keeping = Keeping(keep=2, reserve_bytes=0)
-    one = Training(model.to(machine.device), CONFIG, batch, Checkpoints(folder / "saved", keeping), {}, folder)
+    one = Training(model.to(machine.device), CONFIG, Made(batch), Checkpoints(folder / "saved", keeping), {}, folder)
     one.optimizer, one.saver = Optimizer(one.model, CONFIG.optimizer), Saver(one.checkpoints)
     return one
 
@@ -118,7 +120,7 @@ def main() -> None:
     given = flags.parse_args()
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         one = training(Path(folder))
-        with Ahead(one.batch, 0, CONFIG.steps) as batches:
+        with Ahead(one.source.batch, 0, CONFIG.steps) as batches:
             for _ in range(3):
                 step_s(one, batches)
             one._save()

@@ -44,6 +44,7 @@ def ours(mode: str, compiled: bool) -> Iterator[Step]:
     from trainer.device import prepare
     from trainer.loop import accumulate
     from trainer.model.decoder import Decoder, initialise
+    from trainer.objectives import CrossEntropy
     from trainer.optim import Optimizer
     from trainer.recipes import m3_medium
     from trainer.speed import equipped
@@ -56,7 +57,7 @@ def ours(mode: str, compiled: bool) -> Iterator[Step]:
 
     def step(ids: Any, targets: Any) -> float:
         optimizer.zero_grad()
-        loss = accumulate(model, (ids, targets), ROWS, ids.size)
+        loss = accumulate(model, {"ids": ids, "targets": targets}, ROWS, ids.size, CrossEntropy())["loss"]
         optimizer.clip()
         optimizer.step(1.0)
         return loss

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from data.config import ConfigError
 from trainer.records.blocks_config import BlocksConfig
 from trainer.records.fields import in_bounds, newer, rounding, what_counts
-from trainer.records.phase_registry import PROMPTS, TALK, TEXT, listed, phases_reading
+from trainer.records.phase_registry import PHASES, PROMPTS, TALK, TEXT, listed, phases_reading
 
 PARALLEL = ("auto", "ddp", "fsdp", "hybrid")
 DTYPES = ("auto", "float32", "bfloat16", "float8")
@@ -254,11 +254,17 @@ class PhaseConfig:
     def flops(self) -> float:
         """Of the whole phase, the sequences of a chat phase taken as full."""
         return (
-            self.steps
-            * math.ceil(self.rows / self.turns)
-            * self.sequence_len
-            * self.model.flops_per_token(self.sequence_len)
+            self.steps * math.ceil(self.rows / self.turns) * self.sequence_len * self.flops_per_token(self.sequence_len)
         )
+
+    @property
+    def num_frozen(self) -> int:
+        """Models beside it that do not learn, taken as large as it is."""
+        return int(self.phase in PHASES and bool(PHASES[self.phase].teacher))
+
+    def flops_per_token(self, sequence_len: int) -> float:
+        """Of the model, as often as a token goes through it, and of the way there, a third, of frozen ones beside it."""
+        return self.model.flops_per_token(sequence_len) * (self.views + self.num_frozen / 3)
 
 
 @dataclass(frozen=True, kw_only=True)

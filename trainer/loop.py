@@ -1,7 +1,7 @@
-"""The one loop that every phase shares: batch(step) -> micro-batches -> optimizer step -> record -> save.
+"""The one loop that every phase shares: a source's batch -> micro-batches -> optimizer step -> record -> save.
 
-In: a model, a `PhaseConfig`, a pure function `batch(step)`, a run's `Checkpoints`. Out: the trained model and its last
-checkpoint. Everything is a pure function of the step and of what a checkpoint holds, so a run that is killed and
+In: a model, a `PhaseConfig`, an objective, a source of batches, a run's `Checkpoints`. Out: the trained model and its
+last checkpoint. Everything is a pure function of the step and of what a checkpoint holds, so a run that is killed and
 started again has the same parameters, bit for bit, as one that was not.
 """
 
@@ -9,14 +9,15 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from data.events import emit
 from data.prefetch import Ahead
@@ -25,6 +26,8 @@ from trainer.checkpoints.saving import PULSE_S, Saver
 from trainer.config import PhaseConfig
 from trainer.errors import CheckpointError, Diverged, Preempted, TrainerError
 from trainer.model.decoder import IGNORED, Decoder
+from trainer.objectives import Batch, CrossEntropy, Objective
+from trainer.objectives.source import Asked, Source
 from trainer.optim import Optimizer, learning_rate_scale
 from trainer.parallel.fsdp import WHOLE, Cut, last_pass, parts_of
 from trainer.parallel.process_group import Ranks, passing
@@ -34,20 +37,10 @@ from trainer.reporting.samples import is_due
 
 log = logging.getLogger(__name__)
 
-# step -> ids, targets (rows, T), targets -1 = not counted; where a token sees its own document only, their numbers too.
-# Asked for early, by another thread: it never sees the model.
-Batch = Callable[[int], tuple[np.ndarray, ...]]
 MUST_BE_EQUAL = ("config_hash", "inputs_hash", "tokenizer_sha256", "vocab")  # of who saved and who goes on
 MAX_SKIPPED = 3  # non-finite steps in a row before a roll-back
 MAX_FAILED_SAVES = 3
-
-
-class Data(Protocol):
-    """What batches are cut from, where the step alone does not say which come next."""
-
-    def cursor(self, step: int) -> dict[str, Any]: ...
-
-    def resume(self, cursor: Mapping[str, Any]) -> None: ...
+Batches = Ahead[Batch] | Asked
 
 
 @dataclass
@@ -56,13 +49,13 @@ class Training:
 
     model: Decoder
     config: PhaseConfig
-    batch: Batch
+    source: Source
     checkpoints: Checkpoints
     facts: Mapping[str, Any]  # for the manifest: run, phase, tokenizer_sha256, vocab
     folder: Path  # of metrics.jsonl
     ranks: Ranks = Ranks()
     cut: Cut = WHOLE  # of the model
-    data: Data | None = None
+    objective: Objective = field(default_factory=CrossEntropy)
     peak: Peak | None = None  # of one device, where it is known
     sample: Callable[[], list[dict[str, str]]] | None = None  # what the model says, asked a few times of the first
     step: int = 0  # how many are done
@@ -93,7 +86,7 @@ class Training:
         self._resume()
         metrics = self._metrics() if self.ranks.is_first else None
         try:
-            with stop_noted() as asked_to_stop, Ahead(self.batch, self.step, steps) as batches:
+            with stop_noted() as asked_to_stop, self._batches() as batches:
                 while self.step < steps:
                     stop = self._advance(batches, metrics, asked_to_stop)
                     if self.step == steps or self.step % every == 0 or stop:
@@ -115,6 +108,11 @@ class Training:
             raise TrainerError(f"{self.checkpoints.folder}: step {steps} is done but not safely saved; start again")
         return final
 
+    def _batches(self) -> Batches:
+        if self.source.sees_model:
+            return Asked(self.source, self.model, self.step)
+        return Ahead(self.source.batch, self.step, self.config.steps)
+
     def _resume(self) -> None:
         """Take over the newest whole checkpoint, if there is one."""
         self.optimizer = Optimizer(self.model, self.config.optimizer, self.cut)
@@ -130,8 +128,7 @@ class Training:
                 self.ranks.spread(self.model.state_dict().values())
             return
         self._take_over(newest)
-        if self.data is not None:
-            self.data.resume(found)
+        self.source.resume(found)
         self.step = found["step"]
         emit("note", text=f"{self.config.phase}: going on from step {self.step} of {self.config.steps}")
 
@@ -148,32 +145,40 @@ class Training:
             how.deal(mine, newest.tensors(kind) if newest else {}, self.ranks)
         self.optimizer.load(state)
         torch.set_rng_state(rng["torch"])
+        if told := self.ranks.tell_tensors(newest.tensors("source") if newest else {}):
+            self.source.load(told)
         if newest is not None:
             log.info("Successfully loaded checkpoint from step %d: %s", newest.step, newest.folder)
 
-    def _advance(self, batches: Ahead, metrics: Metrics | None, asked_to_stop: Callable[[], bool]) -> bool:
+    def _advance(self, batches: Batches, metrics: Metrics | None, asked_to_stop: Callable[[], bool]) -> bool:
         """One step; whether a process was asked to stop. A non-finite loss or gradient changes nothing; too many in a
         row raise NonFinite."""
         scale = learning_rate_scale(self.config.schedule, self.step, self.config.steps)
-        (ids, targets, *documents), waited_s = batches.take()
+        self.objective.at(self.step)
+        batch, waited_s = batches.take()
         self.optimizer.zero_grad()
-        counted, share = int((targets != IGNORED).sum()), self.ranks.share
-        arrays = [share(ids, 0), share(targets, IGNORED), *(share(one, 0) for one in documents)]
+        count, tokens, row_len = self.objective.count(batch), batch["ids"].size, batch["ids"].shape[1]
+        if self.source.is_dealt:
+            count, tokens = self.ranks.total(count, tokens)
+        else:
+            batch = {name: self.ranks.share(one, _fill(name)) for name, one in batch.items()}
+        stops, rows, objective = float(asked_to_stop()), self.config.micro_rows, self.objective
         if self.cut.size == 1:
-            loss = accumulate(self.model, arrays, self.config.micro_rows, counted)
-            loss, stop = self.ranks.add_up(list(self.optimizer.names), loss, asked_to_stop())
+            sums = accumulate(self.model, batch, rows, count, objective)
+            loss, stop, *others = self.ranks.add_up(list(self.optimizer.names), sums.pop("loss"), stops, *sums.values())
         else:
             with passing():
-                loss = accumulate(self.model, arrays, self.config.micro_rows, counted, last_pass)
-            loss, stop = self.ranks.total(loss, asked_to_stop())
+                sums = accumulate(self.model, batch, rows, count, objective, last_pass)
+            loss, stop, *others = self.ranks.total(sums.pop("loss"), stops, *sums.values())
         norm = float(self.optimizer.clip())
         self.step += 1
         if math.isfinite(loss) and math.isfinite(norm):
             self.optimizer.step(scale)
             self.skipped = 0
-            self.figures = {"loss": loss, "grad_norm": norm, "lr": self.config.optimizer.lr * scale}
+            figures = dict(zip(sums, others, strict=True))
+            self.figures = {"loss": loss, "grad_norm": norm, "lr": self.config.optimizer.lr * scale, **figures}
             if metrics is not None:
-                metrics.step(self.step, ids.size, ids.shape[1], **self.figures, data_wait_s=round(waited_s, 6))
+                metrics.step(self.step, int(tokens), row_len, **self.figures, data_wait_s=round(waited_s, 6))
                 if self.sample and is_due(self.step, self.config.steps, self.checkpoints.keeping.samples):
                     began = time.monotonic()
                     metrics.samples(self.step, self.sample(), time.monotonic() - began)
@@ -202,6 +207,8 @@ class Training:
         tensors = {"model": model, "optimizer": self.optimizer.tensors()}
         if self.ranks.is_first:
             tensors["rng"] = {"torch": torch.get_rng_state()}
+            if state := self.source.state():
+                tensors["source"] = state
         try:
             self.saver.begin(self.step, self._mine(tensors), self._facts())
         except OSError as error:
@@ -236,7 +243,7 @@ class Training:
             raise TrainerError(f"{self.checkpoints.folder}: {words}") from error
 
     def _facts(self) -> dict[str, Any]:
-        cursor = {"step": self.step, **(self.data.cursor(self.step) if self.data else {})}
+        cursor = {"step": self.step, **self.source.cursor(self.step)}
         return {
             **self.facts,
             "config": asdict(self.config),
@@ -254,24 +261,40 @@ class Training:
 
 def accumulate(
     model: Decoder,
-    arrays: Sequence[np.ndarray],
+    batch: Batch,
     micro_rows: int,
-    counted: int,
+    count: float,
+    objective: Objective,
     before: Callable[[Decoder, bool], None] = lambda model, is_last: None,
-) -> float:
-    """Add the gradients of the summed loss of these rows over `counted`, which is of the whole batch.
+) -> dict[str, float]:
+    """Add the gradients of the summed loss of these rows over `count`, which is of the whole batch.
 
-    arrays: ids, targets and, where there are any, documents, all (rows, T). before: called before each pass, told
-    whether it is the last. Returns that share of the loss in nats.
+    before: called before each pass, told whether it is the last. Returns `loss`, the share of these rows in nats, and
+    the figures of the objective by name, divided likewise.
     """
-    device, total, rows = model.head.device, torch.zeros((), device=model.head.device), len(arrays[0])
+    device, rows, share = model.head.device, len(batch["ids"]), count or 1.0
+    sums = {"loss": torch.zeros((), device=device)}
     for start in range(0, rows, micro_rows):
         before(model, start + micro_rows >= rows)
-        parts = (np.ascontiguousarray(one[start : start + micro_rows]) for one in arrays)
-        loss = model.loss(*(torch.from_numpy(part).to(device, non_blocking=True) for part in parts)) / max(1, counted)
+        loss, figures = model.through(objective, rows_of(batch, slice(start, start + micro_rows), device))
+        loss = loss / share
         loss.backward()
-        total += loss.detach()
-    return float(total)  # asked for once: a GPU works on while the next part is made
+        sums["loss"] += loss.detach()
+        for name in sorted(figures):
+            sums[name] = sums.get(name, 0.0) + figures[name].detach().float() / share
+    values = torch.stack(list(sums.values())).tolist()  # asked for once: a GPU works on while the next part is made
+    return dict(zip(sums, values, strict=True))
+
+
+def rows_of(batch: Batch, rows: slice, device: torch.device) -> dict[str, Tensor]:
+    """Return some rows of every array as tensors on the device."""
+    parts = {name: torch.from_numpy(np.ascontiguousarray(one[rows])) for name, one in batch.items()}
+    return {name: one.to(device, non_blocking=True) for name, one in parts.items()}
+
+
+def _fill(name: str) -> int:
+    """What is in rows that only fill up."""
+    return IGNORED if name == "targets" else 0
 
 
 def alarm(words: str) -> None:

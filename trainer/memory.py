@@ -29,6 +29,8 @@ class Memory:
     logits: int
     """One slice of them with its gradients, and what the head's gradient waits in."""
     framework: int
+    frozen: int = 0
+    """A second model that does not learn, in the dtype of activations."""
 
     @property
     def total(self) -> int:
@@ -53,7 +55,7 @@ class Fit:
 
 def estimate(config: PhaseConfig, device: str = "cuda", parts: int = 1) -> Memory:
     """Of one step of `config`, the model cut into so many parts; device: cuda or cpu. `auto` counts as bfloat16."""
-    model, tokens = config.model, config.micro_rows * config.sequence_len
+    model, tokens = config.model, config.micro_rows * config.sequence_len * config.views
     width = 4 if config.dtype == "float32" else 2
     d, f = model.hidden_size, model.intermediate_size
     q, kv = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
@@ -89,6 +91,7 @@ def estimate(config: PhaseConfig, device: str = "cuda", parts: int = 1) -> Memor
         reduced = 4 * (in_blocks // model.num_hidden_layers + ends_params)  # gradients on their way to their owners
         copies = together + reduced
 
+    ends_kept = model.num_params if parts == 1 else model.num_params - in_blocks  # what a frozen model has in one piece
     by_muon = in_blocks if config.optimizer.muon_lr else 0
     optimizer = 4 * by_muon + 8 * (model.num_params - by_muon)
     return Memory(
@@ -98,6 +101,7 @@ def estimate(config: PhaseConfig, device: str = "cuda", parts: int = 1) -> Memor
         activations=activations,
         logits=slices + waiting,
         framework=FRAMEWORK_BYTES[device],
+        frozen=config.num_frozen * width * (ends_kept + (model.num_params - ends_kept) // parts),
     )
 
 

@@ -513,4 +513,5 @@ def estimate_s(node: Node, flops_per_s: float) -> float:
     row = config.sequence_len
     if not config.reads_text:
         row = min(row, CHAT_TOKENS if config.turns == 1 else TURN_TOKENS)
-    return PHASE_START_S + 6.0 * config.model.num_params * config.steps * config.rows * row / flops_per_s
+    passes = 1 + config.num_frozen / 3
+    return PHASE_START_S + passes * 6.0 * config.model.num_params * config.steps * config.rows * row / flops_per_s

@@ -13,6 +13,7 @@ from typing import Any
 
 from data.config import ConfigError, load
 from trainer.config import Keeping, ModelConfig, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig
+from trainer.records.blocks_config import BlocksConfig
 
 TALK = {"identity": 0.25, "pydocs": 0.4, "other": 0.35}
 
@@ -64,7 +65,17 @@ def smoke() -> Profile:
         turns=16,
         mixture=TALK,
     )
-    phases = {"base": base, "mid": mid, "sft": sft}
+    dlm = replace(
+        sft,
+        phase="dlm",
+        optimizer=OptimizerConfig(lr=0.002, muon_lr=0.008, weight_decay=0.0),
+        schedule=ScheduleConfig(warmup_steps=10, decay=0.7),
+        steps=200,
+        sequence_len=512,
+        turns=8,
+        blocks=BlocksConfig(block_size=16, sub_block_size=8),
+    )
+    phases = {"base": base, "mid": mid, "sft": sft, "dlm": dlm}
     return Profile(name="smoke", vocab_size=4096, phases=phases, keeping=Keeping(save_every=40))
 
 
@@ -210,7 +221,7 @@ def cosine(
 
 
 def street(base: PhaseConfig) -> dict[str, PhaseConfig]:
-    """base, and the two chat phases after it: the rate where base ended, then falling to nothing."""
+    """base, and the chat phases after it: the rate where base ended, then falling to nothing; and blocks, at the same."""
     slow = after(base.optimizer, 0.3)
     rows = math.gcd(64, base.rows)
     mid = replace(
@@ -227,7 +238,9 @@ def street(base: PhaseConfig) -> dict[str, PhaseConfig]:
     )
     sft = replace(mid, phase="sft", optimizer=after(base.optimizer, 0.1), schedule=ScheduleConfig(decay=1.0), steps=200,
                   mixture=TALK)  # fmt: skip
-    return {"base": base, "mid": mid, "sft": sft}
+    dlm = replace(sft, phase="dlm", schedule=ScheduleConfig(warmup_steps=10, decay=0.2), steps=600,
+                  blocks=BlocksConfig(block_size=32))  # fmt: skip
+    return {"base": base, "mid": mid, "sft": sft, "dlm": dlm}
 
 
 def fine_tuned(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
@@ -235,12 +248,15 @@ def fine_tuned(phase: PhaseConfig, model: ModelConfig) -> PhaseConfig:
 
     About that of published recipes for instruction tuning at these sizes (1e-4 at a width of 1024).
     """
+    sequence_len = min(phase.sequence_len, model.max_position_embeddings)
+    if phase.blocks is not None:
+        sequence_len -= sequence_len % phase.blocks.block_size
     return replace(
         phase,
         model=model,
         optimizer=OptimizerConfig(lr=1e-4 * 1024 / max(model.hidden_size, 256), weight_decay=0.01),
         schedule=ScheduleConfig(warmup_steps=max(1, phase.steps // 30), decay=1.0),
-        sequence_len=min(phase.sequence_len, model.max_position_embeddings),
+        sequence_len=sequence_len,
         adopted=True,
     )
 

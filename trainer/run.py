@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,15 @@ from store import Store
 from store.artifacts import vocabulary
 from trainer import memory
 from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints, open_final, remove
-from trainer.config import Keeping, PhaseConfig
+from trainer.config import Keeping, ModelConfig, PhaseConfig
 from trainer.device import Machine, prepare
 from trainer.errors import Refused
-from trainer.loop import Batch, Data, Training
+from trainer.loop import Training
 from trainer.model import export
 from trainer.model.decoder import Decoder, initialise
+from trainer.model.mask_token import fill_smaller, with_mask
+from trainer.objectives import CrossEntropy, Objective
+from trainer.objectives.source import Source
 from trainer.parallel.fsdp import WHOLE, Cut, cut, parts_of
 from trainer.parallel.process_group import Ranks
 from trainer.records.phase_registry import model_roles, starts_from
@@ -53,6 +57,7 @@ class PhaseRun:
     parallel: str  # of `ddp`, `fsdp`, `hybrid`
     before: str = ""  # role of the model that it goes on from, "" = it begins from nothing
     cut: Cut = WHOLE  # of the model that is being trained
+    frozen_models: list[Decoder] = field(default_factory=list)
     metrics: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,35 +69,62 @@ class PhaseRun:
     def first_model(self) -> Decoder:
         """The model as this phase begins with it: with the weights at the end of the phase before, or first ones from
         the seed. Raises Refused when it learned another vocabulary."""
-        if self.before:
-            return self._model(lambda model: self._fill_from(model, self.before))
-        return self._model(lambda model: initialise(model, self.config.seed))
+        config = self.config
+        if config.blocks is not None:
+            rows = export.read_config(export.folder_of_model(self.input(self.before))).vocab_size
+            fill = partial(fill_smaller, rows=rows, fill=lambda smaller: self._fill_from(smaller, self.before))
+            model, self.cut = self._model(config.model, fill)
+        elif self.before:
+            model, self.cut = self._model(config.model, lambda model: self._fill_from(model, self.before))
+        else:
+            model, self.cut = self._model(config.model, lambda model: initialise(model, config.seed))
+        return model
 
-    def _model(self, fill: Callable[[Decoder], None]) -> Decoder:
-        """Whole, or this process's part of it; the first process alone fills it, the others hear from it."""
+    def frozen(self, role: str) -> Decoder:
+        """A second model to compare with, such as a teacher or a reference. Its shape is its own, its parameters are in
+        the dtype of activations, and nothing in it learns. Raises Refused when it learned another vocabulary.
+
+        Where models are cut over processes, so is this one: call its `hidden` before its `head` is read.
+        """
+        shape = export.read_config(export.folder_of_model(self.input(role)))
+        model, _ = self._model(shape, lambda model: self._fill_from(model, role), is_frozen=True)
+        self.frozen_models.append(model)
+        return model
+
+    def _model(
+        self, shape: ModelConfig, fill: Callable[[Decoder], None], is_frozen: bool = False
+    ) -> tuple[Decoder, Cut]:
+        """Whole, or this process's part of it; the first process alone fills it, the others hear from it: of one that
+        learns, as training begins."""
         dtype, device = self.machine.dtype(self.config), self.machine.device
+        with nullcontext() if self.parallel == "ddp" else torch.device("meta"):
+            model = Decoder(shape, dtype)
+        if is_frozen:
+            model.to(dtype).eval().requires_grad_(False)
         if self.parallel == "ddp":
-            model = Decoder(self.config.model, dtype)
             if self.ranks.is_first:
                 fill(model)
-            return model.to(device)
-        with torch.device("meta"):
-            model = Decoder(self.config.model, dtype)
-        self.cut = cut(model, self.parallel, self.ranks)  # before what takes long: groups are made with less patience
+            model.to(device)
+            if is_frozen:
+                self.ranks.spread(model.state_dict().values())
+            return model, WHOLE
+        # before what takes long: groups are made with less patience
+        part = cut(model, self.parallel, self.ranks, "hidden" if is_frozen else "through")
         model.to_empty(device=device)
         first: Mapping[str, Tensor] = {}
         if self.ranks.is_first:
-            whole = Decoder(self.config.model, dtype)
+            whole = Decoder(shape, dtype)
             fill(whole)
             first = whole.state_dict()
-        self.cut.deal(parts_of(model.state_dict()), first, self.ranks)
-        return model
+        part.deal(parts_of(model.state_dict()), first, self.ranks)
+        return model, part
 
     def _fill_from(self, model: Decoder, role: str) -> None:
-        if role == "init":
-            export.load(model, self.input(role))
+        folder = self.input(role)
+        if (folder / "config.json").is_file():  # somebody else's
+            export.load(model, folder)
             return
-        before = open_final(self.input(role))
+        before = open_final(folder)
         ours = {"tokenizer_sha256": self.tokenizer.sha256, "vocab": self.tokenizer.vocab_size}
         theirs = {name: before.manifest.get(name) for name in ours}
         if theirs != ours:
@@ -103,9 +135,12 @@ class PhaseRun:
         except RuntimeError as error:
             raise Refused(f"{self.config.phase} cannot go on from {self.making.inputs[role].name}: {error}") from None
 
-    def train(self, model: Decoder, batch: Batch, data: Data | None = None) -> tuple[Decoder, Checkpoint] | None:
+    def train(
+        self, model: Decoder, source: Source, objective: Objective | None = None
+    ) -> tuple[Decoder, Checkpoint] | None:
         """The model as it was trained, whole, and its last checkpoint; None on all processes but the first. See
-        `Training.run`."""
+        `Training.run`. objective: cross entropy unless given."""
+        objective = objective or CrossEntropy()
         facts = {
             "run": run_id(),
             "phase": self.config.phase,
@@ -118,11 +153,21 @@ class PhaseRun:
         if self.ranks.is_first and self.cut.size == 1:  # a model that is cut answers only when all its processes ask
             sample = Sampler(model, self.tokenizer, is_talk=not self.config.reads_text)
         one = Training(
-            model, self.config, batch, self.checkpoints, facts, self.metrics, self.ranks, self.cut, data, peak, sample
+            model,
+            self.config,
+            source,
+            self.checkpoints,
+            facts,
+            self.metrics,
+            self.ranks,
+            self.cut,
+            objective,
+            peak,
+            sample,
         )
         with (
             kernels_in(self.checkpoints.folder / f".kernels-{self.ranks.rank}"),
-            equipped(model, self.config, self.machine),
+            equipped(model, self.config, self.machine, self.frozen_models),
         ):
             final = one.run()
         if final is None:
@@ -174,6 +219,8 @@ def phase_run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Rank
         raise Refused(
             f"{config.phase}: the model has {ids} ids, the tokenizer {making.inputs['tokenizer'].name} {known}"
         )
+    if config.blocks is not None:
+        config = replace(config, model=with_mask(config.model, config.blocks, known))
     parallel = how(config, ranks, machine)
     ours = {"PyTorch": torch.__version__, "activations": str(machine.dtype(config)), "parallel": parallel}
     ranks.compare({**ours, **data_digests(making)})

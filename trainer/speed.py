@@ -7,7 +7,7 @@ changes results by more than rounding, except float8, which a phase must name.
 import os
 import shutil
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +26,11 @@ FLOPS_PER_S = {"cpu": 5e10, "cuda": 2e14}  # useful work of a thread, or of a GP
 
 
 @contextmanager
-def equipped(model: Decoder, config: PhaseConfig, machine: Machine) -> Iterator[None]:
-    """The model set up for training while inside. Raises Refused for what this machine cannot do."""
+def equipped(model: Decoder, config: PhaseConfig, machine: Machine, frozen: Sequence[Decoder] = ()) -> Iterator[None]:
+    """The model set up for training while inside, and frozen ones beside it for their part.
+
+    Raises Refused for what this machine cannot do.
+    """
     if config.dtype == "float8" and (problem := float8.problem(machine.device)):
         raise Refused(f"{config.phase}: {problem}")
     compiled = is_compiled(config, machine)
@@ -37,8 +40,9 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine) -> Iterator[
     matrices = [one for one in model.model.layers.modules() if isinstance(one, Linear)]
     for one in matrices:
         one.in_float8 = config.dtype == "float8" and float8.fits(*one.weight.shape)
+    blocks = [block for one in (model, *frozen) for block in one.model.layers]
     if compiled:
-        for block in model.model.layers:  # all blocks are one piece of code: compiled once
+        for block in blocks:  # all blocks are one piece of code: compiled once
             block.compile(dynamic=not config.reads_text)  # else a resumed run would meet lengths in another order
     try:
         yield
@@ -46,7 +50,7 @@ def equipped(model: Decoder, config: PhaseConfig, machine: Machine) -> Iterator[
         model.shape, model.recompute = before, False
         for one in matrices:
             one.in_float8 = False
-        for block in model.model.layers:
+        for block in blocks:
             block._compiled_call_impl = None
 
 

@@ -11,6 +11,7 @@ from trainer.config import PhaseConfig
 from trainer.device import prepare
 from trainer.loop import accumulate
 from trainer.model.decoder import Decoder, initialise
+from trainer.objectives import CrossEntropy
 from trainer.optim import Optimizer
 from trainer.parallel.fsdp import WHOLE, cut, parts_of
 from trainer.parallel.process_group import joined
@@ -33,7 +34,8 @@ optimizer = Optimizer(model, config.optimizer, part)
 ids = np.random.default_rng(1).integers(0, config.model.vocab_size, (config.rows, config.sequence_len))
 with equipped(model, config, machine):
     for _ in range(2):  # the first has neither gradients nor the optimizer's state at the time of most activations
-        accumulate(model, (ids, np.roll(ids, -1, 1)), config.micro_rows, ids.size)
+        batch = {"ids": ids, "targets": np.roll(ids, -1, 1)}
+        accumulate(model, batch, config.micro_rows, ids.size, CrossEntropy())
         optimizer.clip()
         optimizer.step(1.0)
 if machine.device.type == "cuda":

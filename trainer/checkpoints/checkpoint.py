@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 SCHEMA = 1
 MANIFEST = "MANIFEST.json"
-KINDS = ("model", "optimizer", "rng")
+KINDS = ("model", "optimizer", "rng", "source")
 STEP = re.compile(r"step-\d{9}")
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, None}  # to try again at once would not help
 
@@ -63,7 +63,7 @@ class Checkpoint:
         return int(self.manifest["step"])
 
     def tensors(self, kind: str) -> Mapping[str, Tensor]:
-        """`model`, `optimizer` or `rng`; each is read when it is asked for. Raises CheckpointError."""
+        """One of KINDS, nothing where there is none; each is read when it is asked for. Raises CheckpointError."""
         from safetensors import SafetensorError
 
         assert kind in KINDS, kind

@@ -21,20 +21,20 @@ PARTS = 4  # of the queries of a row: the last sees all keys, the first a quarte
 SHORT = 256  # tokens of a row that is not worth cutting
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, is_causal: bool = True) -> Tensor:
     """(B, H, T, D) for q (B, H, T, D), k and v (B, KV, S, D).
 
-    mask: None = causal, S = T; bool (B, 1, T, S), True where a query may look; or what `documents_mask` or
-    `block_attention.views` gave.
+    mask: None = all that `is_causal` allows; bool (B, 1, T, S), True where a query may look; or what `documents_mask`
+    or `block_attention.views` gave. is_causal: no query looks at a later key, and S = T; a mask says nothing else then.
     """
     if isinstance(mask, block_attention.Views):
         return block_attention.attend(q, k, v, mask)
     grouped = q.shape[1] != k.shape[1]
-    if not q.is_cuda and q.requires_grad and q.shape[0] * q.shape[1] * q.shape[2] ** 2 <= SQUARES:
+    if is_causal and not q.is_cuda and q.requires_grad and q.shape[0] * q.shape[1] * q.shape[2] ** 2 <= SQUARES:
         shared = q.shape[1] // k.shape[1]
         return InParts.apply(q, shared_by(k, shared), shared_by(v, shared), mask)
     if mask is None or isinstance(mask, Tensor):
-        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=grouped)
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal and mask is None, enable_gqa=grouped)
     return _flex(q.is_cuda)(q, k, v, block_mask=mask, enable_gqa=grouped)
 
 

@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.model.decoder import Decoder, Positions
+from trainer.model.decoder import Decoder
 from trainer.model.losses import capped
-from trainer.model.rope import rotations
 from trainer.records.blocks_config import BlocksConfig
 
 
@@ -122,8 +121,7 @@ class Decoding:
         cache.at, cache.end = places, max(starts) + width
         seen = torch.arange(cache.end, device=device)
         mask = seen[None, None, :] // size <= places[:, :, None] // size
-        cos, sin = rotations(places, self.model.config, self.model.compute_dtype)
-        hidden = self.model.hidden(ids.gather(1, places), cache, at=Positions(cos, sin, mask[:, None]))
+        hidden = self.model.hidden(ids.gather(1, places), cache, at=self.model.positions(places, mask[:, None]))
         first = torch.tensor([row.block * size - start for row, start in zip(rows, starts, strict=True)], device=device)
         before = (first[:, None] + torch.arange(size, device=device) - 1).clamp(min=0)  # a first place that is final
         for row in rows:

@@ -5,6 +5,7 @@ used to `compute_dtype`, so gradients and their accumulation are fp32 too.
 Source: the transformers definitions of LlamaForCausalLM and Qwen3ForCausalLM.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -113,6 +114,7 @@ class Positions:
     cos: Tensor  # (B or 1, 1, T, D)
     sin: Tensor
     mask: Any = None  # for `attend`
+    is_causal: bool = True  # whether no token sees a later one
 
 
 def rotate(x: Tensor, at: Positions) -> Tensor:
@@ -141,7 +143,7 @@ class Attention(nn.Module):
         q, k = rotate(q, at), rotate(k, at)  # (B, H, T, D), (B, KV, T, D)
         if cache is not None:
             k, v = cache.put(layer, k, v)
-        y = attend(q, k, v, at.mask)  # (B, H, T, D)
+        y = attend(q, k, v, at.mask, at.is_causal)  # (B, H, T, D)
         return self.o_proj(y.transpose(1, 2).reshape(rows, length, -1))
 
 
@@ -197,16 +199,22 @@ class Decoder(nn.Module):
         return self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
 
     def hidden(
-        self, ids: Tensor, cache: Kept | None = None, documents: Tensor | None = None, *, at: "Positions | None" = None
-    ) -> Tensor:
-        """(B, T, d) in `compute_dtype` for ids (B, T).
+        self, ids: Tensor, cache: Kept | None = None, documents: Tensor | None = None, *, at: Positions | None = None,
+        capture: Sequence[int] = (),
+    ) -> Any:  # fmt: skip
+        """(B, T, d) in `compute_dtype` for ids (B, T); with `capture` a pair of that and a list, see below.
 
         With a cache they follow what it holds, and are added to it. With `documents` (B, T), numbers that change where
-        a document begins, each token sees its own document only.
+        a document begins, each token sees its own document only. at: where the tokens stand and what they see, as
+        `positions` makes it; nothing is derived then. capture: numbers of layers, from 0; the list holds what goes into
+        each of them, (B, T, d); their count stands for what leaves the last one, before the norm.
         """
         at = at or self._positions(ids, cache, documents)
         x = self.model.embed_tokens(ids).to(self.compute_dtype)
+        seen = dict[int, Tensor]()
         for layer, block in enumerate(self.model.layers):
+            if layer in capture:
+                seen[layer] = x
             if self.recompute and torch.is_grad_enabled():
                 # nothing here is random, so no state of a generator has to be brought back
                 x = checkpoint(block, x, at, None, layer, use_reentrant=False, preserve_rng_state=False)
@@ -214,7 +222,15 @@ class Decoder(nn.Module):
                 x = block(x, at, cache, layer)
         if cache is not None:
             cache.advance(ids.shape[1])
-        return self.model.norm(x)
+        last = self.model.norm(x)
+        return (last, [seen.get(layer, x) for layer in capture]) if capture else last
+
+    def positions(self, index: Tensor, mask: Any = None, is_causal: bool = False) -> Positions:
+        """What `hidden` takes for tokens at the positions `index` (B or 1, T).
+
+        mask: who sees whom, as `attend` takes it; is_causal: whether no token sees a later one in its row.
+        """
+        return Positions(*rotations(index, self.config, self.compute_dtype), mask, is_causal)
 
     def forward(self, ids: Tensor, cache: Cache | None = None, last_only: bool = False) -> Tensor:
         """fp32 logits (B, T, V), or (B, 1, V) of the last position only."""
@@ -229,6 +245,11 @@ class Decoder(nn.Module):
         if len(counted) < len(targets):  # in chat most tokens do not count: logits are made for those that do
             hidden, targets = hidden.index_select(0, counted), targets[counted]
         return SummedCrossEntropy.apply(hidden, self.head, targets, self.shape)
+
+    def through(self, objective: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """`objective.loss` of this model. What trains calls it through here: where the model is cut over processes, all
+        that lies outside of its blocks is put together before, and gradients are added up after."""
+        return objective.loss(self, batch)
 
     def _positions(self, ids: Tensor, cache: Cache | None, documents: Tensor | None) -> Positions:
         length, past = ids.shape[1], cache.length if cache is not None else 0
@@ -245,8 +266,7 @@ class Decoder(nn.Module):
             itself = seen[None, None, :] == index[:, :, None]  # padding sees itself, else its softmax is empty
             mask = ((real & causal) | itself)[:, None]  # (B, 1, T, S)
             index = (index - cache.starts[:, None]).clamp(min=0)
-        cos, sin = rotations(index, self.config, self.compute_dtype)
-        return Positions(cos, sin, mask)
+        return self.positions(index, mask, is_causal=cache is None)
 
 
 def initialise(model: Decoder, seed: int) -> None:

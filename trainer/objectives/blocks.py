@@ -17,14 +17,12 @@ import torch
 from torch import Tensor
 
 from trainer.model.block_attention import views
-from trainer.model.decoder import IGNORED, Decoder, Positions
+from trainer.model.decoder import IGNORED, Decoder
 from trainer.model.losses import SummedCrossEntropy
-from trainer.model.rope import rotations
+from trainer.objectives import Batch
 from trainer.records.blocks_config import BlocksConfig
 
 LEAST = 1e-3  # share of a block's tokens that is masked in the first view; the rest is in the second
-
-Batch = Mapping[str, np.ndarray]
 
 
 def with_masks(ids: np.ndarray, targets: np.ndarray, block_size: int, chance: np.random.Generator) -> dict[str, np.ndarray]:
@@ -104,8 +102,7 @@ class BlockDiffusion:
         """Summed nats, fp32 scalar; no other figures."""
         one, size = sequence(batch, self.config), self.config.block_size
         mask = views(one.numbers, size, batch["ids"].shape[1])
-        cos, sin = rotations(one.index, model.config, model.compute_dtype)
-        hidden = model.hidden(one.ids, at=Positions(cos, sin, mask)).flatten(0, 1)
+        hidden = model.hidden(one.ids, at=model.positions(one.index, mask)).flatten(0, 1)
         targets = one.targets.flatten()
         counted = (targets != IGNORED).nonzero().squeeze(1)
         hidden, targets = hidden.index_select(0, counted), targets[counted]

@@ -111,9 +111,10 @@ def parts_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: part_of(one) for name, one in tensors.items()}
 
 
-def cut(model: Decoder, parallel: str, ranks: Ranks) -> Cut:
+def cut(model: Decoder, parallel: str, ranks: Ranks, method: str = "through") -> Cut:
     """Cut it in place, with parameters that are yet to be filled where it lies on no device.
 
+    method: of the model, by which it is called: what lies outside of blocks comes together as that begins.
     Raises PeerLost when the others do not come.
     """
     from torch.distributed.device_mesh import DeviceMesh
@@ -135,7 +136,7 @@ def cut(model: Decoder, parallel: str, ranks: Ranks) -> Cut:
     for block in model.model.layers:
         _summing(fully_shard(block, mesh=mesh, mp_policy=in_blocks, reshard_after_forward=True))
     _summing(fully_shard(model, mesh=mesh, mp_policy=outside, reshard_after_forward=False))
-    register_fsdp_forward_method(model, "loss")
+    register_fsdp_forward_method(model, method)
     return Cut(ranks.rank % size, size, ranks.size // size, rows)
 
 

@@ -108,6 +108,17 @@ class Ranks:
                 for tensor in tensors:  # nccl knows no tensors of the CPU
                     torch.distributed.broadcast(tensor, 0, group=self.words if tensor.device.type == "cpu" else None)
 
+    def tell_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of the CPU that the first process has, heard by all, whatever they are. Raises PeerLost."""
+        if self.size == 1:
+            return dict(tensors)
+        about = {name: (str(one.dtype).removeprefix("torch."), list(one.shape)) for name, one in tensors.items()}
+        mine = dict(tensors) if self.is_first else {}
+        for name, (dtype, shape) in self.tell(about).items():
+            one = mine.setdefault(name, torch.empty(shape, dtype=getattr(torch, dtype)))
+            self.spread([_as_bytes(one)])
+        return mine
+
     def send(self, tensors: Mapping[str, Tensor]) -> None:
         """Tensors of the CPU to the first process, which calls `receive`; beside the training. Raises PeerLost."""
         about = [(name, str(one.dtype).removeprefix("torch."), list(one.shape)) for name, one in tensors.items()]

@@ -1,15 +1,17 @@
 """base: next-token training on documents, measured in bits per byte beside gzip and xz."""
 
+from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from data.config import Making
 from data.report.compressors import anchors
-from data.tokens.loader import LOADERS, heldout
+from data.tokens.loader import LOADERS, Loader, heldout
 from data.tokens.tokenizer import BOS
 from trainer.config import Keeping, PhaseConfig
 from trainer.evaluation.evaluate import bits_per_byte
+from trainer.model.decoder import Decoder
+from trainer.objectives import Batch
+from trainer.objectives.source import Source
 from trainer.parallel.process_group import Ranks
 from trainer.run import phase_run
 
@@ -21,12 +23,7 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> 
         train = sorted(tokens.glob("train-*.bin"))
         loader = LOADERS[config.packing](train, config.sequence_len, config.rows, config.seed, phase.tokenizer.sha256)
 
-        def batch(step: int) -> tuple[np.ndarray, ...]:
-            rows = loader.batch(step)  # (rows, T + 1)
-            ids, targets = rows[:, :-1], rows[:, 1:]
-            return (ids, targets, loader.documents(ids)) if config.document_masks else (ids, targets)
-
-        trained = phase.train(phase.first_model(), batch, loader)
+        trained = phase.train(phase.first_model(), Rows(loader, config.document_masks))
         if trained is None:
             return {}
         model, final = trained
@@ -36,3 +33,22 @@ def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> 
             about |= bits_per_byte(model, text_of, phase.tokenizer.special(BOS) if config.document_masks else None)
             about |= anchors(sorted((text / "val").glob("*.txt")))
         return phase.publish(model, final, about)
+
+
+class Rows(Source):
+    """Rows of a loader, each id with the one after it; with_documents: and the document that it belongs to."""
+
+    def __init__(self, loader: Loader, with_documents: bool) -> None:
+        self.loader, self.with_documents = loader, with_documents
+
+    def batch(self, step: int, *model: Decoder) -> Batch:
+        rows = self.loader.batch(step)  # (rows, T + 1)
+        ids, targets = rows[:, :-1], rows[:, 1:]
+        documents = {"documents": self.loader.documents(ids)} if self.with_documents else {}
+        return {"ids": ids, "targets": targets, **documents}
+
+    def cursor(self, step: int) -> dict[str, Any]:
+        return self.loader.cursor(step)
+
+    def resume(self, cursor: Mapping[str, Any]) -> None:
+        self.loader.resume(cursor)

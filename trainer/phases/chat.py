@@ -7,6 +7,8 @@ from data.chat.conversations import Conversations
 from data.config import Making
 from trainer.config import Keeping, PhaseConfig
 from trainer.errors import Refused
+from trainer.objectives import Batch
+from trainer.objectives.source import Made
 from trainer.parallel.process_group import Ranks
 from trainer.records.phase_registry import KINDS
 from trainer.run import PhaseRun, phase_run
@@ -17,15 +19,24 @@ OURS = ("identity", "pydocs", "other")  # one question and its answer each, whic
 def run(config: PhaseConfig, making: Making, keeping: Keeping, ranks: Ranks) -> dict[str, Any]:
     """Train from the model of the phase before, publish; all that the first process knows of the result."""
     with phase_run(config, making, keeping, ranks) as phase:
-        mixture = config.mixture or {}
-        if not mixture:
-            raise Refused(f"{config.phase}: the mixture names nothing; known: identity, pydocs, other, and your own")
-        files = {kind: [conversations_of(phase, kind)] for kind in mixture}
-        conversations = Conversations(
-            files, mixture, phase.tokenizer, config.sequence_len, config.seed, config.turns, OURS
-        )
-        trained = phase.train(phase.first_model(), lambda step: conversations.batch(step, config.rows))
+        conversations = talk_of(phase)
+
+        def batch(step: int) -> Batch:
+            return dict(zip(("ids", "targets"), conversations.batch(step, config.rows), strict=True))
+
+        trained = phase.train(phase.first_model(), Made(batch))
         return phase.publish(*trained, {}) if trained else {}
+
+
+def talk_of(phase: PhaseRun, align: int = 1) -> Conversations:
+    """The conversations of the phase's mixture; `align` as they have it. Raises Refused when it names none."""
+    config, mixture = phase.config, phase.config.mixture or {}
+    if not mixture:
+        raise Refused(f"{config.phase}: the mixture names nothing; known: identity, pydocs, other, and your own")
+    files = {kind: [conversations_of(phase, kind)] for kind in mixture}
+    return Conversations(
+        files, mixture, phase.tokenizer, config.sequence_len, config.seed, config.turns, OURS, align
+    )  # fmt: skip
 
 
 def conversations_of(phase: PhaseRun, kind: str) -> Path:

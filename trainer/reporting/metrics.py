@@ -56,7 +56,7 @@ class Metrics:
         self.tokens += tokens
         now, config = time.monotonic() - self.asking_s, self.config
         began_at, _, _, _ = self.window[-1]
-        flops = tokens * config.model.flops_per_token(row_len)
+        flops = tokens * config.flops_per_token(row_len)
         self.window.append((now, step, tokens, flops))
         spent_s = max(now - self.window[0][0], 1e-9)
         counted = list(self.window)[1:]

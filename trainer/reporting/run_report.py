@@ -20,6 +20,7 @@ CURVES = (  # key, title, unit, smooth, from zero, factor
     ("memory_bytes", "Memory at the fullest moment", " GB", False, True, 1e-9),
     ("data_share", "Waiting for data, share of a step", " %", False, True, 100.0),
 )
+TOLD_OTHERWISE = {"step", "tokens", "step_s", "data_wait_s", "at"}
 MFU = (
     "MFU = tokens per second x operations per token / peak; operations per token = 6 x (parameters of the matrices) "
     "+ 12 x layers x heads x head size x row length, attention not halved, recomputation not counted. Peak: "
@@ -59,10 +60,17 @@ class Story:
 def charts(phase: PhaseStory) -> Iterator[tuple[str, Chart]]:
     """By a short name, those that there are figures for."""
     lines = [{**one, "data_share": waiting_share(one)} for one in phase.lines]
-    for key, title, unit, smooth, from_zero, factor in CURVES:
+    for key, title, unit, smooth, from_zero, factor in (*CURVES, *_of_objective(phase)):
         points = tuple((float(one["step"]), one[key] * factor) for one in lines if one.get(key) is not None)
         if points:
             yield key.replace("_", "-"), Chart(f"{phase.name}: {title}", points, smooth, from_zero, unit)
+
+
+def _of_objective(phase: PhaseStory) -> Iterator[tuple[str, str, str, bool, bool, float]]:
+    """The same of the figures that only its objective knows, in the order in which they came."""
+    seen = dict.fromkeys(key for line in phase.lines for key, one in line.items() if isinstance(one, (int, float)))
+    for key in (one for one in seen if one not in TOLD_OTHERWISE and one not in {curve[0] for curve in CURVES}):
+        yield key, key.replace("_", " ").capitalize(), "", True, False, 1.0
 
 
 def waiting_share(line: Mapping[str, Any]) -> float | None:

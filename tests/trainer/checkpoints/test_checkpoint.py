@@ -21,6 +21,8 @@ from trainer.config import Keeping
 from trainer.errors import CheckpointError, Diverged, TrainerError
 from trainer.loop import MAX_SKIPPED, Training
 from trainer.model.decoder import Decoder, initialise
+from trainer.objectives import Batch
+from trainer.objectives.source import Made
 
 pytestmark = pytest.mark.slow
 
@@ -28,16 +30,18 @@ EASY = Keeping(save_every=5, keep=3, reserve_bytes=0)
 FACTS = {"run": "brave-otter-3", "phase": "base", "tokenizer_sha256": "ab", "vocab": TINY.vocab_size}
 
 
-def random_batch(step: int) -> tuple[np.ndarray, np.ndarray]:
+def random_batch(step: int) -> Batch:
     ids = np.random.default_rng([9, step]).integers(0, TINY.vocab_size, (4, 17))
-    return ids[:, :-1], ids[:, 1:]
+    return {"ids": ids[:, :-1], "targets": ids[:, 1:]}
 
 
 def training(folder: Path, keeping: Keeping = EASY, model: Decoder | None = None, **changes) -> Training:
     config = tiny(sequence_len=16, **changes)
     model = model or Decoder(config.model, getattr(torch, config.dtype) if config.dtype != "auto" else torch.float32)
     initialise(model, config.seed)
-    return Training(model, config, random_batch, Checkpoints(folder / "saved", keeping), FACTS, folder / "metrics")
+    return Training(
+        model, config, Made(random_batch), Checkpoints(folder / "saved", keeping), FACTS, folder / "metrics"
+    )
 
 
 class Stopped(Exception):
@@ -47,12 +51,12 @@ class Stopped(Exception):
 def stop_at(one: Training, step: int) -> None:
     """Run until the batch of `step` is asked for, then fail."""
 
-    def batch(number: int) -> tuple[np.ndarray, np.ndarray]:
+    def batch(number: int) -> Batch:
         if number == step:
             raise Stopped
         return random_batch(number)
 
-    one.batch = batch
+    one.source = Made(batch)
     with pytest.raises(Stopped):
         one.run()
 

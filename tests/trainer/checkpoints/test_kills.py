@@ -29,6 +29,7 @@ from trainer.checkpoints import checkpoint as checkpoints
 from trainer.checkpoints import saving
 from trainer.checkpoints.checkpoint import Checkpoint, Checkpoints
 from trainer.config import Keeping
+from trainer.objectives.source import Made
 
 pytestmark = pytest.mark.process
 
@@ -92,7 +93,7 @@ def train(folder: Path, points: Points, tell: Tell) -> None:
     torch.set_num_threads(1)
     instrument(points)
     one = training(folder, KEEPING, steps=STEPS)
-    inner, collect = one.batch, saving.Saver.collect
+    inner, collect = one.source.batch, saving.Saver.collect
 
     def batch(step: int) -> Any:
         with points.around("step"):
@@ -104,7 +105,7 @@ def train(folder: Path, points: Points, tell: Tell) -> None:
             tell("saved", (folder / "saved" / "LATEST").read_text().strip())
         return is_saved
 
-    one.batch = batch
+    one.source = Made(batch)
     saving.Saver.collect = collected  # type: ignore[method-assign]
     with one.checkpoints.locked():
         final = one.run()

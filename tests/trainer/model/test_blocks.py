@@ -11,8 +11,7 @@ from tests.trainer.model.test_model import LLAMA, QWEN3, random_model
 from trainer.model import block_attention
 from trainer.model.block_attention import dense, views
 from trainer.model.block_decoding import Decoding, generate
-from trainer.model.decoder import Decoder, Positions
-from trainer.model.rope import rotations
+from trainer.model.decoder import Decoder
 from trainer.objectives.blocks import BlockDiffusion, sequence, with_masks
 from trainer.records.blocks_config import BlocksConfig
 
@@ -47,7 +46,7 @@ def loss_of_four_lengths(model: Decoder, batch: dict[str, torch.Tensor]) -> torc
     causal = clean & ~noisy[:, None] & (block[:, None] >= block[None, :])
     allowed = (same & (block[:, None] == block[None, :])) | earlier | causal
     position = (at % length).expand(len(ids), -1)
-    place = Positions(*rotations(position, model.config, torch.float32), allowed[None, None].expand(len(ids), 1, -1, -1))
+    place = model.positions(position, allowed[None, None].expand(len(ids), 1, -1, -1))
     total = torch.zeros(())
     for view in (1, 0):
         hidden_ones = (known != -1) & (batch["masked"] == view)
@@ -127,7 +126,7 @@ def decoded_slowly(model: Decoder, prompt: list[int], stop: set[int], max_new: i
             passes += 1
             number = torch.arange(len(line)) // size
             mask = (number[None, :] <= number[:, None])[None, None]
-            at = Positions(*rotations(torch.arange(len(line))[None], model.config, torch.float32), mask)
+            at = model.positions(torch.arange(len(line))[None], mask)
             logits = F.linear(model.hidden(torch.tensor([line]), at=at), model.head)[0, :, : config.mask_id]
             shares = logits.softmax(dim=-1)
             first = line.index(config.mask_id)

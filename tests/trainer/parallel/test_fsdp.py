@@ -20,6 +20,7 @@ from trainer.checkpoints.saving import Saver
 from trainer.config import Keeping, PhaseConfig
 from trainer.loop import Training
 from trainer.model.decoder import Decoder, initialise
+from trainer.objectives.source import Made
 from trainer.parallel.fsdp import cut, parts_of
 from trainer.parallel.process_group import Ranks
 
@@ -50,7 +51,7 @@ def training(folder: Path, one: PhaseConfig, ranks: Ranks, parallel: str, keepin
         more["cut"].deal(parts_of(model.state_dict()), whole.state_dict() if ranks.is_first else {}, ranks)
     model.recompute = one.recompute
     saved = Checkpoints(folder / "saved", keeping)
-    return Training(model, one, random_batch, saved, FACTS, folder / "metrics", ranks, **more)
+    return Training(model, one, Made(random_batch), saved, FACTS, folder / "metrics", ranks, **more)
 
 
 def run(

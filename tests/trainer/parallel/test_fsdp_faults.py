@@ -24,6 +24,7 @@ from trainer.checkpoints import saving
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import Keeping
 from trainer.errors import PeerLost
+from trainer.objectives.source import Made
 from trainer.parallel import process_group as ranks_module
 from trainer.parallel.process_group import Ranks
 
@@ -58,13 +59,13 @@ def train(folder: Path, ranks: Ranks, points: Points, tell: Tell) -> None:
     ranks_module.Ranks.tell_all = agreed  # type: ignore[method-assign]
     saving.Saver.collect = collected  # type: ignore[method-assign]
     one = training(folder, CONFIG, ranks, "fsdp", KEEPING)
-    inner = one.batch
+    inner = one.source.batch
 
     def batch(step: int) -> Any:
         with points.around("step"):
             return inner(step)
 
-    one.batch = batch
+    one.source = Made(batch)
     final = one.run()
     tell("ended", hashes(final) if final else "")
 

@@ -1,0 +1,72 @@
+"""Where batches come from.
+
+In: the step, and the model for a source that learns from what it says. Out: a `Batch`. Most sources are pure functions
+of the step, and a thread makes their batches ahead of it; one that sees the model is asked between two steps.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from trainer.model.decoder import Decoder
+from trainer.objectives import Batch
+
+
+class Source:
+    """Batches, step by step; `batch` is called as batch(step), or as batch(step, model) if it sees the model."""
+
+    sees_model = False
+    """Whether `batch` is given the model as it is after `step` steps, on the main thread of every process."""
+    is_dealt = False
+    """Whether `batch` gives the rows of this process only, as many on each; else all rows, the same on each."""
+
+    def batch(self, step: int, *model: Decoder) -> Batch:
+        raise NotImplementedError
+
+    def cursor(self, step: int) -> dict[str, Any]:
+        """Return what a checkpoint is to say of the place in the data where `step` begins, as plain values."""
+        return {}
+
+    def resume(self, cursor: Mapping[str, Any]) -> None:
+        """Go on from there. Raises DataError for a place in other data."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what a checkpoint is to hold: for sources that see the model, all that the step does not say. The
+        first process's counts for all."""
+        return {}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what `state()` gave; not called where a checkpoint has none."""
+
+
+class Made(Source):
+    """What a pure function of the step gives."""
+
+    def __init__(self, make: Callable[[int], Batch]) -> None:
+        self.make = make
+
+    def batch(self, step: int, *model: Decoder) -> Batch:
+        return self.make(step)
+
+
+class Asked:
+    """The batches of a source that sees the model, as `data.prefetch.Ahead` gives those of others."""
+
+    def __init__(self, source: Source, model: Decoder, first: int) -> None:
+        self.source, self.model, self.next = source, model, first
+
+    def take(self) -> tuple[Batch, float]:
+        """Return the next batch, and how many seconds it took."""
+        began = time.perf_counter()
+        made = self.source.batch(self.next, self.model)
+        self.next += 1
+        return made, time.perf_counter() - began
+
+    def __enter__(self) -> "Asked":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        pass
