@@ -221,7 +221,7 @@ def cosine(
 
 
 def street(base: PhaseConfig) -> dict[str, PhaseConfig]:
-    """base, and the chat phases after it: the rate where base ended, then falling to nothing; and blocks, at the same."""
+    """base, and the phases after it: chat at the rate where base ended, then falling to nothing, and blocks at that."""
     slow = after(base.optimizer, 0.3)
     rows = math.gcd(64, base.rows)
     mid = replace(

@@ -163,7 +163,8 @@ class Conversations:
         for kind in self.kinds:
             found = (one for path in files[kind] for one in read_conversations(Path(path)))
             rows = [
-                (np.array(ids), np.array(mask)) for ids, mask in (render(one, tokenizer, max_len + (align == 1), align) for one in found)
+                (np.array(ids), np.array(mask))
+                for ids, mask in (render(one, tokenizer, max_len + (align == 1), align) for one in found)
             ]
             if not rows:
                 raise InputError(f"no conversations of kind {kind!r}")

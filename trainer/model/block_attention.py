@@ -37,7 +37,9 @@ class Views:
 
 def views(numbers: Tensor, block_size: int, num_clean: int) -> Views:
     """The mask of a sequence, for `attend`."""
-    return Views(numbers, block_size, num_clean, _block_mask(numbers, block_size, num_clean) if numbers.is_cuda else None)
+    return Views(
+        numbers, block_size, num_clean, _block_mask(numbers, block_size, num_clean) if numbers.is_cuda else None
+    )
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Views) -> Tensor:
@@ -159,9 +161,7 @@ def in_block(weights: Tensor, x: Tensor, size: int, turned: bool = False) -> Ten
     return ((squares.mT if turned else squares) @ x.reshape(-1, size, x.shape[-1])).view(x.shape)
 
 
-def hide(
-    scores: Tensor, numbers: Tensor, heads: int, start: int, end: int, seen: int, size: int, value: float
-) -> None:
+def hide(scores: Tensor, numbers: Tensor, heads: int, start: int, end: int, seen: int, size: int, value: float) -> None:
     """Fill in the value where a query may not look at a clean key."""
     blocks = torch.arange(seen // size)
     hidden = blocks[None, None, :] >= numbers[:, start // size : end // size, None]  # (B, m, blocks)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trainer.model.choice import choose
 from trainer.model.decoder import Decoder
 from trainer.model.losses import capped
 from trainer.records.blocks_config import BlocksConfig
@@ -158,16 +159,9 @@ class Decoding:
         ids.scatter_(1, places, torch.where(taken, chosen, block))
 
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids (N,) for fp32 logits (N, V), and how probable they are."""
-        if self.temperature <= 0:
-            likeliest = logits.max(dim=-1)
-            return likeliest.indices, (likeliest.values - logits.logsumexp(dim=-1)).exp()
-        if 0 < self.top_k < logits.shape[-1]:
-            least = logits.topk(self.top_k, dim=-1).values[:, -1:]
-            logits = logits.masked_fill(logits < least, float("-inf"))
-        shares = (logits / self.temperature).softmax(dim=-1)
-        drawn = torch.multinomial(shares, 1, generator=self.generator)
-        return drawn.squeeze(1), shares.gather(1, drawn).squeeze(1)
+        """Ids (N,) for fp32 logits (N, V), and how probable the model holds them, whatever they were drawn from."""
+        tokens = choose(logits, self.temperature, self.top_k, self.generator)
+        return tokens, (logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(dim=-1)).exp()
 
     def _advance(self, row: Row, line: Sequence[int]) -> list[int]:
         """Take note of what has become final; the new ids."""

@@ -25,7 +25,9 @@ from trainer.records.blocks_config import BlocksConfig
 LEAST = 1e-3  # share of a block's tokens that is masked in the first view; the rest is in the second
 
 
-def with_masks(ids: np.ndarray, targets: np.ndarray, block_size: int, chance: np.random.Generator) -> dict[str, np.ndarray]:
+def with_masks(
+    ids: np.ndarray, targets: np.ndarray, block_size: int, chance: np.random.Generator
+) -> dict[str, np.ndarray]:
     """A batch for `BlockDiffusion`: `ids` and `targets` (rows, T), `masked` (rows, T) uint8: those of the first view,
     `live` (rows, N) int64: the numbers of the blocks with something to learn, -1 behind the last of a row.
 
