@@ -263,7 +263,7 @@ class PhaseConfig:
         return int(self.phase in PHASES and bool(PHASES[self.phase].teacher))
 
     def flops_per_token(self, sequence_len: int) -> float:
-        """Of the model, as often as a token goes through it, and of the way there, a third, of frozen ones beside it."""
+        """Of the model as often as a token goes through it, and of the way there, a third, of frozen ones beside it."""
         return self.model.flops_per_token(sequence_len) * (self.views + self.num_frozen / 3)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from data.chat import conversations as chat
 from data.events import emit
 from data.tokens.tokenizer import BOS, END, Tokenizer
+from trainer.evaluation.block_likelihood import block_nats
 from trainer.model.decoder import IGNORED, Decoder
 from trainer.model.generate import generate
 from trainer.model.losses import capped
@@ -46,6 +47,8 @@ def bits_per_byte(
 @torch.inference_mode()
 def nats(model: Decoder, ids: Tensor, targets: Tensor) -> Tensor:
     """What each target costs, fp32 (B, T), 0 where it is -1; ids and targets (B, T)."""
+    if model.config.blocks is not None:
+        return block_nats(model, ids, targets)
     hidden, wanted = model.hidden(ids).flatten(0, 1), targets.flatten()
     counted = (wanted != IGNORED).nonzero().squeeze(1)
     found, weight = torch.zeros(len(wanted), device=ids.device), model.head.to(model.compute_dtype)

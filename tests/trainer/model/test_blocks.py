@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.trainer.model.test_model import LLAMA, QWEN3, random_model
+from trainer.evaluation.block_likelihood import block_nats
 from trainer.model import block_attention
 from trainer.model.block_attention import dense, views
 from trainer.model.block_decoding import Decoding, generate
@@ -175,3 +176,22 @@ def test_decoding_ends_where_positions_end_and_draws_the_same_from_the_same_seed
     drawn = [generate(model, prompts, (), 20, temperature=1.0, top_k=5, seed=seed) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert generate(model, prompts, (), 20, temperature=1.0, top_k=1) == generate(model, prompts, (), 20)
+
+
+def test_what_a_token_costs_is_what_decoding_from_left_to_right_gives_it():
+    model = random_model(replace(QWEN3, blocks=BLOCKS))
+    ids = torch.from_numpy(np.random.default_rng(4).integers(0, 500, (2, 22)))
+    targets = torch.full((2, 21), -1)
+    for row, at in ((0, 2), (0, 7), (0, 8), (0, 20), (1, 3), (1, 15)):
+        targets[row, at] = ids[row, at + 1]
+    found = block_nats(model, ids[:, :-1], targets)
+    assert (found[targets == -1] == 0).all()
+    for row, at in (targets != -1).nonzero().tolist():
+        block = (at + 1) // SIZE
+        line = ids[row, : at + 1].tolist() + [BLOCKS.mask_id] * ((block + 1) * SIZE - at - 1)
+        number = torch.arange(len(line)) // SIZE
+        place = model.positions(torch.arange(len(line))[None], (number[None, :] <= number[:, None])[None, None])
+        with torch.inference_mode():
+            logits = F.linear(model.hidden(torch.tensor([line]), at=place), model.head)[0, at]
+        wanted = F.cross_entropy(logits, ids[row, at + 1])
+        assert found[row, at] == pytest.approx(float(wanted), abs=1e-4)
