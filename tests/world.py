@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -52,6 +53,12 @@ class World:
     def model(self, phase: str) -> bytes:
         """The weights of a published phase."""
         return next((self.folder / "artifacts" / phase / "tiny" / "hf").glob("*.safetensors")).read_bytes()
+
+    def lose(self, *phases: str) -> None:
+        """Remove what these phases have made, under its name and under its fingerprint."""
+        for phase in phases:
+            for folder in (self.folder / "artifacts", self.folder / "artifacts" / "by-fingerprint"):
+                shutil.rmtree(folder / phase)
 
     def processes(self) -> list[int]:
         """Every process whose environment names this world."""

@@ -334,7 +334,7 @@ def killed_at_random(world: World, done: World, kills: int, seed: int) -> None:
     while killed < kills:
         result = world.json("launch", "--yes", "--detach")
         if result["state"] == "succeeded":  # everything was made between two kills: once more, from the middle
-            subprocess.run(["rm", "-r", world.folder / "artifacts" / "mid_checkpoints"], check=True)
+            world.lose("mid_checkpoints", "chatsft_checkpoints")
             continue
         run = run or result["run"]
         time.sleep(dice.uniform(0.0, 6.0))

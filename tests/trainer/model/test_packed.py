@@ -253,3 +253,30 @@ def test_kernels_of_whoever_was_killed_are_not_used_again(tmp_path, monkeypatch)
     assert subprocess.run([sys.executable, "-c", die, str(kernels)], cwd=ROOT).returncode == -9
     with speed.kernels_in(kernels):
         assert not (kernels / "whole.so").exists()
+
+
+def test_a_mask_that_lets_a_token_see_later_ones_keeps_the_kernel_for_causal_ones_away():
+    """Blocks of 48 of 256 tokens, as block diffusion has them: quarters of a row end inside of a block."""
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(2, 2, 256, 16, requires_grad=True) for _ in range(3))
+    block = torch.arange(256) // 48
+    mask = (block[:, None] >= block[None, :]).expand(2, 1, -1, -1)
+    found = attention.attend(q, k, v, mask, is_causal=False)
+    truth = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), mask)
+    assert "InParts" not in found.grad_fn.name() and "InParts" in attention.attend(q, k, v, None).grad_fn.name()
+    assert (found - truth).abs().max() < 1e-5
+    whole = attention.attend(q, k, v, None, is_causal=False)  # every token sees all
+    assert (whole - F.scaled_dot_product_attention(q, k, v)).abs().max() < 1e-6
+
+
+def test_positions_and_masks_that_are_handed_in_are_those_that_are_used():
+    """A row twice in a sequence, the second part seeing itself alone, gives what it gives by itself."""
+    model, ids = random_model(QWEN3), IDS[:1, :24]
+    index = torch.arange(24).repeat(2)[None]
+    half = torch.arange(48) // 24
+    causal = index[0][:, None] >= index[0][None, :]
+    at = model.positions(index, ((half[:, None] == half[None, :]) & causal)[None, None])
+    both, (first, left) = model.hidden(ids.repeat(1, 2), at=at, capture=(0, QWEN3.num_hidden_layers))
+    alone = model.hidden(ids)
+    assert (both[:, 24:] - alone).abs().max() < 1e-5
+    assert torch.equal(first[:, :24], model.model.embed_tokens(ids)) and torch.equal(model.model.norm(left), both)
