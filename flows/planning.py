@@ -64,6 +64,7 @@ class Work:
             persona=planning.load_persona(Path(self.persona) if self.persona else ROOT / "data" / "persona.yaml"),
             seed=self.seed,
             steps=self.steps,
+            block_size=settings.block_size,
             init=self.init,
             mixture=planning.parse_mixture(self.mixture),
             given=self.given,

@@ -77,6 +77,8 @@ class Wanted:
     """Of training; the data's split keeps its own."""
     steps: int | None = None
     """Optimizer steps of every phase, instead of the profile's; warm-ups are rescaled with them."""
+    block_size: int = 0
+    """Of dlm, instead of the profile's; 0 = that."""
     init: ImportSpec | None = None
     """Somebody else's model, which the first phase goes on from."""
     mixture: Mapping[str, float] | None = None
@@ -294,6 +296,10 @@ def _phase(
         config = replace(config, seed=wanted.seed)
     if wanted.steps is not None:
         config = config.in_steps(wanted.steps)
+    if config.blocks is not None and wanted.block_size:
+        pieces = math.gcd(wanted.block_size, config.blocks.sub_block_size)
+        blocks = replace(config.blocks, block_size=wanted.block_size, sub_block_size=pieces)
+        config = replace(config, blocks=blocks)
     entry = f"{PHASES[phase].module.replace('.', '/')}.py"
     return Node(phase, f"{PHASES[phase].folder}/{tag}", ("-m", "trainer", phase), entry, config, inputs)
 

@@ -11,7 +11,7 @@ from infra.units import seconds
 from store import credentials
 
 
-def settings(**flags: str) -> Settings:
+def settings(**flags: Any) -> Settings:
     """From flags (those that were given), environment, .env and slipway.yaml; stores are asked in their name."""
     found = Settings.load(ROOT, flags)
     credentials.lend(job_environment.secrets(found))

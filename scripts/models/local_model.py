@@ -20,10 +20,10 @@ from scripts.cli.local_step import run as run_step
 from trainer.records.phase_registry import PHASES
 
 
-def train(profile, config, init, source, out, prepare, json, remake, keep_made, **wanted):
+def train(profile, config, init, source, out, prepare, json, remake, keep_made, block_size, **wanted):
     if profile and config:
         raise UsageError("--profile and --config are two words for one recipe; choose one")
-    settings = context.settings(profile=profile or config, source=source, store=out)
+    settings = context.settings(profile=profile or config, source=source, store=out, block_size=block_size)
     found = init_model.look(init, settings) if init else None
     work = Work(**wanted, init=found, made=made_by_words(remake, keep_made))
     limits = Limits(reserve_bytes=settings.reserve_bytes)

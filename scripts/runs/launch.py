@@ -49,9 +49,9 @@ THEN = {"failed": "mend that, then launch again or ", NODE_LOST: "when its machi
 def launch(
     *, provider, profile, source, store, pool, host, nodes, ttl, spend_limit, idle_stop, run_name, detach, no_accept,
     wait, on_failure, with_missing, dry_run, json, yes, phase, packages, persona, seed, steps, tag,
-    save_every, keep, ckpt_prefix, init, mixture, remake, keep_made, **machine,
+    save_every, keep, ckpt_prefix, init, mixture, remake, keep_made, block_size, **machine,
 ):  # fmt: skip
-    settings = context.settings(provider=provider, profile=profile, source=source, store=store)
+    settings = context.settings(provider=provider, profile=profile, source=source, store=store, block_size=block_size)
     name = check_name(run_name) if run_name else ""
     typed = {**machine, "nodes": nodes, "pool": pool, "host": host, "ttl": ttl, "spend_limit": spend_limit,
              "idle_stop": idle_stop, "on_failure": on_failure, "save_every": save_every, "keep": keep,

@@ -22,6 +22,7 @@ from trainer.records.phase_registry import phase_names
         "persona": "YAML file with name, maker, purpose",
         "seed": "of the training",
         "steps": "optimizer steps per phase instead of the profile's; the schedule is scaled to them",
+        "block-size": "dlm: tokens that are decoded together (default: the profile's)",
         "tag": "name of the checkpoints in the store (default: the profile)",
         "save-every": "optimizer steps between checkpoints instead of the profile's",
         "keep": "newest checkpoints kept while training (5)",
@@ -54,7 +55,7 @@ def launch(
     min_download_mbps=0, use_spot=False, max_price="", network="", volume="", nodes: int | None = None, ttl="",
     spend_limit="", idle_stop="", wait=False, on_failure="", with_missing=False, run_name="", detach=False,
     no_accept=False, dry_run=False, yes=False, json=False, save_every: int | None = None, keep: int | None = None,
-    ckpt_prefix="", init="", mixture="", remake=False, keep_made=False,
+    ckpt_prefix="", init="", mixture="", remake=False, keep_made=False, block_size: int | None = None,
 ):  # fmt: skip
     """Train one or more phases, with all they need, to the end.
 
