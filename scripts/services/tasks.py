@@ -19,7 +19,7 @@ REPLICA = "its number, as serve.status shows it"
         "replicas": "so many, always; more in --config: least, most and requests per second for each",
         "provider": "where: local, ssh, runpod, lium, shadeform, market; any: own machines, then spot, then on-demand",
         "config": "a service file (SkyServe's words and ours; default serve/service.yaml)",
-        "engine": "vllm, vllm-cpu, fake (default: what the machine can run)",
+        "engine": "vllm, vllm-cpu, torch (our own), fake (default: what model and machine take)",
         "mode": "rolling: old and new ones answer while they are replaced; blue_green: all change at once",
         "host": "address to listen on; one that others can reach needs a key first: inv serve.key",
         "port": "to listen on (default: any that is free, and that one from then on)",

@@ -144,7 +144,7 @@ keeping: {save_every: 3}
         ("profile: smoke\nphases: {base: {optimizer: {betas: [0.9, 1.0]}}}", "betas"),
         ("profile: smoke\nphases: {base: {schedule: {warmup_steps: -5}}}", "warmup_steps is -5"),
         ("profile: smoke\nphases: {sft: {mixture: {identity: .inf}}}", "a weight must be above 0"),
-        ("profile: smoke\nphases: {base: {mixture: {identity: 1}}}", "a mixture is for mid and sft"),
+        ("profile: smoke\nphases: {base: {mixture: {identity: 1}}}", "a mixture is for mid, sft"),
         ("profile: smoke\nphases: {base: {phase: mid}}", "phase of base is not for a file to say"),
         ("profile: smoke\nmodel: {num_key_value_heads: 0}", "num_key_value_heads is 0"),
         ("profile: smoke\nmodel: {num_hidden_layers: 0}", "num_hidden_layers is 0"),
