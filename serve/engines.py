@@ -142,7 +142,7 @@ def _torch(model: Model, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str
         "--max-queued": tuning.max_queued,
         "--shutdown-s": tuning.shutdown_s,
         "--max-model-len": tuning.max_model_len,
-        "--max-tokens": bounds.max_tokens,
+        "--max-tokens": bounds.max_tokens or 0,
         **({"--max-seqs": tuning.max_seqs} if tuning.max_seqs else {}),
     }
     return ("-m", "trainer", "serve", *(str(word) for pair in options.items() for word in pair))

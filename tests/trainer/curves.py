@@ -23,6 +23,7 @@ from data.config import Input, Making
 from tests.trainer.conftest import make_inputs, tiny
 from trainer.__main__ import main
 from trainer.config import Keeping, PhaseConfig
+from trainer.records.blocks_config import BlocksConfig
 from trainer.reporting.jsonl_log import read
 
 FOLDER = Path(__file__).parents[1] / "curves"
@@ -52,6 +53,7 @@ def curves() -> dict[str, Curve]:
         "base-best-fit-documents": Curve(replace(plain, packing="best-fit", document_masks=True)),
         "mid": Curve(talk, "base"),
         "sft": Curve(replace(talk, phase="sft"), "mid"),
+        "dlm": Curve(replace(talk, phase="dlm", blocks=BlocksConfig(block_size=8, sub_block_size=4)), "sft"),
     }
 
 
