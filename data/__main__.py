@@ -55,7 +55,7 @@ def text(raw: dict[str, Any], inputs: Inputs, folder: Path, plain: bool) -> dict
     spec = load(TextSpec, raw, "spec")
     if spread.engine:
         if share.rank:
-            raise InputError("an engine gives the ranks itself; leave --rank out")
+            raise InputError("--engine assigns the ranks itself; leave --rank out")
         return drive.shard(spec, folder.resolve(), how, share.world, spread.open())
     return pipeline.shard(spec, folder, not plain or spec.val_ratio > 0 or bool(spec.validation), how, share)
 
@@ -173,7 +173,7 @@ def main(words: list[str] | None = None) -> int:
 def _run(step: str, config: dict[str, Any]) -> dict[str, Any]:
     unknown = set(config) - {"making", "out", "inputs", "spec"}
     if unknown or ("making" in config) == ("out" in config):
-        raise ConfigError(f"config: keys are spec, and making or else out and inputs; there is: {', '.join(config)}")
+        raise ConfigError(f"config: keys are spec, and making or else out and inputs; available: {', '.join(config)}")
     make, roles = STEPS[step]
     spec, inputs = config.get("spec", {}), config.get("inputs", {})
     if not isinstance(spec, dict) or not isinstance(inputs, dict):
@@ -188,7 +188,7 @@ def _run(step: str, config: dict[str, Any]) -> dict[str, Any]:
         try:
             out.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
-            raise InputError(f"{out}: a folder is wanted there, and there is a file") from None
+            raise InputError(f"{out} is a file; --out must name a folder") from None
         return {**make(spec, given, out, True), "out": str(out)}
     return _publish(load(Making, config["making"], "making"), make, roles, spec)
 
@@ -217,8 +217,10 @@ def _check_roles(given: Mapping[str, Any], roles: tuple[str, ...]) -> None:
 
 @contextmanager
 def _draft(making: Making, goes_on: bool) -> Iterator[Path]:
-    """A folder for what is not yet published, gone afterwards. What a killed run left in it is cleared, or is there
-    for a step that goes on from it."""
+    """Yield a folder for what is not yet published, removed afterwards.
+
+    What a killed run left in it is cleared, or kept for a step that resumes from it.
+    """
     work = os.environ.get("SLIPWAY_WORK")
     if not work:
         with tempfile.TemporaryDirectory(prefix="slipway-") as folder:

@@ -32,7 +32,7 @@ SHARD_NAME = re.compile(r"(rank-\d{5,}-of-\d{5,}/)?shard-\d{5,}\.((txt|jsonl)(\.
 
 
 def write_manifest(folder: Path, shards: list[dict[str, Any]], finished: bool, about: Mapping[str, Any]) -> dict:
-    """The manifest, after it is on the disk in place of the one before."""
+    """Write the manifest, and return it once it is on the disk in place of the one before."""
     manifest = {
         "schema": SCHEMA,
         "tool": TOOL,
@@ -48,7 +48,7 @@ def write_manifest(folder: Path, shards: list[dict[str, Any]], finished: bool, a
 
 
 def write_json(path: Path, document: Any) -> None:
-    """All of it or none: a draft beside it, synced, renamed."""
+    """Write a JSON file atomically: a draft beside it, synced, renamed."""
     # By hand, and not by `store.local_files`: one writer is alone in the folder (`alone_in`), the next one writes over
     # what a killed one left, and the folder is synced since the shards that the manifest lists were renamed in it.
     draft = path.with_name(f".{path.name}.draft")
@@ -60,16 +60,19 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def read_manifest(folder: Path, finished: bool = True) -> dict[str, Any]:
-    """Raises DataError when the folder has no manifest, one that is not ours, or (`finished`) one of half a run."""
+    """Return the manifest of a folder.
+
+    Raises DataError when the folder has no manifest, one that is not ours, or (`finished`) one of half a run.
+    """
     path = folder / MANIFEST
     try:
         manifest = outside.load(path, MANIFEST_BYTES, MANIFEST_BYTES // 16, half_pairs="surrogateescape")
         if outside.typed(manifest, "schema", int) not in (1, SCHEMA):
-            raise DataError(f"{path}: not a manifest of schema 1 or {SCHEMA}")
+            raise DataError(f"{path}: expected a manifest of schema 1 or {SCHEMA}")
         for name, kind in KINDS.items():
             outside.typed(manifest, name, kind)
         if finished and not manifest["finished"]:
-            raise DataError(f"{path}: not finished; the command that began it goes on where it stopped; {PARTIAL}")
+            raise DataError(f"{path}: not finished; run its command again to continue; {PARTIAL}")
         for shard in manifest["shards"]:
             _check_shard(path, shard)
         if len({shard["name"] for shard in manifest["shards"]}) != len(manifest["shards"]):
@@ -83,23 +86,26 @@ def read_manifest(folder: Path, finished: bool = True) -> dict[str, Any]:
 
 
 def _check_shard(path: Path, shard: Any) -> None:
-    """Raises DataError, Unreadable for what no Writer has listed."""
+    """Raise DataError or Unreadable for what no Writer has listed."""
     if type(shard) is not dict or not SHARD_NAME.fullmatch(outside.typed(shard, "name", str)):
-        raise DataError(f"{path}: {outside.shown(shard)} is no shard with a name of one")
+        raise DataError(f"{path}: {outside.shown(shard)} is not a shard entry: its name is not that of a shard")
     shard.setdefault("raw_bytes", shard.get("bytes"))
     if not SHA256.fullmatch(outside.typed(shard, "sha256", str)):
-        raise DataError(f"{path}: {shard['name']} has a sha256 that is none")
+        raise DataError(f"{path}: {shard['name']} has a sha256 that is not 64 hexadecimal digits")
     if any(outside.typed(shard, name, int) < 0 for name in ("lines", "bytes", "raw_bytes")):
-        raise DataError(f"{path}: {shard['name']} has less than nothing in it")
+        raise DataError(f"{path}: {shard['name']} has a negative size or count")
 
 
 def listed(folder: Path) -> set[str]:
-    """Names of the shards that the manifest of `folder` lists, finished or not. Raises DataError as read_manifest."""
+    """Return the names of the shards that the manifest of `folder` lists, finished or not.
+
+    Raises DataError as read_manifest does.
+    """
     return {shard["name"] for shard in read_manifest(folder, finished=False)["shards"]}
 
 
 def is_shard(path: Path) -> bool:
-    """Whether the manifest beside `path` lists it, so that its lines are escaped."""
+    """Tell whether the manifest beside `path` lists it, so that its lines are escaped."""
     if not (path.parent / MANIFEST).is_file():
         return False
     try:

@@ -120,7 +120,9 @@ def end_named(name: str, markets: Sequence[Market], journal: Journal, problems: 
         raise UsageError(f"--kill {name}: that {what}; nothing was ended; ours are: {there or 'none'}{silent}")
     ((market, one),) = meant
     if not one.token:
-        raise UsageError(f"--kill {name}: {market.name} {one.pod_id} bears no mark of Slipway's; it is somebody else's")
+        raise UsageError(
+            f"--kill {name}: {market.name} {one.pod_id} does not carry Slipway's mark; it belongs to somebody else"
+        )
     if one.kind not in (FOREIGN, ORPHANED):
         raise UsageError(f"--kill {name}: it is the pod of {one.run}; run: inv down {one.run}")
     pod = market.find(one.pod_id)

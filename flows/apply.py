@@ -14,13 +14,14 @@ from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import spend
 from infra.ledger.journal import Held, Journal, Op
-from infra.money import dollars
+from infra.money import in_usd
 from infra.providers import Provider, registry
 from infra.records import Offer, Request
 from infra.runs import pod_set
 from infra.runs.pod_set import PodSpec, Step
 from infra.runs.timing import Say
 from infra.selection import choose, preflight
+from infra.selection.machine_spec import LimitSpec, MachineSpec
 from infra.selection.request import request_for
 from infra.settings import MARKET, Settings
 from infra.units import duration
@@ -42,7 +43,7 @@ def only_one(set_name: str, journal: Journal) -> Iterator[None]:
     try:
         lease = journal.take(f"apply:{set_name}")
     except Held as error:
-        raise UsageError(f"another inv apply is at the set {set_name} ({error}); wait for it") from None
+        raise UsageError(f"another inv apply is changing the set {set_name} ({error}); wait for it") from None
     try:
         yield
     finally:
@@ -78,18 +79,20 @@ def wanted(spec: PodSpec, settings: Settings, tell: Say) -> tuple[list[Provider]
     text = ("country", "cpus", "memory", "disk_size", "city", "cloud", "region", "instance_type", "max_price",
             "network")  # fmt: skip
     words: dict[str, Any] = {name: getattr(spec, name) or "" for name in text}
-    request = request_for(
+    machine = MachineSpec(
         gpu=spec.gpu_type or "", num_gpus=spec.gpu_count, use_spot=spec.use_spot, volume=spec.volume_id or "",
         min_upload_mbps=spec.min_upload_mbps or 0, min_download_mbps=spec.min_download_mbps or 0,
         **words,
     )  # fmt: skip
+    request = request_for(machine)
     name = candidates[0].name if len(candidates) == 1 else MARKET
     request = replace(request, run=spec.name, provider=name, pool=spec.pool or "", host=spec.host or "")
     is_rented = candidates[0].is_rented
     ttl = "" if spec.ttl_hours is None else f"{spec.ttl_hours * 3600:f}s"
     spend_limit = spec.spend_limit or (preflight.SPEND_LIMIT if is_rented and not ttl else "")
     idle_stop = "" if spec.idle_stop_minutes is None else f"{spec.idle_stop_minutes:f}m"
-    return candidates, request, preflight.limits_for(settings, is_rented, ttl, spend_limit, tell, idle_stop)
+    limits = LimitSpec(ttl=ttl, spend_limit=spend_limit, idle_stop=idle_stop)
+    return candidates, request, preflight.limits_for(settings, is_rented, limits, tell)
 
 
 def rate_then(found: Sequence[Change]) -> int:
@@ -115,7 +118,7 @@ def _change(step: Step, specs: Mapping[str, PodSpec], journal: Journal, settings
         gpus = f"{offer.num_gpus} x {offer.gpu}" if offer.num_gpus else "no GPU"
         place = " ".join(filter(None, (gpus, offer.region)))
         ends = [] if limits.time_s is None else [f"after {duration(limits.time_s)}"]
-        ends += [] if limits.spend_micro_usd is None else [f"at {dollars(limits.spend_micro_usd)} USD"]
+        ends += [] if limits.spend_micro_usd is None else [f"at {in_usd(limits.spend_micro_usd)}"]
         said = f"{place}, ends {' or '.join(ends)}" if ends else place
         return Change(step, offer.provider, offer.micro_usd_per_hour, said)
     op = journal.op(step.token)

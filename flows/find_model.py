@@ -46,7 +46,7 @@ def find_model(settings: Settings, model: str, tag: str, tell: Say) -> tuple[Art
     damaged = [f"{name} is damaged ({found[name].problem})" for name in wanted if name in found]
     near = difflib.get_close_matches(wanted[0] if model else usual, whole, 3)
     known = (
-        f"there is: {', '.join(near or sorted(whole))}"
+        f"available: {', '.join(near or sorted(whole))}"
         if whole
         else f"there is none yet; make one with: ./inv launch --phase {USUAL}"
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from data.config import ConfigError
 from data.text.remote import hub
-from infra.errors import UsageError
+from infra.errors import AuthError, UsageError
 from infra.settings import Settings
 from store import outside
 from store.artifacts import model_files
@@ -82,7 +82,9 @@ def get(path: str, init: str, settings: Settings) -> str:
     except httpx.HTTPError as error:
         raise UsageError(f"--init {init}: {hub()} cannot be reached: {error}") from None
     if reply.status_code in (401, 403):
-        raise UsageError(f"--init {init}: not for us ({reply.status_code}); set HF_TOKEN to a token that may read it")
+        raise AuthError(
+            f"--init {init}: {hub()} refuses access ({reply.status_code}); set HF_TOKEN to a token that may read it"
+        )
     if reply.status_code == 404:
         raise UsageError(f"--init {init}: no such model or revision on {hub()}")
     if reply.status_code != 200:

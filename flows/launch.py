@@ -1,21 +1,22 @@
 """A launch: what is asked for -> the plan, where it can run, what it would cost -> a run at work.
 
-    prepare -> check -> start        each takes the record that the one before it returned
+    understand -> prepare -> check -> start        each takes the record that the one before it returned
 
 Whoever calls them shows and asks in between. `tell` hears what people may want to know on the way.
 """
 
 from dataclasses import dataclass, replace
 
-from flows import memory_check, planning, resume, run_leases
+from flows import memory_check, planning, resume, run_leases, same_request
 from flows.planning import Work, plan_for
 from flows.same_request import Asking
+from flows.specs.launch import LaunchSpec
 from infra import job_environment
 from infra.agent.job import Limits
 from infra.checkout import ROOT
-from infra.errors import SlipwayError
+from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op, Taken
-from infra.names import run_name
+from infra.names import check_name, run_name
 from infra.providers import registry
 from infra.records import Offer, Plan, Request
 from infra.runs import launch as street
@@ -24,35 +25,29 @@ from infra.runs.acceptance_policy import terms_for
 from infra.runs.lookup import last_verdict
 from infra.runs.timing import Say, stage
 from infra.selection import choose
-from infra.selection.preflight import preflight
+from infra.selection.preflight import limits_for, preflight
+from infra.selection.request import request_on
 from infra.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchSpec:
-    """A launch as somebody asks for it; the settings say by which provider."""
+class Meant:
+    """What the words of a launch come to by the settings; neither the store nor a vendor has been asked yet."""
 
+    spec: LaunchSpec
     work: Work
     request: Request
     limits: Limits
     """Of the pod of each node."""
     asked: Asking
     """The words, by which a run that is at work on the same already is told from one that was meant otherwise."""
-    on_failure: str = "end"
-    """"keep" or "end" a rented pod whose work has failed."""
-    unchecked: bool = False
-    """Machines are taken without a look whether they work."""
-    wait: bool = False
-    """Offers are asked for again until one fits."""
-    dry_run: bool = False
-    """Nothing will be started: what a user would have to decide is left open."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     """What would be started: nothing where `plan` has no job."""
 
-    spec: LaunchSpec
+    meant: Meant
     plan: Plan
     at_work: Op | None = None
     """The run that is at the same already: it is followed, and nothing is rented."""
@@ -62,32 +57,50 @@ class Launch:
     @property
     def is_open(self) -> bool:
         """Whether somebody has to say first if what other code made is kept: see `Work.made`."""
-        return bool(self.plan.doubtful) and not self.spec.work.made and not self.spec.dry_run
+        return bool(self.plan.doubtful) and not self.meant.work.made and not self.meant.spec.dry_run
 
 
-def prepare(spec: LaunchSpec, journal: Journal, settings: Settings, tell: Say) -> Launch:
+def understand(spec: LaunchSpec, settings: Settings, tell: Say) -> Meant:
+    """Return what a launch means. Raises UsageError for what cannot be meant."""
+    name = check_name(spec.run_name) if spec.run_name else ""
+    nodes = 1 if spec.nodes is None else spec.nodes
+    if nodes < 1:
+        raise UsageError(f"--nodes is {nodes}; it must be at least 1")
+    if spec.on_failure not in ("", "keep", "end"):
+        raise UsageError(f"--on-failure {spec.on_failure}: known: end, keep")
+    work = Work.of(spec, settings)
+    candidates = registry.candidates(settings)
+    limits = limits_for(settings, candidates[0].is_rented, spec, tell)
+    request = request_on(candidates, spec, name or "new", nodes, spec.pool, spec.host)
+    chosen = () if settings.sources["provider"].startswith("default") else tuple(one.name for one in candidates)
+    asked = same_request.asking(spec, request, limits, vendors=chosen, env=job_environment.of_job(settings))
+    limits = replace(limits, spend_micro_usd=limits.spend_micro_usd and limits.spend_micro_usd // nodes)
+    return Meant(spec=spec, work=work, request=request, limits=limits, asked=asked)
+
+
+def prepare(meant: Meant, journal: Journal, settings: Settings, tell: Say) -> Launch:
     """Return the plan and the offers for it; nothing is rented. No offers are asked for while the launch `is_open`.
 
     Raises UsageError for what cannot be meant, also beside the run that is at work; NoOffer.
     """
     candidates = registry.candidates(settings)
     vendor = candidates[0]
-    plan = plan_for(spec.work, settings, spec.request, vendor, spec.limits)
-    found = Launch(spec=spec, plan=plan)
+    plan = plan_for(meant.work, settings, meant.request, vendor, meant.limits)
+    found = Launch(meant=meant, plan=plan)
     if found.is_open:
         return found
     before = last_on(plan, journal)
     if before and before.is_live and plan.job:
-        spec.asked.check(before)
+        meant.asked.check(before)
         found = replace(found, at_work=before)
     if vendor.is_rented and plan.job and not found.at_work:
-        find = choose.wait_for if spec.wait else choose.find
-        offers = tuple(find(candidates, spec.request, settings, tell))
+        find = choose.wait_for if meant.spec.wait else choose.find
+        offers = tuple(find(candidates, meant.request, settings, tell))
         rate = planning.work_rate(settings, offers[0])
-        plan = plan_for(spec.work, settings, spec.request, vendor, spec.limits, rate)
+        plan = plan_for(meant.work, settings, meant.request, vendor, meant.limits, rate)
         found = replace(found, offers=offers)
     if plan.job:
-        plan = replace(plan, job=replace(plan.job, on_failure=spec.on_failure))
+        plan = replace(plan, job=replace(plan.job, on_failure=meant.spec.on_failure or "end"))
     return replace(found, plan=plan)
 
 
@@ -96,16 +109,16 @@ def check(found: Launch, settings: Settings, again: str, tell: Say) -> Launch:
 
     `again`: the command that would make what is missing on the rented machine as well.
     """
-    spec, plan = found.spec, found.plan
+    meant, plan = found.meant, found.plan
     if found.offers:
-        offers = preflight(plan, found.offers, settings, spec.work.with_missing, again, tell)
+        offers = preflight(plan, found.offers, settings, meant.spec.with_missing, again, tell)
         return replace(found, offers=tuple(offers))
     if plan.job and not found.at_work:
         vendor = registry.candidates(settings)[0]
         if vendor.is_here:
-            memory_check.check(memory_check.phases_of(plan.job.steps), spec.request.num_gpus)
-        if spec.dry_run:
-            choose.of_machines(vendor, spec.request)  # a plan that no machine can carry out is no plan
+            memory_check.check(memory_check.phases_of(plan.job.steps), meant.request.num_gpus)
+        if meant.spec.dry_run:
+            choose.of_machines(vendor, meant.request)  # a plan that no machine can carry out is no plan
     return found
 
 
@@ -128,23 +141,25 @@ def last_on(plan: Plan, journal: Journal) -> Op | None:
 
 def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op:
     """The run of this plan: the one that was cut off, a new one, or one that somebody else has just begun."""
-    asked, offers = found.spec.asked, list(found.offers)
+    asked, offers = found.meant.asked, list(found.offers)
     vendor = registry.candidates(settings)[0]
     before, name = last_on(found.plan, journal), asked.name
     taken = [op.run for op in journal.ops()]
     if before and not name and last_verdict(before, settings).get("state") != "succeeded":
         name = before.run
-        tell(f"going on with {name}")
+        tell(f"resuming {name}")
     name = name or run_name(taken)
     plan = replace(found.plan, request=replace(found.plan.request, run=name))
     run_leases.refuse_beside_older(plan, journal.ops(live=True))
     run_leases.hold_for(plan, name, journal.installation)
     run_leases.move_names(plan)
     try:
-        if not vendor.is_rented:
+        if vendor.is_here:
+            offers = choose.of_machines(vendor, plan.request)
+        elif not vendor.is_rented:
             with stage("connect", tell):
                 offers = choose.of_machines(vendor, plan.request)
-        terms = replace(terms_for(settings, vendor, found.spec.unchecked), asked=asked.record())
+        terms = replace(terms_for(settings, vendor, found.meant.spec.no_accept), asked=asked.record())
         vendors, secrets = registry.vendors(settings), job_environment.secrets(settings)
         return street.start(plan, offers, vendors, journal, ROOT, secrets, tell, terms)
     except Taken as taken_by:

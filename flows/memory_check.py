@@ -1,4 +1,4 @@
-"""Whether a training fits into the memory of this machine: said before anything is made, not by the system's killer.
+"""Check that a training run fits into memory before it starts, instead of at the out-of-memory killer.
 
 In: the phases that are due. Out: what is wrong, in words. For work that is done here; offers of vendors are sorted out
 by `infra.selection.preflight`.

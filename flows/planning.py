@@ -10,17 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from flows import doctor
+from flows import doctor, init_model
+from flows.specs.work import WorkSpec
 from infra.agent import environment
 from infra.agent.job import Limits, Step
 from infra.checkout import ROOT
 from infra.errors import UsageError
-from infra.job_environment import asked_at, secrets, tracking
+from infra.job_environment import asked_at, of_job, plain, secrets, tracking
 from infra.market.forecast import flops_per_s
 from infra.names import check_name
 from infra.providers import Provider
 from infra.records import Artifact, Inventory, Offer, Plan, Request
-from infra.settings import Settings
+from infra.settings import Settings, is_secret
 from infra.units import count, size
 from store import Artifact as StoredArtifact
 from store import Store, credentials
@@ -32,41 +33,39 @@ from trainer.records.phase_registry import PHASES, all_phases, checkpoint_folder
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What is to be made, as somebody asks for it; "" and None leave it to the profile."""
+    """What is to be made: what somebody asks for, and what was looked up and decided for it."""
 
-    phase: str
-    packages: str = ""
-    persona: str = ""
-    seed: int | None = None
-    steps: int | None = None
-    tag: str = ""
-    save_every: int | None = None
-    keep: int | None = None
-    ckpt_prefix: str = ""
-    mixture: str = ""
+    spec: WorkSpec
     init: ImportSpec | None = None
+    """The model that `spec.init` names."""
     given: Mapping[str, str] = field(default_factory=dict)
     """Artifacts that were made elsewhere, by the name of what needs them."""
     made: str = ""
     """"keep" or "remake" what other code made; "" = somebody is to be asked."""
-    with_missing: bool = False
-    """Whatever `phase` does not name may be made, under a new tag too."""
+
+    @staticmethod
+    def of(spec: WorkSpec, settings: Settings) -> "Work":
+        """Return what the flags of a training ask for. Raises UsageError for what cannot be meant."""
+        init = init_model.look(spec.init, settings) if spec.init else None
+        return Work(spec=spec, init=init, made=made_by_words(spec.remake, spec.keep_made))
 
     def wanted(self, settings: Settings) -> planning.Wanted:
         """The same, as the plan takes it. Raises UsageError for senseless words."""
-        keeping = {"save_every": self.save_every, "keep": self.keep, "prefix": self.ckpt_prefix or None}
+        spec = self.spec
+        keeping = {"save_every": spec.save_every, "keep": spec.keep, "prefix": spec.ckpt_prefix or None}
         return planning.Wanted(
-            phases=planning.parse_phases(self.phase),
+            phases=planning.parse_phases(spec.phase),
             profile=settings.profile,
-            tag=check_name(self.tag) if self.tag else "",
+            tag=check_name(spec.tag) if spec.tag else "",
             source=settings.source,
-            packages=tuple(filter(None, self.packages.split(","))),
-            persona=planning.load_persona(Path(self.persona) if self.persona else ROOT / "data" / "persona.yaml"),
-            seed=self.seed,
-            steps=self.steps,
+            packages=tuple(filter(None, spec.packages.split(","))),
+            persona=planning.load_persona(Path(spec.persona) if spec.persona else ROOT / "data" / "persona.yaml"),
+            seed=spec.seed,
+            steps=spec.steps,
             block_size=settings.block_size,
+            options=spec.options,
             init=self.init,
-            mixture=planning.parse_mixture(self.mixture),
+            mixture=planning.parse_mixture(spec.mixture),
             given=self.given,
             made=self.made,
             keeping={name: value for name, value in keeping.items() if value is not None},
@@ -90,8 +89,8 @@ def plan_for(
         torch=torch, environments=environments,
     )  # fmt: skip
     plan = replace(plan, notes=(*plan.notes, *store_notes(there)))
-    if not work.with_missing:
-        refuse_unknown_tag(plan, work.tag, wanted.phases, there)
+    if not work.spec.with_missing:
+        refuse_unknown_tag(plan, work.spec.tag, wanted.phases, there)
     if plan.job and not vendor.is_here and not settings.rehearsal:
         refuse_what_is_only_here(plan.job.steps)
     if plan.job:
@@ -101,10 +100,13 @@ def plan_for(
     if plan.job:
         places = {name: os.environ[name] for kind in asked_at(settings) for name in credentials.PLACES.get(kind, ())
                   if os.environ.get(name)}  # fmt: skip
-        environ = {**plan.job.environ, **places, **tracking(settings)}
+        environ = {**plan.job.environ, **places, **tracking(settings), **plain(settings)}
         job = replace(plan.job, secrets=tuple(secrets(settings)), environ=environ)
         lacking = tuple(f"W&B: {one.detail}" for one in doctor.tracking(ROOT, settings) if one.state != "ok")
-        plan = replace(plan, job=job, notes=(*plan.notes, *lacking))
+        shown = [f"{name}={value}" for name, value in plain(settings).items()]
+        shown += [f"{name} (its value is kept secret)" for name in of_job(settings) if is_secret(name)]
+        env = (f"the job is given {', '.join(shown)}",) if shown else ()
+        plan = replace(plan, job=job, notes=(*plan.notes, *lacking, *env))
     if vendor.pod_store:
         kept = "artifacts stay on the machine until somebody who follows (or inv status, or inv pull) brings them home"
         return replace(plan, notes=(*plan.notes, kept)) if plan.job else plan
@@ -212,7 +214,7 @@ def refuse_unknown_tag(plan: Plan, tag: str, phases: Sequence[str], there: Inven
     if not tag or tag in known or not (plan.untyped or (plan.job is None and "base" not in phases)):
         return
     near = difflib.get_close_matches(tag, known, 3) or known[:10]
-    listed = f"there is: {', '.join(near)}" if near else "there is no checkpoint yet"
+    listed = f"available: {', '.join(near)}" if near else "there is no checkpoint yet"
     due = (
         all_phases()
         if "base" in plan.untyped and {*phases} <= {*all_phases()}

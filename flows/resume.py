@@ -5,20 +5,21 @@ from dataclasses import replace
 
 from flows.same_request import with_limits
 from infra import job_environment
-from infra.agent.job import Limits
+from infra.agent.job import Job, Limits
 from infra.agent.limits import read_clocks
 from infra.errors import UsageError
 from infra.ledger import spend
 from infra.ledger.journal import Journal, Op, Taken
-from infra.money import cents
+from infra.money import in_usd
 from infra.providers import registry
 from infra.runs import launch as street
 from infra.runs import observe, pods
 from infra.runs.keeper import Keeper
 from infra.runs.lookup import find_run, last_verdict, way
 from infra.runs.timing import Say
+from infra.selection.machine_spec import LimitSpec
 from infra.selection.preflight import limits_for
-from infra.settings import Settings
+from infra.settings import Settings, is_secret
 
 
 def resume(run: str, spend_limit: str, ttl: str, journal: Journal, settings: Settings, tell: Say) -> Op:
@@ -30,13 +31,30 @@ def resume(run: str, spend_limit: str, ttl: str, journal: Journal, settings: Set
     if op.slot < 0 and pods.rank_of(op) > 0:
         raise UsageError(f"{op.run} was a node of {pods.run_of(op)}; run: inv resume {pods.run_of(op)}")
     if op.slot >= 0 and last_verdict(op, settings).get("state") == "succeeded":
-        raise UsageError(f"{op.run} has succeeded; there is nothing to go on with")
+        raise UsageError(f"{op.run} has succeeded; there is nothing left to resume")
     if is_idle(op, settings):
-        raise UsageError(f"{op.run} is at no work; give it some: inv pod.run {op.run}")
+        raise UsageError(f"{op.run} is idle; give it work: inv pod.run {op.run}")
     limits = more_for(op, journal, settings, spend_limit, ttl, tell)
+    op = with_environment(op, journal, settings)
     if limits:
         return again(op, journal, settings, tell, limits, with_limits(op.asked, ttl, spend_limit, limits))
     return go_on(op, journal, settings, tell)
+
+
+def with_environment(op: Op, journal: Journal, settings: Settings) -> Op:
+    """Return the run with what `--env` gives its job from now on. Raises UsageError while it is at work."""
+    if not job_environment.of_job(settings):
+        return op
+    if op.is_live and observe.is_alive(op, way(settings, op)):
+        raise UsageError(f"--env: {op.run} is at work with the environment that it was launched with; "
+                         f"first: inv down {op.run}")  # fmt: skip
+    for one in pods.nodes_of(op, journal):
+        job = Job.from_json(one.job)
+        hidden = [name for name in job_environment.of_job(settings) if is_secret(name)]
+        job = replace(job, environ={**job.environ, **job_environment.plain(settings)},
+                      secrets=tuple(dict.fromkeys([*job.secrets, *hidden])))  # fmt: skip
+        journal.note(one, job=job.to_json())
+    return journal.op(op.token)
 
 
 def is_idle(op: Op, settings: Settings) -> bool:
@@ -61,7 +79,7 @@ def attach(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
         time.sleep(0.1)
         op = journal.op(op.token)
     if observe.is_alive(op, way(settings, op)):
-        tell(f"{op.run} is at it already; following it")
+        tell(f"{op.run} is already running; following it")
         return op
     return again(op, journal, settings, tell)
 
@@ -73,13 +91,13 @@ def again(
 
     `limits`: of a rented run, as `Keeper.elsewhere` takes them; `asked`: what is on record of it then.
     """
-    tell(f"going on with {op.run}")
+    tell(f"resuming {op.run}")
     vendor = registry.provider(settings, op.vendor)
     if vendor.is_rented and not op.is_live:
         keeper = Keeper.of(op, journal, settings, tell)
         keeper.terms = replace(keeper.terms, asked=asked)
         return keeper.elsewhere(op, limits=limits)
-    return street.resume(op, vendor, journal, job_environment.secrets(settings))
+    return street.resume(op, vendor, journal, job_environment.secrets_for(Job.from_json(op.job).secrets, settings))
 
 
 def more_for(op: Op, journal: Journal, settings: Settings, spend_limit: str, ttl: str, tell: Say) -> Limits | None:
@@ -95,10 +113,10 @@ def more_for(op: Op, journal: Journal, settings: Settings, spend_limit: str, ttl
         raise UsageError(
             f"{op.run} has its pod still, with the limits that it was rented with; first: inv down {op.run}"
         )
-    limits = limits_for(settings, True, ttl, spend_limit, tell)
+    limits = limits_for(settings, True, LimitSpec(ttl=ttl, spend_limit=spend_limit), tell)
     if limits.spend_micro_usd is not None:
         rows = pods.rows_of(op.run, pods.size_of(op), journal)
         spent = sum(spend.spent(row, read_clocks(), settings.clock_scale) for row in rows)
         if spent >= limits.spend_micro_usd:
-            raise UsageError(f"{op.run} has cost {cents(spent)} USD already; give a --spend-limit above that")
+            raise UsageError(f"{op.run} has cost {in_usd(spent)} already; give a --spend-limit above that")
     return limits

@@ -61,7 +61,7 @@ def hold_for(plan: Plan, run: str, installation: str) -> None:
     there = {(kind_of(one.name), one.fingerprint) for one in (*named, *kept)}
     lost = sorted(kind for kind, fingerprint in read_by(plan) - there if fingerprint not in made)
     if lost:
-        raise UsageError(f"{', '.join(lost)} went out of {plan.store} while this was planned; launch again")
+        raise UsageError(f"{', '.join(lost)} were removed from {plan.store} while this was planned; launch again")
 
 
 def renew(op: Op, installation: str, tell: Say) -> None:

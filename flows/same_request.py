@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from flows.specs.launch import LaunchSpec
 from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.ledger.journal import Op
 from infra.market import gpus
 from infra.records import Request
+from infra.settings import is_secret
 
 OF_REQUEST = {
     "nodes": "nodes", "pool": "pool", "host": "host", "num_gpus": "num_gpus", "use_spot": "spot", "cpus": "cpus",
@@ -51,22 +53,27 @@ class Asking:
             differs.append(f"a machine of {' or '.join(self.vendors)} (there: {op.vendor})")
         if differs:
             raise UsageError(
-                f"{op.run} is at work on the same already, and was launched with other words: {', '.join(differs)}; "
-                f"nothing was changed. Follow it as it is: the same without those words; or first: inv down {op.run}"
+                f"{op.run} is already running the same work, and was launched with other flags: {', '.join(differs)}; "
+                f"nothing was changed. Follow it as it is: the same without those "
+                f"flags; or end it first: inv down {op.run}"
             )
 
 
 def asking(
-    flags: Mapping[str, Any], request: Request, limits: Limits, *, name: str, vendors: tuple[str, ...]
+    spec: LaunchSpec, request: Request, limits: Limits, *, vendors: tuple[str, ...], env: Mapping[str, str]
 ) -> Asking:  # fmt: skip
-    """`limits`: of the whole run."""
+    """Return the words of a launch, and what they mean. `limits`: of the whole run; `env`: of its job, by `--env`."""
     meant = {flag: getattr(request, name) for flag, name in OF_REQUEST.items()}
     meant |= {flag: getattr(limits, name) for flag, name in OF_LIMITS.items()}
-    meant |= {flag: flags[flag] or default for flag, default in AS_TYPED.items()}
+    meant |= {flag: getattr(spec, flag) or default for flag, default in AS_TYPED.items()}
     meant["gpu"] = sorted([gpus.meant(kind).lower(), count] for kind, count in gpus.read_set(request.gpu))
-    meant["all_configs"] = bool(flags["all_configs"])
-    typed = {flag: "" if flags[flag] is True else str(flags[flag]) for flag in meant if flags[flag]}
-    return Asking(typed, json.loads(json.dumps(meant)), name, vendors)
+    meant["all_configs"] = spec.all_configs
+    said = {flag: getattr(spec, flag) for flag in meant}
+    typed = {flag: "" if value is True else str(value) for flag, value in said.items() if value}
+    if env:  # of a secret only its name is written down
+        shown = sorted(name if is_secret(name) else f"{name}={value}" for name, value in env.items())
+        meant["env"], typed["env"] = shown, " ".join(shown)
+    return Asking(typed, json.loads(json.dumps(meant)), spec.run_name, vendors)
 
 
 def with_limits(asked: str, ttl: str, spend_limit: str, limits: Limits) -> str:

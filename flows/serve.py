@@ -5,45 +5,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.find_model import model_folder
-from infra import train_env
+from flows.specs.service import ServeSpec
+from infra import job_environment, train_env
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.ledger.journal import Journal, Service
 from infra.names import check_name
 from infra.records import Offer
 from infra.runs.timing import Say
-from infra.settings import Settings
+from infra.settings import Settings, is_secret
 from serve import controller_client, controller_process, revision
 from serve import service as service_file
 from serve.engine import models
-from serve.policy import service_state, update
+from serve.policy import service_state
 from serve.policy.service_state import Seen, Version, Wanted
 from serve.replicas import placement
 from serve.replicas.replica_pod import free_port
 from store.backends.by_uri import open_place
 from trainer.records.phase_registry import PHASES, phase_names
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeSpec:
-    """A service as somebody asks for it; "" and None leave it as it is, or to its file."""
-
-    name: str = ""
-    model: str = ""
-    tag: str = ""
-    replicas: int | None = None
-    provider: str = ""
-    config: str = ""
-    engine: str = ""
-    mode: str = ""
-    host: str = ""
-    port: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.mode not in ("", *update.MODES):
-            raise UsageError(f"--mode {self.mode}: known: {', '.join(update.MODES)}")
-        if self.port is not None and not 0 <= self.port < 65536:
-            raise UsageError(f"--port {self.port}: wanted is 1 to 65535, or 0 for any that is free")
 
 
 @dataclass(frozen=True)
@@ -62,8 +41,8 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
     row = journal.service(name)
     old = service_state.wanted_of(row.wanted) if row else None
     if old and old.is_ending:
-        raise UsageError(f"{name} is being ended; when that is done (inv serve.status): the same again")
-    document = revision.document_of(spec.config, old, name, spec.replicas)
+        raise UsageError(f"{name} is being ended; run the same again when it has ended (inv serve.status)")
+    document = with_environment(revision.document_of(spec.config, old, name, spec.replicas), settings)
     where = spec.provider or (old.newest.provider if old else revision.usual_provider(settings))
     before = old.newest if old else None
     service = service_file.parse(f"service {name}", document)
@@ -74,6 +53,17 @@ def plan(spec: ServeSpec, journal: Journal, settings: Settings, tell: Say) -> Re
     version = revision.version_of(document, source, provider, spec.engine, settings.store, before, name)
     version = revision.with_limit(version, settings, tell)
     return Revision(name, revision.with_room(version, settings, tell), row, old)
+
+
+def with_environment(document: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """Return a service's document with what `--env` gives its replicas. Raises UsageError for a secret."""
+    given = job_environment.of_job(settings)
+    if hidden := [name for name in given if is_secret(name)]:
+        raise UsageError(
+            f"--env {hidden[0]}: the variables of a service are written into the journal, where a secret must not be; "
+            "put it into .env, if it is a setting (inv config)"
+        )
+    return {**document, "envs": {**(document.get("envs") or {}), **given}} if given else document
 
 
 def folder_of(said: str, tag: str, settings: Settings, name: str, tell: Say) -> str:
@@ -141,8 +131,8 @@ def scale(name: str, least: int | None, most: int | None, journal: Journal) -> t
     lower = policy.min_replicas if least is None else least
     if most is not None and most != lower and not revision.has_signal(old.newest.document):
         raise UsageError(
-            f"{name} has a fixed size: nothing says when {lower} to {most} replicas would be how many; "
-            f"give target_qps_per_replica in a service file: inv serve.up {name} --config FILE"
+            f"{name} cannot autoscale from {lower} to {most} replicas: no scaling target is set; "
+            f"set target_qps_per_replica in a service file: inv serve.up {name} --config FILE"
         )
     upper = max(policy.most, lower) if most is None else most
     if lower == policy.min_replicas and upper == policy.most:

@@ -3,23 +3,29 @@
 Each run is an `inv launch` of its own, so that it is followed, kept and brought back as any other is.
 """
 
+import itertools
 import json as json_text
 import math
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from data.config import ConfigError
 from flows.follow import DETACHED
 from flows.planning import Work, plan_for
+from flows.specs import files, phase_words
+from flows.specs.launch import LaunchSpec
 from infra.checkout import ROOT
 from infra.errors import NoOffer, SlipwayError, UsageError
+from infra.flags import as_typed
 from infra.job_environment import secrets
 from infra.ledger.journal import Journal
 from infra.names import check_name
@@ -33,11 +39,12 @@ from infra.selection.request import request_on
 from infra.settings import Settings
 from store import Store, credentials
 
-TEXT = ("phase", "profile", "source", "packages", "persona", "tag", "pool", "gpu", "ttl", "spend_limit")
-NUMBERS = ("seed", "steps", "num_gpus")
-FLAGS = (*TEXT, *NUMBERS)
+NOT_OF_A_RUN = (  # flags of a launch that the sweep gives itself, or that are of all runs
+    *("run_name", "dry_run", "provider", "store", "host", "nodes", "wait", "on_failure"),
+    *("with_missing", "remake", "keep_made"),
+)
+MOST_RUNS = 1000
 POLL_S = 0.5
-Flags = dict[str, Any]
 
 
 @dataclass
@@ -45,7 +52,7 @@ class Run:
     """One line of the table."""
 
     name: str
-    flags: Flags
+    spec: LaunchSpec
     plan: Plan
     micro_usd: int = 0  # that it may cost at most
     pod: str = ""
@@ -61,9 +68,9 @@ class Run:
 
 @dataclass(frozen=True)
 class SweepSpec:
-    """Flags of launch by name of run, and how many pods they share; None: as many as there are, of own machines."""
+    """The launches by name of run, and how many pods they share; None: as many as there are, of own machines."""
 
-    runs: Mapping[str, Flags]
+    runs: Mapping[str, LaunchSpec]
     pods: int | None = None
 
 
@@ -125,7 +132,7 @@ class Sweep:
 
     def _launch(self, run: Run) -> None:
         place = ["--host", run.pod] if self.settings.provider == "ssh" else []
-        flags = [f"--{name.replace('_', '-')}={value}" for name, value in run.flags.items()]
+        flags = [*as_typed(run.spec), *(word for name in self.settings.given for word in ("--env", name))]
         line = [
             sys.executable,
             "-m",
@@ -167,26 +174,51 @@ class Sweep:
 
 def read(where: str, document: Any, pods: int | None) -> SweepSpec:
     """Return what a document of a sweep says; `pods` outweighs it. Raises UsageError, with the place."""
-    check_keys(where, document, ("runs", "each", "pods"))
-    each, entries, number_of_pods = document.get("each") or {}, document.get("runs"), document.get("pods")
-    check_flags(f"{where}: each", each)
-    if not isinstance(entries, list) or not entries:
-        raise UsageError(f"{where}: `runs` must be a list with one run at least")
+    files.check_keys(where, document, ("runs", "axes", "each", "pods"))
+    number_of_pods = document.get("pods")
     if number_of_pods is not None and (type(number_of_pods) is not int or number_of_pods < 1):
         raise UsageError(f"{where}: pods is {number_of_pods!r}; it must be a whole number from 1")
-    runs: dict[str, Flags] = {}
+    each = files.read(f"{where}: each", document.get("each") or {}, LaunchSpec, NOT_OF_A_RUN)
+    entries = document.get("runs") or []
+    if not isinstance(entries, list) or not (entries or document.get("axes")):
+        raise UsageError(f"{where}: `runs` must be a list with one run at least, or `axes` say what is combined")
+    runs: dict[str, LaunchSpec] = {}
     for number, entry in enumerate(entries, 1):
         here = f"{where}: run {number}"
-        check_keys(here, entry, ("name", *FLAGS))
+        if not isinstance(entry, Mapping):
+            raise UsageError(f"{here}: expected lines of the form `key: value`")
+        own = files.read(here, {key: entry[key] for key in entry if key != "name"}, LaunchSpec, NOT_OF_A_RUN)
         if not isinstance(entry.get("name"), str):
             raise UsageError(f"{here}: it needs a name, as text")
-        name = check_name(entry["name"])
-        if name in runs:
-            raise UsageError(f"{here}: another run is called {name} too")
-        own = {key: value for key, value in entry.items() if key != "name"}
-        check_flags(here, own)
-        runs[name] = {"tag": name, **each, **own}
+        _add(here, runs, entry["name"], each, own)
+    for name, entry in _combined(f"{where}: axes", document.get("axes") or {}):
+        here = f"{where}: axes: {name}"
+        _add(here, runs, name, each, files.read(here, entry, LaunchSpec, NOT_OF_A_RUN))
     return SweepSpec(runs, pods or number_of_pods)
+
+
+def _add(where: str, runs: dict[str, LaunchSpec], name: str, each: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Add a run of that name. Raises UsageError where there is one."""
+    name = check_name(name)
+    if name in runs:
+        raise UsageError(f"{where}: two runs have this name: {name}")
+    options = phase_words.read([*each.get("options", ()), *own.get("options", ())])
+    runs[name] = LaunchSpec(**{"tag": name, **each, **own, "options": options})
+
+
+def _combined(where: str, axes: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a run for each combination of the values of all axes, named by them. Raises UsageError."""
+    if not isinstance(axes, Mapping):
+        raise UsageError(f"{where}: expected a list of values for each flag, such as `seed: [1, 2, 3]`")
+    for key, values in axes.items():
+        if not isinstance(values, list) or not values:
+            raise UsageError(f"{where}: {key}: expected a list of values, such as `seed: [1, 2, 3]`")
+    if math.prod(len(values) for values in axes.values()) > MOST_RUNS:
+        raise UsageError(f"{where}: more than {MOST_RUNS} runs")
+    for chosen in itertools.product(*axes.values()) if axes else ():
+        entry = dict(zip(map(str, axes), chosen, strict=True))
+        words = [f"{key.rpartition('.')[2]}-{value}" for key, value in entry.items()]
+        yield re.sub(r"[^A-Za-z0-9.-]+", "-", "-".join(words)).strip("-."), entry
 
 
 def plan(spec: SweepSpec, journal: Journal, settings: Settings, again: str, tell: Say) -> Sweep:
@@ -195,8 +227,7 @@ def plan(spec: SweepSpec, journal: Journal, settings: Settings, again: str, tell
     `again`: the command that would make what is missing on the rented machines as well.
     """
     candidates = registry.candidates(settings)
-    runs = {name: Run(name, flags, _plan_of(name, flags, settings, candidates, tell))
-            for name, flags in spec.runs.items()}  # fmt: skip
+    runs = {name: Run(name, one, _plan_of(name, one, settings, candidates, tell)) for name, one in spec.runs.items()}
     refuse_rivals(runs)
     if candidates[0].is_rented:
         price(runs.values(), candidates, journal, settings, again, tell)
@@ -207,35 +238,18 @@ def plan(spec: SweepSpec, journal: Journal, settings: Settings, again: str, tell
     return Sweep(runs, lanes, idle, settings, tell)
 
 
-def check_keys(where: str, body: Any, known: Sequence[str]) -> None:
-    if not isinstance(body, dict):
-        raise UsageError(f"{where}: expected lines of the form `key: value`")
-    for key in body:
-        if key not in known:
-            raise UsageError(f"{where}: unknown key {key!r}; known: {', '.join(known)}")
-
-
-def check_flags(where: str, flags: Any) -> None:
-    check_keys(where, flags, FLAGS)
-    for key, value in flags.items():
-        kind, wanted = (int, "a whole number") if key in NUMBERS else (str, 'text, such as "20"')
-        if type(value) is not kind:
-            raise UsageError(f"{where}: {key} is {value!r}; it must be {wanted}")
-
-
-def _plan_of(name: str, flags: Flags, settings: Settings, candidates: Sequence[Provider], tell: Say) -> Plan:
-    chosen: Flags = {key: flags[key] for key in ("profile", "source") if key in flags}
-    own, vendor = Settings.load(ROOT, {"provider": settings.provider, **chosen}), candidates[0]
+def _plan_of(
+    name: str, spec: LaunchSpec, settings: Settings, candidates: Sequence[Provider], tell: Say
+) -> Plan:  # fmt: skip
+    chosen = {"provider": settings.provider, "profile": spec.profile, "source": spec.source}
+    env = [f"{variable}={value}" for variable, value in settings.given.items()]
+    own, vendor = Settings.load(ROOT, chosen, env), candidates[0]
     credentials.lend(secrets(own))
-    rest = {key: flags[key] for key in ("packages", "persona", "seed", "steps", "tag") if key in flags}
-    machine: Flags = {key: flags[key] for key in ("gpu", "num_gpus") if key in flags}
     try:
-        request = request_on(candidates, machine, name, pool=flags.get("pool", ""))
-        ttl, spend_limit = flags.get("ttl", ""), flags.get("spend_limit", "")
-        limits = preflight.limits_for(own, vendor.is_rented, ttl, spend_limit, tell)
-        work = Work(phase=flags.get("phase", "sft"), **rest, with_missing=True)
-        return plan_for(work, own, request, vendor, limits)
-    except UsageError as error:
+        request = request_on(candidates, spec, name, pool=spec.pool)
+        limits = preflight.limits_for(own, vendor.is_rented, spec, tell)
+        return plan_for(Work.of(replace(spec, with_missing=True), own), own, request, vendor, limits)
+    except (UsageError, ConfigError) as error:
         raise UsageError(f"run {name}: {error}") from None
 
 

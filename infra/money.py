@@ -8,22 +8,22 @@ MOST_USD = 10_000_000
 
 
 class BadAmount(SlipwayError, ValueError):
-    """Negative, infinite, absurdly large, or no number at all."""
+    """The amount is negative, infinite, absurdly large, or no number at all."""
 
 
 def micro_usd(usd: Decimal | int | str) -> int:
-    """Micro-dollars, rounded up. Raises BadAmount."""
+    """Return micro-dollars, rounded up. Raises BadAmount."""
     try:
         amount = Decimal(usd)
     except InvalidOperation:
-        raise BadAmount(f"{usd!r} is no amount of dollars") from None
+        raise BadAmount(f"{usd!r} is not an amount of dollars") from None
     if not (amount.is_finite() and 0 <= amount <= MOST_USD):
-        raise BadAmount(f"{usd} USD is no credible amount")
+        raise BadAmount(f"{usd} USD is out of range")
     return int((amount * 1_000_000).to_integral_value(ROUND_CEILING))
 
 
 def told_micro_usd(amount: object, unit_usd: Decimal = Decimal(1)) -> int | None:
-    """What a vendor tells, None when that is no amount: it must not spoil a listing."""
+    """Return a vendor's amount, None when it is none: it must not spoil a listing."""
     try:
         return micro_usd(Decimal(str(amount)) * unit_usd)
     except (BadAmount, ArithmeticError, RecursionError):
@@ -31,12 +31,22 @@ def told_micro_usd(amount: object, unit_usd: Decimal = Decimal(1)) -> int | None
 
 
 def dollars(micro: int) -> str:
-    """The exact amount, cents at least: 33600000 -> `33.60`."""
+    """Return the exact amount, cents at least: 33600000 -> `33.60`."""
     whole, rest = divmod(micro, 1_000_000)
     digits = f"{rest:06d}".rstrip("0")
     return f"{whole}.{digits:0<2}"
 
 
 def cents(micro: int) -> str:
-    """Rounded up to a cent."""
+    """Return the amount rounded up to a cent."""
     return dollars(-(-micro // 10_000) * 10_000)
+
+
+def in_usd(micro: int) -> str:
+    """Return an amount for people, rounded up to a cent: `34.21 USD`."""
+    return f"{cents(micro)} USD"
+
+
+def per_hour(micro: int) -> str:
+    """Return a price per hour for people, exact, cents at least: `2.39 USD/h`."""
+    return f"{dollars(micro)} USD/h"

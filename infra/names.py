@@ -28,40 +28,41 @@ _LETTERS = string.ascii_lowercase + string.digits
 
 
 def run_name(taken: Collection[str] = ()) -> str:
-    """A new readable run id such as `brave-otter-3`; the number is one more than the largest in `taken`."""
+    """Return a new readable run id such as `brave-otter-3`; its number is one more than the largest in `taken`."""
     numbers = (name.rpartition("-")[2] for name in taken)
     number = 1 + max((int(one) for one in numbers if one.isascii() and one.isdigit()), default=0)
     return f"{secrets.choice(ADJECTIVES)}-{secrets.choice(ANIMALS)}-{number}"
 
 
 def check_name(name: str) -> str:
-    """`name` itself, safe as a file name and a word. Raises UsageError."""
+    """Return `name` itself, safe as a file name and a word. Raises UsageError."""
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} is no name: 1 to 128 of letters, digits, '.', '_' and '-', not beginning with '.' or '-'"
+            f"{name!r} is not a valid name: use 1 to 128 letters, digits, '.', '_' and '-', not beginning with '.' "
+            "or '-'"
         )
     return name
 
 
 def match(prefix: str, names: Iterable[str]) -> str:
-    """The name that `prefix` is or uniquely begins. Raises UsageError listing what there is."""
+    """Return the name that `prefix` is or uniquely begins. Raises UsageError listing what there is."""
     known = sorted(set(names))
     found = [name for name in known if name.startswith(prefix)]
     if prefix in known or len(found) == 1:
         return prefix if prefix in known else found[0]
     if found:
-        raise UsageError(f"{prefix!r} is the beginning of several: {', '.join(found)}")
+        raise UsageError(f"{prefix!r} matches several names: {', '.join(found)}")
     near = difflib.get_close_matches(prefix, known, 3) or known[-10:]
     raise UsageError(
-        f"nothing is called {prefix!r}; " + (f"there is: {', '.join(near)}" if near else "there is nothing yet")
+        f"nothing is called {prefix!r}; " + (f"available: {', '.join(near)}" if near else "there is nothing yet")
     )
 
 
 def random_word(length: int) -> str:
-    """Lowercase letters and digits."""
+    """Return so many lowercase letters and digits."""
     return "".join(secrets.choice(_LETTERS) for _ in range(length))
 
 
 def new_token(installation: str) -> str:
-    """`sw1-<installation>-<random>`: the key of one billable thing, 29 characters, never used again."""
+    """Return a new `sw1-<installation>-<random>`: the key of one billable thing, 29 characters, never reused."""
     return f"sw1-{installation}-{random_word(16)}"

@@ -1,7 +1,7 @@
-"""What a pod says of itself, held to the shape in which this program reads it: a pod may be anybody's.
+"""The validation of a pod's reports, held to the shape in which this program reads them: a pod may be anybody's.
 
 In: the bytes of its progress, its verdict, its guard's report, or the answer of its agent. Out: plain mappings in which
-whatever has a name of ours is of our kind; what is not is left out, as if it had not been said. What nobody here reads
+whatever has a name of ours is of our type; what is not is left out, as if it had not been said. What nobody here reads
 is let through.
 """
 
@@ -17,7 +17,7 @@ MANY = 1024  # nodes, GPUs, points of a curve
 
 
 def parse(raw: bytes | str, what: str) -> dict[str, Any]:
-    """`what`: whose words they are, for the message. Raises SlipwayError."""
+    """Return a pod's report; `what` names it in the message. Raises SlipwayError."""
     try:
         return known(outside.mapping(raw, SAID_BYTES, nan_is_null=True))
     except outside.Unreadable as error:
@@ -25,7 +25,7 @@ def parse(raw: bytes | str, what: str) -> dict[str, Any]:
 
 
 def known(said: Mapping[str, Any]) -> dict[str, Any]:
-    """What is of its kind, of any of the documents of a pod."""
+    """Return what is of its type, of any of the documents of a pod."""
     return _kept(said, DOCUMENT)
 
 
@@ -34,7 +34,7 @@ def _number(value: Any) -> Any:
 
 
 def _amount(value: Any) -> Any:
-    """What has passed or was spent: a pod does not gain by less than nothing."""
+    """Return an amount that has passed or was spent: a pod does not gain by less than nothing."""
     return value if _number(value) is not None and value >= 0 else None
 
 
@@ -51,9 +51,18 @@ def _truth(value: Any) -> Any:
 
 
 def _numbers(value: Any) -> Any:
-    """By name."""
+    """Return numbers by name."""
     is_known = type(value) is dict and all(_number(one) is not None for one in value.values())
     return value if is_known else None
+
+
+def _known_numbers(value: Any) -> Any:
+    """Return the numbers by name; those that are none are left out."""
+    return {key: one for key, one in value.items() if _number(one) is not None} if type(value) is dict else None
+
+
+def _names(value: Any) -> Any:
+    return [one for one in value[:MANY] if type(one) is str] if type(value) is list else None
 
 
 def _points(value: Any) -> Any:
@@ -96,7 +105,7 @@ def _kept(said: Mapping[str, Any], kinds: Mapping[str, Callable[[Any], Any]]) ->
 
 NULLABLE = {  # what is not known yet, or does not apply
     *("started_at", "ended_at", "record", "result", "exit_code", "lost", "limit_s", "clocks"),
-    *("percent", "used_bytes", "memory_bytes"),
+    *("percent", "used_bytes", "memory_bytes", "idle_s"),
 }
 Kinds = dict[str, Callable[[Any], Any]]
 GPU: Kinds = {"name": _text, "percent": _number, "used_bytes": _number, "memory_bytes": _number}
@@ -115,14 +124,17 @@ STEP: Kinds = {
     **dict.fromkeys(("record", "result"), _record),
     "attempts": _whole,
 }
+UPLOADS: Kinds = {"pending": _names, "problem": _text}
 DOCUMENT: Kinds = {
     **dict.fromkeys(("token", "run", "state", "step", "reason", "tail"), _text),
     **dict.fromkeys(("at", "updated_at", "limit_s"), _number),
-    **dict.fromkeys(("elapsed_s", "spent_micro_usd"), _amount),
+    **dict.fromkeys(("elapsed_s", "spent_micro_usd", "idle_s"), _amount),
     **dict.fromkeys(("exit_code", "lost"), _whole),
     **dict.fromkeys(("alive", "is_leaving"), _truth),
     "clocks": _clocks,
     "in_store": _numbers,
+    "limits": _known_numbers,
+    "uploads": lambda value: _kept(value, UPLOADS) if type(value) is dict else None,
     "machine": lambda value: _kept(value, MACHINE) if type(value) is dict else None,
     "steps": _steps,
 }

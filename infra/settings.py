@@ -1,6 +1,6 @@
 """Every setting there is: its variable, its default, what it is for, and where its value came from.
 
-A flag outweighs a rehearsal's overlay, that `-e KEY=V`, that the shell, that `.env`, that `slipway.yaml`, that the
+A flag overrides a rehearsal's overlay, that `-e KEY=V`, that the shell, that `.env`, that `slipway.yaml`, that the
 default.
 """
 
@@ -40,7 +40,7 @@ SHELL_ONLY = {  # what others read straight from their environment
 
 
 class SettingsWarning(UserWarning):
-    """What is odd about a file of settings, which is read all the same. Given once per process."""
+    """Something is odd about a file of settings, which is read all the same. Given once per process."""
 
 
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW")
@@ -110,6 +110,8 @@ class Settings:
     )
     wandb_mode: str = row("WANDB_MODE", "W&B: online, offline or disabled; without it what the key says")
     sources: Mapping[str, str] = field(repr=False)
+    given: Mapping[str, str] = field(repr=False, default_factory=dict)
+    """The variables of `--env`, settings among them."""
 
     @staticmethod
     def load(
@@ -118,15 +120,17 @@ class Settings:
         overrides: Sequence[str] = (),
         environ: Mapping[str, str] = os.environ,
     ) -> "Settings":
-        """The settings of the checkout `root`.
+        """Return the settings of the checkout `root`.
 
         `flags`: by setting name, None or "" where not given. `overrides`: the `KEY=V` words of `-e`; a bare KEY takes
-        the shell's value. Relative paths start at the current folder when typed or exported, else at `root`.
-        Raises UsageError.
+        the
+        shell's value. Relative paths start at the current folder when typed or exported, else at `root`. Raises
+        UsageError.
         """
         typed = {name: str(value) for name, value in (flags or {}).items() if value not in (None, "")}
+        given = read_overrides(overrides, environ)
         layers: list[tuple[str, Mapping[str, str]]] = [  # the last is read by setting name, the others by variable
-            ("-e", read_overrides(overrides, environ)),
+            ("-e", given),
             ("shell", environ),
             (".env", _read_dotenv(root / ".env")),
         ]
@@ -147,15 +151,15 @@ class Settings:
             values[one.name], sources[one.name] = _convert(text, hints[one.name], one, base, source), source
         if not values["provider"]:
             values["provider"], sources["provider"] = _default_provider(values)
-        return Settings(**values, sources=sources)
+        return Settings(**values, sources=sources, given=given)
 
     @property
     def homes(self) -> Path:
-        """The folder in which what is brought home of each run is kept, by the run's name."""
+        """Return the folder of the local mirrors of all runs, by the run's name."""
         return self.pods.parent / "logs"
 
     def shown(self) -> list[Shown]:
-        """Every setting, secrets hidden, in the table's order."""
+        """Return every setting, secrets hidden, in the table's order."""
         lines = []
         for one in table():
             value = getattr(self, one.name)
@@ -165,12 +169,17 @@ class Settings:
         return lines
 
 
+def is_secret(variable: str) -> bool:
+    """Return whether a variable's name says that nobody else may read its value."""
+    return bool(_SECRET.search(variable.upper()))
+
+
 def table() -> list[Field]:
     return [one for one in fields(Settings) if one.metadata]
 
 
 def example() -> str:
-    """The text of `.env.example`."""
+    """Return the text of `.env.example`."""
     lines = [
         "# Copy to .env, which git ignores, and remove the # before what you set. `inv config` shows what is in force."
     ]
@@ -182,7 +191,7 @@ def example() -> str:
 
 
 def read_overrides(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """`KEY=V` and `KEY` (taken from the shell) by name. Raises UsageError for what is neither, or is not set."""
+    """Return `KEY=V` and `KEY` (taken from the shell) by name. Raises UsageError for what is neither, or is not set."""
     read = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -213,21 +222,24 @@ def _read_dotenv(path: Path) -> dict[str, str]:
     sound = "".join(one.original.string for one in bindings if not one.error)
     read = {name: value for name, value in dotenv_values(stream=io.StringIO(sound)).items() if value}
     _refuse_unknown(read, ".env")
-    keys = [name for name in read if _SECRET.search(name)]
+    keys = [name for name in read if is_secret(name)]
     if mode & 0o077 and keys:
         _warn(f"{path} holds {', '.join(keys)}, and others may read it; run: chmod 600 {quote(str(path))}")
     return read
 
 
 def _warn(said: str) -> None:
-    """Not with the file as its place: Python would show the line, and that may be a key."""
+    """Warn without the file as the place: Python would show the line, and that may be a key."""
     if said not in _warned:
         _warned.add(said)
         warnings.warn_explicit(said, SettingsWarning, "settings", 0)
 
 
 def _read_overlay(folder: Path) -> dict[str, str]:
-    """What leads into the rehearsal in that folder (`infra.rehearsal.attach` writes it): it outweighs all but flags."""
+    """Return the overlay that leads into the rehearsal in that folder.
+
+    `infra.rehearsal.attach` writes it, and it overrides all but flags.
+    """
     try:
         return dict(json.loads((folder / OVERLAY).read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
@@ -235,7 +247,7 @@ def _read_overlay(folder: Path) -> dict[str, str]:
 
 
 def _refuse_unknown(read: Mapping[str, str], where: str) -> None:
-    """Other programs' variables may stand beside ours; one that bears our name must be in the table."""
+    """Refuse a variable with our prefix that is not in the table; other programs' may stand beside ours."""
     known = [one.metadata["variable"] for one in table()]
     for name in read:
         if name.startswith("SLIPWAY_") and name not in known:
@@ -290,7 +302,7 @@ def _convert(text: str, kind: type, one: Field, base: Path, source: str) -> Any:
         return int(text)
     if kind is float:
         if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,18})?", text):
-            raise UsageError(f"{source}: {one.metadata['variable']} is {text!r}, which is no number from 0")
+            raise UsageError(f"{source}: {one.metadata['variable']} is {text!r}, which is not a number of at least 0")
         return float(text)
     is_name = one.name == "source" and text in NAMED_SOURCES
     if kind is Path or (one.name in ("store", "source") and "://" not in text and not is_name):

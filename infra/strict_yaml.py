@@ -1,4 +1,4 @@
-"""YAML from people, read without surprises: nothing runs, nothing is huge, nothing is said twice."""
+"""A strict YAML reader: nothing runs, nothing is huge, nothing is said twice."""
 
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,18 @@ MOST_DIGITS = 40  # of a number, with all that belongs to it
 
 class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """YAML wants keys to be unique; PyYAML lets the last one win."""
+        """Refuse a key that is there twice: YAML wants keys to be unique; PyYAML lets the last one win."""
         if isinstance(node, yaml.MappingNode):
             seen = set()
             for key, _ in node.value:
                 word = key.value if isinstance(key, yaml.ScalarNode) else None
                 if word in seen:
-                    raise yaml.MarkedYAMLError(problem=f"{word!r} stands there twice", problem_mark=key.start_mark)
+                    raise yaml.MarkedYAMLError(problem=f"{word!r} is given twice", problem_mark=key.start_mark)
                 seen.add(word)
         return super().construct_mapping(node, deep)
 
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
-        """Python refuses to print, or to read, whole numbers of thousands of digits; nobody means one."""
+        """Refuse whole numbers of thousands of digits, which Python refuses to print or to read."""
         if isinstance(node, yaml.ScalarNode) and len(node.value) > MOST_DIGITS:
             raise yaml.MarkedYAMLError(problem=f"a number of {len(node.value)} digits", problem_mark=node.start_mark)
         return self.construct_yaml_float(node) if node.tag.endswith("float") else self.construct_yaml_int(node)
@@ -37,11 +37,11 @@ for _kind in ("int", "float"):
 
 
 def read(path: Path) -> Any:
-    """What the file says. Raises UsageError, with the place where it can be told; FileNotFoundError."""
+    """Return the content of a file. Raises UsageError, with the place where it can be told; FileNotFoundError."""
     with path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
-        raise UsageError(f"{path}: longer than {MOST_BYTES >> 10} KiB")
+        raise UsageError(f"{path}: the file is longer than {MOST_BYTES >> 10} KiB")
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -50,15 +50,28 @@ def read(path: Path) -> Any:
 
 
 def parse(path: Path, text: str) -> Any:
-    """What that text, of that file, says. Raises UsageError."""
+    """Return the content of that text, of that file. Raises UsageError."""
     try:
         _refuse_bombs(path, text)
         return yaml.load(text, Loader=_Loader)
     except UsageError:
         raise
     except Exception as error:  # PyYAML has one of Python's own for many a scalar: `!!int ""`, `!!bool x`
-        said = str(error) if isinstance(error, (yaml.YAMLError, ValueError)) else f"a value that is none: {error!r}"
-        raise UsageError(f"{path}: {' '.join(said.split())}") from None
+        raise UsageError(f"{path}{at(error)}: {what(error)}") from None
+
+
+def at(error: Exception) -> str:
+    """Return the place that an error of PyYAML names, as ` line 3 column 5`; "" where it names none."""
+    mark = getattr(error, "problem_mark", None)
+    return f" line {mark.line + 1} column {mark.column + 1}" if mark else ""
+
+
+def what(error: Exception) -> str:
+    """Return what is wrong, without the place."""
+    if isinstance(error, yaml.MarkedYAMLError):
+        return " ".join(f"{error.context or ''} {error.problem or ''}".split())
+    said = str(error) if isinstance(error, (yaml.YAMLError, ValueError)) else f"this value cannot be read: {error!r}"
+    return " ".join(said.split())
 
 
 def _refuse_bombs(path: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""What commands ask of the controller of a service: that one lives, what it sees, that it leaves."""
+"""The client of a service's controller, for commands: ensure that one lives, read what it sees, ask it to leave."""
 
 import dataclasses
 import time
@@ -11,16 +11,19 @@ from infra.ledger.journal import Held, Journal, service_lease
 from infra.names import match
 from infra.runs.timing import Say
 from infra.settings import Settings
+from infra.units import duration
 from serve import controller_process
 from serve.policy import service_state
+from serve.policy.replica_states import LIVE, State
 from serve.policy.service_state import Seen, Wanted
 
 POLL_S = 0.1
+TELL_EVERY_S = 30.0
 LEAVE_S = 600.0  # requests under way, then the engines, then proof from whoever rents them out
 
 
 def ensure(name: str, settings: Settings, journal: Journal, tell: Say) -> Seen:
-    """A living controller, and what it says."""
+    """Ensure a living controller, and return what it sees."""
     was_kept = controller_process.is_kept(name, journal)
     row = journal.service(name)
     seen = controller_process.ensure(name, settings, journal, lambda: python(settings, tell), ROOT)
@@ -30,7 +33,7 @@ def ensure(name: str, settings: Settings, journal: Journal, tell: Say) -> Seen:
 
 
 def python(settings: Settings, tell: Say) -> Path:
-    """The interpreter of the serve environment, which is made where there is none."""
+    """Return the interpreter of the serve environment, which is made where there is none."""
     return train_env.interpreter(ROOT, settings.environments, tell, "serve")
 
 
@@ -45,10 +48,10 @@ def forget(name: str, journal: Journal) -> None:
 
 
 def looked(name: str, settings: Settings, journal: Journal, tell: Say) -> tuple[Seen, Wanted]:
-    """What is seen of it now, and what is wanted. Raises SlipwayError when its controller has failed."""
+    """Return what is seen of a service now, and what is wanted. Raises SlipwayError when its controller has failed."""
     row = journal.service(name)
     if row is None:
-        raise SlipwayError(f"{name} was ended meanwhile")
+        raise SlipwayError(f"{name} was ended by another command")
     seen = (
         service_state.seen_of(row.seen)
         if controller_process.is_kept(name, journal)
@@ -58,27 +61,40 @@ def looked(name: str, settings: Settings, journal: Journal, tell: Say) -> tuple[
 
 
 def finish(name: str, settings: Settings, journal: Journal, tell: Say) -> None:
-    """Raises SlipwayError when it is not proven that nothing of it runs."""
+    """End a service. Raises SlipwayError when it is not proven that nothing of it runs."""
     row = journal.service(name)
     if row is not None:
         wanted = service_state.wanted_of(row.wanted)
         if not wanted.is_ending:
             journal.want(name, service_state.write(dataclasses.replace(wanted, is_ending=True)), row)
         controller_process.ensure(name, settings, journal, lambda: python(settings, tell), ROOT)
-    deadline = time.monotonic() + LEAVE_S
+    deadline, told, told_at = time.monotonic() + LEAVE_S, "", 0.0
     while (row := journal.service(name)) is not None or controller_process.is_kept(name, journal):
+        waits = waiting_for(service_state.seen_of(row.seen)) if row is not None else "its controller to leave"
+        if waits != told or time.monotonic() - told_at > TELL_EVERY_S:
+            told, told_at = waits, time.monotonic()
+            tell(f"{name}: waiting for {waits}")
         if row is not None and not controller_process.is_kept(name, journal):
             controller_process.ensure(name, settings, journal, lambda: python(settings, tell), ROOT)
         if time.monotonic() > deadline:
-            raise SlipwayError(f"{name} is still ending after {LEAVE_S:g} s; see: inv serve.logs {name} --controller")
+            raise SlipwayError(
+                f"{name} is still ending after {duration(LEAVE_S)}: it waits for {waits}; "
+                f"see: inv serve.logs {name} --controller"
+            )
         time.sleep(POLL_S)
 
 
+def waiting_for(seen: Seen) -> str:
+    """Return what the end of a service waits for, in words."""
+    left = [f"{one.run} ({one.state.value})" for one in seen.members if one.state in (*LIVE, State.SHUTTING_DOWN)]
+    return f"replicas to end, requests under way first: {', '.join(left)}" if left else "its controller to leave"
+
+
 def find(name: str, journal: Journal) -> str:
-    """Of a service, by the beginning of its name, or the only one. Raises UsageError."""
+    """Return the name of a service, by its beginning, or the only one. Raises UsageError."""
     known = [one.name for one in journal.services()]
     if not known:
         raise UsageError("no service is running; begin with: inv serve.up")
     if not name and len(known) > 1:
-        raise UsageError(f"which service? there is: {', '.join(known)}")
+        raise UsageError(f"several services are running; name one of: {', '.join(known)}")
     return match(name, known) if name else known[0]

@@ -64,6 +64,17 @@ ORDER = {
     "scripts": ("cli", "market", "services", "models", "data", "pools", "store", "runs", "pods", "project"),
 }
 MOST_FILES = 18  # of one folder
+MOST_PARAMETERS = 10
+# Folders whose functions' docstrings begin with a verb; pyproject.toml has the others without ruff's D rules.
+IMPERATIVE = ("infra", "data", "serve", "store", "bench")
+# First words that ruff's D401, which knows verbs by a list, lets through.
+NO_VERBS = set(
+    "A After All Also An And Another As At Because Before Behind Between Beyond Both But By During Each Either Every "
+    "For From Half Here How If In Inside Into It Its Like Many Meanwhile Most Much Never No Nobody None Not Nothing Of "
+    "Often On Once One Only Or Others Our Out Perhaps Per Several Since So Some Such That The Their Then There These "
+    "They This Those Through To Under Until Up Upon We Whatever What When Whenever Where Whether Which While Who "
+    "Whoever Whole Whose Why With Within Without".split()
+)
 
 
 def sources() -> list[Path]:
@@ -187,8 +198,23 @@ def test_no_folder_holds_more_than_one_can_look_over():
         if path.name != "__init__.py" and not path.is_relative_to(ROOT / "tests"):
             counts[path.parent] = counts.get(path.parent, 0) + 1
     big = {str(folder.relative_to(ROOT)): count for folder, count in counts.items() if count > MOST_FILES}
-    assert big.pop("infra/agent") == 24  # one program that is sent to pods by itself
+    assert big.pop("infra/agent") == 25  # one program that is sent to pods by itself
     assert not big
+
+
+def crowded(text: str) -> list[str]:
+    """Return the functions of a file that take more values than a reader keeps apart, with how many."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            count = sum(len(ones) for ones in (node.args.posonlyargs, node.args.args, node.args.kwonlyargs))
+            found += [f"{getattr(node, 'name', 'lambda')}: {count}"] if count > MOST_PARAMETERS else []
+    return found
+
+
+def test_no_function_has_more_parameters_than_ten():
+    assert not {str(path.relative_to(ROOT)): said for path in sources() if (said := crowded(path.read_text("utf-8")))}
+    assert crowded(f"def f({', '.join(f'a{one}' for one in range(11))}): ...") == ["f: 11"]
 
 
 @pytest.mark.parametrize(
@@ -266,7 +292,9 @@ def test_what_is_decided_about_a_service_needs_no_server():
 def test_listing_the_commands_imports_nothing_heavy():
     probe = "import json, sys, tasks; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert HEAVY.isdisjoint(json.loads(done.stdout))
+    loaded = json.loads(done.stdout)
+    assert HEAVY.isdisjoint(loaded)
+    assert not [name for name in loaded if name.endswith(".flags")], "a command's record is made when it is named"
 
 
 def spoken(text: str) -> list[str]:
@@ -294,3 +322,26 @@ def test_use_cases_neither_print_nor_ask_nor_read_flags():
 )  # fmt: skip
 def test_a_use_case_that_speaks_is_seen(text):
     assert spoken(text)
+
+
+def without_verb(text: str) -> list[str]:
+    """Return the functions of a file whose docstring does not begin with a verb, by name."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and (said := ast.get_docstring(node)):
+            first = said.split()[0].rstrip(".,:;")
+            if not first.isalpha() or not first[0].isupper() or first in NO_VERBS:
+                found.append(f"{node.name}: {first}")
+    return found
+
+
+def test_docstrings_of_functions_begin_with_a_verb():
+    files = [path for path in sources() if path.relative_to(ROOT).parts[0] in IMPERATIVE]
+    wrong = {str(path.relative_to(ROOT)): said for path in files if (said := without_verb(path.read_text()))}
+    assert not wrong
+    assert len(files) > 200
+
+
+@pytest.mark.parametrize("said", ["Of a row.", "Whether it lives.", "`text` as bytes.", "(ids, mask) of a row."])
+def test_a_docstring_without_a_verb_is_seen(said):
+    assert without_verb(f'def f():\n    """{said}"""\n')

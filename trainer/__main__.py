@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     one = command(commands, "chat", talk, "talk to a model")
     one.add_argument("--model", type=Path, required=True, help="an artifact or a Hugging Face folder")
     one.add_argument("--prompt", help="one question; without it, a conversation on stdin")
-    one.add_argument("--temperature", type=float, default=0.0, help="0 = always the likeliest word")
+    one.add_argument("--temperature", type=float, default=0.0, help="0 = greedy decoding")
     one.add_argument("--top-k", type=int, default=50)
     one.add_argument("--max-tokens", type=int, default=256)
     one.add_argument("--seed", type=int, default=0)

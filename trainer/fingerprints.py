@@ -60,6 +60,7 @@ NEUTRAL = {
     *("trainer.checkpoints.checkpoint", "trainer.checkpoints.saving", "trainer.tensor_file"),
 }
 OURS = ("data", "trainer")
+MOST_SHOWN = 40  # letters of one value
 DIGEST = 8  # hexadecimal digits of one definition
 
 BESIDE = "beside "
@@ -110,6 +111,29 @@ def differing(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, .
     changed = {path for path, text in _counted(now).items() if _definitions({path: text}) - theirs}
     lost = {path for path, text in _counted(before).items() if _definitions({path: text}) - ours}
     return tuple(sorted(changed or lost))
+
+
+def differences(before: Any, now: Mapping[str, Any]) -> list[str]:
+    """Return the settings that are not the same, such as `persona name Bosun -> Ursula K.`; [] where nobody knows."""
+    if not isinstance(before, dict) or not before:
+        return []
+    old, new = dict(_leaves(before)), dict(_leaves(now))
+    return [f"{name} {_shown(old.get(name))} -> {_shown(new.get(name))}"
+            for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]  # fmt: skip
+
+
+def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        path = f"{above} {name}".strip()
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, path)
+        else:
+            yield path, value
+
+
+def _shown(value: Any) -> str:
+    text = "none" if value is None else value if isinstance(value, str) and value else json.dumps(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
 
 
 def _counted(code: Mapping[str, str]) -> Code:

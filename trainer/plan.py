@@ -37,7 +37,9 @@ from infra.records import Artifact, Inventory, Plan, PlannedArtifact, Pointer, R
 from store.manifest import kind_of
 from trainer import memory, recipes
 from trainer.config import ImportSpec, Keeping, PhaseConfig, Profile
-from trainer.fingerprints import FIRST_CODE, digest
+from trainer.fingerprints import FIRST_CODE, differences, digest
+from trainer.records import phase_options
+from trainer.records.fields import what_counts
 from trainer.records.phase_registry import (
     INIT,
     KINDS,
@@ -58,6 +60,7 @@ from trainer.reuse import Choice, Node, choices, needed
 
 ORDER = ("text", "tokenizer", INIT, "tokens", "base", "identity", "questions")  # then other talk, and other phases
 SILENT_S = 30 * 60.0
+SHOWN = 3  # of the settings by which an artifact differs from the one that is wanted
 NO_LIMITS = Limits()
 NONE_GIVEN: Mapping[str, str] = MappingProxyType({})
 
@@ -79,6 +82,8 @@ class Wanted:
     """Optimizer steps of every phase, instead of the profile's; warm-ups are rescaled with them."""
     block_size: int = 0
     """Of dlm, instead of the profile's; 0 = that."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Of single phases, instead of the profile's: the text of each by PHASE.FIELD."""
     init: ImportSpec | None = None
     """Somebody else's model, which the first phase goes on from."""
     mixture: Mapping[str, float] | None = None
@@ -129,7 +134,7 @@ def load_persona(path: Path) -> Persona:
     except OSError as error:
         raise UsageError(f"persona {path}: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"persona {path}: not YAML: {' '.join(str(error).split())}") from None
+        raise UsageError(f"persona {path}: not YAML: {recipes.yaml_error(error)}") from None
     return load(Persona, raw, f"persona {path}")
 
 
@@ -150,9 +155,17 @@ def profile_named(name: str) -> Profile:
     return recipes.PROFILES[name]()
 
 
+def profile_of(wanted: Wanted) -> Profile:
+    """Return the profile with the options of its phases. Raises UsageError, ConfigError."""
+    whole = profile_named(wanted.profile)
+    phase_options.refuse_unknown(wanted.options, whole.phases)
+    phases = {name: phase_options.with_options(phase, wanted.options) for name, phase in whole.phases.items()}
+    return replace(whole, phases=phases)
+
+
 def recipe(wanted: Wanted) -> dict[str, Node]:
     """Every step of the profile by name, in an order in which they can run."""
-    profile = profile_named(wanted.profile)
+    profile = profile_of(wanted)
     tag, slug = wanted.tag or default_tag(wanted, profile), source_slug(wanted.source)
     holds = "" if "text" in wanted.given else source_fingerprint(wanted.source)
     text = TextSpec(source=wanted.source, packages=wanted.packages, source_fingerprint=holds)
@@ -207,7 +220,7 @@ def recipe(wanted: Wanted) -> dict[str, Node]:
         tokenizer = INIT
         found["tokens"] = replace(found["tokens"], inputs={"text": "text", "tokenizer": tokenizer})
     befores = chain(profile.phases, wanted.phases, wanted.init is not None)
-    if missing := [name for name in wanted.phases if name not in befores]:
+    if missing := [name for name in wanted.phases if name in PHASES and name not in befores]:
         known = ", ".join(one for one in PHASES if one in befores)
         raise UsageError(f"profile {profile.name} has no phase {listed(missing)} that could run; it has: {known}")
     for name, before in befores.items():
@@ -294,12 +307,14 @@ def _phase(
         config = recipes.fine_tuned(config, wanted.init.model)
     if wanted.seed is not None:
         config = replace(config, seed=wanted.seed)
-    if wanted.steps is not None:
+    if wanted.steps is not None and f"{phase}.steps" not in wanted.options:
         config = config.in_steps(wanted.steps)
-    if config.blocks is not None and wanted.block_size:
+    if config.blocks is not None and wanted.block_size and f"{phase}.blocks.block_size" not in wanted.options:
         pieces = math.gcd(wanted.block_size, config.blocks.sub_block_size)
         blocks = replace(config.blocks, block_size=wanted.block_size, sub_block_size=pieces)
         config = replace(config, blocks=blocks)
+    if wanted.init is not None:
+        config = phase_options.with_options(config, wanted.options)  # which outweigh what somebody else's model needs
     entry = f"{PHASES[phase].module.replace('.', '/')}.py"
     return Node(phase, f"{PHASES[phase].folder}/{tag}", ("-m", "trainer", phase), entry, config, inputs)
 
@@ -323,7 +338,7 @@ def resolve(
     its inputs is due. `root` is the checkout whose code will run, `flops_per_s` what the machine does of useful work,
     `pod_store` the store as the pod names it, where that is not the one at home.
     """
-    from_nothing = [name for name in wanted.phases if not PHASES[name].follows]
+    from_nothing = [name for name in wanted.phases if name in PHASES and not PHASES[name].follows]
     if wanted.init is not None and from_nothing:
         others = ", ".join(name for name, one in PHASES.items() if one.takes_init) + " or mid+sft"
         raise UsageError(
@@ -333,12 +348,15 @@ def resolve(
         of, rest = listed(phases_reading(TALK)), listed(phases_reading(TEXT))
         raise UsageError(f"--mixture is of conversations, for {of}; {rest} reads text: --source")
     nodes = recipe(wanted)
+    if idle := sorted({path.partition(".")[0] for path in wanted.options} - nodes.keys()):
+        raise UsageError(f"--set {idle[0]}: nothing is trained in phase {idle[0]} here; the phases are "
+                         f"{', '.join(name for name in nodes if name in PHASES)}")  # fmt: skip
     held = {(kind_of(one.name), one.fingerprint): one.about for one in _held(inventory)}
     pointers = {name: one.fingerprint for name, one in inventory.artifacts.items() if not one.problem}
     remake = wanted.phases if wanted.made == "remake" else ()
     chosen = choices(nodes, held, pointers, root, wanted.given, remake)
     due = set(needed(nodes, wanted.phases, chosen))
-    profile = profile_named(wanted.profile)
+    profile = profile_of(wanted)
     keeping = replace(profile.keeping, reserve_bytes=limits.reserve_bytes, **wanted.keeping)
     artifacts, steps = [], []
     for name in (name for name in nodes if name in _closure(nodes, wanted.phases)):
@@ -365,7 +383,8 @@ def resolve(
     kept = sum(copies * STATE_BYTES * phase.model.num_params for phase in phases)
     spread = [ways_of(phase, request) for phase in phases]
     most = max((min(found.values()) for found in spread), default=0)
-    notes = rescaled(profile, phases) + _about_init(wanted.init if "init" in due else None)
+    notes = phase_options.differences(wanted.options, profile_named(wanted.profile).phases)
+    notes += rescaled(profile, phases) + _about_init(wanted.init if "init" in due else None)
     notes += tuple(
         f"{phase.phase}: {said}" for phase, found in zip(phases, spread, strict=True) if (said := told(found))
     )
@@ -433,7 +452,7 @@ def _planned(
     """is_asked: `--phase` names it, so that its name will stand for it."""
     pointed = inventory.artifacts.get(node.artifact)
     is_moved = pointed is not None and pointed.fingerprint != choice.fingerprint
-    why = why_other(pointed, choice.fingerprint) if pointed and is_moved else ""
+    why = why_other(pointed, choice.fingerprint, node.spec) if pointed and is_moved else ""
     readers = inventory.references.get(pointed.fingerprint, ()) if pointed and is_moved else ()
     used = f"; {', '.join(readers)} goes on with the earlier one" if readers else ""
     if not is_due:
@@ -447,12 +466,27 @@ def _planned(
     )  # fmt: skip
 
 
-def why_other(before: Artifact, fingerprint: str) -> str:
-    """Return what is different about an artifact from the one that is wanted, in words."""
+def why_other(before: Artifact, fingerprint: str, spec: Any) -> str:
+    """Return what is different about an artifact from the one that `spec` and its inputs make, in words.
+
+    Its settings are named where it was made since they are written down beside it.
+    """
     both = [["v1" if part in FIRST_CODE.values() else part for part in one.split("-")]
             for one in (before.fingerprint, fingerprint)]  # fmt: skip
     parts = zip(("settings", "version", "inputs"), *both, strict=False)
-    return f"{' and '.join(name for name, a, b in parts if a != b) or 'fingerprint'} changed"
+    changed = [name for name, a, b in parts if a != b] or ["fingerprint"]
+    settings = differences(before.about.get("spec"), plain(spec)) if "settings" in changed else []
+    if not settings:
+        return f"{' and '.join(changed)} changed"
+    others = [name for name in changed if name != "settings"]
+    more = f", and {len(settings) - SHOWN} more" if len(settings) > SHOWN else ""
+    rest = f"; {' and '.join(others)} changed" if others else ""
+    return f"{', '.join(settings[:SHOWN])}{more}{rest}"
+
+
+def plain(spec: Any) -> dict[str, Any]:
+    """Return what of a spec counts, as JSON has it."""
+    return dict(json.loads(json.dumps(what_counts(spec))))
 
 
 def _step(node: Node, nodes: Mapping[str, Node], chosen: Mapping[str, Choice], store: str, keeping: Keeping) -> Step:
@@ -461,7 +495,8 @@ def _step(node: Node, nodes: Mapping[str, Node], chosen: Mapping[str, Choice], s
         for role, name in node.inputs.items()
     }
     choice = chosen[node.name]
-    making = Making(store=store, name=node.artifact, fingerprint=choice.fingerprint, inputs=inputs, code=choice.code)
+    making = Making(store=store, name=node.artifact, fingerprint=choice.fingerprint, inputs=inputs, code=choice.code,
+                    spec=plain(node.spec))  # fmt: skip
     config: dict[str, Any] = {"making": asdict(making), "spec": asdict(node.spec)}
     is_phase = isinstance(node.spec, PhaseConfig)
     if is_phase:

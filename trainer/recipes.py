@@ -14,6 +14,7 @@ from typing import Any
 from data.config import ConfigError, load
 from trainer.config import Keeping, ModelConfig, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig
 from trainer.records.blocks_config import BlocksConfig
+from trainer.records.phase_options import changed
 
 TALK = {"identity": 0.25, "pydocs": 0.4, "other": 0.35}
 
@@ -345,7 +346,7 @@ def from_file(path: Path) -> Profile:
     except OSError as error:
         raise ConfigError(f"profile {path}: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"profile {path}: not YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"profile {path}: not YAML: {yaml_error(error)}") from None
     if not isinstance(raw, dict) or raw.get("profile") not in PROFILES:
         raise ConfigError(f"profile {path}: `profile:` must name one of {', '.join(PROFILES)}")
     if unknown := sorted(map(str, raw.keys() - {"profile", "name", "model", "phases", "keeping"})):
@@ -366,11 +367,16 @@ def from_file(path: Path) -> Profile:
         if "model" in asked:
             raise ConfigError(f"profile {path}: the shape stands under `model`, once for all phases")
         if fixed := [one for one in ("phase", "adopted") if asked.get(one, config[one]) != config[one]]:
-            raise ConfigError(f"profile {path}: {fixed[0]} of {phase} is not for a file to say")
+            raise ConfigError(f"profile {path}: '{fixed[0]}' of phase {phase} cannot be set in a profile file")
         values["phases"][phase] = changed(changed(config, {"model": shape}), asked)
     values |= {"name": name, "vocab_size": values["phases"]["base"]["model"]["vocab_size"]}
     values["keeping"] = changed(values["keeping"], raw.get("keeping") or {})
     return load(Profile, values, f"profile {path}")
+
+
+def yaml_error(error: Exception) -> str:
+    """Return what PyYAML says, without its name for a text that it did not read from a file itself."""
+    return " ".join(str(error).split()).replace('"<unicode string>", ', "")
 
 
 def _read_yaml(text: str) -> Any:
@@ -383,21 +389,10 @@ def _read_yaml(text: str) -> Any:
             seen = set()
             for word, mark in keys:
                 if word in seen:
-                    raise yaml.MarkedYAMLError(problem=f"{word!r} stands there twice", problem_mark=mark)
+                    raise yaml.MarkedYAMLError(problem=f"{word!r} is given twice", problem_mark=mark)
                 seen.add(word)
             return super().construct_mapping(node, deep)
 
     number = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
     return yaml.load(text, Loader=Loader)
-
-
-def changed(values: Mapping[str, Any], by: Any) -> dict[str, Any]:
-    """Mappings are changed key by key, anything else is replaced; a mixture too, whose keys are no fields."""
-    if not isinstance(by, Mapping):
-        raise ConfigError(f"expected a mapping, got {by!r}")
-    result = dict(values)
-    for key, value in by.items():
-        inner = result.get(key)
-        result[key] = changed(inner, value) if isinstance(inner, dict) and key != "mixture" else value
-    return result

@@ -1,4 +1,4 @@
-"""Conversations as ids: how they are written, which ids are learnt, and batches of them.
+"""Conversations as ids: how they are rendered, which ids are learnt, and batches of them.
 
 Source: nanochat's conversation format and mask.
 """
@@ -23,12 +23,15 @@ CHUNK_STEPS = 8  # so many steps are drawn together and sorted by length
 
 
 def read_conversations(path: Path) -> Iterator[list[dict[str, Any]]]:
-    """The conversations of a .jsonl file: `{"messages": [...]}` or a bare list on each line. Raises InputError."""
+    """Yield the conversations of a .jsonl file: `{"messages": [...]}` or a bare list on each line.
+
+    Raises InputError.
+    """
     return (row["messages"] for row in read_rows(path))
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The same with what else stands beside `messages`. Raises InputError."""
+    """Yield the rows of a .jsonl file, with what else stands beside `messages`. Raises InputError."""
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -40,19 +43,19 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
             if not isinstance(messages, list) or not all(
                 isinstance(one, dict) and one.keys() >= {"role", "content"} for one in messages
             ):
-                raise InputError(f"{path}:{number}: no list of messages with role and content")
+                raise InputError(f"{path}:{number}: expected a JSON list of messages with role and content")
             yield row
 
 
 def render(
     messages: Sequence[Message], tokenizer: Tokenizer, max_len: int | None = None, align: int = 1
 ) -> tuple[list[int], list[int]]:
-    """(ids, mask) of a conversation, cut to `max_len`; mask is 1 where the assistant's own words stand.
+    """Return (ids, mask) of a conversation, cut to `max_len`; mask is 1 where the assistant's own words stand.
 
-    A leading system message goes in front of the first user message. An assistant's content may be a list of
-    parts of type text, python (learnt) or python_output (not learnt). Each question but the first begins at a multiple
-    of `align` ids: what is missing is filled up with <|assistant_end|>, which is learnt. Raises InputError unless user
-    and assistant alternate.
+    A leading system message goes in front of the first user message. An assistant's content may be a list of parts of
+    type text, python (learnt) or python_output (not learnt). Each question but the first begins at a multiple of `align`
+    ids: what is missing is filled up with <|assistant_end|>, which is learnt. Raises InputError unless user and
+    assistant alternate.
     """
     special = tokenizer.special
     ids, mask = [special(BOS)], [0]
@@ -87,7 +90,10 @@ def render(
 
 
 def prompt(messages: Sequence[Message], tokenizer: Tokenizer, align: int = 1) -> list[int]:
-    """The ids that ask for the next answer; an assistant's answer at the end is left out. `align` as in `render`."""
+    """Return the ids that ask for the next answer; an assistant's answer at the end is left out.
+
+    `align` is as in `render`.
+    """
     if messages and messages[-1].get("role") == "assistant":
         messages = messages[:-1]
     return [*render(messages, tokenizer, align=align)[0], tokenizer.special("<|assistant_start|>")]
@@ -96,9 +102,9 @@ def prompt(messages: Sequence[Message], tokenizer: Tokenizer, align: int = 1) ->
 def recent(
     messages: Sequence[Message], tokenizer: Tokenizer, room: int, align: int = 1
 ) -> tuple[list[Message], list[int]]:
-    """The end of a conversation whose prompt has at most `room` ids, and that prompt.
+    """Return the end of a conversation whose prompt has at most `room` ids, and that prompt.
 
-    The oldest turns are forgotten, question and answer together; a system message stays, and so does the last question,
+    The oldest turns are dropped, question and answer together; a system message stays, and so does the last question,
     whatever its length.
     """
     head = [one for one in messages[:1] if one.get("role") == "system"]
@@ -109,7 +115,7 @@ def recent(
 
 
 def targets(ids: Sequence[int] | np.ndarray, mask: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(inputs, targets), both int64 (len(ids) - 1,): the next id, or -1 where it is not learnt."""
+    """Return (inputs, targets), both int64 (len(ids) - 1,): the next id, or -1 where it is not learnt."""
     after = np.array(ids[1:], np.int64)
     return np.array(ids[:-1], np.int64), np.where(np.array(mask[1:], bool), after, -1)
 
@@ -124,12 +130,12 @@ def _merged(messages: Sequence[Message]) -> list[Message]:
 
 
 def _text(content: str | Sequence[Mapping[str, str]]) -> str:
-    """Engines hand over parts where the template can take them, also of what was one string."""
+    """Return the text of a message; engines hand over parts where the template can take them, also of one string."""
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 class Conversations:
-    """Batches of several kinds of conversation, drawn by weight; a pure function of what it is made of and the step.
+    """Batches of several kinds of conversation, drawn by weight; a pure function of the inputs and the step.
 
     Each kind is gone through once, in a seeded order, before any of it comes again. Those of the kinds in `together`
     share rows: up to `turns` of them follow one another, whatever their kind, as far as they fit whole. So a model
@@ -147,9 +153,12 @@ class Conversations:
         together: Collection[str] = (),
         align: int = 1,
     ):
-        """align: above 1, each conversation of a row and each of its turns begins at a multiple of it, and rows are as
+        """Read and render all conversations.
+
+        With `align` above 1, each conversation of a row and each of its turns begins at a multiple of it, and rows are as
         long as their ids. Raises InputError for a kind without files or conversations, and for files without a weight
-        above 0."""
+        above 0.
+        """
         if set(files) != set(mixture) or not mixture or min(mixture.values()) <= 0:
             raise InputError(
                 f"the mixture names {sorted(mixture)}, there are files for {sorted(files)}; weights are > 0"
@@ -173,9 +182,9 @@ class Conversations:
         self._epoch = lru_cache(maxsize=4 * len(self.kinds))(self._order)
 
     def batch(self, step: int, count: int, rank: int = 0, world: int = 1) -> tuple[np.ndarray, np.ndarray]:
-        """(ids, targets) of one step for one rank, int64 (rows, longest of all ranks rounded up to 16).
+        """Return (ids, targets) of one step for one rank, int64 (rows, longest of all ranks rounded up to 16).
 
-        The `count` conversations of a rank are so many rows, or fewer where some share one. Rows are filled up with
+        The `count` conversations of a rank are so many rows, or fewer where some share one. Rows are padded with
         <|assistant_end|> and the target -1.
         """
         chunk, place = divmod(step, CHUNK_STEPS)
@@ -191,7 +200,7 @@ class Conversations:
         return ids, wanted
 
     def _joined(self, drawn: Sequence[Drawn]) -> tuple[np.ndarray, np.ndarray]:
-        """(inputs, targets) of conversations one after the other, with one beginning."""
+        """Return (inputs, targets) of conversations one after the other, with one beginning."""
         parts = [self.rows[kind][number] for kind, number in drawn]
         first, rest = parts[0], [(ids[1:], mask[1:]) for ids, mask in parts[1:]]
         ids, mask = zip(*map(self._whole, (first, *rest)), strict=True)
@@ -201,12 +210,12 @@ class Conversations:
         return inputs, after
 
     def _whole(self, part: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Filled up to a multiple of `align` with what ends an answer, learnt like that."""
+        """Fill a part up to a multiple of `align` with what ends an answer, learnt like that."""
         short = -len(part[0]) % self.align
         return (np.pad(part[0], (0, short), constant_values=self.pad), np.pad(part[1], (0, short), constant_values=1))
 
     def _length(self, drawn: Sequence[Drawn]) -> int:
-        """Of the row of inputs that these make."""
+        """Return the length of the row of inputs that these make."""
         sizes = [len(self.rows[kind][number][0]) - 1 for kind, number in drawn]
         if self.align == 1:
             return sum(sizes)
@@ -214,7 +223,7 @@ class Conversations:
         return sum(size + -size % self.align for size in sizes)
 
     def _draw(self, chunk: int, count: int) -> list[list[tuple[Drawn, ...]]]:
-        """What is in the rows of the steps of one chunk; steps hold rows of similar length, and as many of them."""
+        """Return the rows of the steps of one chunk; steps hold rows of similar length, and as many of them."""
         size = CHUNK_STEPS * count
         if size < len(self.kinds) ** 2:
             raise InputError(f"{count} rows are too few for {len(self.kinds)} kinds of conversation")
@@ -234,12 +243,12 @@ class Conversations:
         return [steps[place] for place in order]
 
     def _drawn(self, total: int) -> list[int]:
-        """How many of each kind the first `total` hold; the heaviest, which is last, takes what rounding leaves."""
+        """Return how many of each kind the first `total` hold; the heaviest, which is last, takes the rest."""
         counts = [int(total * weight) for weight in self.weights[:-1]]
         return [*counts, total - sum(counts)]
 
     def _shared(self, drawn: Sequence[Drawn], turns: int, chunk: int) -> Iterator[tuple[Drawn, ...]]:
-        """Rows of `turns` conversations in any order. What does not fit whole behind the others is left out."""
+        """Yield rows of `turns` conversations in any order. What does not fit whole behind the others is left out."""
         order = np.random.default_rng([self.seed, chunk, turns]).permutation(len(drawn))
         for start in range(0, len(drawn), turns):
             row: tuple[Drawn, ...] = ()

@@ -33,7 +33,7 @@ MOST_ROWS = 4096
 
 @dataclass(frozen=True)
 class Batch:
-    """Some documents in their order: texts in UTF-8, and the columns that were asked for where a file has them."""
+    """Some documents in their order: texts in UTF-8, and the requested columns where a file has them."""
 
     rows: int
     """Rows of the file that this is made of."""
@@ -44,7 +44,7 @@ class Batch:
 
 
 class Pieces(Protocol):
-    """A file that was opened."""
+    """An opened file, split into pieces."""
 
     count: int
 
@@ -52,7 +52,7 @@ class Pieces(Protocol):
 
 
 def open_pieces(file: InputFile, columns: Sequence[str] = (), required: Sequence[str] = ()) -> Pieces:
-    """`file`, ready to be read. `columns` are taken along where there are any, `required` must be there.
+    """Open `file` for reading. `columns` are read along where there are any, `required` must be there.
 
     Raises InputError for what is no such file, DataError when it cannot be reached.
     """
@@ -64,12 +64,12 @@ def open_pieces(file: InputFile, columns: Sequence[str] = (), required: Sequence
     if suffix == ".parquet":
         return Parquet(file.uri, columns, required)
     if suffix == ".txt" and required:
-        raise InputError(f"{file.uri}: no column {', '.join(required)}; there is: text")
+        raise InputError(f"{file.uri}: no column {', '.join(required)}; available: text")
     return Lines(file.uri, suffix, packed, columns, required)
 
 
 class Told:
-    """Documents that a program tells, as one piece."""
+    """Documents that a program yields, as one piece."""
 
     count = 1
 
@@ -103,13 +103,13 @@ class Parquet:
         kinds = ("string", "large_string", "string_view", "binary", "large_binary")
         found = [schema.field(at).type for at in schema.get_all_field_indices("text")]
         if len(found) > 1:
-            raise InputError(f"{uri}: {len(found)} columns are named 'text'; there is: {there}")
+            raise InputError(f"{uri}: {len(found)} columns are named 'text'; available: {there}")
         if found and str(getattr(found[0], "value_type", found[0])) not in kinds:
-            raise InputError(f"{uri}: column 'text' is {found[0]}, no text; there is: {there}")
+            raise InputError(f"{uri}: column 'text' is {found[0]}, no text; available: {there}")
         if not found:
-            raise InputError(f"{uri}: no text column 'text'; there is: {there}")
+            raise InputError(f"{uri}: no text column 'text'; available: {there}")
         if missing := [name for name in required if name not in schema.names]:
-            raise InputError(f"{uri}: no column {', '.join(missing)}; there is: {there}")
+            raise InputError(f"{uri}: no column {', '.join(missing)}; available: {there}")
         self.columns = [name for name in dict.fromkeys([*required, *columns]) if name in schema.names]
         self.count = self.file.num_row_groups
 
@@ -215,10 +215,10 @@ class Lines:
                 text = ""
             if not isinstance(text, (str, bytearray)):
                 keys = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-                raise InputError(f"{self._where(start, number + at)}: no string under 'text'; there is: {keys}")
+                raise InputError(f"{self._where(start, number + at)}: no string under 'text'; available: {keys}")
             if missing := [name for name in self.required if name not in row]:
                 keys = ", ".join(row)
-                raise InputError(f"{self._where(start, number + at)}: no {', '.join(missing)}; there is: {keys}")
+                raise InputError(f"{self._where(start, number + at)}: no {', '.join(missing)}; available: {keys}")
             # half a surrogate pair has no UTF-8
             texts.append(text.encode("utf-8", "replace") if isinstance(text, str) else text)
             if columns:
@@ -228,7 +228,7 @@ class Lines:
         return Batch(rows, texts, {name: values for name, values in columns.items() if name in there}, invalid)
 
     def _where(self, start: int, number: int) -> str:
-        """`FILE:LINE`, counted only now."""
+        """Return `FILE:LINE`, counted only now."""
         if start:
             with open(self.uri, "rb") as file:
                 left = start - 1
@@ -240,9 +240,9 @@ class Lines:
 
 
 def lines_between(file: BinaryIO, at: int, stop: int) -> Iterator[Listed]:
-    """The lines that begin between `at` and `stop`, without their newlines, about BATCH_BYTES of them at a time.
+    """Yield the lines that begin between `at` and `stop`, without newlines, about BATCH_BYTES of them at a time.
 
-    A giant is a bytearray, so that it is there but once.
+    A giant is a bytearray, so that it is in memory only once.
     """
     tail = bytearray()
     while block := file.read(min(BATCH_BYTES, stop - at)) if at < stop else file.readline(BATCH_BYTES if tail else 0):
@@ -263,7 +263,7 @@ def lines_between(file: BinaryIO, at: int, stop: int) -> Iterator[Listed]:
 
 
 def documents_of(batch: Batch, where: str, first_row: int) -> Iterator[Document]:
-    """The documents of a batch that was read with all COLUMNS; the empty ones are left out."""
+    """Yield the documents of a batch that was read with all COLUMNS; the empty ones are left out."""
     for at, text in enumerate(batch.texts):
         if not is_blank(text):
             values = {name: column[at] for name, column in batch.columns.items() if name in COLUMNS}
@@ -273,10 +273,11 @@ def documents_of(batch: Batch, where: str, first_row: int) -> Iterator[Document]
 
 
 def documents(source: str, packages: tuple[str, ...] = ()) -> Iterator[Document]:
-    """The documents of `source`: `pydocs`, `fineweb`, `stdin`, a file, a folder, a glob or an address.
+    """Yield the documents of `source`: `pydocs`, `fineweb`, `stdin`, a file, a folder, a glob or a URL.
 
     Raises ConfigError when there is no such file, InputError for a package, a row or a column that is not there,
-    DataError when what lies elsewhere cannot be reached.
+    DataError
+    when what lies elsewhere cannot be reached.
     """
     for file in list_inputs(TextSpec(source=source, packages=packages)).files:
         pieces, row = open_pieces(file, COLUMNS), 0

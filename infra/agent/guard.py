@@ -1,4 +1,4 @@
-"""The guard: owns the limits of a pod, and keeps its agent alive.
+"""The guard: the watchdog that owns the limits of a pod, and keeps its agent alive.
 
 In: job.json, and state/guard.json of the guard before it. Out: state/guard.json (armed limits, time and
 money so far), an agent for as long as there is neither verdict nor a request to stop, and at the end no process
@@ -21,6 +21,7 @@ from typing import Any, Deque, Dict, Optional, Tuple
 
 from infra.agent import farewell
 from infra.agent import limits as ends
+from infra.agent.amounts import duration
 from infra.agent.job import STAYS, Job, PodFolder
 from infra.agent.process import become_subreaper, end_all, in_words, myself, reap
 from infra.agent.shortage import Backoff, outlasting, patient, spare_me
@@ -90,7 +91,8 @@ class Guard:
         # Only now: an agent that ends what an earlier one left spares the guard that guard.json names.
         self.told_to_end = False
         signal.signal(signal.SIGTERM, self._on_term)
-        say(f"guard armed: limit {self.limit_s} s, elapsed {self.elapsed_s:.0f} s")
+        limit = "none" if self.limit_s is None else duration(self.limit_s)
+        say(f"guard armed: limit {limit}, elapsed {duration(self.elapsed_s)}")
 
     @property
     def elapsed_s(self) -> float:
@@ -100,7 +102,7 @@ class Guard:
         return self.limit_s is not None and self.elapsed_s >= self.limit_s
 
     def watch(self) -> int:
-        """Until the end; then nothing of the pod is left but this process."""
+        """Watch until the end; then nothing of the pod is left but this process."""
         while True:
             with outlasting(say, "a look at the pod"):
                 while True:
@@ -113,13 +115,13 @@ class Guard:
             time.sleep(TICK_S)
 
     def _may_hold(self) -> bool:
-        """Whether there is nothing to do, and the pod is to stay all the same."""
+        """Tell whether there is nothing to do, and the pod is to stay all the same."""
         if self.job.kind == "hold":
             return not self.pod.verdict.exists()
         return self.job.stays and read_json(self.pod.verdict).get("state") in STAYS
 
     def _hold(self) -> Optional[int]:
-        """Until there is work; or until the end of the pod, then its exit code."""
+        """Hold the pod until there is work; or until its end, then return its exit code."""
         if read_json(stop_file(self.pod)).get("state") in STAYS:  # that was about the work
             stop_file(self.pod).unlink()
         self._report()
@@ -150,9 +152,9 @@ class Guard:
             self.job = read_job(self.pod)
 
     def _reason_to_end(self) -> Tuple[str, str]:
-        """The verdict on a pod that is held, and why; both "" while it may live on."""
+        """Return the verdict on a pod that is held, and why; both "" while it may live on."""
         if self._is_limit_reached():
-            return "limit", f"the limit of {self.limit_s:.0f} s is reached"
+            return "limit", f"the limit of {duration(self.limit_s)} is reached"
         asked = read_json(stop_file(self.pod))
         if asked:
             return asked["state"], asked["reason"]
@@ -162,11 +164,14 @@ class Guard:
         return ("limit", idle) if idle else ("", "")
 
     def _work(self) -> Optional[int]:
-        """Until the verdict; then nothing of the pod is left but this process. None when the pod stays."""
+        """Watch the work until its verdict; then nothing of the pod is left but this process.
+
+        Return None when the pod stays.
+        """
         while not self.pod.verdict.exists():
             self.orphans.update(reap(keep=self.agent.pid if self.agent else None))
             if self._is_limit_reached():
-                return self._end("limit", f"the limit of {self.limit_s:.0f} s is reached", patience_s=0.0)
+                return self._end("limit", f"the limit of {duration(self.limit_s)} is reached", patience_s=0.0)
             request = read_json(stop_file(self.pod)) or self._reason_to_stop()
             if not request:
                 self._keep_agent()
@@ -187,7 +192,7 @@ class Guard:
         return None if self._may_hold() else exit_code
 
     def _reason_to_stop(self) -> Dict[str, Any]:
-        """Asks the agent to stop when there is a reason; {} while there is none."""
+        """Ask the agent to stop when there is a reason; return {} while there is none."""
         grace = grace_s()
         if self.told_to_end:
             return ask_to_stop(self.pod, "stopped", "the guard was told to end (SIGTERM)", grace)
@@ -195,7 +200,7 @@ class Guard:
             save_s, upload_s = ends.leads_s(self.limit_s)
             left_s = self.limit_s - self.elapsed_s
             if left_s <= save_s:
-                scale, why = self.job.clock_scale, f"the limit of {self.limit_s:.0f} s is near"
+                scale, why = self.job.clock_scale, f"the limit of {duration(self.limit_s)} is near"
                 grace, carry = max(0.0, left_s - upload_s) / scale, min(left_s, upload_s) / scale
                 return ask_to_stop(self.pod, "limit", why, grace, carry)
         full = ends.full_disk(self.pod.root, self.job.limits)
@@ -205,7 +210,7 @@ class Guard:
         return ask_to_stop(self.pod, "limit", idle, grace) if idle else {}
 
     def _patience_s(self, request: Dict[str, Any]) -> float:
-        """With an agent that was asked to end."""
+        """Return how long to wait for an agent that was asked to end."""
         return float(request["grace_s"]) + carry_s(self.job, request) + LAST_RITES_S
 
     def _agent_lives(self) -> bool:
@@ -221,7 +226,7 @@ class Guard:
             say(f"the agent ended without a verdict (exit code {self.agent.returncode})")
         most, within_s = CRASH_LOOP
         if len(self.starts) == most and self.elapsed_s - self.starts[0] < within_s:
-            reason = f"the agent ended {most} times in {within_s:.0f} s without a verdict; see logs/agent.log"
+            reason = f"the agent ended {most} times in {duration(within_s)} without a verdict; see logs/agent.log"
             ask_to_stop(self.pod, "failed", reason, 0.0)
             return
         if self.missed_at is not None and time.monotonic() < self.missed_at + REVIVAL.wait_s(len(self.starts) + 1):
@@ -239,7 +244,7 @@ class Guard:
         self.orphans.clear()
 
     def _end(self, state: str, reason: str, patience_s: float) -> int:
-        """Ends every process of the pod, then writes the verdict if the agent could not."""
+        """End every process of the pod, then write the verdict if the agent could not."""
         survivors = end_all(self.job.token, patience_s)
         dirty = in_words(survivors)
         ending = close(self.pod, verdict(self.job, state, f"{reason}; {dirty}" if dirty else reason))
@@ -248,7 +253,7 @@ class Guard:
         return 1 if survivors else 0
 
     def leave(self) -> None:
-        """After the verdict: the pod ends itself, where it can and is to; then this does not return."""
+        """End the pod itself after the verdict, where it can and is to; then this does not return."""
         ending = read_json(self.pod.verdict) or verdict(self.job, "limit")
         if not farewell.is_due(self.job, ending):
             return
@@ -257,12 +262,12 @@ class Guard:
         say("the work is over; the pod will end itself")
         self._rest(farewell.wait_s(self.job))
         if UNCARRIED in ending["reason"] and self.limit_s is not None and not self._is_limit_reached():
-            say(f"waiting for the limit of {self.limit_s:.0f} s: {ending['reason']}")
+            say(f"waiting for the limit of {duration(self.limit_s)}: {ending['reason']}")
             self._rest((self.limit_s - self.elapsed_s) / self.job.clock_scale)
         farewell.leave(self.job.farewell, self.job.clock_scale, os.getpid(), self._rest)
 
     def _rest(self, seconds: float) -> None:
-        """Of this machine; who asks for the guard's report sees that it lives."""
+        """Sleep for so many seconds of this machine, and keep the guard's report fresh meanwhile."""
         deadline = time.monotonic() + seconds
         while (left_s := deadline - time.monotonic()) > 0:
             reap()
@@ -272,7 +277,7 @@ class Guard:
 
     @patient
     def _elapsed_before_s(self) -> float:
-        """What earlier guards of this pod counted, and the time since then when nobody looked."""
+        """Return what earlier guards of this pod counted, and the time since then when nobody looked."""
         before = read_json(report(self.pod, "guard"))
         if before.get("token") != self.job.token:
             return self.job.limits.billed_s
@@ -297,6 +302,7 @@ class Guard:
             "spent_micro_usd": ends.spent_micro_usd(elapsed_s, self.job.limits),
             "clocks": asdict(clocks),
             "is_leaving": self.is_leaving,
+            "idle_s": self.idle_gpu.idle_s,
         }
         tell(report(self.pod, "guard"), said)
 

@@ -1,10 +1,10 @@
-"""A provider by its name, as the settings describe it."""
+"""The registry of providers: one by its name, as the settings describe it."""
 
 import difflib
 import threading
 from pathlib import Path
 
-from infra.errors import UsageError
+from infra.errors import MissingKey, UsageError
 from infra.providers import Provider, Vendors
 from infra.providers.offers import open_market
 from infra.settings import MARKET, VENDORS, Settings
@@ -17,7 +17,7 @@ _turn = threading.Lock()
 
 
 def open_provider(name: str, settings: Settings) -> Provider:
-    """Raises UsageError for one that is not known or cannot be used."""
+    """Return the provider of that name. Raises UsageError for one that is not known or cannot be used."""
     if name not in KNOWN:
         near = difflib.get_close_matches(name, [*KNOWN, MARKET], 1)
         hint = f"did you mean {near[0]}? " if near else ""
@@ -49,14 +49,15 @@ def provider(settings: Settings, name: str) -> Provider:
 def names(settings: Settings, chosen: str) -> tuple[str, ...]:
     """Return the names that `chosen` means: that one, or for "market" every vendor whose key is set.
 
-    Raises UsageError when no key is set.
+    Raises MissingKey when no key is set.
     """
     if chosen != MARKET:
         return (chosen,)
     found = tuple(vendor for vendor, key in VENDORS.items() if getattr(settings, key))
     if not found:
         keys = ", ".join(key.upper() for key in VENDORS.values())
-        raise UsageError(f"provider {MARKET}: no key is set; put one of {keys} into the shell or .env")
+        raise MissingKey(f"provider {MARKET}: no key is set; put one of {keys} into the shell or .env, or practise "
+                         "without one: inv rehearse")  # fmt: skip
     return found
 
 

@@ -1,17 +1,17 @@
-"""Which end of a pod is armed where, per vendor: what a plan promises before anything is rented. Pure."""
+"""The ends of a pod that are armed, per vendor: what a plan promises before anything is rented. Pure."""
 
 import math
 from dataclasses import dataclass
 
 from infra.agent.job import Limits
 from infra.agent.limits import hard_limit_s
-from infra.money import dollars
+from infra.money import in_usd
 from infra.providers import Market
 
 
 @dataclass(frozen=True)
 class End:
-    """One way in which a pod ends, and who sees to it; `backstop` is the one that holds when the laptop is off."""
+    """One way in which a pod ends, and who does it; `backstop` is the one that holds when the laptop is off."""
 
     what: str
     by: str
@@ -19,21 +19,21 @@ class End:
 
 
 def ends_of(market: Market, limits: Limits, on_failure: str, stays: bool = False) -> list[End]:
-    """`limits`: of one pod, with its price. `stays`: it outlives its work."""
+    """Return the ends of a pod. `limits`: of one pod, with its price. `stays`: it outlives its work."""
     can, name = market.can, market.name
     limit_s = hard_limit_s(limits)
     timer = "nothing: it bills until inv runs"
     if limit_s is not None and can.time_limit:
         timer = f"{name}'s own timer after {_hours(math.ceil(limit_s / can.time_grain_s) * can.time_grain_s)}"
     if limits.time_s is None and limits.spend_micro_usd is not None and can.spend_limit:
-        timer = f"{name}'s own limit of {dollars(limits.spend_micro_usd)} USD"
+        timer = f"{name}'s own limit of {in_usd(limits.spend_micro_usd)}"
     is_gone = can.self_terminate == "pod_credential"
     at_limit = (
         "the pod's guard saves, stops work and deletes the pod" if is_gone else "the pod's guard saves and stops work"
     )
     found = []
     if limits.spend_micro_usd is not None:
-        amount = f"{dollars(limits.spend_micro_usd)} USD"
+        amount = f"{in_usd(limits.spend_micro_usd)}"
         own = f"{name}'s own limit of {amount}" if can.spend_limit else timer
         found.append(End(f"{amount} are spent", at_limit, own))
     if limits.time_s is not None:

@@ -1,4 +1,4 @@
-"""From a rented pod to one that can be used: it has an address, sshd answers, a folder there is marked as ours.
+"""The boot of a rented pod until it can be used: it has an address, sshd answers, a folder there is marked as ours.
 
 In: a BOOTING row. Out: the same row with that address. Vendors say "running" long before a pod can be reached, and some
 never can: whoever waits has a limit, on the vendor's clock.
@@ -14,11 +14,13 @@ from infra.agent.limits import read_clocks
 from infra.errors import NoOffer, SlipwayError
 from infra.ledger import spend
 from infra.ledger.journal import Journal, Op
+from infra.money import in_usd, per_hour
 from infra.names import check_name
 from infra.providers import Market
 from infra.records import Address, Pod
 from infra.runs import pods
 from infra.transport.protocol import Lost, TimedOut, Unreachable
+from infra.units import duration
 
 POLL_S, LEAST_POLL_S = 5.0, 0.2
 COMMAND_S = 30.0
@@ -41,11 +43,14 @@ printf '%s\\n' "$2" > "$folder/POD.json" && printf %s "$folder" """
 
 
 class Unbooted(NoOffer):
-    """This machine will not do; the next one may."""
+    """The machine will not do; the next one may."""
 
 
 def boot(op: Op, provider: Market, journal: Journal, limit_s: float) -> Op:
-    """The row with its address, within `limit_s` of the vendor's clock. Raises Unbooted; the pod is there still."""
+    """Return the row with its address, within `limit_s` of the vendor's clock.
+
+    Raises Unbooted; the pod is there still.
+    """
     scale = provider.clock_scale
     deadline = time.monotonic() + limit_s / scale
     pod = _address(op, provider, deadline, scale)
@@ -59,7 +64,7 @@ def boot(op: Op, provider: Market, journal: Journal, limit_s: float) -> Op:
 
 
 def price(op: Op, pod: Pod, provider: Market) -> dict[str, Any]:
-    """What the vendor tells of a running pod's price, as facts of its row: how much, and since when.
+    """Return the vendor's price of a running pod, as facts of its row: how much, and since when.
 
     The time is of the wall's clock as it was when the request was sent; rather too early than too late.
     """
@@ -99,7 +104,10 @@ def _address(op: Op, provider: Market, deadline: float, scale: float) -> Pod:
 
 
 def _mark(pod: Pod, provider: Market, op: Op, deadline: float, scale: float) -> str:
-    """The pod's folder, marked with its token: whoever has this key is let in by nobody but the pod that got it."""
+    """Return the pod's folder, marked with its token.
+
+    Whoever has this key is let in by nobody but the pod that got it.
+    """
     said, marker = "nothing", json.dumps({"token": op.token, "run": op.run})
     volume = json.loads(op.request).get("volume", "") if op.request else ""
     places = " ".join(provider.can.volumes) if volume else ""
@@ -121,18 +129,18 @@ def _mark(pod: Pod, provider: Market, op: Op, deadline: float, scale: float) -> 
 
 
 def _broken_promise(op: Op, pod: Pod, provider: Market) -> str:
-    """The price and the ends that were agreed to, as the vendor tells them now."""
+    """Return how the vendor breaks the price and the ends that were agreed to, as it tells them now."""
     if provider.skew:
         return f"{provider.name}: {provider.skew}"
     if pod.micro_usd_per_hour <= 0:
         return f"{provider.name} does not tell its price{f': {pod.odd}' if pod.odd else ''}"
     if pod.micro_usd_per_hour > op.rate * OVERPRICED:
-        return f"it costs {pod.micro_usd_per_hour / 1e6:.2f} USD/h, {op.rate / 1e6:.2f} were agreed to"
+        return f"it costs {per_hour(pod.micro_usd_per_hour)}, {per_hour(op.rate)} were agreed to"
     return _unkept(op, pod, provider) if provider.can.tells_limits else ""
 
 
 def _unkept(op: Op, pod: Pod, provider: Market) -> str:
-    """What is wrong with the ends that the vendor says it has armed."""
+    """Return what is wrong with the ends that the vendor says it has armed."""
     can, scale = provider.can, provider.clock_scale
     limit_s = op.ttl_s if can.spend_limit else spend.limit_s(op)  # who has no limit of money gets it as time
     if can.time_limit and limit_s is not None:
@@ -143,11 +151,11 @@ def _unkept(op: Op, pod: Pod, provider: Market) -> str:
         least_s = limit_s - spend.since_request_s(op, read_clocks(), scale)
         most_s = math.ceil(limit_s / can.time_grain_s) * can.time_grain_s  # counted from its start, perhaps
         if not least_s - slack_s <= left_s <= most_s + slack_s:
-            return f"{provider.name} would end it in {left_s / 3600:.1f} h, asked for were {limit_s / 3600:.1f} h"
+            return f"{provider.name} would end it in {duration(left_s)}, asked for were {duration(limit_s)}"
     if can.spend_limit and op.cap is not None:
         if not pod.spend_limit_micro_usd:
             return f"{provider.name} did not arm its spend limit"
         if pod.spend_limit_micro_usd > op.cap + ROUNDED:
-            armed, cap = (f"{amount / 1e6:.2f} USD" for amount in (pod.spend_limit_micro_usd, op.cap))
+            armed, cap = (in_usd(amount) for amount in (pod.spend_limit_micro_usd, op.cap))
             return f"{provider.name} has armed a spend limit of {armed}, asked for were {cap}"
     return ""

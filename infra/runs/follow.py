@@ -1,4 +1,4 @@
-"""Following one run to its end: a pod's files read again and again, yielded as they change.
+"""Following one run to its end: a pod's files are polled, and yielded as they change.
 
 In: a journal row. Out: (progress, verdict) pairs, the last one with a verdict. It only reads: whoever stops following
 stops nothing.
@@ -15,6 +15,7 @@ from infra.ledger.journal import Journal, Op
 from infra.runs.observe import is_alive
 from infra.runs.pods import folder_of
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
+from infra.units import duration
 
 POLL_S = 0.25
 RETRY_S = 2.0
@@ -26,11 +27,11 @@ Seen = tuple[dict[str, Any], dict[str, Any]]
 def follow(
     op: Op, journal: Journal, transport: Transport, elsewhere: Callable[[], dict[str, Any]] = dict
 ) -> Iterator[Seen]:
-    """Yields at every look, about four times a second, until the run has its verdict.
+    """Yield at every look, about four times a second, until the run has its verdict.
 
     A pod that does not answer is asked again for as long as its row is live: the run goes on there, and `unreachable`
     in the progress says since when nothing is known; `elsewhere` may then have the verdict of its other nodes.
-    SlipwayError: neither its guard nor its agent lives, or its pod was ended by somebody else.
+    SlipwayError: neither its guard nor its agent is running, or its pod was ended by somebody else.
     """
     doubted_at = heard_at = time.monotonic()
     progress: dict[str, Any] = {}
@@ -41,7 +42,7 @@ def follow(
         except (Lost, TimedOut, Unreachable) as error:
             silent_s = time.monotonic() - heard_at
             verdict = elsewhere()
-            yield {**progress, "unreachable": f"no answer for {silent_s:.0f} s: {error}"}, verdict
+            yield {**progress, "unreachable": f"no answer for {duration(silent_s)}: {error}"}, verdict
             if verdict:
                 return
             row = journal.op(op.token)
@@ -58,13 +59,15 @@ def follow(
             if not journal.op(op.token).is_live:
                 raise SlipwayError(f"{op.run} was ended meanwhile; run: inv status")
             if not is_alive(op, transport) and not look(op, transport)[1]:
-                raise SlipwayError(f"{op.run}: neither its guard nor its agent lives; go on with: inv resume {op.run}")
+                raise SlipwayError(
+                    f"{op.run}: neither its guard nor its agent is running; resume it: inv resume {op.run}"
+                )
             doubted_at = time.monotonic()
         time.sleep(POLL_S)
 
 
 def look(op: Op, transport: Transport) -> Seen:
-    """Progress and verdict of this pod as they are now, {} where there is none yet."""
+    """Return progress and verdict of this pod as they are now, {} where there is none yet."""
     pod = folder_of(op)
     return _read(transport, pod.progress, op.token), _read(transport, pod.verdict, op.token)
 

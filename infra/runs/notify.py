@@ -1,7 +1,7 @@
-"""Telling somebody how a run ended, when nobody looks: a shell command of the user's, or an address that is posted to.
+"""The notification about the end of a run: a shell command of the user's, or a URL that is posted to.
 
 In: a state (succeeded, failed, stopped, limit, preempted, lost, orphan), the run, what it cost. Out: "" or what went
-wrong with the telling, which never stops anything else.
+wrong with the notification, which never stops anything else.
 """
 
 import json
@@ -14,12 +14,16 @@ from infra.ledger.journal import Journal, Op
 from infra.money import dollars
 from infra.runs.timing import Say
 from infra.settings import VENDORS, Settings
+from infra.units import duration
 
 PATIENCE_S = 30.0
 
 
 def notify(target: str, *, run: str, state: str, cost_micro_usd: int, note: str = "") -> str:
-    """A command gets SLIPWAY_RUN, SLIPWAY_STATE, SLIPWAY_COST_USD and SLIPWAY_NOTE; an address gets them as JSON."""
+    """Notify somebody of the end of a run; return what went wrong, or "".
+
+    A command gets SLIPWAY_RUN, SLIPWAY_STATE, SLIPWAY_COST_USD and SLIPWAY_NOTE; a URL gets them as JSON.
+    """
     said = {"run": run, "state": state, "cost_usd": dollars(cost_micro_usd), "note": note}
     if not target:
         return ""
@@ -36,7 +40,7 @@ def notify(target: str, *, run: str, state: str, cost_micro_usd: int, note: str 
         done = subprocess.run(["sh", "-c", target], env=environ, input=json.dumps(said), text=True, timeout=PATIENCE_S,
                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)  # fmt: skip
     except subprocess.TimeoutExpired:
-        return f"notice of {run}: its command has not ended after {PATIENCE_S:.0f} s"
+        return f"notice of {run}: its command has not ended after {duration(PATIENCE_S)}"
     return f"notice of {run}: exit code {done.returncode}: {done.stderr.strip()[-200:]}" if done.returncode else ""
 
 

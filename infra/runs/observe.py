@@ -1,4 +1,4 @@
-"""How the pods are: what the journal, the provider and a pod's own files say, and how old that is.
+"""The observed state of the pods: what the journal, the provider and a pod's own files say, and how old that is.
 
 Every pod is asked at the same time and gets the same few seconds: one that does not answer holds up nobody.
 """
@@ -7,7 +7,6 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,13 @@ from infra.ledger import cost, spend
 from infra.ledger.journal import Journal, Op
 from infra.ledger.life_cycle import BOOTING, CREATING, FAILED, LOST, PLANNED, READY, TERMINATED, TERMINATING, UNKNOWN
 from infra.machines.host_memory import at_once
-from infra.money import dollars
+from infra.money import in_usd
 from infra.providers import Provider, clock_scale
 from infra.records import Address, Pod, PodView
 from infra.runs.mirror import words_at_home, words_there
 from infra.runs.pods import DEAD, folder_of, pod_of
 from infra.transport.protocol import Transport
+from infra.units import duration, moment
 
 VERDICTS = ("succeeded", "failed", "stopped", "limit", NODE_LOST)
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -32,7 +32,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Reading:
-    """What was seen of one pod."""
+    """The observation of one pod."""
 
     exists: bool | None = None  # as its provider says; None = no answer
     pod: Pod | None = None  # as its provider tells it
@@ -48,11 +48,11 @@ def snapshot(
     journal: Journal, providers: Mapping[str, Provider], homes: Path, *, deadline_s: float = 5.0, ended: int = 10,
     named: str = "",
 ) -> list[PodView]:  # fmt: skip
-    """One row per run, by its last pod: all that are live, and the last `ended` runs that are not; newest last.
+    """Return one row per run, by its last pod: all that are live, and the last `ended` runs that are not; newest last.
 
-    What stands beside a run until it is proven gone has a row of its own. Replicas of services come and go: of those
-    that have ended, only one that is `named` has a row, as any run that is. Pods that have ended are not asked:
-    `homes` holds what was brought home of them.
+    A pod that is detached from a run has a row of its own until it is proven gone. Replicas of services come and go: of
+    those that have ended, only one that is `named` has a row, as any run that is. Pods that have ended are not asked:
+    `homes` holds what was downloaded of them.
     """
     newest = {op.run: op for op in journal.ops()}
     ops = [newest[run] for run in journal.runs()]
@@ -67,15 +67,19 @@ def snapshot(
 
 
 def view(op: Op, reading: Reading, now: Clocks, rows: Sequence[Op], told: Mapping[str, tuple[int, int]]) -> PodView:
-    """The row that a journal's row and a reading make.
+    """Return the row that a journal's row and a reading make.
 
     `rows`: all of the run, whose earlier pods have cost, too. `told`: what vendors said that pods have cost, as the
-    journal has it.
+    journal
+    has it.
     """
     progress, verdict = reading.progress, reading.verdict
     before = sum(spend.spent(row, now, reading.clock_scale) for row in rows if row.token != op.token)
     if reading.pod and reading.pod.spent_micro_usd is not None:
         told = {**told, op.token: (int(now.wall_s), reading.pod.spent_micro_usd)}
+    uploads = progress.get("uploads") or {}
+    ended_at = _ended_at(op, reading)
+    of_run = [row for row in rows if row.token != op.token]
     return PodView(
         run=op.run,
         provider=op.vendor,
@@ -93,7 +97,19 @@ def view(op: Op, reading: Reading, now: Clocks, rows: Sequence[Op], told: Mappin
         note=_note(op, reading),
         in_store=progress.get("in_store") or {},
         recoveries=op.recoveries,
+        elapsed_s=spend.run_s([*of_run, op], now, reading.clock_scale, ended_at),
+        ended_at=ended_at,
+        clock_scale=reading.clock_scale,
+        pending=tuple(uploads.get("pending") or ()) if not reading.verdict else (),
+        upload_problem=uploads.get("problem") or "",
     )
+
+
+def _ended_at(op: Op, reading: Reading) -> float | None:
+    """Return when the work was over: as its verdict says, else when its pod was gone."""
+    if reading.verdict:
+        return reading.verdict.get("at", op.ended_at)
+    return None if op.is_live else op.ended_at or op.del_requested_at
 
 
 def _state(op: Op, reading: Reading) -> str:
@@ -107,7 +123,7 @@ def _state(op: Op, reading: Reading) -> str:
 
 
 def _is_gone_at_its_limit(op: Op, reading: Reading) -> bool:
-    """Whether nobody asked for the end of a rented pod, and it was gone when its limit was due: a guard is early."""
+    """Tell whether a rented pod whose end nobody asked for was gone when its limit was due: a guard is early."""
     limit_s = spend.limit_s(op)
     if op.is_live or op.del_requested_at is not None or op.outcome:
         return False
@@ -118,7 +134,7 @@ def _is_gone_at_its_limit(op: Op, reading: Reading) -> bool:
 
 
 def state_of(state: str, verdict: str, is_alive: bool | None) -> str:
-    """In one word, how a run is: from its row's state, its verdict ("" = none) and whether anything of it lives."""
+    """Return the state of a run in one word: from its row's state, its verdict ("" = none) and what lives."""
     if verdict:
         return verdict
     if state in (FAILED, TERMINATED):
@@ -134,7 +150,7 @@ def state_of(state: str, verdict: str, is_alive: bool | None) -> str:
 
 
 def _beside(reading: Reading) -> str:
-    """What stands aside is never the run itself, whatever it says: `lost` until its machine answers."""
+    """Return the state of a detached pod, which is never the run itself: `lost` until its machine answers."""
     return "lost" if reading.exists is None else "stopped"
 
 
@@ -155,7 +171,11 @@ def _note(op: Op, reading: Reading) -> str:
     if _is_gone_at_its_limit(op, reading):
         return f"it was gone when its limit was due, and left no word ({op.reason})"
     if op.state == READY and reading.is_alive is False:
-        return "neither its guard nor its agent lives" if reading.exists else "its provider does not know it any more"
+        return (
+            "neither its guard nor its agent is running" if reading.exists else "its provider does not list it any more"
+        )
+    if op.state == READY and reading.is_alive:
+        return ""  # whatever was wrong with it before
     return op.reason
 
 
@@ -167,18 +187,18 @@ def _ssh(op: Op) -> str:
 
 
 def _ends(op: Op, reading: Reading, now: float) -> tuple[str, ...]:
-    """Which ends are armed, and when each was last seen alive."""
+    """Return which ends are armed, and when each was last seen alive."""
     return tuple(filter(None, (_guard_end(reading, now), *_vendor_ends(op, reading.pod))))
 
 
 def _vendor_ends(op: Op, pod: Pod | None) -> Iterator[str]:
-    """What the vendor said just now that it will do by itself."""
+    """Yield what the vendor said just now that it will do by itself."""
     if pod and pod.state in DEAD:
         return
     if pod and pod.ends_at:
-        yield f"{op.vendor}'s timer is armed: {datetime.fromtimestamp(pod.ends_at, timezone.utc):%Y-%m-%d %H:%M} UTC"
+        yield f"{op.vendor}'s timer is armed: {moment(pod.ends_at)}"
     if pod and pod.spend_limit_micro_usd:
-        yield f"{op.vendor}'s spend limit is armed: {dollars(pod.spend_limit_micro_usd)} USD"
+        yield f"{op.vendor}'s spend limit is armed: {in_usd(pod.spend_limit_micro_usd)}"
 
 
 def _guard_end(reading: Reading, now: float) -> str:
@@ -186,17 +206,23 @@ def _guard_end(reading: Reading, now: float) -> str:
     if not guard:
         return ""
     limit_s, elapsed_s = guard.get("limit_s"), guard.get("elapsed_s", 0.0)
-    limit = "no limit" if limit_s is None else f"ends it in {max(0.0, limit_s - elapsed_s):.0f} s"
+    limit = "no limit" if limit_s is None else f"ends it in {duration(max(0.0, limit_s - elapsed_s))}"
+    idle_limit_s = (guard.get("limits") or {}).get("idle_gpu_s")
+    if idle_limit_s is not None and guard.get("idle_s") is not None:
+        limit += f"; GPUs idle for {duration(guard['idle_s'])} of {duration(idle_limit_s)}"
     if guard.get("alive"):
         return f"guard alive, {limit}"
     words = [] if reading.is_alive is None and reading.exists is None else ["dead"]
     if clocks := guard.get("clocks"):
-        words.append(f"last seen {max(0.0, now - clocks['wall_s']):.0f} s ago")
+        words.append(f"last seen {duration(max(0.0, now - clocks['wall_s']) * reading.clock_scale)} ago")
     return f"guard {', '.join(words) or 'not seen'}, {limit}"
 
 
 def ask(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
-    """What the pod's `infra.agent status` says of guard, agent, progress and verdict, {} for what is not this pod's."""
+    """Return what the pod's `infra.agent status` says of guard, agent, progress and verdict.
+
+    {} for what is not this pod's.
+    """
     if not op.address:
         return _of(op, {})
     pod = folder_of(op)
@@ -209,17 +235,17 @@ def ask(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
 
 
 def words_of(op: Op, transport: Transport) -> dict[str, dict[str, Any]]:
-    """What the files of a pod that has ended still say."""
+    """Return what the files of a pod that has ended still say."""
     return _of(op, words_there(op, transport))
 
 
 def is_alive(op: Op, transport: Transport) -> bool:
-    """Whether guard or agent of this very pod lives."""
+    """Tell whether guard or agent of this very pod lives."""
     return _is_alive(ask(op, transport))
 
 
 def _read(op: Op, provider: Provider | None, homes: Path) -> Reading:
-    """Whatever goes wrong becomes words: a table with one bad row is still a table."""
+    """Observe one pod. Whatever goes wrong becomes words: a table with one bad row is still a table."""
     if provider is None and op.is_live:
         return Reading(problem=f"provider {op.vendor} is not set up here")
     pod, scale = None, clock_scale(provider) if provider else 1.0
@@ -246,7 +272,7 @@ def _silent(op: Op, providers: Mapping[str, Provider], homes: Path, problem: str
 
 
 def _from_home(op: Op, homes: Path, problem: str) -> Reading:
-    """What was brought home of a pod that does not answer: its figures are as old as they say."""
+    """Return what was downloaded of a pod that does not answer: its figures are as old as they say."""
     try:
         told = _of(op, words_at_home(op, homes / op.run))
     except (SlipwayError, OSError, ValueError) as error:
@@ -255,7 +281,7 @@ def _from_home(op: Op, homes: Path, problem: str) -> Reading:
 
 
 def _of(op: Op, told: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The folder may still hold what an earlier pod of the run left."""
+    """Return what is of this pod: the folder may still hold what an earlier pod of the run left."""
     parts = {key: told.get(key) for key in ("guard", "agent", "progress", "verdict")}
     known = {key: pod_reports.known(part) if isinstance(part, dict) else {} for key, part in parts.items()}
     return {key: value if value.get("token") == op.token else {} for key, value in known.items()}

@@ -1,4 +1,4 @@
-"""Pods as a file wants them: what is missing is made, what is there is kept, what is too many is ended.
+"""The reconciliation of a file of pods: what is missing is made, what is there is kept, what is too many is ended.
 
     a file -> PodSpecs; journal -> rows; decide -> steps, which whoever asked carries out in their order
 
@@ -16,46 +16,53 @@ from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from typing import Any, get_type_hints
 
 from infra.errors import UsageError
+from infra.flags import flags_of
 from infra.ledger.journal import Op
 from infra.ledger.life_cycle import TERMINATING, UNKNOWN
 from infra.names import check_name
+from infra.selection.machine_spec import MachineSpec, PlaceSpec
 
 
 def key(default: Any, about: str) -> Any:
     return field(default=default, metadata={"about": about})
 
 
+def same(record: type, flag: str, default: Any = None) -> Any:
+    """Return a key that means what a flag of a record means; None = as if the flag were not given."""
+    return key(default, next(one.about for one in flags_of(record) if one.name == flag))
+
+
 @dataclass(frozen=True, kw_only=True)
 class PodSpec:
-    """One pod as a file describes it; None = whatever there is."""
+    """One pod as a file describes it; None = no restriction."""
 
     name: str = field(metadata={"about": "of the pod; unique among all that live"})
     gpu_type: str | None = key("A100", "kind of GPU, or any of a set: A100:1,H100:1; own machines: whatever there is")
     gpu_count: int = key(8, "GPUs of the pod; own machines: 0, whatever there is")
-    country: str | None = key(None, "two letters: NL")
-    volume_id: str | None = key(None, "id of a vendor's volume, which the pod gets")
+    country: str | None = same(MachineSpec, "country")
+    volume_id: str | None = same(MachineSpec, "volume")
     ttl_hours: float | None = key(None, "the pod ends after so many hours")
-    min_upload_mbps: int | None = key(None, "measured upload, megabits per second")
-    min_download_mbps: int | None = key(None, "measured download, megabits per second")
+    min_upload_mbps: int | None = same(MachineSpec, "min_upload_mbps")
+    min_download_mbps: int | None = same(MachineSpec, "min_download_mbps")
     idle_stop_minutes: float | None = key(None, "the pod ends when no GPU has worked for so many minutes")
     spend_limit: str | None = key(None, "rented: the pod ends at so many US dollars (150 without it and ttl_hours)")
     provider: str | None = key(None, "where: local, ssh, runpod, lium, shadeform, market; null: as settings say")
-    pool: str | None = key(None, "ssh: only machines of this pool")
-    host: str | None = key(None, "ssh: only this machine")
-    cpus: str | None = key(None, "at least so many: 16")
-    memory: str | None = key(None, "at least so many GB: 128")
-    disk_size: str | None = key(None, "at least so many GB: 100")
-    city: str | None = key(None, "where the machine stands")
-    cloud: str | None = key(None, "whose machine, or which tier: hyperstack, SECURE")
-    region: str | None = key(None, "as the vendor spells it: canada-1")
-    instance_type: str | None = key(None, "as the vendor spells it: B200x8")
-    use_spot: bool = key(False, "machines that may be taken away, which cost less")
-    max_price: str | None = key(None, "US dollars per hour of the whole machine")
-    network: str | None = key(None, "best: made for traffic between machines; no vendor tells that today")
+    pool: str | None = same(PlaceSpec, "pool")
+    host: str | None = same(PlaceSpec, "host")
+    cpus: str | None = same(MachineSpec, "cpus")
+    memory: str | None = same(MachineSpec, "memory")
+    disk_size: str | None = same(MachineSpec, "disk_size")
+    city: str | None = same(MachineSpec, "city")
+    cloud: str | None = same(MachineSpec, "cloud")
+    region: str | None = same(MachineSpec, "region")
+    instance_type: str | None = same(MachineSpec, "instance_type")
+    use_spot: bool = same(MachineSpec, "use_spot", False)
+    max_price: str | None = same(MachineSpec, "max_price")
+    network: str | None = same(MachineSpec, "network")
 
     @property
     def digest(self) -> str:
-        """Of all but the name: equal for pods that may stand for each other."""
+        """Return a digest of all but the name: equal for pods that may stand for each other."""
         said = {name: value for name, value in asdict(self).items() if name != "name"}
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
@@ -65,12 +72,12 @@ WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or f
 
 
 def schema() -> list[tuple[str, Any, str]]:
-    """Every key, its default ("" = it must be given) and what it is for."""
+    """Return every key, its default ("" = it must be given) and what it is for."""
     return [(one.name, "" if one.default is MISSING else one.default, one.metadata["about"]) for one in fields(PodSpec)]
 
 
 def read_set(where: str, stem: str, document: Any, provider: str, own: Iterable[str]) -> tuple[str, list[PodSpec]]:
-    """The name of the set, `stem` when the file gives none, and its pods. Raises UsageError, with the place.
+    """Return the name of the set, `stem` when the file gives none, and its pods. Raises UsageError, with the place.
 
     `provider`: of pods that name none. `own`: providers whose machines have the GPUs that they have.
     """
@@ -91,7 +98,7 @@ def read_set(where: str, stem: str, document: Any, provider: str, own: Iterable[
 
 
 def read_spec(where: str, entry: Any, provider: str, own: Iterable[str]) -> PodSpec:
-    """One pod of a file. Raises UsageError."""
+    """Return one pod of a file. Raises UsageError."""
     known = {one.name: one for one in fields(PodSpec)}
     _check_keys(where, entry, (*known, *ALIASES))
     said: dict[str, Any] = {}
@@ -107,9 +114,9 @@ def read_spec(where: str, entry: Any, provider: str, own: Iterable[str]) -> PodS
     if said["provider"] in own or said.get("instance_type"):  # which says what GPUs there are
         said = {"gpu_type": None, "gpu_count": 0, **said}
     if said.get("ttl_hours") == 0:
-        raise UsageError(f"{where}: ttl_hours is 0; it would end before it begins")
+        raise UsageError(f"{where}: ttl_hours is 0; it must be more than 0")
     if said.get("idle_stop_minutes") == 0:
-        raise UsageError(f"{where}: idle_stop_minutes is 0; it would end before it begins")
+        raise UsageError(f"{where}: idle_stop_minutes is 0; it must be more than 0")
     check_name(said["name"])
     return PodSpec(**said)
 
@@ -125,7 +132,10 @@ def _check_keys(where: str, body: Any, known: Sequence[str]) -> None:
 
 
 def _value(where: str, one: Field[Any], value: Any) -> Any:
-    """As the field has it. A number where text is wanted is taken for its text: `cpus: 16`, `spend_limit: 12.50`."""
+    """Return a value as the field has it.
+
+    A number where text is wanted is taken for its text: `cpus: 16`, `spend_limit: 12.50`.
+    """
     hint = get_type_hints(PodSpec)[one.name]
     kinds = getattr(hint, "__args__", (hint,))
     if value is None and type(None) in kinds:
@@ -143,7 +153,7 @@ def _value(where: str, one: Field[Any], value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Step:
-    """`action`: keep, end or create; `token`: of the row that is kept or ended."""
+    """An action. `action`: keep, end or create; `token`: of the row that is kept or ended."""
 
     action: str
     name: str
@@ -152,10 +162,11 @@ class Step:
 
 
 def decide(set_name: str, wanted: Mapping[str, str], rows: Iterable[Op]) -> list[Step]:
-    """What makes the live pods of that set those of `wanted`, in the order in which it is to be done.
+    """Return what makes the live pods of that set those of `wanted`, in the order in which it is to be done.
 
     `wanted`: digests by name. `rows`: of the journal, ended ones too. Ends come first: they free names, machines and
-    money. A pod that another process is making is kept. UsageError: a name is that of a pod outside of the set.
+    money.
+    A pod that another process is making is kept. UsageError: a name is that of a pod outside of the set.
     """
     live = {op.run: op for op in rows if op.is_live and op.slot == 0}
     ends, keeps, missing = [], [], []
@@ -163,7 +174,7 @@ def decide(set_name: str, wanted: Mapping[str, str], rows: Iterable[Op]) -> list
         if op.pod_set != set_name:
             if name in wanted:
                 raise UsageError(
-                    f"{name} is a pod already, and not of the set {set_name}; call yours otherwise, or: inv down {name}"
+                    f"{name} is a pod already, and not of the set {set_name}; choose another name, or: inv down {name}"
                 )
         elif name not in wanted:
             ends.append(Step("end", name, op.token, "it is wanted no more"))

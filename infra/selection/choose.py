@@ -1,7 +1,7 @@
-"""Which offers are tried, and in which order: for commands, for the keeper of a run, for the replicas of a service.
+"""The selection of offers and their order: for commands, for the keeper of a run, for the replicas of a service.
 
 In: providers, a request. Out: the offers that satisfy it, cheapest first; what failed lately comes last, and what the
-account cannot pay for is left out. `tell` is told what was left out or put last, and why.
+account cannot pay for is left out. `tell` gets what was left out or put last, and why.
 """
 
 import time
@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from infra.errors import AuthError, NoOffer, OutOfMoney, SlipwayError
 from infra.machines.host_memory import HostMemory, known_as
 from infra.market.filters import in_words
-from infra.money import dollars
+from infra.money import in_usd
 from infra.providers import Provider, clock_scale, market, offers, registry
 from infra.providers.offers import Source
 from infra.records import Offer, Request
-from infra.settings import Settings
+from infra.settings import MARKET, VENDORS, Settings
 from infra.units import duration
 
 WAIT_S = 60.0  # on the vendor's clock: until it is asked again what is on offer
@@ -28,10 +28,23 @@ def of_machines(provider: Provider, request: Request) -> list[Offer]:
     found = provider.offers(request)
     if not found:
         wanted = f"{request.num_gpus or ''} {request.gpu or 'GPU'}".strip()
-        raise NoOffer(
-            f"{provider.name} has no machine with {wanted} on {request.nodes} node(s); ask for less, or run: inv doctor"
-        )
+        if provider.is_here:
+            keys = ", ".join(key.upper() for key in VENDORS.values())
+            raise NoOffer(
+                f"this machine does not have the GPUs that are asked for ({wanted}). To rent them, put a key ({keys}) "
+                "into the shell or .env and add "
+                f"--provider {MARKET}; to practise without a key: inv rehearse {_asked(request)}; "
+                "what this machine has: inv doctor"
+            )
+        on = f" on each of {request.nodes} nodes" if request.nodes > 1 else ""
+        raise NoOffer(f"{provider.name} has no free machine with {wanted}{on}; ask for less, or run: inv doctor")
     return sorted(found, key=lambda offer: offer.micro_usd_per_hour)
+
+
+def _asked(request: Request) -> str:
+    """Return the flags by which GPUs are asked for."""
+    kind = [f"--gpu {request.gpu}"] if request.gpu else []
+    return " ".join([*kind, *([f"--num-gpus {request.num_gpus}"] if request.num_gpus else [])])
 
 
 def find(candidates: Sequence[Provider], request: Request, settings: Settings, tell: Tell) -> list[Offer]:
@@ -49,7 +62,7 @@ def find(candidates: Sequence[Provider], request: Request, settings: Settings, t
 
 
 def wait_for(candidates: Sequence[Provider], request: Request, settings: Settings, tell: Tell) -> list[Offer]:
-    """As `find`, asked again until something fits."""
+    """Return offers as `find` does, asked again until something fits."""
     while True:
         try:
             return find(candidates, request, settings, tell)
@@ -98,7 +111,7 @@ def payable(found: Sequence[Offer], nodes: int, settings: Settings, tell: Tell) 
         # An hour, which vendors want to see.
         need = nodes * min(one.micro_usd_per_hour for one in found if one.provider == name)
         if balance is not None and balance < need:
-            unable[name] = f"{name}: the balance is {dollars(balance)} USD; an hour costs {dollars(need)} USD"
+            unable[name] = f"{name}: the balance is {in_usd(balance)}; an hour costs {in_usd(need)}"
             is_silent = False
     for said in unable.values():
         tell(said)

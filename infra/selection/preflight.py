@@ -1,4 +1,4 @@
-"""What can be known before money is spent: what ends a pod, what it will cost, whether the work fits on an offer.
+"""The preflight before money is spent: what ends a pod, what it will cost, whether the work fits on an offer.
 
 In: a plan, offers, settings. Out: the offers on which the plan can be carried out. Nothing is rented; vendors are asked
 for the balance only.
@@ -15,6 +15,7 @@ from infra.market.forecast import SETUP_S, Forecast, forecast
 from infra.money import BadAmount, cents, micro_usd
 from infra.records import Offer, Plan
 from infra.selection.choose import Tell, payable
+from infra.selection.machine_spec import LimitSpec
 from infra.settings import Settings
 from infra.units import duration, seconds, size
 
@@ -22,16 +23,15 @@ SPEND_LIMIT = "150"  # US dollars, of what is rented when nothing is said
 LARGE_BYTES, LARGE_VOLUME_BYTES = 50 * 10**9, 10**12  # of checkpoints, and of a volume that also holds data and caches
 
 
-def limits_for(
-    settings: Settings, is_rented: bool, ttl: str, spend_limit: str, tell: Tell, idle_stop: str = ""
-) -> Limits:  # fmt: skip
+def limits_for(settings: Settings, is_rented: bool, spec: LimitSpec, tell: Tell) -> Limits:
     """Return what ends a run. Rented machines never go without: a spend limit is armed when neither is asked for."""
-    time_s, idle_s = seconds(ttl), seconds(idle_stop)
+    spend_limit = spec.spend_limit
+    time_s, idle_s = seconds(spec.ttl), seconds(spec.idle_stop)
     if not is_rented:
         if spend_limit:
             raise UsageError("--spend-limit is for rented machines; nothing is paid here")
         return Limits(time_s=time_s, idle_gpu_s=idle_s, reserve_bytes=settings.reserve_bytes)
-    if not ttl and not spend_limit:
+    if not spec.ttl and not spend_limit:
         tell(f"neither --ttl nor --spend-limit is given: {SPEND_LIMIT} USD are the limit")
         spend_limit = SPEND_LIMIT
     try:

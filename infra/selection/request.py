@@ -1,15 +1,15 @@
-"""What kind of machine is wanted: words of people -> a request."""
+"""The request for a machine from command-line flags."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from infra.errors import UsageError
 from infra.market import gpus
 from infra.money import micro_usd
 from infra.providers import Provider
 from infra.records import Request
+from infra.selection.machine_spec import MachineSpec
 from infra.settings import MARKET
 
 GB = 10**9
@@ -17,40 +17,35 @@ GPU, NUM_GPUS = "B200", 8  # what is rented when nothing is said
 
 
 def request_on(
-    candidates: Sequence[Provider], flags: Mapping[str, Any], run: str, nodes: int = 1, pool: str = "", host: str = ""
+    candidates: Sequence[Provider], spec: MachineSpec, run: str, nodes: int = 1, pool: str = "", host: str = ""
 ) -> Request:
-    """Return what a run asks of one of these providers; without a word about GPUs, the default of rented machines.
-
-    `flags`: as `request_for` takes them.
-    """
-    asked = dict(flags)
-    if candidates[0].is_rented and not asked.get("gpu") and not asked.get("instance_type"):
-        asked |= {"gpu": GPU, "num_gpus": asked.get("num_gpus") or NUM_GPUS}
-    if asked.get("volume") and not candidates[0].is_rented:
-        raise UsageError("--volume is of a vendor's; own machines keep what is on their disks")
-    wanted = request_for(**asked)
+    """Return what a run asks of one of these providers; without a word about GPUs, the default of rented machines."""
+    if candidates[0].is_rented and not spec.gpu and not spec.instance_type:
+        spec = replace(spec, gpu=GPU, num_gpus=spec.num_gpus or NUM_GPUS)
+    for flag, value in (("use-spot", spec.use_spot), ("max-price", spec.max_price)):
+        if value and not candidates[0].is_rented:
+            raise UsageError(f"--{flag} is for rented machines; nothing is paid here")
+    if spec.volume and not candidates[0].is_rented:
+        raise UsageError("--volume is for rented machines; own machines keep their disks")
+    wanted = request_for(spec)
     provider = candidates[0].name if len(candidates) == 1 else MARKET
     return replace(wanted, run=run, provider=provider, nodes=nodes, pool=pool, host=host)
 
 
-def request_for(
-    *, gpu: str = "", num_gpus: int = 0, all_configs: bool = False, cpus: str = "", memory: str = "",
-    disk_size: str = "", country: str = "", city: str = "", cloud: str = "", region: str = "", instance_type: str = "",
-    min_upload_mbps: int = 0, min_download_mbps: int = 0, use_spot: bool = False, max_price: str = "",
-    network: str = "", volume: str = "",
-) -> Request:  # fmt: skip
+def request_for(spec: MachineSpec) -> Request:
     """Return what kind of machine is wanted. Raises UsageError for words that mean nothing."""
-    for flag, number in (("num-gpus", num_gpus), ("min-upload-mbps", min_upload_mbps),
-                         ("min-download-mbps", min_download_mbps)):  # fmt: skip
+    for flag, number in (("num-gpus", spec.num_gpus), ("min-upload-mbps", spec.min_upload_mbps),
+                         ("min-download-mbps", spec.min_download_mbps)):  # fmt: skip
         if number < 0:
             raise UsageError(f"--{flag} is {number}; it cannot be negative")
-    if network not in ("", "best"):
-        raise UsageError(f"--network {network}: known: best")
-    if all_configs:
+    if spec.network not in ("", "best"):
+        raise UsageError(f"--network {spec.network}: known: best")
+    gpu, num_gpus = spec.gpu, spec.num_gpus
+    if spec.all_configs:
         gpu, num_gpus = ",".join(dict.fromkeys(kind for kind, _ in gpus.read_set(gpu))), 0
     gpus.read_set(gpu)
     try:
-        most = micro_usd(max_price.lstrip("$")) if max_price else 0
+        most = micro_usd(spec.max_price.lstrip("$")) if spec.max_price else 0
     except ValueError as error:
         raise UsageError(f"--max-price: {error}") from None
     return Request(
@@ -58,25 +53,25 @@ def request_for(
         provider="",
         gpu=gpu,
         num_gpus=num_gpus,
-        spot=use_spot,
-        cpus=at_least("cpus", cpus),
-        memory_bytes=at_least("memory", memory) * GB,
-        disk_bytes=at_least("disk-size", disk_size) * GB,
-        country=country,
-        city=city,
-        cloud=cloud,
-        region=region,
-        instance_type=instance_type,
-        upload_mbps=min_upload_mbps,
-        download_mbps=min_download_mbps,
-        network=network,
-        volume=volume,
+        spot=spec.use_spot,
+        cpus=at_least("cpus", spec.cpus),
+        memory_bytes=at_least("memory", spec.memory) * GB,
+        disk_bytes=at_least("disk-size", spec.disk_size) * GB,
+        country=spec.country,
+        city=spec.city,
+        cloud=spec.cloud,
+        region=spec.region,
+        instance_type=spec.instance_type,
+        upload_mbps=spec.min_upload_mbps,
+        download_mbps=spec.min_download_mbps,
+        network=spec.network,
+        volume=spec.volume,
         max_micro_usd_per_hour=most,
     )
 
 
 def at_least(flag: str, text: str) -> int:
-    """`16` and `16+` are the same floor. Raises UsageError."""
+    """Return the number of `16` or `16+`, which are the same floor. Raises UsageError."""
     found = re.fullmatch(r"([0-9]{1,9})\+?", text.strip())
     if text and not found:
         raise UsageError(f"--{flag} {text}: expected a whole number, such as 16 or 16+")

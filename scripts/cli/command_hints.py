@@ -6,10 +6,10 @@ has them. Called by: whatever prints (`render.say`, the errors of `program`, not
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection
 
 _carried: dict[str, str] = {}  # flags of this line that choose a world, with their values; "" for a switch
-_known: dict[str, frozenset[str]] = {}  # which of them each command takes
+_taken: list[Callable[[str], Collection[str]]] = []  # tells which flags a command takes
 _COMMAND = re.compile(r"(?<![\w./-])((?:\./)?inv ([a-z][a-z_.-]*[a-z]))(?![\w:-])(?! --rehearse| --state-file)")
 
 
@@ -18,14 +18,15 @@ def carry(flag: str, value: str = "") -> None:
     _carried[flag] = value
 
 
-def teach(commands: Mapping[str, Iterable[str]]) -> None:
-    """Which flags each command takes."""
-    _known.update({name: frozenset(taken) for name, taken in commands.items()})
+def teach(taken: Callable[[str], Collection[str]]) -> None:
+    """From here on `taken` says which flags a command takes."""
+    _taken[:] = [taken]
 
 
 def flags(command: str = "") -> list[str]:
     """Those of this line, as words; with `command`, those that it takes."""
-    taken = {flag for flag in _carried if not command or flag in _known.get(command, ())}
+    known = _taken[0](command) if command and _taken else ()
+    taken = {flag for flag in _carried if not command or flag in known}
     return [word for flag, value in _carried.items() if flag in taken for word in (flag, value) if word]
 
 

@@ -1,21 +1,37 @@
 """What the user typed, as values: settings, durations. Shared by the tasks."""
 
+import os
 import shlex
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from infra import job_environment
 from infra.checkout import ROOT
-from infra.settings import Settings
+from infra.settings import Settings, read_overrides
 from infra.units import seconds
 from store import credentials
+
+OF_SETTINGS = ("provider", "profile", "source", "store")  # flags that are settings, too
+_given: list[str] = []  # the words of --env on this line
 
 
 def settings(**flags: Any) -> Settings:
     """From flags (those that were given), environment, .env and slipway.yaml; stores are asked in their name."""
-    found = Settings.load(ROOT, flags)
+    found = Settings.load(ROOT, flags, tuple(_given))
     credentials.lend(job_environment.secrets(found))
     return found
+
+
+def settings_of(spec: Any) -> Settings:
+    """Return the settings by the flags of a record that are settings as well."""
+    return settings(**{name: getattr(spec, name) for name in OF_SETTINGS if hasattr(spec, name)})
+
+
+def give(words: Sequence[str]) -> None:
+    """From here on this process, and those that it starts, have the variables of `--env`. Raises UsageError."""
+    os.environ.update(read_overrides(words, os.environ))
+    _given.extend(words)
 
 
 def again(*more: str) -> str:

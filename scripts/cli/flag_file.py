@@ -4,9 +4,10 @@
     num-gpus: 8
     spend-limit: 100
     use-spot: true
+    phases: {sft: {optimizer: {lr: 1e-3}}}    # as --set sft.optimizer.lr=1e-3
 
 In: YAML whose keys are flags (or RunPod's words for some of them). Out: words by flag. They are
-read as if they had been typed first, so that a flag on the command line outweighs one of the file.
+read as if they had been typed first, so that command-line flags override the file.
 """
 
 import difflib
@@ -14,6 +15,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from flows.specs import phase_words
 from infra import strict_yaml
 from infra.errors import UsageError
 
@@ -34,6 +36,9 @@ def read(path: Path, known: Collection[str]) -> dict[str, list[str | bool]]:
     found: dict[str, list[str | bool]] = {}
     for key, value in document.items():
         key = "yes" if key is True else key  # as YAML reads that word
+        if key == "phases" and "set" in known:
+            found.setdefault("set", []).extend(phase_words.flatten(f"{path}: phases", value))
+            continue
         if key in NO_FLAG:
             raise UsageError(f"{path}: {key}: {NO_FLAG[key]}")
         flag = RUNPOD.get(str(key), str(key).replace("_", "-"))
@@ -41,12 +46,14 @@ def read(path: Path, known: Collection[str]) -> dict[str, list[str | bool]]:
             near = difflib.get_close_matches(flag, known, 1)
             hint = f"did you mean {near[0]}?" if near else "see: inv --help launch"
             raise UsageError(f"{path}: {key}: no such flag; {hint}")
-        if flag in found:
-            raise UsageError(f"{path}: {key}: --{flag} stands there twice")
+        if flag in found and flag != "set":
+            raise UsageError(f"{path}: {key}: --{flag} is given twice")
         if key == "volumeMounts":
             value = _volume(path, value)
         if value is not None:
-            found[flag] = [_word(path, key, one) for one in (value if isinstance(value, list) else [value])]
+            found.setdefault(flag, []).extend(
+                _word(path, key, one) for one in (value if isinstance(value, list) else [value])
+            )
     return found
 
 

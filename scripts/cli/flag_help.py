@@ -1,27 +1,67 @@
-"""The help of flags that several commands take."""
+"""What `inv COMMAND --help` prints: what the command does, an example, and its flags in groups."""
 
-MACHINE = {
-    "gpu": "kind of GPU, or any of a set: A100:1,A100-80GB:1,H100:1",
-    "num-gpus": "GPUs of each pod",
-    "all-configs": "any number of GPUs, whatever --num-gpus and the set say",
-    "cpus": "at least so many: 16 or 16+",
-    "memory": "at least so many GB: 128 or 128+",
-    "disk-size": "at least so many GB: 100 or 100+",
-    "country": "two letters: NL",
-    "city": "where the machine stands",
-    "cloud": "whose machine, or which tier: hyperstack, SECURE",
-    "region": "as the vendor spells it: canada-1",
-    "instance-type": "as the vendor spells it: B200x8",
-    "min-upload-mbps": "measured upload, megabits per second",
-    "min-download-mbps": "measured download, megabits per second",
-    "use-spot": "machines that may be taken away, which cost less",
-    "max-price": "US dollars per hour of the whole machine",
-    "network": "best: made for traffic between machines (InfiniBand and the like); no vendor tells that of its offers "
-    "today, so that none matches",
-    "volume": "id of a vendor's volume, which the pod gets: only machines that can have it",
-}  # what kind of machine is wanted
+import shutil
+import textwrap
+from collections.abc import Iterator
+from typing import Any
 
-MIXTURE = (
-    "conversations of mid and sft and their weights, instead of the profile's: "
-    "identity=0.3,talk.jsonl=0.5,hf://user/name/config:train[:1000]=0.2"
-)
+from infra.flags import Flag
+
+OTHER = "Flags"
+KINDS = {str: "TEXT", int: "N", float: "X"}
+MOST_COLUMNS = 110
+INDENT = 30  # columns before the help of a flag
+
+
+def written(one: Flag) -> str:
+    """Return how a flag is typed: `-y, --yes`, `--num-gpus N`, `--watch [TEXT]`, `--no-yes`."""
+    unit = one.unit or KINDS.get(one.kind, "TEXT")
+    if one.kind is bool and not one.is_many:
+        names = [f"--no-{one.spelled}" if one.default is True else f"--{one.spelled}"]
+    else:
+        names = [f"--{one.spelled} [{unit}]" if one.is_bare else f"--{one.spelled} {unit}"]
+    names += [f"--{name}" for name in one.also if len(name) > 1]
+    return ", ".join([*(f"-{name}" for name in one.also if len(name) == 1), *names])
+
+
+def grouped(flags: tuple[Flag, ...]) -> dict[str, list[Flag]]:
+    """Return flags by the title of their group, in the order in which they are declared."""
+    found: dict[str, list[Flag]] = {}
+    for one in sorted(flags, key=lambda flag: flag.group != ""):  # those of the command itself come first
+        found.setdefault(one.group or OTHER, []).append(one)
+    return found
+
+
+def default_of(one: Flag) -> str:
+    """Return what a flag is when it is not given, "" where that is nothing."""
+    return "" if one.default in (None, "", False, True, 0, ()) or one.is_many else str(one.default)
+
+
+def lines(name: str, task: Any) -> Iterator[str]:
+    """Yield the help of a command (`scripts.cli.command.Command`) line by line."""
+    width = min(shutil.get_terminal_size((80, 24)).columns, MOST_COLUMNS)
+    word = next((one for one in task.flags if one.is_word), None)
+    words = f" [{word.spelled.upper()}{'...' if word.is_many else ''}]" if word else ""
+    yield f"Usage: ./inv {name}{words}{' [FLAGS]' if task.flags else ''} [ANOTHER COMMAND ...]"
+    yield ""
+    yield from (line.strip() for line in (task.__doc__ or "").strip().splitlines())
+    if task.example:
+        yield ""
+        yield f"Example: ./{task.example}"
+    for title, flags in grouped(task.flags).items():
+        yield ""
+        yield title
+        for one in flags:
+            yield from _flag_lines(one, width)
+
+
+def _flag_lines(one: Flag, width: int) -> Iterator[str]:
+    default = f" (default: {default_of(one)})" if default_of(one) else ""
+    word = "; also as a bare word" if one.is_word else ""
+    about = textwrap.wrap(f"{one.about}{word}{default}", max(20, width - INDENT), break_on_hyphens=False)
+    left = f"  {written(one)}"
+    if len(left) > INDENT - 2:
+        yield left
+        left = ""
+    for number, line in enumerate(about):
+        yield f"{left if number == 0 else '':{INDENT}}{line}"

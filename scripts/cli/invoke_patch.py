@@ -1,31 +1,30 @@
 """Mends invoke 2.2 for whoever types: exit codes, near matches, bare RUN words, no tracebacks.
 
 `tasks.py` calls mend() while the running program loads it, so that plain `inv` has all of it. Our tasks are made by
-@command; from the stages of invoke's Program two are replaced, the parsing of task words and the execution.
+`scripts.cli.command`; of the stages of invoke's Program the parsing of task words, their help and the execution are
+replaced.
 What happens before `tasks.py` is loaded (a wrong core flag, such as `inv --list-depth x`) is still invoke's own.
 """
 
 import contextlib
 import difflib
 import errno
-import functools
-import importlib
-import inspect
+import itertools
 import json
 import os
+import re
 import select
 import sys
 import time
 import traceback
-import typing
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import deepcopy
-from dataclasses import asdict, is_dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from invoke import Executor, Exit, ParseError, Program, Task
+from invoke import Executor, Exit, ParseError, Program
+from invoke.parser import ParserContext
 from invoke.parser.parser import ParseResult
 
 from data.config import ConfigError
@@ -37,81 +36,8 @@ from scripts.cli import command_hints, completion, front_page
 from store import StoreError
 
 STATE_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
-REHEARSE = "deal with the rehearsal, where nothing costs money; so does the rest of the line"
-STATE_FILE = "the journal of this line: a world of its own, whose pods no other one sees"
 MOST = 1 << 63  # of a number on a command line
 KINDS = {int: "a whole number", float: "a number"}
-
-
-class Command(Task):
-    """A task that may take one bare word, and whose flags have the types of its annotations."""
-
-    def __init__(
-        self, body: Callable[..., Any], word: str = "", flag_file: str = "", does: str = "", **options: Any
-    ) -> None:
-        self.does = does  # the module in which its namesake does the work, "" for the body itself
-        self.word = word
-        self.flag_file = flag_file  # names the parameter that is a file with more flags
-        self.explained = dict(options.get("help", {}))  # invoke takes from its own what it has read
-        super().__init__(body, auto_shortflags=False, positional=[], **options)
-
-    def arg_opts(self, name: str, default: Any, taken_names: Any) -> dict[str, Any]:
-        """invoke takes a flag's type from its default only; `take: int | None = None` says more."""
-        options = super().arg_opts(name, default, taken_names)
-        if default is None and "kind" not in options:
-            hint = inspect.signature(self.body).parameters[name].annotation
-            options["kind"] = next((kind for kind in KINDS if kind in (hint, *typing.get_args(hint))), str)
-        if name == self.word:
-            options["help"] = f"{options.get('help', '')} (also as a bare word)".strip()
-        return options
-
-
-def command(
-    does: str = "", *, world: str = "find", extends: Command | None = None, **options: Any
-) -> Callable[[Callable[..., Any]], Command]:
-    """A task. `word` names the parameter that may be given without its flag: `inv logs brave-otter-3`.
-
-    A parameter named in both `word` and `iterable` takes any number of bare words. With `does`, the function below is
-    only the declaration: its namesake in that module gets the flags, and is loaded when the command is called. Such a
-    command has a flag of its own, `--rehearse`: it, and what follows on the line, deals with the rehearsal's world. One
-    must run (`world="find"`), or is begun ("begin"); `world=""` is for what has nothing to do with pods. It has
-    `--state-file`, too. The flags of `extends` are taken as well.
-    """
-
-    def make(declared: Callable[..., Any]) -> Command:
-        if not does:
-            return Command(declared, **options)
-        signature, explained = inspect.signature(declared), dict(options.get("help", {}))
-        more = {name: value for name, value in options.items() if name != "help"}
-        parameters = dict(signature.parameters)
-        if extends is not None:
-            ours = ("rehearse", "state_file")
-            taken = {name: one for name, one in inspect.signature(extends.body).parameters.items() if name not in ours}
-            parameters = {"c": parameters.pop("c"), **taken, **parameters}
-            words = {name: said for name, said in extends.explained.items() if name.replace("-", "_") not in ours}
-            explained = {**words, **explained}
-            more = {"word": extends.word, "flag_file": extends.flag_file, **more}
-        if world:
-            parameters["rehearse"] = inspect.Parameter("rehearse", inspect.Parameter.KEYWORD_ONLY, default=False)
-            explained["rehearse"] = REHEARSE
-        if world or extends is not None:
-            parameters["state_file"] = inspect.Parameter("state_file", inspect.Parameter.KEYWORD_ONLY, default="")
-            explained["state-file"] = STATE_FILE
-
-        @functools.wraps(declared)
-        def body(c: Any, rehearse: bool = False, state_file: str = "", **flags: Any) -> Any:
-            if "flag_file" in more:
-                flags.pop(more["flag_file"])  # it has been read
-            if state_file:
-                importlib.import_module("scripts.cli.rehearsal_world").keep_apart(state_file)
-            if rehearse:
-                importlib.import_module("scripts.cli.rehearsal_world").enter(begin=world == "begin")
-            return getattr(importlib.import_module(does), declared.__name__)(**flags)
-
-        vars(body)["__signature__"] = signature.replace(parameters=list(parameters.values()))
-        return Command(body, help=explained, does=does, **more)
-
-    return make
 
 
 def mend() -> None:
@@ -162,14 +88,69 @@ def print_json(document: Any, indent: int | None = 1) -> None:
     print(json.dumps(document, default=plain, indent=indent), flush=True)
 
 
+class Contexts(Mapping[str, Any]):
+    """invoke's parser contexts by the names of commands; each is made when it is asked for, as few ever are."""
+
+    def __init__(self, collection: Any) -> None:
+        self._collection = collection
+        self._primary = {one: name for name, others in collection.task_names.items() for one in (name, *others)}
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        primary = self._primary[name]
+        if primary not in self._made:
+            self._made[primary] = self.new(primary)
+        return self._made[primary]
+
+    def new(self, name: str) -> Any:
+        """Return a context of that command for the flags of one naming of it."""
+        primary = self._primary[name]
+        arguments = self._collection[primary].get_arguments()
+        return ParserContext(primary, self._collection.task_names[primary], arguments)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._primary
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._primary)
+
+    def __len__(self) -> int:
+        return len(self._primary)
+
+
+@dataclass
+class LazyParser:
+    """As much of invoke's parser as its program asks for after the words have been read."""
+
+    contexts: Contexts
+
+
 class Polite(Program):
     """invoke's program with exit codes as in design: 2 for wrong words, 130 when interrupted, no tracebacks."""
 
+    def _make_parser(self) -> Any:
+        return LazyParser(Contexts(self.collection))
+
+    def print_task_help(self, name: str) -> None:
+        task = self.collection[name]
+        if hasattr(task, "flags"):
+            from scripts.cli import flag_help
+
+            print("\n".join(flag_help.lines(name, task)))
+        else:
+            super().print_task_help(name)
+
     def parse_tasks(self) -> None:
         self.parser = self._make_parser()
-        words = Words(self.core.unparsed, self.parser.contexts, self.collection)
-        with manners(self.logs):
-            self.tasks = ParseResult(words.read())
+        words = Words(self.core.unparsed, self.collection)
+        as_json = "--json" in itertools.takewhile(lambda word: word != "--", self.core.unparsed)
+        with manners(self.logs, as_json=as_json):
+            try:
+                self.tasks = ParseResult(words.read())
+            except Exit as error:
+                if as_json and error.code:
+                    print_json({"error": re.sub(r"^inv( \S+)?: ", "", error.message or ""), "exit_code": error.code})
+                raise
         if words.help_for:
             self.core[0].args["help"].value = words.help_for
 
@@ -212,7 +193,8 @@ class Polite(Program):
 
     def execute(self) -> None:
         """One by one: each task runs as often as it is named, and a failure names the task that failed."""
-        command_hints.teach({name: one.flags for name, one in self.parser.contexts.items()})
+        contexts = self.parser.contexts
+        command_hints.teach(lambda name: contexts[name].flags if name in contexts else ())
         for one in self.tasks:
             as_json = "json" in one.args and one.args["json"].value
             with manners(self.logs, one.name or "", as_json), heed(), last_words():
@@ -310,9 +292,9 @@ def wrong(said: str, word: str, known: Iterable[str], task_name: str = "") -> Ex
 class Words:
     """Reads `task --flag value RUN task ...` into invoke's contexts, one per task named."""
 
-    def __init__(self, words: Sequence[str], contexts: Any, collection: Any) -> None:
+    def __init__(self, words: Sequence[str], collection: Any) -> None:
         self.words = list(words)
-        self.contexts = contexts
+        self.contexts = Contexts(collection)
         self.collection = collection
         self.help_for = ""
         self.read_so_far: list[Any] = []
@@ -324,7 +306,7 @@ class Words:
             if word.startswith("-") and len(word) > 1:
                 self.read_flag(*word.partition("="))
             elif word in self.contexts:
-                self.read_so_far.append(deepcopy(self.contexts[word]))
+                self.read_so_far.append(self.contexts.new(word))
             else:
                 self.read_bare(word)
         for one in self.read_so_far:
@@ -346,7 +328,10 @@ class Words:
             raise Exit(f"inv {here.name}: {error}", code=2) from None
         for name, values in written.items():
             argument = flags[name]
-            if argument.raw_value not in (None, []):
+            if argument.kind is list:  # what was typed comes after it, and so outweighs it
+                values = [*values, *argument.value]
+                argument.value.clear()
+            elif argument.raw_value is not None:
                 continue
             for value in values:
                 called = f"{path}: {name}"

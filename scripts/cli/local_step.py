@@ -13,7 +13,7 @@ from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.job_environment import secrets, tracking
 from infra.settings import Settings
-from scripts.cli import render
+from scripts.cli import render, steps_text
 from store import Store
 
 
@@ -58,14 +58,14 @@ def _showing(quiet: bool) -> Iterator[Any]:
         from rich.live import Live
 
         with Live(console=render.console(), refresh_per_second=8) as live:
-            yield lambda state: live.update(render.steps_table({"steps": [state]}, time.time()))
+            yield lambda state: live.update(steps_text.steps_table({"steps": [state]}, time.time()))
     else:
         told = [0.0]
 
         def line(state: Mapping[str, Any]) -> None:
             if state["state"] == "done" or time.monotonic() - told[0] > 10:
                 told[0] = time.monotonic()
-                render.say(render.step_line(state, time.time()))
+                render.say(steps_text.step_line(state, time.time()))
 
         yield line
 

@@ -16,7 +16,10 @@ def pick(offers: list[Offer], is_named: bool, yes: bool) -> list[Offer]:
     if yes or is_named:
         return offers
     if not sys.stdin.isatty():
-        raise UsageError("nobody can be asked here: add --yes, or name --cloud, --region and --instance-type")
+        raise UsageError(
+            "stdin is not a terminal, so inv cannot ask which instance to rent; pass --yes, or name --cloud, "
+            "--region and --instance-type"
+        )
     shown = offers[:SHOWN]
     while True:
         print(f"Select instance [1-{len(shown)}] or 'q' to quit: ", end="", file=sys.stderr, flush=True)
@@ -34,7 +37,7 @@ def confirm(yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError("nobody can be asked here: add --yes; nothing was changed")
+        raise UsageError("stdin is not a terminal, so inv cannot ask for confirmation; pass --yes; nothing was changed")
     print("Do this? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise UsageError("nothing was changed")

@@ -15,6 +15,7 @@ from data.config import TextSpec
 from flows import doctor, memory_check
 from flows.planning import Work, plan_for
 from flows.run_leases import foreground, move_names
+from flows.specs.work import WorkSpec
 from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.names import check_name
@@ -26,6 +27,7 @@ from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.data import adopt, training_files
 from scripts.data import tokenizer as vocabulary
+from scripts.data.flags import PipelineFlags
 from scripts.data.workspace import Workspace, manifest
 from store import Store
 from trainer import plan as planning
@@ -34,34 +36,31 @@ from trainer.config import Profile
 LONG_S = 86_400.0
 
 
-def pipeline(
-    *, input, experiment, workspace, train_shard_lines, validation, reuse_shards, tokenizer_json, vocab_size, profile,
-    config, steps, dry_run, json,
-):  # fmt: skip
-    if profile and config:
+def pipeline(spec: PipelineFlags) -> None:
+    if spec.profile and spec.config:
         raise UsageError("--profile and --config are two words for one recipe; choose one")
-    if tokenizer_json and vocab_size is not None:
+    if spec.tokenizer_json and spec.vocab_size is not None:
         raise UsageError("--tokenizer-json has as many ids as it has; leave --vocab-size out")
     settings = context.settings(
-        source=input, experiment=experiment, workspace=workspace, run_config=profile or config,
-        shard_lines=train_shard_lines,
+        source=spec.input, experiment=spec.experiment, workspace=spec.workspace, run_config=spec.profile or spec.config,
+        shard_lines=spec.train_shard_lines,
     )  # fmt: skip
     if settings.run_shard not in (0, 1):
         raise UsageError(f"RUN_SHARD is {settings.run_shard}; 1 makes shards, 0 takes those that are there")
     space = Workspace(settings.workspace, check_name(settings.experiment))
-    recipe = recipe_of(settings, space, steps, vocab_size)
-    spec = shard_spec(settings, validation)
-    announce(settings, space, recipe, "--profile" if profile or config else settings.sources["run_config"])
-    if dry_run:
-        foretell(settings, space, recipe, spec, tokenizer_json, json)
+    recipe = recipe_of(settings, space, spec.steps, spec.vocab_size)
+    text = shard_spec(settings, spec.validation)
+    announce(settings, space, recipe, "--profile" if spec.profile or spec.config else settings.sources["run_config"])
+    if spec.dry_run:
+        foretell(settings, space, recipe, text, spec.tokenizer_json, spec.json)
         return
     memory_check.check([recipe.phases["base"]])
     render.say(f"directories: {render.count(space.make(), 'new folder')}")
-    shards(settings, space, spec, reuse_shards, json)
-    tokenizer = make_tokenizer(settings, space, recipe.vocab_size, tokenizer_json, json)
+    shards(settings, space, text, spec.reuse_shards, spec.json)
+    tokenizer = make_tokenizer(settings, space, recipe.vocab_size, spec.tokenizer_json, spec.json)
     file = write_config(settings, space, recipe, tokenizer["vocab_size"])
-    made = training(settings, space, file, tokenizer["tokenizer_sha256"], json)
-    if json:
+    made = training(settings, space, file, tokenizer["tokenizer_sha256"], spec.json)
+    if spec.json:
         print_json({"experiment": space.experiment, "store": space.store, "config": file, **made})
     else:
         render.say(f"Next: SLIPWAY_STORE={space.store} ./inv chat base --tag {space.experiment}")
@@ -155,7 +154,8 @@ def training(
     given = {"text": adopt.text(space), "tokenizer": adopt.tokenizer(space, digest)}
     limits = Limits(reserve_bytes=settings.reserve_bytes)
     here = registry.provider(settings, "local")
-    work = Work(phase="base", tag=space.experiment, given=given, made="keep", with_missing=True)
+    asked = WorkSpec(phase="base", tag=space.experiment, with_missing=True)
+    work = Work(spec=asked, given=given, made="keep")
     plan = plan_for(work, ours, Request(run="foreground"), here, limits)
     due = plan.job.steps if plan.job else ()
     about = render.duration(sum(one.estimate_s or 0.0 for one in plan.artifacts))

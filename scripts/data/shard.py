@@ -5,50 +5,59 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import SlipwayError, Unsound, UsageError
+from infra.settings import Settings
 from scripts.cli import context, local_step
 from scripts.cli.invoke_patch import print_json
+from scripts.data.flags import ShardFlags
 
 MODES = {"smoke": 2_000, "prod": None, "split": None}  # documents; None = all
 SPLIT_RATIO = 0.01
+AS_TYPED = (
+    *("dataset", "config", "split", "revision", "seed", "min_score", "language", "dedup", "format", "workers"),
+    *("reuse_shards", "engine", "rank", "world"),
+)
 
 
-def shard(
-    mode, source, packages, take, lines_per_shard, val_ratio, validation, gzip, compression, out, verify, partial,
-    report, merge, json, **spec,
-):  # fmt: skip
-    asked = (("merge", merge), ("verify", verify), ("report", report))
+def shard(spec: ShardFlags) -> None:
+    asked = (("merge", spec.merge), ("verify", spec.verify), ("report", spec.report))
     if len(named := [f"--{name}" for name, folder in asked if folder]) > 1:
         raise UsageError(f"{' and '.join(named)} each do one thing and nothing else; type them one after another")
-    if merge:
-        return unite(Path(merge).expanduser().absolute(), json)
-    if partial and not verify:
+    if spec.merge:
+        return unite(Path(spec.merge).expanduser().absolute(), spec.json)
+    if spec.partial and not spec.verify:
         raise UsageError("--partial is a word of --verify; the command that made the shards goes on without it")
-    if verify:
-        return check(Path(verify).expanduser(), json, partial)
-    if report:
-        return describe(Path(report).expanduser().absolute(), json)
+    if spec.verify:
+        return check(Path(spec.verify).expanduser(), spec.json, spec.partial)
+    if spec.report:
+        return describe(Path(spec.report).expanduser().absolute(), spec.json)
     from data.text.inputs import STDIN
 
-    settings = context.settings(source="" if source in STDIN else source)
-    if mode not in MODES:
-        raise UsageError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
-    if gzip and compression not in ("", "gzip"):
-        raise UsageError(f"--gzip and --compression {compression} are two compressions; choose one")
+    settings = context.settings(source="" if spec.source in STDIN else spec.source)
+    if spec.mode not in MODES:
+        raise UsageError(f"unknown mode {spec.mode!r}; known: {', '.join(MODES)}")
+    if spec.gzip and spec.compression not in ("", "gzip"):
+        raise UsageError(f"--gzip and --compression {spec.compression} are two compressions; choose one")
+    folder = Path(spec.out or f"var/datasets/{spec.mode}").absolute()
+    config = {"out": str(folder), "spec": as_asked(spec, settings, spec.source in STDIN)}
+    tell(local_step.run("shard", ("-m", "data", "text"), config, settings, spec.json), spec.json)
+
+
+def as_asked(spec: ShardFlags, settings: Settings, is_stdin: bool) -> dict[str, Any]:
+    """Return the flags as `data` takes them (`data.config.TextSpec`)."""
+    val_ratio = spec.val_ratio
     if val_ratio is None:
-        val_ratio = SPLIT_RATIO if mode == "split" and not validation else 0.0
-    spec |= {
-        "source": source if source in STDIN else settings.source,
-        "validation": context.settings(source=validation).source if validation else "",
-        "stdin": f"/proc/{os.getpid()}/fd/0" if source in STDIN else "",  # a step has no standard input of its own
-        "packages": list(filter(None, packages.split(","))),
-        "take": MODES[mode] if take is None else take,
-        "lines_per_shard": settings.shard_lines if lines_per_shard is None else lines_per_shard,
+        val_ratio = SPLIT_RATIO if spec.mode == "split" and not spec.validation else 0.0
+    return {name: getattr(spec, name) for name in AS_TYPED} | {
+        "source": spec.source if is_stdin else settings.source,
+        "validation": context.settings(source=spec.validation).source if spec.validation else "",
+        "stdin": f"/proc/{os.getpid()}/fd/0" if is_stdin else "",  # a step has no standard input of its own
+        "packages": list(filter(None, spec.packages.split(","))),
+        "take": MODES[spec.mode] if spec.take is None else spec.take,
+        "lines_per_shard": settings.shard_lines if spec.lines_per_shard is None else spec.lines_per_shard,
         "val_ratio": val_ratio,
-        "compression": "gzip" if gzip else compression,
+        "compression": "gzip" if spec.gzip else spec.compression,
         "ray_python": settings.ray_python,
     }
-    folder = Path(out or f"var/datasets/{mode}").absolute()
-    tell(local_step.run("shard", ("-m", "data", "text"), {"out": str(folder), "spec": spec}, settings, json), json)
 
 
 def check(folder: Path, as_json: bool, partial: bool = False) -> None:

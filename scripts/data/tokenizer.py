@@ -7,29 +7,33 @@ from infra.errors import UsageError
 from infra.settings import Settings
 from scripts.cli import context, local_step, render
 from scripts.cli.invoke_patch import print_json
+from scripts.data.flags import TokenizerEvalFlags, TokenizerFlags
+from scripts.models import scores_text
 from store import Store
 
 LEAST_VOCAB, DEFAULT_VOCAB, MOST_VOCAB = 256 + 9, 4096, 1 << 24
 DEFAULT_OUT = "var/tokenizer"
 
 
-def tokenizer(source, text, partial, vocab_size, retrain, tokenizer_json, out, json):
-    settings = context.settings(source=source)
-    folder = Path(out or DEFAULT_OUT).absolute()
-    if tokenizer_json and (text or source or retrain or vocab_size is not None):
+def tokenizer(spec: TokenizerFlags) -> None:
+    vocab_size = spec.vocab_size
+    settings = context.settings(source=spec.source)
+    folder = Path(spec.out or DEFAULT_OUT).absolute()
+    if spec.tokenizer_json and (spec.text or spec.source or spec.retrain or vocab_size is not None):
         makers = "--text, --source, --vocab-size, --retrain"
         raise UsageError(f"--tokenizer-json takes what was made elsewhere; {makers} make; choose one")
     vocab_size = DEFAULT_VOCAB if vocab_size is None else vocab_size
-    if tokenizer_json:
-        config = {"out": str(folder), "spec": {"path": str(Path(tokenizer_json).expanduser().absolute())}}
-        result = local_step.run("tokenizer", ("-m", "data", "adopt"), config, settings, json)
+    if spec.tokenizer_json:
+        config = {"out": str(folder), "spec": {"path": str(Path(spec.tokenizer_json).expanduser().absolute())}}
+        result = local_step.run("tokenizer", ("-m", "data", "adopt"), config, settings, spec.json)
     else:
         check_size(vocab_size)
-        inputs = {"text": str(text_folder(settings, source, text, json))}
-        spec = {"vocab_size": vocab_size, "retrain": retrain, "others": of_the_store(settings), "partial": partial}
-        config = {"out": str(folder), "inputs": inputs, "spec": spec}
-        result = local_step.run("tokenizer", ("-m", "data", "tokenizer"), config, settings, json)
-    if json:
+        inputs = {"text": str(text_folder(settings, spec.source, spec.text, spec.json))}
+        made_by = {"vocab_size": vocab_size, "retrain": spec.retrain, "others": of_the_store(settings),
+                   "partial": spec.partial}  # fmt: skip
+        config = {"out": str(folder), "inputs": inputs, "spec": made_by}
+        result = local_step.run("tokenizer", ("-m", "data", "tokenizer"), config, settings, spec.json)
+    if spec.json:
         print_json(result)
     else:
         render.say(f"tokenizer: {'reused' if result['reused'] else 'made'}, {result['vocab_size']} ids")
@@ -50,18 +54,18 @@ def of_the_store(settings: Settings) -> list[str]:
     return [] if found is None or found.problem else [str(store.path("tokenizer", found.fingerprint))]
 
 
-def tokenizer_eval(tokenizer, source, text, partial, peers, download, json):
-    settings = context.settings(source=source)
-    folder = tokenizer_folder(settings, tokenizer)
-    inputs = {"tokenizer": str(folder), "text": str(text_folder(settings, source, text, json))}
-    given = str(Path(peers).expanduser().absolute()) if peers else ""
-    spec = {"peers": given, "download": download, "partial": partial}
-    config = {"out": inputs["tokenizer"], "inputs": inputs, "spec": spec}
-    found = local_step.run("compression", ("-m", "data", "compression"), config, settings, json)
-    if json:
+def tokenizer_eval(spec: TokenizerEvalFlags) -> None:
+    settings = context.settings(source=spec.source)
+    folder = tokenizer_folder(settings, spec.tokenizer)
+    inputs = {"tokenizer": str(folder), "text": str(text_folder(settings, spec.source, spec.text, spec.json))}
+    given = str(Path(spec.peers).expanduser().absolute()) if spec.peers else ""
+    compared = {"peers": given, "download": spec.download, "partial": spec.partial}
+    config = {"out": inputs["tokenizer"], "inputs": inputs, "spec": compared}
+    found = local_step.run("compression", ("-m", "data", "compression"), config, settings, spec.json)
+    if spec.json:
         print_json(found)
     else:
-        render.show_compression(found)
+        scores_text.show_compression(found)
 
 
 def text_folder(settings: Settings, source: str, text: str, quiet: bool) -> Path:

@@ -18,6 +18,7 @@ from infra.names import check_name
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
+from scripts.data.flags import TreeFlags
 
 KINDS = ("datasets/train", "datasets/val", "artifacts/tokenizer", "runs", "cache")
 """Folders that have one for each experiment."""
@@ -95,16 +96,18 @@ def manifest(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def tree(*, workspace, experiment, provider, json):
-    if provider not in ("", "local"):
-        raise UsageError(f"--provider {provider}: this prints folders of this machine; of a pod: inv ssh RUN -- ls")
-    settings = context.settings(workspace=workspace)
+def tree(spec: TreeFlags) -> None:
+    if spec.provider not in ("", "local"):
+        raise UsageError(
+            f"--provider {spec.provider}: this prints folders of this machine; of a pod: inv ssh RUN -- ls"
+        )
+    settings = context.settings(workspace=spec.workspace)
     root = settings.workspace
-    names = [check_name(experiment)] if experiment else experiments(root) or [settings.experiment]
+    names = [check_name(spec.experiment)] if spec.experiment else experiments(root) or [settings.experiment]
     spaces = [Workspace(root, name) for name in names]
     places = dict.fromkeys(folder for space in spaces for folder in space.folders)
     found = [(folder, content(folder, root)) for folder in sorted(places, key=lambda one: order(one, root))]
-    if json:
+    if spec.json:
         print_json({"workspace": root, "folders": {str(one.relative_to(root)): what for one, what in found}})
     else:
         print(render.clean(columns([(str(root), ""), *((f"  {one.relative_to(root)}", what) for one, what in found)])))

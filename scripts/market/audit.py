@@ -15,18 +15,21 @@ from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
+from scripts.market.flags import AuditFlags, ReapFlags
 
 NOBODY = "no vendor's key is set, and nothing was rented that may still run: there is no account to ask"
 
 
-def audit(provider, kill, json):
+def audit(spec: AuditFlags) -> None:
     settings = context.settings()
     with open_journal(settings) as journal:
-        seen = use_case.audit(journal, settings, provider, kill if isinstance(kill, str) else bool(kill))
+        seen = use_case.audit(
+            journal, settings, spec.provider, spec.kill if isinstance(spec.kill, str) else bool(spec.kill)
+        )
         installation = journal.installation
     if seen.is_alone:
         render.say(NOBODY)
-    if json:
+    if spec.json:
         machines = [machine_json(one) for one in seen.found]
         done = [asdict(one) for one in seen.done]
         print_json({"installation": installation, "machines": machines, "done": done, "problems": seen.problems})
@@ -37,16 +40,16 @@ def audit(provider, kill, json):
     leave("audit", seen.found, seen.problems, "end them with: inv audit --kill")
 
 
-def reap(provider, json):
+def reap(spec: ReapFlags) -> None:
     settings = context.settings()
     with open_journal(settings) as journal:
         here = [op.token for op in journal.ops(live=True) if op.vendor not in VENDORS]
-        if here and not provider:
+        if here and not spec.provider:
             settle(journal, settings, render.tell, here)
-        seen = use_case.reap(journal, settings, provider)
+        seen = use_case.reap(journal, settings, spec.provider)
     if seen.is_alone:
         render.say(NOBODY)
-    if json:
+    if spec.json:
         due = [machine_json(one) for one in seen.found if one.is_wrong]
         print_json({"done": [asdict(one) for one in seen.done], "due": due, "problems": seen.problems})
     else:

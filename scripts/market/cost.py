@@ -7,13 +7,14 @@ from typing import Any
 
 from infra.agent.limits import read_clocks
 from infra.errors import NoOffer, SlipwayError, UsageError
+from infra.flags import flags_of
 from infra.ledger import cost as costs
 from infra.ledger.cost import Estimate, Measured, PodCost
 from infra.ledger.journal import Journal, Op
 from infra.machines.host_memory import at_once
 from infra.market import gpus
 from infra.market.filters import satisfying
-from infra.money import BadAmount, micro_usd
+from infra.money import BadAmount, in_usd, micro_usd
 from infra.providers import Market, offers
 from infra.records import Request
 from infra.runs.lookup import find_run
@@ -22,6 +23,7 @@ from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
+from scripts.market.flags import CostFlags, EstimateFlags
 
 ASK_S = 60.0
 LATE_S = 48 * 3600  # for so long after its end a vendor may still correct a bill
@@ -34,20 +36,20 @@ STAGES = {"2": (Measured("H100", 4, 24.0, 10e9),), "3": (Measured("H100", 4, 8.0
 JOBS = {"dlm": (Measured("H100", 1, 4.0, 1e9), Measured("H100", 8, 4.0, 4e9))}
 
 
-def cost(run, month, offline, estimate, json, **wanted):
-    if estimate:
-        if run or month:
+def cost(spec: CostFlags) -> None:
+    if spec.estimate:
+        if spec.run or spec.month:
             raise UsageError("an estimate is of work that is not done yet; a run, or --month, is of what was spent")
-        show_estimate(wanted, json)
+        show_estimate(spec, spec.json)
         return
-    given = [name for name, value in wanted.items() if value]
-    if given:
-        raise UsageError(f"--{given[0].replace('_', '-')} belongs to --estimate")
+    if given := [one.spelled for one in flags_of(EstimateFlags) if getattr(spec, one.name)]:
+        raise UsageError(f"--{given[0]} belongs to --estimate")
+    run, month = spec.run, spec.month
     settings = context.settings()
     with open_journal(settings) as journal:
         name = find_run(journal, run).run if run else ""
         rows = [op for op in journal.ops() if op.run == name] if name else journal.ops()
-        problems = [] if offline else ask_bills(rows, journal, settings)
+        problems = [] if spec.offline else ask_bills(rows, journal, settings)
         now, told = read_clocks(), journal.told("vendor")
         scale = settings.clock_scale
         lines = costs.ledger(rows, told, now, clock_scale=scale, month=month)
@@ -58,7 +60,7 @@ def cost(run, month, offline, estimate, json, **wanted):
                 if of_it:
                     in_months[one] = sum(line.micro_usd for line in of_it)
     paid = [line for line in lines if line.quoted_micro_usd or line.billed_micro_usd]
-    if json:
+    if spec.json:
         print_json(ledger_json(lines, in_months, problems))
         return
     show_ledger(paid, in_months, month)
@@ -113,10 +115,10 @@ def show_ledger(lines: Sequence[PodCost], in_months: dict[str, int], month: str)
         )
     print(render.clean(columns(rows)))
     for name, amount in by_run(lines).items():
-        print(f"{name}: {render.usd(amount)} USD")
+        print(f"{name}: {in_usd(amount)}")
     for name, amount in in_months.items():
-        print(f"{name}: {render.usd(amount)} USD")
-    print(f"total{f' in {month}' if month else ''}: {render.usd(sum(one.micro_usd for one in lines))} USD")
+        print(f"{name}: {in_usd(amount)}")
+    print(f"total{f' in {month}' if month else ''}: {in_usd(sum(one.micro_usd for one in lines))}")
 
 
 def by_run(lines: Sequence[PodCost]) -> dict[str, int]:
@@ -152,22 +154,22 @@ def ledger_json(lines: Sequence[PodCost], in_months: dict[str, int], problems: l
     }
 
 
-def show_estimate(wanted: dict[str, Any], as_json: bool) -> None:
-    tokens = tokens_of(wanted["tokens"], wanted["e"])
-    what, work = work_of(wanted["phase"], wanted["stage"], wanted["job"], wanted["hours"])
-    num_gpus = wanted["num_gpus"] or 1
-    if num_gpus < 0 or (wanted["hours"] is not None and wanted["hours"] <= 0):
+def show_estimate(wanted: EstimateFlags, as_json: bool) -> None:
+    tokens = tokens_of(wanted.tokens, wanted.e)
+    what, work = work_of(wanted.phase, wanted.stage, wanted.job, wanted.hours)
+    num_gpus = wanted.num_gpus or 1
+    if num_gpus < 0 or (wanted.hours is not None and wanted.hours <= 0):
         raise UsageError("--num-gpus and --hours are positive")
     if tokens and work and not any(one.tokens for one in work):
         raise UsageError(f"how long {what} takes for so many tokens was never measured; say --hours")
-    kinds = [(kind, count or num_gpus) for kind, count in gpus.read_set(wanted["gpu"], num_gpus)]
+    kinds = [(kind, count or num_gpus) for kind, count in gpus.read_set(wanted.gpu, num_gpus)]
     kinds = kinds or [(kind, num_gpus) for kind in COMPARED]
-    given = price_of(wanted["price"])
-    offered, silent = ([], ()) if given else offers_for(kinds, wanted["use_spot"], wanted["provider"])
+    given = price_of(wanted.price)
+    offered, silent = ([], ()) if given else offers_for(kinds, wanted.use_spot, wanted.provider)
     found = []
     for kind, count in kinds:
-        hours = (wanted["hours"],) * 3 if wanted["hours"] else costs.hours_of(work, kind, count, tokens)
-        request = Request(run="new", gpu=kind, num_gpus=count, spot=wanted["use_spot"])
+        hours = (wanted.hours,) * 3 if wanted.hours else costs.hours_of(work, kind, count, tokens)
+        request = Request(run="new", gpu=kind, num_gpus=count, spot=wanted.use_spot)
         fitting = [] if given else satisfying(request, offered)
         prices = (given,) * 3 if given else costs.prices_of(fitting)
         found.append(Estimate(gpu=kind, num_gpus=count, hours=hours, prices=prices, offers=len(fitting)))

@@ -10,12 +10,13 @@ from infra.records import Offer
 from infra.selection.request import request_for
 from scripts.cli import context, offers_table, render
 from scripts.cli.invoke_patch import print_json
+from scripts.market.flags import OffersFlags
 
 
-def offers(*, provider, all_configs, json, **wanted):
-    request = request_for(all_configs=all_configs, **wanted)
-    found = market.require(market.survey(market.sources(context.settings(), provider), request), request)
-    if json:
+def offers(spec: OffersFlags) -> None:
+    request = request_for(spec)
+    found = market.require(market.survey(market.sources(context.settings(), spec.provider), request), request)
+    if spec.json:
         silent = [{"provider": one.provider, "error": str(one.error)} for one in found.silent]
         print_json({"offers": [about(one) for one in found.offers], "considered": len(found.considered),
                     "silent": silent})  # fmt: skip

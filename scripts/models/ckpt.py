@@ -19,6 +19,14 @@ from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
+from scripts.models.flags import (
+    CkptInitFlags,
+    CkptListFlags,
+    CkptPullFlags,
+    CkptPushFlags,
+    CkptShowFlags,
+    CkptVerifyFlags,
+)
 from store import Store, catalogue, credentials
 from store.backends.by_uri import open_place
 from store.catalogue import Found
@@ -27,22 +35,22 @@ from store.manifest import Manifest
 FOUND = 5  # an audit found something
 
 
-def ckpt_list(*, from_, job, json):
-    found = everything(context.settings(), from_, job)
-    if json:
+def ckpt_list(spec: CkptListFlags) -> None:
+    found = everything(context.settings(), spec.from_, spec.job)
+    if spec.json:
         print_json([about(one) for one in found])
     elif found:
         rows = [("checkpoint", "kind", "phase", "step", "size", "saved (UTC)", "loss")]
         print(render.clean(columns([*rows, *(row(one) for one in found)])))
     else:
-        render.say(f"No checkpoints found in {where(from_)}; make one: inv train --phase base")
+        render.say(f"No checkpoints found in {where(spec.from_)}; make one: inv train --phase base")
 
 
-def ckpt_show(*, model, from_, json):
-    one = named(everything(context.settings(), from_), model, from_)
+def ckpt_show(spec: CkptShowFlags) -> None:
+    one = named(everything(context.settings(), spec.from_), spec.model, spec.from_)
     if one.trouble:
         raise UsageError(f"{one.name}: {one.trouble}; see all of it: inv ckpt.verify {one.name}")
-    if json:
+    if spec.json:
         print_json({**about(one), "manifest": one.manifest})
         return
     facts = {**about(one), **{name: one.manifest[name] for name in sorted(one.manifest) if name != "files"}}
@@ -51,31 +59,31 @@ def ckpt_show(*, model, from_, json):
     print(render.clean(columns(lines)))
 
 
-def ckpt_verify(*, model, from_, json):
-    found = everything(context.settings(), from_)
-    chosen = [named(found, model, from_)] if model else found
+def ckpt_verify(spec: CkptVerifyFlags) -> None:
+    found = everything(context.settings(), spec.from_)
+    chosen = [named(found, spec.model, spec.from_)] if spec.model else found
     results = [(one, one.trouble or catalogue.problem(one)) for one in chosen]
-    if json:
+    if spec.json:
         print_json([{**about(one), "problem": problem} for one, problem in results])
     elif results:
         rows = [("checkpoint", "kind", "step", "state")]
         print(render.clean(columns([*rows, *((a.name, a.kind, str(a.step), b or "whole") for a, b in results)])))
     else:
-        render.say(f"No checkpoints found in {where(from_)}; there is nothing to verify")
+        render.say(f"No checkpoints found in {where(spec.from_)}; there is nothing to verify")
     damaged = [one.name for one, problem in results if problem]
     if damaged:
         raise Exit(f"inv ckpt.verify: damaged: {', '.join(damaged)}; a run passes over them and takes the one before",
                    code=FOUND)  # fmt: skip
 
 
-def ckpt_pull(*, model, from_, to, latest, json):
-    if not to:
-        raise UsageError("where to? --to DIR")
-    if bool(model) == latest:
-        raise UsageError("which one? give its name (inv ckpt.list shows them), or --latest")
-    away = [one for one in everything(context.settings(), from_) if one.kind != "here"]
-    one = newest(away, from_) if latest else named(away, model, from_)
-    out = Path(to).expanduser().absolute() / (one.name if one.kind == "final" else Path(one.path).name)
+def ckpt_pull(spec: CkptPullFlags) -> None:
+    if not spec.to:
+        raise UsageError("--to DIR is missing: the folder that the checkpoint goes to")
+    if bool(spec.model) == spec.latest:
+        raise UsageError("give the name of one checkpoint (inv ckpt.list shows them), or --latest")
+    away = [one for one in everything(context.settings(), spec.from_) if one.kind != "here"]
+    one = newest(away, spec.from_) if spec.latest else named(away, spec.model, spec.from_)
+    out = Path(spec.to).expanduser().absolute() / (one.name if one.kind == "final" else Path(one.path).name)
     if out.exists():
         raise UsageError(f"{out} is there already; give another folder: --to DIR")
     if one.kind == "final":
@@ -83,20 +91,20 @@ def ckpt_pull(*, model, from_, to, latest, json):
         shutil.copytree(store.path(one.name, store.manifest(one.name).fingerprint), out)
     else:
         catalogue.bring(one, out)
-    if json:
+    if spec.json:
         print_json({**about(one), "folder": str(out)})
     else:
         print(out)
 
 
-def ckpt_push(*, models, to, from_, json):
-    if not to:
-        raise UsageError("where to? --to hf://user/repo, s3://bucket/folder or a folder")
+def ckpt_push(spec: CkptPushFlags) -> None:
+    if not spec.to:
+        raise UsageError("--to is missing: hf://user/repo, s3://bucket/folder or a folder")
     settings = context.settings()
-    source, target = Store(from_ or settings.store), Store(to)
-    lend_for(to, settings)
+    source, target = Store(spec.from_ or settings.store), Store(spec.to)
+    lend_for(spec.to, settings)
     there = {one.name: one for one in source.artifacts()}
-    chosen = list(models) or [name for name in sorted(there) if not there[name].problem]
+    chosen = list(spec.models) or [name for name in sorted(there) if not there[name].problem]
     for name in chosen:
         if name not in there:
             raise UsageError(f"no artifact {name!r} in {source.uri}; {near(name, list(there))}")
@@ -116,25 +124,28 @@ def ckpt_push(*, models, to, from_, json):
             target.publish(files, name, manifest.fingerprint, manifest.about, flat=manifest.flat)
         pushed.append(name)
         render.say(f"{name} is in {target.uri}, read back")
-    if json:
+    if spec.json:
         print_json({"to": target.uri, "pushed": pushed})
 
 
-def ckpt_init(*, to, dry_run, json):
-    if not to:
-        raise UsageError("what is to be made? --to hf://user/repo, s3://bucket/folder or a folder")
-    lend_for(to, context.settings())
-    place = open_place(to)
-    if dry_run:
+def ckpt_init(spec: CkptInitFlags) -> None:
+    if not spec.to:
+        raise UsageError("--to is missing: hf://user/repo, s3://bucket/folder or a folder")
+    lend_for(spec.to, context.settings())
+    place = open_place(spec.to)
+    if spec.dry_run:
         made = None
         render.say("dry run: nothing was made; by hand it would be:")
-        if not json:
+        if not spec.json:
             print(place.creation())
     else:
         made = place.create()
-        render.say(f"{to} {'is made' if made else 'was there already'}; use it: --store {to}, or SLIPWAY_STORE={to}")
-    if json:
-        print_json({"uri": to, "made": made, "command": place.creation()})
+        render.say(
+            f"{spec.to} {'is made' if made else 'was there already'}; "
+            f"use it: --store {spec.to}, or SLIPWAY_STORE={spec.to}"
+        )
+    if spec.json:
+        print_json({"uri": spec.to, "made": made, "command": place.creation()})
 
 
 def everything(settings: Settings, uri: str, job: str = "") -> list[Found]:
@@ -157,7 +168,7 @@ def lend_for(uri: str, settings: Settings) -> None:
 def named(found: Sequence[Found], name: str, uri: str) -> Found:
     """The one that is meant: by its name, or by the end or the beginning of it. Raises UsageError."""
     if not name:
-        raise UsageError("which checkpoint? inv ckpt.list shows them")
+        raise UsageError("the name of a checkpoint is missing; inv ckpt.list shows them")
     exact = [one for one in found if one.name == name]
     alike = exact or [one for one in found if one.name.startswith(name) or one.name.endswith(f"/{name}")]
     if len(alike) == 1:
@@ -180,7 +191,7 @@ def near(name: str, known: Sequence[str]) -> str:
     if not known:
         return "there is none yet; make one: inv train --phase base"
     close = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {close[0]}?" if close else f"there is: {', '.join(known[:8])}"
+    return f"did you mean {close[0]}?" if close else f"available: {', '.join(known[:8])}"
 
 
 def where(uri: str) -> str:

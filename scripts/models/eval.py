@@ -21,7 +21,8 @@ from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.local_step import run as run_step
-from scripts.models import lm_eval
+from scripts.models import lm_eval, scores_text
+from scripts.models.flags import EvalFlags
 from store import Artifact, Store, outside
 from trainer.evaluation import intervals
 from trainer.evaluation.intervals import Interval
@@ -51,27 +52,29 @@ class Subject:
         return self.name.split("/")[0] == BASE
 
 
-def eval(models, tag, source, persona, task, as_text, compare, json, **more):
-    settings = context.settings(source=source)
-    if compare:
-        show_comparison(models, tag, settings, json)
+def eval(spec: EvalFlags) -> None:
+    settings = context.settings(source=spec.source)
+    models = spec.models
+    if spec.compare:
+        show_comparison(models, spec.tag, settings, spec.json)
         return
-    if any(more.values()):
-        one = subject(settings, models[0] if models else "", tag)
-        measures = lm_eval.measure(one.folder, one.name, **more)
-        tell([one.name], [keep(settings, one, {"measures": measures})], json)
+    if spec.lm_eval or spec.endpoint or spec.served_name:
+        one = subject(settings, models[0] if models else "", spec.tag)
+        measures = lm_eval.measure(one.folder, one.name, lm_eval=spec.lm_eval, endpoint=spec.endpoint,
+                                   served_name=spec.served_name)  # fmt: skip
+        tell([one.name], [keep(settings, one, {"measures": measures})], spec.json)
         return
-    tasks = [str(Path(one).expanduser().absolute()) for one in task]
-    material = held_out(settings, persona, is_needed=not tasks, of=models[0] if models else "", tag=tag)
+    tasks = [str(Path(one).expanduser().absolute()) for one in spec.task]
+    material = held_out(settings, spec.persona, is_needed=not tasks, of=models[0] if models else "", tag=spec.tag)
     names, found = [], []
-    subjects = chosen(settings, models, tag, material)
+    subjects = chosen(settings, models, spec.tag, material)
     for one, part in subjects:
         asked = tasks if models or one is subjects[-1][0] else []
-        spec = {"model": str(one.folder), **part, "tasks": asked, "as_text": as_text or one.only_reads}
-        said = run_step("eval", ("-m", "trainer", "eval"), {"spec": spec}, settings, json)
+        measured = {"model": str(one.folder), **part, "tasks": asked, "as_text": spec.as_text or one.only_reads}
+        said = run_step("eval", ("-m", "trainer", "eval"), {"spec": measured}, settings, spec.json)
         names.append(one.name)
         found.append(said | keep(settings, one, said))
-    tell(names, found, json)
+    tell(names, found, spec.json)
 
 
 def chosen(
@@ -172,7 +175,7 @@ def tell(names: Sequence[str], found: Sequence[Mapping[str, Any]], as_json: bool
         print_json({**merged, "models": list(names)})
         return
     for name, one in zip(names, found, strict=True):
-        render.show_scores(name, one)
+        scores_text.show_scores(name, one)
 
 
 def without_rows(measures: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -197,7 +200,7 @@ def show_comparison(models: Sequence[str], tag: str, settings: Settings, as_json
     if as_json:
         print_json({"models": names, "measures": rows})
     else:
-        render.show_comparison(names, rows)
+        scores_text.show_comparison(names, rows)
 
 
 def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -12,6 +12,7 @@ from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
+from scripts.models.flags import FitFlags
 from trainer import memory
 from trainer.config import PhaseConfig, Profile
 from trainer.memory import Fit
@@ -20,29 +21,29 @@ from trainer.plan import profile_named
 GB = 10**9
 
 
-def fit(profile, phase, gpu, json, num_gpus=1, nodes=1):
-    if num_gpus < 1 or nodes < 1:
-        raise UsageError(f"--num-gpus {num_gpus} --nodes {nodes}: at least 1 of each")
-    settings = context.settings(profile=profile)
+def fit(spec: FitFlags) -> None:
+    if spec.num_gpus < 1 or spec.nodes < 1:
+        raise UsageError(f"--num-gpus {spec.num_gpus} --nodes {spec.nodes}: at least 1 of each")
+    settings = context.settings(profile=spec.profile)
     recipe = profile_named(settings.profile)
-    if phase not in recipe.phases:
-        raise UsageError(f"--phase {phase}: known: {', '.join(recipe.phases)}")
-    config = recipe.phases[phase]
-    kinds = kinds_of(gpu)
-    found = {kind.name: memory.largest(config, kind.memory_gb * GB, num_gpus, nodes) for kind in kinds}
+    if spec.phase not in recipe.phases:
+        raise UsageError(f"--phase {spec.phase}: known: {', '.join(recipe.phases)}")
+    config = recipe.phases[spec.phase]
+    kinds = kinds_of(spec.gpu)
+    found = {kind.name: memory.largest(config, kind.memory_gb * GB, spec.num_gpus, spec.nodes) for kind in kinds}
     offers = offers_of(settings)
-    if json:
+    if spec.json:
         print_json({
-            "profile": recipe.name, "phase": phase, "params": config.model.num_params, "rows": config.rows,
+            "profile": recipe.name, "phase": spec.phase, "params": config.model.num_params, "rows": config.rows,
             "sequence_len": config.sequence_len,
             "gpus": [about(kind, found[kind.name], cheapest(kind.name, offers)) for kind in kinds],
         })  # fmt: skip
         return
-    gpus_each = f"{num_gpus} GPUs" if num_gpus > 1 else "one GPU"
-    machines = gpus_each if nodes == 1 else f"{nodes} machines of {gpus_each}"
+    gpus_each = f"{spec.num_gpus} GPUs" if spec.num_gpus > 1 else "one GPU"
+    machines = gpus_each if spec.nodes == 1 else f"{spec.nodes} machines of {gpus_each}"
     batch = f"{config.rows} x {config.sequence_len} tokens a step"
-    print(f"{recipe.name}, {phase}: {config.model.num_params:,} parameters, {batch} (estimates; {machines})")
-    if gpu and len(kinds) == 1:
+    print(f"{recipe.name}, {spec.phase}: {config.model.num_params:,} parameters, {batch} (estimates; {machines})")
+    if spec.gpu and len(kinds) == 1:
         print(parts(kinds[0], found[kinds[0].name]))
     else:
         print(table(kinds, found, offers))

@@ -19,31 +19,32 @@ from scripts.cli import context, prompts, render, session
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
+from scripts.market.flags import ApplyFlags
 
 OWN = ("local", "ssh")
 MARKS = {"create": "+", "keep": "=", "end": "-"}
 
 
-def apply(*, file, provider, dry_run, yes, json):
-    if not file:
-        raise UsageError("which file? inv apply pods.yaml, with `pods:` and below it `- name: a`")
-    settings = context.settings(provider=provider)
-    set_name, specs = load(Path(file), settings)
-    with open_journal(settings) as journal, only_one(set_name, journal, dry_run):
+def apply(spec: ApplyFlags) -> None:
+    if not spec.file:
+        raise UsageError("FILE is missing: inv apply pods.yaml, with `pods:` and below it `- name: a`")
+    settings = context.settings(provider=spec.provider)
+    set_name, specs = load(Path(spec.file), settings)
+    with open_journal(settings) as journal, only_one(set_name, journal, spec.dry_run):
         settle(journal, settings, render.tell)
         lines = use_case.changes(set_name, specs, journal, settings, render.tell)
-        if not json:
+        if not spec.json:
             show(set_name, lines)
         changes = [line.step for line in lines if line.step.action != "keep"]
-        if changes and not dry_run:
-            prompts.confirm(yes)
+        if changes and not spec.dry_run:
+            prompts.confirm(spec.yes)
             for step in changes:
-                carry_out(step, set_name, specs, journal, settings, f"inv apply {file}")
-    if json:
-        print_json({"set": set_name, "steps": [line_json(line) for line in lines], "dry_run": dry_run,
+                carry_out(step, set_name, specs, journal, settings, f"inv apply {spec.file}")
+    if spec.json:
+        print_json({"set": set_name, "steps": [line_json(line) for line in lines], "dry_run": spec.dry_run,
                     "usd_per_hour": render.usd(use_case.rate_then(lines))})  # fmt: skip
     else:
-        said = "nothing was changed" if dry_run else f"done: {render.count(len(changes), 'change')}"
+        said = "nothing was changed" if spec.dry_run else f"done: {render.count(len(changes), 'change')}"
         render.say(said if changes else "nothing to change")
 
 

@@ -20,9 +20,10 @@ from infra.runs.settle import bring_home
 from infra.transport import push as code_sync
 from infra.transport.port_forward import LOOPBACK
 from infra.transport.protocol import Transport
-from infra.transport.shipment import preview
+from infra.transport.shipment import SyncPlan, preview
 from scripts.cli import context, render, session
 from scripts.cli.invoke_patch import line_after_dashes, print_json
+from scripts.pods.flags import ForwardFlags, PullFlags, SshFlags, SyncFlags
 
 BOARD, BOARD_PORT = "tensorboard", 6006
 BOARD_S = 120.0  # until it answers: a machine that is busy imports slowly
@@ -30,10 +31,10 @@ ANSWER_S = 5.0
 POLL_S = 0.25
 
 
-def ssh(run):
+def ssh(spec: SshFlags) -> None:
     settings = context.settings()
     with Journal.open(settings.state_file) as journal:
-        op = find_run(journal, run)
+        op = find_run(journal, spec.run)
         code = way(settings, op).shell(line_after_dashes() or None, cwd=pods.folder_of(op).root)
     if code:
         raise Exit(code=code)
@@ -43,8 +44,8 @@ def is_port(text: str) -> bool:
     return re.fullmatch("[0-9]{1,5}", text) is not None and int(text) < 65536
 
 
-def forward(what):
-    *run, ports = what or [""]
+def forward(spec: ForwardFlags) -> None:
+    *run, ports = spec.what or [""]
     local, _, remote = f"{BOARD_PORT}:{BOARD}".partition(":") if ports == BOARD else ports.partition(":")
     remote = remote or local
     if len(run) > 1 or not is_port(local) or not (is_port(remote) or remote == BOARD):
@@ -79,7 +80,7 @@ def board(op: Op, transport: Transport, local: int) -> None:
         while not answers(port):
             ending = look()
             if ending or time.monotonic() > deadline:
-                why = f"no answer after {BOARD_S:g} s"
+                why = f"no answer after {render.duration(BOARD_S)}"
                 if ending:
                     why = f"exit code {ending.exited}: {' / '.join(ending.stderr.splitlines()[-2:])}"
                 raise SlipwayError(render.clean(f"{op.run}: TensorBoard does not run: {why}"))
@@ -87,7 +88,7 @@ def board(op: Op, transport: Transport, local: int) -> None:
         render.say(f"TensorBoard of {op.run}: http://{LOOPBACK}:{port}; Ctrl-C ends it")
         while look() is None:
             time.sleep(POLL_S)
-    raise SlipwayError(f"{op.run}: TensorBoard has ended by itself")
+    raise SlipwayError(f"{op.run}: TensorBoard exited")
 
 
 def answers(port: int) -> bool:
@@ -103,15 +104,16 @@ def answers(port: int) -> bool:
     return True
 
 
-def sync(run, plan, json):
+def sync(spec: SyncFlags) -> None:
+    run = spec.run
     settings = context.settings()
     with Journal.open(settings.state_file) as journal:
         run = run or session.current()
-        op = find_run(journal, run) if run or not plan else None
-        if plan:
+        op = find_run(journal, run) if run or not spec.plan else None
+        if spec.plan:
             known = code_sync.pushed(way(settings, op), pods.folder_of(op).code) if op else {}
             seen = preview(ROOT, known)
-            print_json(seen) if json else render.show_sync(seen, op.run if op else "")
+            print_json(seen) if spec.json else show_sync(seen, op.run if op else "")
             return
         assert op is not None
         if not op.is_live:
@@ -119,18 +121,34 @@ def sync(run, plan, json):
         if op.stays:
             session.use(op)
         done = send_code(op, registry.provider(settings, op.vendor), ROOT, render.say)
-    if json:
+    if spec.json:
         print_json(done)
     else:
         render.say(f"{op.run}: {done.sent} files sent, {done.unchanged} unchanged, {done.removed} removed")
 
 
-def pull(run, json):
+def pull(spec: PullFlags) -> None:
     settings = context.settings()
     with Journal.open(settings.state_file) as journal:
-        op = find_run(journal, run)
+        op = find_run(journal, spec.run)
         names = bring_home(op, registry.provider(settings, op.vendor), settings)
-    if json:
+    if spec.json:
         print_json({"run": op.run, "brought": names, "store": op.store})
     else:
         render.say(f"{op.run}: {', '.join(names) or 'nothing new'}; logs in {settings.homes / op.run}")
+
+
+def show_sync(plan: SyncPlan, run: str) -> None:
+    """What a push would do: totals, the largest files, what is new, what stays here and why."""
+    out = render.console(stderr=False)
+    since = f" since the last push to {run}" if run else ""
+    out.print(
+        f"{plan.files:,} files, {render.size(plan.bytes)}; {len(plan.new):,} new{since}, {len(plan.gone):,} to remove"
+    )
+    table = render.new_table("largest", "size")
+    for path, num_bytes in plan.largest:
+        table.add_row(render.clean(path), render.size(num_bytes))
+    out.print(table, markup=False)
+    for refusal in plan.refused:
+        out.print(f"refused, stays here: {render.clean(str(refusal))}", markup=False)
+    out.print(f"ignored by git: {plan.ignored_files:,} files, {render.size(plan.ignored_bytes)}")

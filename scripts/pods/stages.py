@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from flows import pods, run_leases
-from flows.planning import Work, made_by_words
+from flows.planning import Work
 from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError, UsageError
+from infra.flags import given
 from infra.ledger import spend
 from infra.ledger.journal import Journal, Op
 from infra.names import check_name
@@ -19,101 +20,99 @@ from infra.runs.settle import settle
 from infra.selection import choose, preflight
 from infra.selection.request import request_on
 from infra.settings import Settings
-from scripts.cli import context, offers_table, prompts, render, session
+from scripts.cli import context, offers_table, plan_text, prompts, render, session
+from scripts.cli.flags import Output
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
+from scripts.pods.flags import CreateFlags, OnPodFlags, RunFlags
 from scripts.runs import launch
+from scripts.runs.flags import NOT_OF_THE_PLAN, DownFlags
 
 
-def create(
-    *, provider, pool, host, ttl, spend_limit, idle_stop, run_name, no_accept, wait, dry_run, yes, json, **machine
-):  # fmt: skip
-    settings = context.settings(provider=provider)
-    name = check_name(run_name) if run_name else ""
+def create(spec: CreateFlags) -> None:
+    settings = context.settings_of(spec)
+    name = check_name(spec.run_name) if spec.run_name else ""
     candidates = registry.candidates(settings)
-    limits = preflight.limits_for(settings, candidates[0].is_rented, ttl, spend_limit, render.say, idle_stop)
-    request = request_on(candidates, machine, name or "new", pool=pool, host=host)
+    limits = preflight.limits_for(settings, candidates[0].is_rented, spec, render.say)
+    request = request_on(candidates, spec, name or "new", pool=spec.pool, host=spec.host)
     with open_journal(settings) as journal:
         settle(journal, settings, render.tell)
-        find = choose.wait_for if wait else choose.find
+        find = choose.wait_for if spec.wait else choose.find
         offers = find(candidates, request, settings, render.tell)
-        if offers[0].micro_usd_per_hour and not json:
+        if offers[0].micro_usd_per_hour and not spec.json:
             offers_table.show_offers(request, offers)
             offers_table.show_ends(limits, offers[0], settings, "end", stays=True)
         offers = choose.payable(offers, 1, settings, render.tell)
-        if dry_run:
-            if json:
-                print_json({"run": None, "state": "planned", "usd_per_hour": render.usd(offers[0].micro_usd_per_hour)})
+        if spec.dry_run:
+            if spec.json:
+                print_json({"run": None, "state": "planned", "usd_per_hour": render.usd(offers[0].micro_usd_per_hour),
+                            "flags": given(spec, NOT_OF_THE_PLAN)})  # fmt: skip
             render.say("dry run: nothing was rented")
             return
         if candidates[0].is_rented:
-            is_named = all(machine[flag] for flag in ("cloud", "region", "instance_type"))
-            offers = prompts.pick(offers, is_named, yes)
+            is_named = bool(spec.cloud and spec.region and spec.instance_type)
+            offers = prompts.pick(offers, is_named, spec.yes)
             if not offers:
                 render.say("nothing was rented")
                 return
-        op = pods.make(request, limits, offers, journal, settings, render.tell, unchecked=no_accept)
+        op = pods.make(request, limits, offers, journal, settings, render.tell, unchecked=spec.no_accept)
         session.use(op)
-    if json:
+    if spec.json:
         print_json(about(op, settings))
-    render.say(f"{op.run} is there: {session.cost_of(op, pods.scale_of(op, settings))}. "
+    render.say(f"{op.run} is ready: {session.cost_of(op, pods.scale_of(op, settings))}. "
                f"Next: inv pod.run {op.run} --phase sft; end it: inv pod.down {op.run}")  # fmt: skip
 
 
-def setup(*, run, json):
+def setup(spec: OnPodFlags) -> None:
     settings = context.settings()
     with open_journal(settings) as journal:
         settle(journal, settings, render.tell)
-        op = find_pod(journal, run)
+        op = find_pod(journal, spec.run)
         op = pods.set_up(op, journal, settings, render.tell)
-        launch.conclude(op, journal, settings, json)
+        launch.conclude(op, journal, settings, spec.json)
 
 
-def run(
-    *, run, phase, profile, source, packages, persona, seed, steps, tag, store, with_missing, detach, dry_run, json,
-    remake, keep_made,
-):  # fmt: skip
-    settings = context.settings(profile=profile, source=source, store=store)
-    work = Work(phase=phase, packages=packages, persona=persona, seed=seed, steps=steps, tag=tag,
-                made=made_by_words(remake, keep_made), with_missing=with_missing)  # fmt: skip
+def run(spec: RunFlags) -> None:
+    settings = context.settings_of(spec)
+    work = Work.of(spec, settings)
     with open_journal(settings) as journal:
         settle(journal, settings, render.tell)
-        op = find_pod(journal, run)
+        op = find_pod(journal, spec.run)
         plan = pods.plan(op, work, settings)
-        if not dry_run and (made := prompts.ask_about_made(plan, yes=json)):
+        if not spec.dry_run and (made := prompts.ask_about_made(plan, yes=spec.json)):
             plan = pods.plan(op, replace(work, made=made), settings)
-        if not json:
-            render.show_plan(plan)
+        if not spec.json:
+            plan_text.show_plan(plan)
         if registry.provider(settings, op.vendor).is_rented and plan.job:
-            preflight.check_work(plan, settings, with_missing, context.again("--with-missing"))
-        if dry_run or plan.job is None:
-            if not dry_run:
+            preflight.check_work(plan, settings, spec.with_missing, context.again("--with-missing"))
+        if spec.dry_run or plan.job is None:
+            if not spec.dry_run:
                 run_leases.move_names(plan)
-            launch.report_plan(plan, journal, json, dry_run)
+            launch.report_plan(plan, journal, spec)
             return
         op = pods.give(op, plan, journal, settings, render.tell)
-        if detach:
-            launch.leave(op, settings, json)
+        if spec.detach:
+            launch.leave(op, settings, spec.json)
             return
-        launch.conclude(op, journal, settings, json)
+        launch.conclude(op, journal, settings, spec.json)
 
 
-def down(*, run, json):
+def down(spec: OnPodFlags) -> None:
     settings = context.settings()
     with open_journal(settings) as journal:
-        name = find_run(journal, run).run if run else find_pod(journal).run
-    launch.down(run=name, all=False, json=json)
+        name = find_run(journal, spec.run).run if spec.run else find_pod(journal).run
+    launch.down(DownFlags(run=name, json=spec.json))
     session.forget(name)
 
 
-def list_(*, json):
+def list_(spec: Output) -> None:
     settings = context.settings()
     with open_journal(settings) as journal:
         settle(journal, settings, render.tell)
         ops = journal.ops(live=True)
     rows = [about(op, settings) for op in ops]
-    if json:
+    if spec.json:
         print_json(rows)
     elif rows:
         table = [("pod", "provider", "id", "state", "USD/h", "age", "what for")]
@@ -160,7 +159,7 @@ def find_pod(journal: Journal, name: str = "") -> Op:
     elif len(there) == 1:
         op = there[0]
     elif there:
-        raise UsageError(f"which pod? there is: {', '.join(op.run for op in there)}")
+        raise UsageError(f"several pods are there; name one of: {', '.join(op.run for op in there)}")
     else:
         raise SlipwayError("there is no pod; run: inv pod.create")
     session.use(op)

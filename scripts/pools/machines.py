@@ -14,16 +14,17 @@ from infra.providers.ssh import connections
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import clean, columns
+from scripts.pools.flags import CheckFlags, HostsFlags, ImportFlags, ListFlags, UpFlags
 
 
-def list_(pool, json):
+def list_(spec: ListFlags) -> None:
     settings = context.settings()
-    hosts = inventory.select(inventory.load(settings.pools), pool)
+    hosts = inventory.select(inventory.load(settings.pools), spec.pool)
     known = HostMemory.beside(settings.state_file).all()
     with Journal.open(settings.state_file) as journal:
         leases = {op.place: op.run for op in journal.ops(live=True) if op.vendor == "ssh" and op.place}
     rows = [about(host, known.get(f"ssh:{host.place}"), leases.get(host.place)) for host in hosts]
-    if json:
+    if spec.json:
         print_json(rows)
         return
     table = [("pool", "host", "address", "GPUs", "USD/h", "state")]
@@ -53,11 +54,11 @@ def about(host: inventory.Host, known: Any, run: str | None) -> dict[str, Any]:
     }
 
 
-def up(pool, json):
+def up(spec: UpFlags) -> None:
     settings = context.settings()
-    hosts = inventory.select(inventory.load(settings.pools), pool)
+    hosts = inventory.select(inventory.load(settings.pools), spec.pool)
     looks = survey.look(hosts, connections(settings), HostMemory.beside(settings.state_file))
-    if json:
+    if spec.json:
         print_json([{"host": one.host.place, "problem": one.problem or None, **one.facts} for one in looks])
     else:
         heads = ("host", "CPUs", "memory", "disk free", "GPUs", "Python", "rsync", "uv", "")
@@ -86,10 +87,10 @@ def gigabytes(size: int | None) -> str:
     return "?" if size is None else f"{size / 1e9:.0f} GB"
 
 
-def check(pool, json):
+def check(spec: CheckFlags) -> None:
     settings = context.settings()
-    looks = survey.reachable(inventory.select(inventory.load(settings.pools), pool), connections(settings))
-    if json:
+    looks = survey.reachable(inventory.select(inventory.load(settings.pools), spec.pool), connections(settings))
+    if spec.json:
         print_json([{"host": one.host.place, "problem": one.problem or None} for one in looks])
     else:
         print(clean(columns([(one.host.place, one.problem or "ok") for one in looks])))
@@ -102,34 +103,36 @@ def leave(looks: Sequence[survey.Look]) -> None:
         raise Exit(f"{len(bad)} of {len(looks)} machines cannot be used: {', '.join(bad)}", code=1)
 
 
-def import_(from_, output, pool, user, key, dry_run, json):
-    if not from_:
-        raise UsageError("which file? pool.import --from terraform.json, made with: terraform output -json")
+def import_(spec: ImportFlags) -> None:
+    if not spec.from_:
+        raise UsageError(
+            "--from FILE is missing: inv pool.import --from terraform.json, made with: terraform output -json"
+        )
     path = context.settings().pools
-    found = pool_import.addresses(Path(from_).expanduser(), output)
-    plan = pool_import.plan(path, pool, found, user=user, key=key)
-    if not dry_run:
+    found = pool_import.addresses(Path(spec.from_).expanduser(), spec.output)
+    plan = pool_import.plan(path, spec.pool, found, user=spec.user, key=spec.key)
+    if not spec.dry_run:
         pool_import.write(plan)
-    if json:
-        print_json({"file": path, "pool": pool, "written": not dry_run, "new": plan.new, "known": plan.known})
+    if spec.json:
+        print_json({"file": path, "pool": spec.pool, "written": not spec.dry_run, "new": plan.new, "known": plan.known})
         return
     for one in (*plan.new, *plan.known):
         print(f"{'new' if one in plan.new else 'known'}  {one.address}  {one.origin}")
-    render.say(f"{path}: {len(plan.new)} machines {'would be added' if dry_run else 'added'} to {pool}")
+    render.say(f"{path}: {len(plan.new)} machines {'would be added' if spec.dry_run else 'added'} to {spec.pool}")
 
 
-def hosts(forget, json):
+def hosts(spec: HostsFlags) -> None:
     memory = HostMemory.beside(context.settings().state_file)
     failed = {machine: known for machine, known in memory.all().items() if known.failure}
-    for word in forget:
+    for word in spec.forget:
         found = [machine for machine in failed if word in (machine, machine.partition(":")[2])]
         if not found:
-            raise UsageError(f"{word!r} is not remembered; there is: {', '.join(failed) or 'nothing'}")
+            raise UsageError(f"{word!r} is not remembered; available: {', '.join(failed) or 'nothing'}")
         for machine in found:
             memory.forgive(machine)
             failed.pop(machine)
             render.say(f"{machine} may be offered again")
-    if json:
+    if spec.json:
         print_json(
             {name: {"failure": one.failure, "failed_at": render.iso(one.failed_at)} for name, one in failed.items()}
         )
@@ -137,5 +140,5 @@ def hosts(forget, json):
         rows = [("machine", "failed at", "why")]
         rows += [(name, str(render.iso(one.failed_at)), one.failure) for name, one in failed.items()]
         print(clean(columns(rows)))
-    elif not forget:
+    elif not spec.forget:
         render.say("no machine has failed")

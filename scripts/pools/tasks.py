@@ -1,42 +1,26 @@
 """Own machines. What these do stands in `machines.py`."""
 
-from scripts.cli.invoke_patch import command
+from scripts.cli.command import command
 
 
-@command(
-    "scripts.pools.machines",
-    world="",
-    name="list",
-    word="pool",
-    help={"pool": "one pool, or one machine", "json": "one JSON document on stdout"},
-)
-def list_(c, pool="", json=False):
+@command("scripts.pools.machines", "scripts.pools.flags:ListFlags", name="list", world="", example="inv pool.list")
+def list_(c, spec):
     """List own machines: GPUs, price, and which run has each.
 
     The inventory says so; no machine is asked.
     """
 
 
-@command(
-    "scripts.pools.machines",
-    world="",
-    word="pool",
-    help={"pool": "one pool, or one machine", "json": "one JSON document on stdout"},
-)
-def up(c, pool="", json=False):
+@command("scripts.pools.machines", "scripts.pools.flags:UpFlags", world="", example="inv pool.up")
+def up(c, spec):
     """Look at every own machine, and remember what it has.
 
     That is CPUs, memory, disk, GPUs, Python, rsync and uv. It may be repeated.
     """
 
 
-@command(
-    "scripts.pools.machines",
-    world="",
-    word="pool",
-    help={"pool": "one pool, or one machine", "json": "one JSON document on stdout"},
-)
-def check(c, pool="", json=False):
+@command("scripts.pools.machines", "scripts.pools.flags:CheckFlags", world="", example="inv pool.check")
+def check(c, spec):
     """Check that own machines can be reached.
 
     Also that the key of each can be read by its owner only.
@@ -45,33 +29,20 @@ def check(c, pool="", json=False):
 
 @command(
     "scripts.pools.machines",
-    world="",
+    "scripts.pools.flags:ImportFlags",
     name="import",
-    help={
-        "from": "a file of `terraform output -json`, `terraform show -json`, or a state file",
-        "output": "only this output of it",
-        "pool": "where the machines go",
-        "user": "who logs in there, for a new pool",
-        "key": "the private key, for a new pool",
-        "dry-run": "show the new lines and write nothing",
-        "json": "one JSON document on stdout",
-    },
+    world="",
+    example="inv pool.import --from terraform.json --user ubuntu",
 )
-def import_(c, from_="", output="", pool="terraform", user="", key="", dry_run=False, json=False):
+def import_(c, spec):
     """Add machines that Terraform made to the inventory.
 
     What is there stays, comments too.
     """
 
 
-@command(
-    "scripts.pools.machines",
-    world="",
-    word="forget",
-    iterable=["forget"],
-    help={"forget": "a machine that may be offered again; repeatable", "json": "one JSON document on stdout"},
-)
-def hosts(c, forget=None, json=False):
+@command("scripts.pools.machines", "scripts.pools.flags:HostsFlags", world="", example="inv hosts")
+def hosts(c, spec):
     """List machines that failed and are not offered any more.
 
     It says why, and since when.

@@ -2,37 +2,35 @@
 
     python -m scripts.project.reference write
 
-A test compares the pages in the checkout with what this writes. The commands are read from invoke's own tasks and
-arguments, so that a page cannot tell of a flag that `--help` does not show.
+A test compares the pages in the checkout with what this writes. The commands are read from invoke's own tasks, and
+their flags from the records that the command line is made of.
 """
 
-import ast
 import dataclasses
-import inspect
-import itertools
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from invoke import Config, FilesystemLoader
 from invoke.collection import Collection
-from invoke.parser import Argument
 
 from data.config import Persona
-from flows.sweep import FLAGS as SWEEP_FLAGS
+from flows.specs import files as flag_files
+from flows.specs.launch import LaunchSpec
+from flows.sweep import NOT_OF_A_RUN
 from infra import errors, settings
+from infra.flags import Flag
 from infra.machines import inventory
 from infra.runs import pod_set
-from scripts.cli import flag_file, front_page
+from scripts.cli import flag_file, flag_help, front_page
 from scripts.cli.context import ROOT
+from scripts.project.schemas import meanings
 from serve.service import ServiceFile
 
 FOLDER = ROOT / "docs" / "reference"
-COMMON = ("json", "rehearse", "state-file")  # flags that nearly every command has: told once
-KINDS = {str: "TEXT", int: "N", float: "X", list: "TEXT"}
+COMMON = ("json", "yes", "env", "rehearse", "state-file")  # flags that mean the same in every command: told once
 PLACES = (  # where something is written, its setting or "", what lies there, whether it may be removed
     ("artifacts", "store", "text, tokenizers, checkpoints: each once by its fingerprint, and under its name",
      "yes; the next launch makes them again"),
@@ -81,29 +79,27 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [*lines, ""]
 
 
-def flag(argument: Argument, name: str) -> str:
-    """Return how a flag is written: `--num-gpus N`, `--watch [TEXT]`, `--[no-]yes`."""
-    if argument.kind is bool:
-        return f"--no-{name}" if argument.default is True else f"--{name}"
-    value = KINDS.get(argument.kind, "TEXT")
-    return f"--{name} [{value}]" if argument.optional else f"--{name} {value}"
+def is_common(one: Flag) -> bool:
+    """Return whether a flag is one of those that are told once."""
+    return one.spelled in COMMON and (one.spelled != "yes" or one.about == "ask nothing")
 
 
-def flag_rows(context: Any) -> list[tuple[str, str, str]]:
-    """Return the flags of one command, in the order of its declaration, without the common ones."""
-    rows = []
-    for argument in context.args.values():
-        name = argument.name.replace("_", "-").strip("-")
-        if name not in COMMON:
-            default = "" if argument.default in (None, "", False, 0, [], True) else f"`{argument.default}`"
-            rows.append((f"`{flag(argument, name)}`", default, cell(argument.help or "")))
-    return rows
+def flag_row(one: Flag) -> tuple[str, str, str]:
+    """Return how a flag is written, its default and its help."""
+    word = " (also as a bare word)" if one.is_word else ""
+    default = flag_help.default_of(one)
+    return f"`{flag_help.written(one)}`", f"`{default}`" if default else "", cell(one.about + word)
+
+
+def flag_rows(task: Any) -> dict[str, list[tuple[str, str, str]]]:
+    """Return the flags of one command by the title of their group, without the common ones."""
+    own = tuple(one for one in task.flags if not is_common(one))
+    return {title: [flag_row(one) for one in flags] for title, flags in flag_help.grouped(own).items()}
 
 
 def commands() -> str:
     """Return the page of all commands."""
     found = namespace()
-    contexts = {one.name: one for one in found.to_contexts()}
     lines = [
         "# Commands",
         "",
@@ -113,13 +109,9 @@ def commands() -> str:
         "These flags mean the same wherever a command takes them:",
         "",
     ]
-    common: dict[str, Argument] = {}
-    for context in contexts.values():
-        for argument in context.args.values():
-            if argument.name.replace("_", "-") in COMMON:
-                common.setdefault(argument.name.replace("_", "-"), argument)
-    rows = [(f"`{flag(common[one], one)}`", cell(common[one].help or "")) for one in COMMON]
-    lines += table(("flag", "meaning"), rows)
+    every = [one for name in found.task_names for one in found[name].flags if is_common(one)]
+    common = {one.spelled: one for one in every}
+    lines += table(("flag", "meaning"), [(flag_row(common[one])[0], flag_row(common[one])[2]) for one in COMMON])
     for title, tasks in front_page.groups(found).items():
         lines += [f"## {title}", ""]
         for name, task in tasks:
@@ -127,9 +119,10 @@ def commands() -> str:
             about = copied(task.__doc__ or "").strip().splitlines()
             lines += [f"### `{name}`", "", *(line.strip() for line in about), ""]
             lines += [f"Also: {', '.join(aliases)}.", ""] if aliases else []
-            flags = flag_rows(contexts[name])
-            lines += table(("flag", "default", "meaning"), flags) if flags else []
-            taken = [f"`--{one}`" for one in COMMON if one.replace("-", "_") in contexts[name].args]
+            lines += [f"Example: `./{task.example}`", ""] if task.example else []
+            for group, rows in flag_rows(task).items():
+                lines += table((group, "default", "meaning"), rows)
+            taken = [f"`--{one.spelled}`" for one in task.flags if is_common(one)]
             lines += [f"It also takes {', '.join(taken)}.", ""] if taken else []
     return "\n".join(lines)
 
@@ -175,16 +168,6 @@ def exit_codes() -> str:
         "`./inv ssh RUN -- words` and `./inv test` leave with the code of what they ran.",
         "",
     ])  # fmt: skip
-
-
-def meanings(record: type) -> dict[str, str]:
-    """Return what stands under each field of a record, in quotes."""
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(record))).body
-    found = {}
-    for one, below in itertools.pairwise(getattr(body, "body", ())):
-        if isinstance(one, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            found[ast.unparse(one.target)] = str(below.value.value)
-    return found
 
 
 def keys(record: type, at: str = "") -> list[tuple[str, str, str]]:
@@ -238,13 +221,20 @@ def files() -> str:
         *table(("where", "setting", "what", "may be removed"), places),
         "## Flags of a launch (`./inv launch FILE`)",
         "",
-        "Every key is a [flag of `launch`](commands.md#launch); command-line flags override the file. RunPod's words "
+        "Every key is a [flag of `launch`](commands.md#launch), or `phases`, below which options of phases stand "
+        "nested: `phases: {sft: {optimizer: {lr: 1e-3}}}` is `--set sft.optimizer.lr=1e-3`. "
+        "`./inv config --schema launch` prints the file's JSON Schema; "
+        "so do `sweep`, `pod` and `service` for the files below. Command-line flags "
+        "override the file. RunPod's words "
         f"are understood too: {renamed}. Example: [examples/launch.yaml](../../examples/launch.yaml).",
         "",
         "## Runs of a sweep (`./inv sweep FILE`)",
         "",
         "`runs` is a list of runs, each with a `name` and flags; `each` holds flags for all of them; `pods` is how "
-        "many run at once. The flags: " + ", ".join(f"`{one}`" for one in SWEEP_FLAGS) + ". "
+        "many run at once. `axes` holds lists of values by flag, or by an option of a phase (`sft.optimizer.lr`); each "
+        "combination is a run. The flags: "
+        + ", ".join(f"`{one}`" for one in flag_files.known(LaunchSpec, NOT_OF_A_RUN))
+        + " (in a file `phases`). "
         "Example: [examples/sweep.yaml](../../examples/sweep.yaml).",
         "",
         "## A set of pods (`./inv apply FILE`)",

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from invoke import Exit
 
-from scripts.cli.invoke_patch import command, print_json, words_after_dashes
+from scripts.cli.command import command
+from scripts.cli.invoke_patch import print_json, words_after_dashes
 from scripts.cli.render import columns
 from scripts.project import debian
 
@@ -16,59 +17,33 @@ ROOT = Path(__file__).resolve().parents[2]
 TYPED = ("infra", "data", "store", "serve", "flows", "scripts", "tests/programs")
 
 
-@command(
-    help={
-        "schema": "pod: what may stand in a file for inv apply, with the defaults",
-        "profile": "all of a recipe of model and training instead: runpod_2b, or a .yaml file",
-        "params": "only how many parameters its model has",
-        "json": "one JSON document",
-    }
-)
-def config(c, schema="", profile="", params=False, json=False):
+@command("", "scripts.project.flags:ConfigFlags", example="inv config --schema launch")
+def config(c, spec):
     """Show every setting, its value and where it came from.
 
-    With --profile: a recipe instead. With --schema: the keys of a file.
+    With --profile: a recipe instead. With --schema: the JSON Schema of a file.
     """
     from infra.settings import Settings
 
-    if profile or params:
+    if spec.profile or spec.params:
         from scripts.models.fit import show
 
-        show(profile or Settings.load(ROOT).profile, params, json)
+        show(spec.profile or Settings.load(ROOT).profile, spec.params, spec.json)
         return
+    if spec.schema:
+        from scripts.project import schemas
 
-    if schema:
-        show_schema(schema, json)
+        print_json(schemas.schema(spec.schema))
         return
     shown = Settings.load(ROOT).shown()
-    if json:
+    if spec.json:
         print_json({one.name: one for one in shown})
     else:
         print(columns([(one.name, one.value, one.source) for one in shown]))
 
 
-def show_schema(schema: str, as_json: bool) -> None:
-    from infra.errors import UsageError
-    from infra.runs import pod_set
-
-    if schema != "pod":
-        raise UsageError(f"--schema {schema}: known: pod")
-    keys = pod_set.schema()
-    if as_json:
-        print_json([{"name": name, "default": default, "about": about} for name, default, about in keys])
-    else:
-        print(columns([(name, "null" if default is None else str(default), about) for name, default, about in keys]))
-
-
-@command(
-    help={
-        "provider": "instead: ssh, the machines of the inventory; runpod, lium, shadeform, what they say to the key",
-        "for": "instead: serve, what should be in place before a service is begun",
-        "config": "with --for serve: its service file (default serve/service.yaml)",
-        "json": "one JSON document",
-    }
-)
-def doctor(c, provider="", for_="", config="", json=False):
+@command("", "scripts.project.flags:DoctorFlags", example="inv doctor --provider runpod")
+def doctor(c, spec):
     """Say what this machine, own machines or an account lack.
 
     The exit code is 0 when it can be used.
@@ -77,20 +52,21 @@ def doctor(c, provider="", for_="", config="", json=False):
     from infra.errors import UsageError
     from infra.settings import VENDORS, Settings
 
+    provider, for_ = spec.provider, spec.for_
     if provider not in ("", "local", "ssh", *VENDORS):
         raise UsageError(f"--provider is {provider!r}; known: local, ssh, {', '.join(VENDORS)}")
-    if for_ not in ("", "serve") or (for_ and provider) or (config and not for_):
+    if for_ not in ("", "serve") or (for_ and provider) or (spec.config and not for_):
         raise UsageError("expected --for serve, with --config FILE or without, or --provider NAME")
     settings = Settings.load(ROOT)
     if for_:
         from scripts.services import preflight
 
-        found = preflight.serving(config, settings)
+        found = preflight.serving(spec.config, settings)
     elif provider in VENDORS:
         found = machine.account(provider, settings)
     else:
         found = machine.nodes(settings) if provider == "ssh" else machine.findings(ROOT, settings)
-    if json:
+    if spec.json:
         print_json(found)
     else:
         print(columns([(one.name, one.state, one.detail) for one in found]))
@@ -101,36 +77,26 @@ def doctor(c, provider="", for_="", config="", json=False):
         raise Exit(f"inv doctor: {which}: see the lines marked bad", code=1)
 
 
-@command(
-    word="paths",
-    iterable=["paths"],
-    help={
-        "paths": "files or folders, all tests without",
-        "k": "only tests whose names match",
-        "fast": "only those that start no process, open no socket and compute no longer than a moment",
-        "nightly": "slow ones too",
-        "yes": "install the Debian packages that they want, as root or by sudo; CI=true says so, too",
-    },
-)
-def test(c, paths=None, k="", fast=False, nightly=False, yes=False):
+@command("", "scripts.project.flags:TestFlags", example="inv test --fast")
+def test(c, spec):
     """Run the tests, in an environment of their own.
 
     Words after -- go to pytest.
     """
-    if not fast:
-        bring_programs(yes)
-    words = ["-m", "pytest", *paths, *words_after_dashes()]
-    words += ["--fast"] if fast else []
-    words += ["-k", k] if k else []
-    words += ["-m", "not gpu and not account"] if nightly else []
-    if not paths and not k:  # most of the tests wait for processes of their own: two at a time use two cores
+    if not spec.fast:
+        bring_programs(spec.yes)
+    words = ["-m", "pytest", *spec.paths, *words_after_dashes()]
+    words += ["--fast"] if spec.fast else []
+    words += ["-k", spec.k] if spec.k else []
+    words += ["-m", "not gpu and not account"] if spec.nightly else []
+    if not spec.paths and not spec.k:  # most of the tests wait for processes: two at a time use two cores
         words += ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
-    code = run_in_dev(words, Path.cwd() if paths else ROOT)
+    code = run_in_dev(words, Path.cwd() if spec.paths else ROOT)
     if code:
         raise Exit(code=code)
 
 
-@command()
+@command(example="inv check")
 def check(c):
     """Run format, lint, types, import floors and tests.
 

@@ -15,30 +15,30 @@ from typing import Any
 
 from invoke import Exit
 
-from flows import follow, init_model, run_leases, same_request
+from flows import follow, run_leases
 from flows import launch as use_case
 from flows import resume as resuming
 from flows import stop as ending
-from flows.launch import LaunchSpec
-from flows.planning import Work, made_by_words, node_commands
+from flows.planning import node_commands
+from flows.pods import scale_of
 from infra.agent.job import Job
+from infra.agent.limits import read_clocks
 from infra.agent.state import NODE_LOST
 from infra.errors import UsageError
+from infra.flags import given
+from infra.ledger import spend
 from infra.ledger.journal import Journal, Op, service_lease
-from infra.names import check_name
-from infra.providers import registry
 from infra.records import Plan
 from infra.runs import pods
 from infra.runs.follow import Seen
 from infra.runs.keeper import lease_name
 from infra.runs.lookup import find_run
 from infra.runs.settle import settle
-from infra.selection.preflight import limits_for
-from infra.selection.request import request_on
 from infra.settings import Settings
-from scripts.cli import command_hints, context, offers_table, prompts, render
+from scripts.cli import command_hints, context, offers_table, plan_text, prompts, render, steps_text
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
+from scripts.runs.flags import NOT_OF_THE_PLAN, DownFlags, KeepFlags, LaunchFlags, ResumeFlags, StopFlags
 from scripts.runs.logs import tell_steps
 from serve import controller_client, controller_process
 from trainer.records.phase_registry import PHASES, USUAL
@@ -46,73 +46,49 @@ from trainer.records.phase_registry import PHASES, USUAL
 THEN = {"failed": "mend that, then launch again or ", NODE_LOST: "when its machine, or another, is free: "}
 
 
-def launch(
-    *, provider, profile, source, store, pool, host, nodes, ttl, spend_limit, idle_stop, run_name, detach, no_accept,
-    wait, on_failure, with_missing, dry_run, json, yes, phase, packages, persona, seed, steps, tag,
-    save_every, keep, ckpt_prefix, init, mixture, remake, keep_made, block_size, **machine,
-):  # fmt: skip
-    settings = context.settings(provider=provider, profile=profile, source=source, store=store, block_size=block_size)
-    name = check_name(run_name) if run_name else ""
-    typed = {**machine, "nodes": nodes, "pool": pool, "host": host, "ttl": ttl, "spend_limit": spend_limit,
-             "idle_stop": idle_stop, "on_failure": on_failure, "save_every": save_every, "keep": keep,
-             "ckpt_prefix": ckpt_prefix}  # fmt: skip
-    nodes, on_failure = 1 if nodes is None else nodes, on_failure or "end"
-    if nodes < 1:
-        raise UsageError(f"--nodes is {nodes}; it must be at least 1")
-    if on_failure not in ("keep", "end"):
-        raise UsageError(f"--on-failure {on_failure}: known: end, keep")
-    work = Work(
-        phase=phase, packages=packages, persona=persona, seed=seed, steps=steps, tag=tag, save_every=save_every,
-        keep=keep, ckpt_prefix=ckpt_prefix, mixture=mixture, made=made_by_words(remake, keep_made),
-        with_missing=with_missing, init=init_model.look(init, settings) if init else None,
-    )  # fmt: skip
-    candidates = registry.candidates(settings)
-    limits = limits_for(settings, candidates[0].is_rented, ttl, spend_limit, render.say, idle_stop)
-    request = request_on(candidates, machine, name or "new", nodes, pool, host)
-    chosen = () if settings.sources["provider"].startswith("default") else tuple(one.name for one in candidates)
-    asked = same_request.asking(typed, request, limits, name=name, vendors=chosen)
-    limits = replace(limits, spend_micro_usd=limits.spend_micro_usd and limits.spend_micro_usd // nodes)
-    spec = LaunchSpec(work=work, request=request, limits=limits, asked=asked, on_failure=on_failure,
-                      unchecked=no_accept, wait=wait, dry_run=dry_run)  # fmt: skip
+def launch(spec: LaunchFlags) -> None:
+    settings = context.settings_of(spec)
+    meant = use_case.understand(spec, settings, render.tell)
     with open_journal(settings) as journal:
         settle(journal, settings, render.tell)
-        found = use_case.prepare(spec, journal, settings, render.tell)
+        found = use_case.prepare(meant, journal, settings, render.tell)
         if found.is_open:
-            work = replace(work, made=prompts.ask_about_made(found.plan, yes))
-            found = use_case.prepare(replace(spec, work=work), journal, settings, render.tell)
+            meant = replace(meant, work=replace(meant.work, made=prompts.ask_about_made(found.plan, spec.yes)))
+            found = use_case.prepare(meant, journal, settings, render.tell)
         plan, at_work = found.plan, found.at_work
-        if not json:
+        if not spec.json:
             render.say(f"provider {settings.provider} ({settings.sources['provider']})")
-            render.show_plan(plan)
+            plan_text.show_plan(plan)
             if found.offers:
-                offers_table.show(plan, found.offers, settings, on_failure)
+                offers_table.show(plan, found.offers, settings, spec.on_failure or "end")
         found = use_case.check(found, settings, context.again("--with-missing"), render.tell)
-        if dry_run and at_work and not json:
-            render.say(f"{at_work.run} is at it already; a launch follows it")
-        if dry_run or plan.job is None:
-            if not dry_run:
+        if spec.dry_run and at_work and not spec.json:
+            render.say(f"{at_work.run} is already running it; a launch would follow it")
+        if spec.dry_run or plan.job is None:
+            if not spec.dry_run:
                 run_leases.move_names(plan)
-            report_plan(plan, journal, json, dry_run)
+            report_plan(plan, journal, spec)
             return
         if found.offers:
-            is_named = all(machine[flag] for flag in ("cloud", "region", "instance_type"))
-            found = replace(found, offers=tuple(prompts.pick(list(found.offers), is_named, yes)))
+            is_named = bool(spec.cloud and spec.region and spec.instance_type)
+            found = replace(found, offers=tuple(prompts.pick(list(found.offers), is_named, spec.yes)))
             if not found.offers:
                 render.say("nothing was rented")
                 return
         op = use_case.start(found, journal, settings, render.tell)
-        if detach:
-            leave(op, settings, json)
+        if spec.detach:
+            leave(op, settings, spec.json)
             return
-        conclude(op, journal, settings, json)
+        conclude(op, journal, settings, spec.json)
 
 
-def report_plan(plan: Plan, journal: Journal, as_json: bool, dry_run: bool) -> None:
-    last = use_case.last_on(plan, journal)
-    if as_json:
+def report_plan(plan: Plan, journal: Journal, spec: Any) -> None:
+    """Show a plan that nothing is done about. `spec`: the flags of a command that has `--dry-run` and `--json`."""
+    last, dry_run = use_case.last_on(plan, journal), spec.dry_run
+    if spec.json:
         state = "planned" if plan.job else "succeeded"
-        said = {"run": last.run if last else None, "state": state, "ran": [], **render.plan_json(plan)}
-        print_json({**said, "commands": node_commands(plan)})
+        said = {"run": last.run if last else None, "state": state, "ran": [], **plan_text.plan_json(plan)}
+        print_json({**said, "commands": node_commands(plan), "flags": given(spec, NOT_OF_THE_PLAN)})
     elif plan.job is None:
         moved = "".join(f"; {one.name} stands for it now" for one in plan.pointers) if not dry_run else ""
         render.say(f"everything is here{moved}; nothing to do. {talk_to(plan.artifacts[-1].name, plan.store)}")
@@ -127,7 +103,7 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
     with hang_up() as hung_up:
         try:
             with follow.keeping(op, journal, settings, render.tell) as seen:
-                progress, verdict = show_progress(op, seen, quiet=as_json)
+                progress, verdict = show_progress(op, seen, as_json, scale_of(op, settings))
         except (KeyboardInterrupt, OSError) as error:
             if isinstance(error, OSError) and not hung_up:  # else it is the terminal that is gone
                 raise
@@ -143,13 +119,14 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
                 "run": op.run,
                 "state": verdict["state"],
                 "ran": [step["name"] for step in progress.get("steps", ()) if step["state"] == "done"],
-                "steps": render.steps_json(progress),
+                "steps": steps_text.steps_json(progress),
                 "reason": verdict["reason"] or None,
                 "recoveries": progress["recoveries"],
             }
         )
     elif succeeded:
-        total = sum(step["elapsed_s"] for step in progress["steps"])
+        scale, rows = scale_of(op, settings), journal.ops(run=op.run)
+        total = spend.run_s(rows, read_clocks(), scale, verdict.get("at"))
         steps = Job.from_json(op.job).steps
         then = talk_to(steps[-1].config["making"]["name"], op.store) if steps else f"Next: ./inv pod.run {op.run}"
         render.say(f"{op.run} succeeded in {render.duration(total)}. {then}")
@@ -191,54 +168,60 @@ def talk_to(artifact: str, store: str) -> str:
     return f"Talk to it: {where}./inv chat{model}"
 
 
-def show_progress(op: Op, seen: Iterator[Seen], quiet: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Bars on a terminal, a line per step elsewhere; returns the last progress and the verdict."""
+def show_progress(
+    op: Op, seen: Iterator[Seen], quiet: bool, scale: float
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Show bars on a terminal, a line per step elsewhere; return the last progress and the verdict.
+
+    `scale`: how many times faster than ours the clock of the run's cost is, by which its times are told, too.
+    """
     if not quiet:
         render.say(f"run {op.run} in {pods.where(op)}")
     if quiet:
         return _last(seen)
     if not sys.stderr.isatty():
-        return _last(_lines(seen))
+        return _last(_lines(seen, scale))
     from rich.live import Live
 
     with Live(console=render.console(), refresh_per_second=8) as live:
-        return _last(_redraw(seen, live))
+        return _last(_redraw(seen, live, scale))
 
 
 def _last(seen: Iterator[Any]) -> Any:
     return deque(seen, maxlen=1).pop()
 
 
-def _redraw(seen: Iterator[Any], live: Any) -> Iterator[Any]:
+def _redraw(seen: Iterator[Any], live: Any, scale: float) -> Iterator[Any]:
     for progress, verdict in seen:
-        live.update(render.steps_table(progress, time.time()))
+        live.update(steps_text.steps_table(progress, time.time(), scale))
         yield progress, verdict
 
 
-def _lines(seen: Iterator[Any]) -> Iterator[Any]:
+def _lines(seen: Iterator[Any], scale: float) -> Iterator[Any]:
     """A line when a step begins and ends, and now and then between."""
     told: dict[str, tuple[str, float]] = {}
     for progress, verdict in seen:
-        tell_steps(progress, told)
+        tell_steps(progress, told, scale)
         yield progress, verdict
 
 
-def down(run, all, json):
+def down(spec: DownFlags) -> None:
+    run = spec.run
     settings = context.settings()
     with open_journal(settings) as journal:
         known = [one.name for one in journal.services()]
-        is_service = bool(run) and not all and run in known
-        services = known if all else [run] if is_service else []  # else they replace what is ended
+        is_service = bool(run) and not spec.all and run in known
+        services = known if spec.all else [run] if is_service else []  # else they replace what is ended
         done = list(ending.services(services, journal, settings, render.tell))
         if is_service:
             raise_worst(done)
-            if json:
+            if spec.json:
                 print_json({"ended": [run]})
             return
-        rows = journal.ops(live=True) if all else ending.rows_of(run, journal)
+        rows = journal.ops(live=True) if spec.all else ending.rows_of(run, journal)
         ended = list(ending.rows(rows, journal, settings, render.tell))
     raise_worst([*done, *ended])
-    if json:
+    if spec.json:
         print_json({"ended": [one.name for one in ended if not one.problem]})
     elif not rows:
         render.say("nothing is running")
@@ -254,47 +237,48 @@ def raise_worst(done: Sequence[ending.Ended]) -> None:
         raise ordered[-1]
 
 
-def stop(run):
-    name = run or "RUN"
+def stop(spec: StopFlags) -> None:
+    name = spec.run or "RUN"
     raise UsageError(
         "no pod is stopped: the one vendor that can would bill its disk at twice the rate, and may have no GPU for it "
         f"later. End it: inv down {name}; go on from its checkpoints: inv resume {name}"
     )
 
 
-def resume(run, spend_limit, ttl, detach, json):
+def resume(spec: ResumeFlags) -> None:
     settings = context.settings()
     with open_journal(settings) as journal:
         settle(journal, settings, render.tell)
-        op = resuming.resume(run, spend_limit, ttl, journal, settings, render.tell)
-        if detach:
-            leave(op, settings, json)
+        op = resuming.resume(spec.run, spec.spend_limit, spec.ttl, journal, settings, render.tell)
+        if spec.detach:
+            leave(op, settings, spec.json)
         else:
-            conclude(op, journal, settings, json)
+            conclude(op, journal, settings, spec.json)
 
 
-def keep_(run, detach, json):
+def keep_(spec: KeepFlags) -> None:
+    run = spec.run
     settings = context.settings()
     with open_journal(settings) as journal:
         if run and journal.service(run):
-            look_after(run, settings, journal, json)
+            look_after(run, settings, journal, spec.json)
             return
         op = find_run(journal, run)
         holder = journal.holder(lease_name(op.run))
         if holder:
             state, said = "kept", f"{op.run} is kept by process {holder.pid}"
         elif resuming.is_idle(op, settings):
-            state, said = "idle", f"{op.run} is at no work; its guard holds it"
+            state, said = "idle", f"{op.run} is idle; its guard holds it"
         elif pods.is_over(op):
             state, said = "over", f"{op.run} is over; run: inv status {op.run}"
-        elif detach:
-            leave(op, settings, json)
+        elif spec.detach:
+            leave(op, settings, spec.json)
             return
         else:
-            conclude(op, journal, settings, json)
+            conclude(op, journal, settings, spec.json)
             return
         render.say(said)
-        if json:
+        if spec.json:
             print_json({"run": op.run, "state": state, "keeper": holder.pid if holder else None})
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from invoke import Exit
 
+from flows.pods import scale_of
 from infra.agent.job import Job
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError, UsageError
@@ -24,41 +25,42 @@ from infra.runs.settle import keep_last_words
 from infra.settings import Settings
 from infra.transport.protocol import Lost, TimedOut, Unreachable
 from scripts.cli import context, render
-from scripts.cli.render import clean, say, step_line
+from scripts.cli.render import clean, say
 from scripts.cli.session import open_journal
+from scripts.cli.steps_text import step_line
+from scripts.runs.flags import LogsFlags
 from store import StoreError
 
 TELL_EVERY_S = 15.0  # what a step is at
 LAST_S = 60.0  # a pod that is deaf when its run has ended is asked again for so long
 
 
-def logs(run, tail, **which):
-    if tail < 0:
-        raise UsageError(f"--tail is {tail}; it cannot be negative")
+def logs(spec: LogsFlags) -> None:
+    if spec.tail < 0:
+        raise UsageError(f"--tail is {spec.tail}; it cannot be negative")
     settings = context.settings()
     with open_journal(settings) as journal:
-        show(find_run(journal, run), journal, settings, tail=tail, **which)
+        show(find_run(journal, spec.run), journal, settings, spec)
 
 
-def show(
-    op: Op, journal: Journal, settings: Settings, *, follow: bool, tail: int, since: str, file: str, errors: bool
-) -> None:
+def show(op: Op, journal: Journal, settings: Settings, spec: LogsFlags) -> None:
     """Print to stdout. Raises UsageError for a log that does not exist, Exit with the run's code after following."""
     folder = settings.homes / op.run
-    wanted_s = context.seconds(since)
+    wanted_s = context.seconds(spec.since)
     after = 0.0 if wanted_s is None else time.time() - wanted_s
     if bring(op, journal, settings, folder) or not op.is_live:
         bring_from_store(op, folder)
 
     def paths() -> list[Path]:
-        return choose_errors(folder, file) if errors else choose(folder, op, file, follow)
+        return choose_errors(folder, spec.file) if spec.errors else choose(folder, op, spec.file, spec.follow)
 
-    if not paths() and not follow:
-        print(f"{op.run} has written no {'error ' if errors else ''}log{'' if errors else ' yet'}", file=sys.stderr)
+    if not paths() and not spec.follow:
+        which, yet = ("error log", "") if spec.errors else ("log", " yet")
+        print(f"{op.run} has written no {which}{yet}", file=sys.stderr)
     begins = {path: start(path, after) for path in paths()}
-    most = shares(begins, tail)
-    offsets = {path: write(path, at, most.get(path), is_last=not follow) for path, at in begins.items()}
-    if not follow:
+    most = shares(begins, spec.tail)
+    offsets = {path: write(path, at, most.get(path), is_last=not spec.follow) for path, at in begins.items()}
+    if not spec.follow:
         return
     verdict: Mapping[str, Any] = {}
     told: dict[str, tuple[str, float]] | None = None
@@ -73,16 +75,17 @@ def show(
             offsets[path] = write(path, offsets.get(path, 0), is_last=bool(verdict))
         if told is None:  # what has ended before is in the logs
             told = {one["name"]: (one["state"], 0.0) for one in progress.get("steps", ())}
-        tell_steps(progress, told)
+        tell_steps(progress, told, scale_of(op, settings))
     state = verdict.get("state", "stopped")
     print(f"{op.run} {state} {verdict.get('reason', '')}".rstrip(), file=sys.stderr)
     raise Exit(code={"succeeded": 0, "limit": 5}.get(state, 1))
 
 
-def tell_steps(progress: Mapping[str, Any], told: dict[str, tuple[str, float]]) -> None:
+def tell_steps(progress: Mapping[str, Any], told: dict[str, tuple[str, float]], scale: float = 1.0) -> None:
     """A line of talk when a step begins and ends, and now and then between: its figures are in no log.
 
-    `told`: of each step the state that was told last, and when (monotonic seconds); kept up to date here.
+    `told`: of each step the state that was told last, and when (monotonic seconds); kept up to date here. `scale`: as
+    `step_line` takes it.
     """
     for step in progress.get("steps", ()):
         state, at = told.get(step["name"], ("waiting", 0.0))
@@ -90,7 +93,7 @@ def tell_steps(progress: Mapping[str, Any], told: dict[str, tuple[str, float]]) 
         if step["state"] != state or due:
             told[step["name"]] = (step["state"], time.monotonic())
             if step["state"] != "waiting":  # again, on another pod
-                say(step_line(step, time.time()))
+                say(step_line(step, time.time(), scale))
 
 
 def follow_pods(op: Op, journal: Journal, settings: Settings) -> Iterator[tuple[Op, Seen]]:
@@ -151,7 +154,7 @@ def choose(folder: Path, op: Op, file: str, follow: bool) -> list[Path]:
         path = folder / f"{file}.log"
         if not path.exists() and not follow:
             known = sorted(one.stem for one in folder.glob("*.log"))
-            raise UsageError(f"{op.run} has no log {file!r}; there is: {', '.join(known) or 'none yet'}")
+            raise UsageError(f"{op.run} has no log {file!r}; available: {', '.join(known) or 'none yet'}")
         return [path]
     names = ["environment", *(step.name for step in Job.from_json(op.job).steps)]
     return [path for name in names if (path := folder / f"{name}.log").exists()]

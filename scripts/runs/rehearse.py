@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from infra.errors import SlipwayError, UsageError
 from infra.ledger import cost as costs
 from infra.ledger.journal import Journal
 from infra.market import gpus
-from infra.money import micro_usd
+from infra.money import in_usd, micro_usd
 from infra.rehearsal import attach
 from infra.rehearsal.attach import Running
 from infra.selection import request
@@ -28,6 +28,7 @@ from scripts.cli import context, local_step, rehearsal_world, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
 from scripts.runs import launch
+from scripts.runs.flags import RehearseFlags
 
 AT_START_ONLY = ("prices", "balance_usd", "lium_key_budget_usd")
 KEEPER = "keep:"
@@ -44,31 +45,31 @@ class Event:
     what: str
 
 
-def rehearse(*, stop, preempt, bad_host, faults, offers, speed, json, **flags):
-    if stop:
-        end(json)
+def rehearse(spec: RehearseFlags) -> None:
+    if spec.stop:
+        end(spec.json)
         return
-    for name, number in (("preempt", preempt), ("bad-host", bad_host)):
+    for name, number in (("preempt", spec.preempt), ("bad-host", spec.bad_host)):
         if number < 0:
             raise UsageError(f"--{name} is {number}; it cannot be negative")
-    if speed is not None and speed <= 0:
-        raise UsageError(f"--speed is {speed:g}; a clock runs forward")
-    plan = plan_of(faults, preempt, bad_host)
-    if not flags["dry_run"]:  # made before the clock runs, or the first pod would spend its money on it
+    if spec.speed is not None and spec.speed <= 0:
+        raise UsageError(f"--speed is {spec.speed:g}; it must be more than 0")
+    plan = plan_of(spec.faults, spec.preempt, spec.bad_host)
+    if not spec.dry_run:  # made before the clock runs, or the first pod would spend its money on it
         local_step.python(context.settings())
-    world = the_world(plan, faults, offers, speed, fitting_speed(offers, flags))
+    world = the_world(plan, spec.faults, spec.offers, spec.speed, fitting_speed(spec))
     rehearsal_world.step_into(world)
     world.tell("/faults", plan)
     settings = context.settings()
-    if not flags.get("provider") and settings.provider not in (MARKET, *VENDORS):
-        flags["provider"] = MARKET
+    if not spec.provider and settings.provider not in (MARKET, *VENDORS):
+        spec = replace(spec, provider=MARKET)
     before, began_at = world.truth(), int(time.time())
     said = io.StringIO()
     outcome: dict[str, Any] | None = None
     code = 0
     try:
-        with contextlib.redirect_stdout(said) if json else contextlib.nullcontext():
-            launch.launch(json=json, **flags)
+        with contextlib.redirect_stdout(said) if spec.json else contextlib.nullcontext():
+            launch.launch(spec)
     except Exit as leaving:
         code = leaving.code
         if leaving.message:
@@ -77,7 +78,7 @@ def rehearse(*, stop, preempt, bad_host, faults, offers, speed, json, **flags):
         code, outcome = error.exit_code, {"error": str(error), "exit_code": error.exit_code}
         render.say(f"inv rehearse: {error}")
     outcome = outcome or (json_text.loads(said.getvalue()) if said.getvalue() else None)
-    report(world, before, began_at, outcome, json)
+    report(world, before, began_at, outcome, spec.json)
     if code:
         raise Exit(code=code)
 
@@ -99,22 +100,22 @@ def plan_of(faults: str, preempt: int, bad_host: int) -> dict[str, Any]:
     return plan
 
 
-def fitting_speed(offers: str, flags: dict[str, Any]) -> float:
+def fitting_speed(spec: RehearseFlags) -> float:
     """As fast as usual, but slow enough that a limit is not reached before the work has begun."""
     from infra.rehearsal.offers import BUNDLED, read_offers
 
-    limit_s = context.seconds(flags["ttl"]) or math.inf
-    if flags["spend_limit"]:
-        kind, number = flags["gpu"] or request.GPU, flags["num_gpus"] or (0 if flags["gpu"] else request.NUM_GPUS)
+    limit_s = context.seconds(spec.ttl) or math.inf
+    if spec.spend_limit:
+        kind, number = spec.gpu or request.GPU, spec.num_gpus or (0 if spec.gpu else request.NUM_GPUS)
         prices = [
             one.micro_usd_per_hour * (number if one.vendor == "runpod" and number else 1)  # which sells single GPUs
-            for one in read_offers(Path(offers) if offers else BUNDLED)
-            if flags["provider"] in ("", MARKET, one.vendor) and gpus.is_asked(kind, one.gpu)
+            for one in read_offers(Path(spec.offers) if spec.offers else BUNDLED)
+            if spec.provider in ("", MARKET, one.vendor) and gpus.is_asked(kind, one.gpu)
             if one.vendor == "runpod" or number in (0, one.num_gpus)
         ]
         cheapest = min(prices, default=0)
         if cheapest:
-            limit_s = min(limit_s, micro_usd(flags["spend_limit"].lstrip("$")) * 3600 / cheapest)
+            limit_s = min(limit_s, micro_usd(spec.spend_limit.lstrip("$")) * 3600 / cheapest)
     busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))  # who shares the machine works the more slowly
     return max(1.0, min(attach.SPEED, round(limit_s / (LIMIT_S * busy), 1)))
 
@@ -201,7 +202,7 @@ def report(world: Running, before: dict[str, Any], began_at: int, outcome: Any, 
         print(render.clean(f"+{clock(one.at - start)}  {one.vendor}  {one.machine or '-'}  {one.what}"))
     if not timeline:
         print("nothing: it was not asked to rent anything")
-    print(f"the market billed {render.usd(billed)} USD; our ledger, which counts more: {render.usd(ours)} USD")
+    print(f"the market billed {in_usd(billed)}; our ledger, which counts more: {in_usd(ours)}")
     for pod in running:
         rate = render.usd(pod["micro_usd_per_hour"])
         render.say(f"{pod['vendor']} {pod['id']} still runs, at {rate} USD/h; to end it: inv down --rehearse")

@@ -17,16 +17,20 @@ from infra.agent.job import Job
 from infra.checkout import ROOT
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, Op
+from infra.money import in_usd, per_hour
 from infra.records import PodView
 from infra.runs import mirror
 from infra.runs.lookup import find_run, names_of_runs, way
 from infra.runs.pods import folder_of
 from infra.settings import Settings
+from infra.units import moment
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
+from scripts.models import scores_text
 from scripts.models.eval import Subject, kept
 from scripts.runs import status
+from scripts.runs.flags import ReportFlags
 from store import Store, StoreError, credentials, outside
 from store.manifest import kept_name
 from store.run_sync.run_folder import RunFolder
@@ -38,15 +42,15 @@ FOREGROUND = "foreground"  # what `inv train` does here, which is no run of its 
 Place = Callable[[str, str], bytes | None]  # phase and file -> what it holds, None where it is not there
 
 
-def report(run, out, json):
+def report(spec: ReportFlags) -> None:
     settings = context.settings()
-    story = tell(run, settings)
+    story = tell(spec.run, settings)
     if not any(phase.lines for phase in story.phases):
-        render.say(f"{story.run} has told no figures yet")
-    folder = Path(out or ROOT / "var" / "reports" / story.run.replace("/", "-")).absolute()
+        render.say(f"{story.run} has written no metrics yet")
+    folder = Path(spec.out or ROOT / "var" / "reports" / story.run.replace("/", "-")).absolute()
     pictures = write(story, folder)
     target = folder / "report.html"
-    if json:
+    if spec.json:
         phases = [{"name": one.name, "state": one.state or None, "steps": len(one.lines)} for one in story.phases]
         print_json({"run": story.run, "page": str(target), "pictures": pictures, "phases": phases})
     else:
@@ -145,8 +149,8 @@ def measured(settings: Settings, name: str, fingerprint: str) -> list[tuple[str,
     """What `inv eval` has found of that very model."""
     found = kept(settings, Subject(name, fingerprint, Path())).get("measures", {})
     return [
-        (key, f"{render.of_unit(one, one['value'])}{'' if one['unit'] == 'share' else ' ' + one['unit']}",
-         render.between(one, one))
+        (key, f"{scores_text.of_unit(one, one['value'])}{'' if one['unit'] == 'share' else ' ' + one['unit']}",
+         scores_text.between(one, one))
         for key, one in found.items()
     ]  # fmt: skip
 
@@ -154,12 +158,14 @@ def measured(settings: Settings, name: str, fingerprint: str) -> list[tuple[str,
 def facts(view: PodView) -> Iterator[tuple[str, str]]:
     yield "state", view.state
     yield "provider", view.provider
-    rate = f" at {render.usd(view.micro_usd_per_hour)}/h" if view.micro_usd_per_hour else ""
-    yield "cost, USD", f"{render.cents(view.spent_micro_usd)}{rate}"
-    spent = sum(one.get("elapsed_s") or 0.0 for one in view.progress.get("steps", ()))
-    yield "work", render.duration(spent) if spent else "?"
+    yield "cost", in_usd(view.spent_micro_usd)
+    if view.micro_usd_per_hour:
+        yield "price", per_hour(view.micro_usd_per_hour)
+    yield "time", render.duration(view.elapsed_s)
+    if view.ended_at:
+        yield "ended", moment(view.ended_at)
     if view.recoveries:
-        yield "brought back", render.count(view.recoveries, "time")
+        yield "recovered", render.count(view.recoveries, "time")
 
 
 def places(op: Op, journal: Journal, settings: Settings) -> Iterator[Place]:

@@ -1,9 +1,6 @@
 """What `status` does: the table of runs, once or again and again."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 from flows import status as use_case
 from infra.ledger.journal import Journal
@@ -13,22 +10,24 @@ from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.session import open_journal
+from scripts.runs import status_table
+from scripts.runs.flags import StatusFlags
 
 
-def status(run, watch, json):
+def status(spec: StatusFlags) -> None:
     settings = context.settings()
-    every_s = context.watch_seconds(watch)
+    every_s = context.watch_seconds(spec.watch)
     with open_journal(settings) as journal:
         if every_s is None:
-            views = look(journal, settings, run)
-            if json:
-                print_json([render.view_json(view) for view in views])
+            views = look(journal, settings, spec.run)
+            if spec.json:
+                print_json([status_table.view_json(view) for view in views])
             elif views:
-                render.console(stderr=False).print(render.status_table(views), soft_wrap=True)
+                render.console(stderr=False).print(status_table.status_table(views), soft_wrap=True)
             else:
                 render.say("no runs yet; begin with: ./inv launch --phase sft")
             return
-        redraw(journal, settings, run, every_s, json)
+        redraw(journal, settings, spec.run, every_s, spec.json)
 
 
 def look(journal: Journal, settings: Settings, run: str) -> list[PodView]:
@@ -46,22 +45,11 @@ def look(journal: Journal, settings: Settings, run: str) -> list[PodView]:
 def redraw(journal: Journal, settings: Settings, run: str, every_s: float, as_json: bool) -> None:
     """Until Ctrl-C. On a terminal one table that changes in place; elsewhere a table, or a JSON line, per look."""
     out = render.console(stderr=False)
-    with screen(out) as show:
+    with render.screen(out) as show:
         while True:
             views = look(journal, settings, run)
             if as_json:
-                print_json([render.view_json(view) for view in views], indent=None)
+                print_json([status_table.view_json(view) for view in views], indent=None)
             else:
-                show(render.watch_screen(views, every_s))
+                show(status_table.watch_screen(views, every_s))
             time.sleep(every_s)
-
-
-@contextmanager
-def screen(out: Any) -> Iterator[Any]:
-    if not out.is_terminal:
-        yield out.print
-        return
-    from rich.live import Live
-
-    with Live(console=out, screen=True, auto_refresh=False) as live:
-        yield lambda what: live.update(what, refresh=True)

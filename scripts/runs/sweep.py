@@ -11,40 +11,42 @@ from flows.follow import DETACHED
 from flows.sweep import Run, Sweep
 from infra import strict_yaml
 from infra.errors import UsageError
+from infra.money import in_usd
 from scripts.cli import context, prompts, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
+from scripts.runs.flags import SweepFlags
 
 
-def sweep(file, pods, provider, dry_run, yes, json):
-    if not file:
-        raise UsageError("which file? inv sweep runs.yaml, with `runs:` and below it `- name: a`, `  seed: 1`")
+def sweep(spec: SweepFlags) -> None:
+    if not spec.file:
+        raise UsageError("FILE is missing: inv sweep runs.yaml, with `runs:` and below it `- name: a`, `  seed: 1`")
     try:
-        document = strict_yaml.read(Path(file))
+        document = strict_yaml.read(Path(spec.file))
     except FileNotFoundError:
-        raise UsageError(f"there is no {file}") from None
-    spec = use_case.read(str(Path(file)), document, pods)
-    settings = context.settings(provider=provider)
+        raise UsageError(f"there is no {spec.file}") from None
+    runs = use_case.read(str(Path(spec.file)), document, spec.pods)
+    settings = context.settings(provider=spec.provider)
     with open_journal(settings) as journal:
-        planned = use_case.plan(spec, journal, settings, context.again("--with-missing"), render.tell)
-    if not json:
+        planned = use_case.plan(runs, journal, settings, context.again("--with-missing"), render.tell)
+    if not spec.json:
         show_plan(planned)
     if planned.idle:
         render.say(f"{render.count(planned.idle, 'pod')} {'has' if planned.idle == 1 else 'have'} no run")
-    if dry_run:
-        if json:
+    if spec.dry_run:
+        if spec.json:
             rows = [row_json(run) for run in planned.runs.values()]
             print_json({"lanes": planned.lanes, "idle_pods": planned.idle, "runs": rows})
         return
     if planned.micro_usd:
-        prompts.confirm(yes)
+        prompts.confirm(spec.yes)
     try:
         planned.go()
     except KeyboardInterrupt:
-        render.say(f"\ndetached; what runs goes on. See it: ./inv status. Go on with the rest: ./inv sweep {file}")
+        render.say(f"\ndetached; what runs goes on. See it: ./inv status. Go on with the rest: ./inv sweep {spec.file}")
         raise Exit(code=DETACHED) from None
-    report(planned.runs, planned.idle, json)
+    report(planned.runs, planned.idle, spec.json)
 
 
 def show_plan(planned: Sweep) -> None:
@@ -58,7 +60,7 @@ def show_plan(planned: Sweep) -> None:
     what = f"{render.count(len(planned.runs), 'run')} on {render.count(len(planned.lanes), 'pod')}"
     render.say(f"{what}, about {render.duration(longest_s)} (estimates, one by one)")
     if planned.micro_usd:
-        render.say(f"each on a machine that is rented for it: {render.cents(planned.micro_usd)} USD together at most")
+        render.say(f"each on a machine that is rented for it: {in_usd(planned.micro_usd)} together at most")
 
 
 def report(runs: Mapping[str, Run], idle: int, as_json: bool) -> None:

@@ -16,6 +16,7 @@ from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
 from scripts.services import inspect
+from scripts.services.flags import DownFlags, ExportFlags, KeyFlags, ScaleFlags, UpFlags
 from serve import awaiting, controller_client, controller_process, revision
 from serve import service as service_file
 from serve.gateway import keys
@@ -25,24 +26,23 @@ from serve.replicas import placement
 SHOWN = 20
 
 
-def up(*, dry_run, yes, detach, json, **asked):
-    spec = use_case.ServeSpec(**asked)
+def up(spec: UpFlags) -> None:
     settings = context.settings(provider="" if spec.provider == revision.ANY else spec.provider)
     with open_journal(settings) as journal:
         found = use_case.plan(spec, journal, settings, render.tell)
         name, old = found.name, found.old
-        if dry_run:
-            show_placement(found, settings, json)
+        if spec.dry_run:
+            show_placement(found, settings, spec.json)
             return
         wanted = use_case.wanted_by(found, spec, journal, settings, render.tell)
         if old and wanted == old and controller_process.is_kept(name, journal):
             render.say(f"{name}: nothing to change")
         elif wanted != old and revision.rents(found.version, settings):
             show_placement(found, settings, as_json=False, is_asked=False)
-            prompts.confirm(yes)
+            prompts.confirm(spec.yes)
         seen = use_case.want(found, wanted, journal, settings, render.tell)
         render.say(f"{name}: {seen.endpoint}")
-        if not detach:
+        if not spec.detach:
             try:
                 awaiting.await_ready(name, wanted, settings, journal, old is None, render.tell)
             except KeyboardInterrupt:
@@ -50,7 +50,7 @@ def up(*, dry_run, yes, detach, json, **asked):
                     f"{name} goes on without this command; see: inv serve.status {name}; end it: inv serve.down {name}"
                 )
                 raise
-        inspect.show([name], settings, journal, with_replicas=False, as_json=json)
+        inspect.show([name], settings, journal, with_replicas=False, as_json=spec.json)
 
 
 def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, is_asked: bool = True) -> None:
@@ -87,89 +87,107 @@ def show_placement(found: use_case.Revision, settings: Settings, as_json: bool, 
     render.say(f"{least} replicas{missing}: about {dollars(rate)} USD/h; {until}")
 
 
-def scale(name, min_replicas, max_replicas, detach, json):
+def scale(spec: ScaleFlags) -> None:
+    name = spec.name
     settings = context.settings()
     with open_journal(settings) as journal:
         name = controller_client.find(name, journal)
-        wanted, is_changed = use_case.scale(name, min_replicas, max_replicas, journal)
+        wanted, is_changed = use_case.scale(name, spec.min_replicas, spec.max_replicas, journal)
         if not is_changed:
             render.say(f"{name}: nothing to change")
         controller_client.ensure(name, settings, journal, render.tell)
-        if not detach:
+        if not spec.detach:
             awaiting.await_ready(name, wanted, settings, journal, False, render.tell)
-        inspect.show([name], settings, journal, with_replicas=False, as_json=json)
+        inspect.show([name], settings, journal, with_replicas=False, as_json=spec.json)
 
 
-def down(name, all, json):
-    if name and all:
-        raise UsageError(f"--all and {name}: give one of them")
+def down(spec: DownFlags) -> None:
+    if spec.name and spec.all:
+        raise UsageError(f"--all and {spec.name}: give one of them")
     settings = context.settings()
     with open_journal(settings) as journal:
-        names = [one.name for one in journal.services()] if all else [controller_client.find(name, journal)]
+        names = [one.name for one in journal.services()] if spec.all else [controller_client.find(spec.name, journal)]
         for one in names:
             controller_client.finish(one, settings, journal, render.tell)
             render.say(f"{one}: ended, nothing of it runs")
-        if json:
+        if spec.json:
             print_json({"ended": names})
         elif not names:
             render.say("no service is running")
 
 
-def key(name, for_, drop, json):
+def key(spec: KeyFlags) -> None:
+    name = spec.name
     settings = context.settings()
     with open_journal(settings) as journal:
         known = [one.name for one in journal.services()]
         name = check_name(name) if name else controller_client.find("", journal)
-    if drop and not for_:
-        raise UsageError("--drop: whose key? --for NAME")
+    if spec.drop and not spec.for_:
+        raise UsageError("--drop requires --for NAME")
     path = controller_process.Places.of(settings, name).keys
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     names = [line.split()[0] for line in lines if line.strip() and not line.startswith("#")]
-    if not for_:
-        if json:
+    if not spec.for_:
+        if spec.json:
             print_json({"service": name, "keys": names})
         else:
-            render.say(f"{name}: {', '.join(names) or 'no keys: whoever reaches it may ask'}")
+            render.say(f"{name}: {', '.join(names) or 'it has no keys; clients need none'}")
         return
-    if drop and for_ not in names:
-        raise UsageError(f"{name} has no key for {for_}; there is: {', '.join(names) or 'none'}")
-    if drop and len(names) == 1 and name in known:
-        raise UsageError(f"that is the only key of {name}, without which anybody may ask; make another one first")
-    if not drop and for_ in names:
-        raise UsageError(f"{name} has a key for {for_}, of which only the hash is kept; --drop it first")
-    lines = [line for line in lines if line.split()[:1] != [for_]]
+    if spec.drop and spec.for_ not in names:
+        raise UsageError(f"{name} has no key for {spec.for_}; available: {', '.join(names) or 'none'}")
+    if spec.drop and len(names) == 1 and name in known:
+        raise UsageError(f"{name} has only this API key; removing it would make the endpoint public. Create "
+                         f"another key first: inv serve.key {name} --for NAME")  # fmt: skip
+    if not spec.drop and spec.for_ in names:
+        raise UsageError(f"{name} has a key for {spec.for_} already, and only its hash is kept; void it first: "
+                         f"inv serve.key {name} --for {spec.for_} --drop")  # fmt: skip
+    lines = [line for line in lines if line.split()[:1] != [spec.for_]]
     made = ""
-    if not drop:
-        made, line = keys.make(for_)
+    if not spec.drop:
+        made, line = keys.make(spec.for_)
         lines.append(line)
     from infra.agent.job import write_durably
 
     write_durably(path, "".join(f"{line}\n" for line in lines), 0o600)
-    if json:
-        print_json({"service": name, "for": for_, "key": made or None})
-    elif drop:
-        render.say(f"{name}: the key of {for_} is void")
+    locks_after_s = keys.COUNTS_AFTER_S if name in known else None
+    if spec.json:
+        print_json({"service": name, "for": spec.for_, "key": made or None, "locks_after_s": locks_after_s})
+    elif spec.drop:
+        after = "" if locks_after_s is None else f" within {render.duration(locks_after_s)}"
+        render.say(f"{name}: the key of {spec.for_} is void{after}")
     else:
-        render.say(f"{name}: the key of {for_}, which is not shown again:")
+        render.say(f"{name}: the key of {spec.for_}, which is not shown again:")
         print(made)
+        if not names:
+            render.say(lock_out(name, locks_after_s))
 
 
-def export(config, engine, model, out):
+def lock_out(name: str, after_s: float | None) -> str:
+    """Return from when clients without a key are refused; `after_s`: None while the service does not run."""
+    if after_s is None:
+        return f"{name} does not run; once it does, clients without a key are refused (401)"
+    return (f"{name} reads its keys within {render.duration(after_s)}: until then clients need no key, "
+            "from then on those without one are refused (401)")  # fmt: skip
+
+
+def export(spec: ExportFlags) -> None:
     import yaml
 
-    if engine != "skyserve":
-        raise UsageError(f"--engine {engine}: known: skyserve")
+    if spec.engine != "skyserve":
+        raise UsageError(f"--engine {spec.engine}: known: skyserve")
     settings = context.settings()
     with open_journal(settings) as journal:
-        row = journal.service(config) if config else None
-    service = service_state.wanted_of(row.wanted).newest.service if row else service_file.load(revision.path_of(config))
-    document = service_file.to_skyserve(service, model)
+        row = journal.service(spec.config) if spec.config else None
+    service = (
+        service_state.wanted_of(row.wanted).newest.service if row else service_file.load(revision.path_of(spec.config))
+    )
+    document = service_file.to_skyserve(service, spec.model)
     text = yaml.safe_dump(document, sort_keys=False, width=120)
-    if out:
+    if spec.out:
         try:
-            Path(out).write_text(text, encoding="utf-8")
+            Path(spec.out).write_text(text, encoding="utf-8")
         except OSError as error:
-            raise UsageError(f"--out {out}: {error.strerror}") from None
-        render.say(f"sky serve up {out} --service-name {service.file.name or 'slipway'}")
+            raise UsageError(f"--out {spec.out}: {error.strerror}") from None
+        render.say(f"sky serve up {spec.out} --service-name {service.file.name or 'slipway'}")
     else:
         sys.stdout.write(text)

@@ -3,10 +3,11 @@
 A controller that has died is replaced on the way, by whoever looks.
 """
 
+import contextlib
 import json as json_text
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from infra.runs.lookup import way
 from infra.settings import Settings
 from scripts.cli import context, render
 from scripts.cli.invoke_patch import line_after_dashes, print_json
-from scripts.cli.render import columns
 from scripts.cli.session import open_journal
+from scripts.services import services_text
+from scripts.services.flags import BenchFlags, DoctorFlags, LogsFlags, SshFlags, StatusFlags
 from serve import controller_client, controller_process
 from serve.awaiting import phases
 from serve.policy import replica_states, service_state
@@ -37,15 +39,23 @@ SHOWN_FAILURES = 5
 MOST_REQUESTS = 1_000_000  # of one round of a load: what came of each is kept until its end
 
 
-def status(name, all, metrics, watch, json):
+def status(spec: StatusFlags) -> None:
     settings = context.settings()
-    every_s = context.watch_seconds(watch)
-    with open_journal(settings) as journal:
+    every_s = context.watch_seconds(spec.watch)
+    out = render.console(stderr=False)
+    redraw = render.screen(out) if every_s is not None and not spec.json else contextlib.nullcontext()
+    with open_journal(settings) as journal, redraw as redrawn:
         while True:
-            names = [controller_client.find(name, journal)] if name else [one.name for one in journal.services()]
+            names = (
+                [controller_client.find(spec.name, journal)] if spec.name else [one.name for one in journal.services()]
+            )
             for one in names:
                 take_over(one, settings, journal)
-            show(names, settings, journal, with_replicas=all or every_s is not None, with_metrics=metrics, as_json=json)
+            if redrawn is None or every_s is None:
+                show(names, settings, journal, with_replicas=spec.all, with_metrics=spec.metrics, as_json=spec.json)
+            else:
+                found = look(names, settings, journal, spec.metrics)
+                redrawn(services_text.watch_screen(found, every_s))
             if every_s is None:
                 return
             time.sleep(every_s)
@@ -63,29 +73,21 @@ def show(
     names: Sequence[str], settings: Settings, journal: Journal, *, with_replicas: bool, with_metrics: bool = False,
     as_json: bool = False,
 ) -> None:  # fmt: skip
-    found = [about(one, settings, journal) for one in names]
-    found = [one for one in found if one]
-    if with_metrics:
-        for one in found:
-            one["metrics"] = figures(one["service"], settings)
+    found = look(names, settings, journal, with_metrics)
     if as_json:
         print_json(found[0] if len(names) == 1 and found else found)
-        return
-    if not found:
-        render.say("no service is running; begin with: inv serve.up")
-    for one in found:
-        print(f"Service: {one['service']}  {one['state']}  version {', '.join(map(str, one['versions'])) or '-'}")
-        print(f"Endpoint: {one['endpoint'] or 'none yet'}")
-        print(f"Replicas: {one['ready']}/{one['target']} ready")
-        if one["held"]:
-            print(render.clean(f"Held: {one['held']}"))
-        if with_replicas and one["replicas"]:
-            print(render.clean(table(one["replicas"])))
-        for starting in one["replicas"] if not with_replicas else ():
-            if starting["at"]:
-                print(render.clean(f"Starting: {starting['run']}, {starting['at']}"))
-        if with_metrics:
-            print(columns([(key, str(value)) for key, value in flat(one["metrics"])]))
+    elif not found:
+        render.say(services_text.NONE)
+    for one in found if not as_json else ():
+        print("\n".join(services_text.lines_about(one, with_replicas)))
+
+
+def look(names: Sequence[str], settings: Settings, journal: Journal, with_metrics: bool) -> list[dict[str, Any]]:
+    """Return what there is to tell of each service that has not ended."""
+    found = [one for one in (about(name, settings, journal) for name in names) if one]
+    for one in found if with_metrics else ():
+        one["metrics"] = figures(one["service"], settings)
+    return found
 
 
 def about(name: str, settings: Settings, journal: Journal) -> dict[str, Any]:
@@ -140,14 +142,6 @@ def replica(one: Member, seen: Seen, op: Op | None) -> dict[str, Any]:
     }
 
 
-def table(replicas: Sequence[dict[str, Any]]) -> str:
-    rows = [("id", "version", "state", "where", "kind", "USD/h", "age", "")]
-    for one in replicas:
-        rows.append((str(one["id"]), str(one["version"]), one["state"], one["where"] or "-", one["kind"],
-                     one["usd_per_hour"], render.duration(one["age_s"]), one["why"] or one["at"] or ""))  # fmt: skip
-    return columns(rows)
-
-
 def figures(name: str, settings: Settings) -> dict[str, Any]:
     """Of the last five minutes, from the gateway's own log: no key is needed to read that."""
     places, now = controller_process.Places.of(settings, name), time.time()
@@ -198,28 +192,20 @@ def percentiles(values: Sequence[float]) -> dict[str, float | None]:
     return {"p50": at(0.50), "p95": at(0.95), "p99": at(0.99)}
 
 
-def flat(found: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in found.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{before}{key}.")
-        elif isinstance(value, list):
-            yield from ((f"{before}{key}", f"{one['at']}  {one['ready']}") for one in value)
-        else:
-            yield f"{before}{key}", "-" if value is None else value
-
-
-def logs(name, replica_id, controller, tail, follow):
-    if tail < 0:
-        raise UsageError(f"--tail is {tail}; it cannot be negative")
-    if controller and replica_id is not None:
+def logs(spec: LogsFlags) -> None:
+    if spec.tail < 0:
+        raise UsageError(f"--tail is {spec.tail}; it cannot be negative")
+    if spec.controller and spec.replica_id is not None:
         raise UsageError("--controller and --replica-id exclude each other")
     settings = context.settings()
     with open_journal(settings) as journal:
-        path = lambda: log_path(name, replica_id, controller, settings, journal)  # noqa: E731
-        offset = write(path(), 0, tail)
-        while follow:
+        path = lambda: log_path(spec.name, spec.replica_id, spec.controller, settings, journal)  # noqa: E731
+        plain = spec.json or spec.controller or spec.replica_id is not None  # only requests are kept as JSON
+        line = str if plain else services_text.request_line
+        offset = write(path(), 0, spec.tail, line)
+        while spec.follow:
             time.sleep(FOLLOW_S)
-            offset = write(path(), offset, 0)
+            offset = write(path(), offset, 0, line)
 
 
 def log_path(name: str, number: int | None, controller: bool, settings: Settings, journal: Journal) -> Path:
@@ -244,8 +230,8 @@ def log_path(name: str, number: int | None, controller: bool, settings: Settings
     return log if log.exists() else folder / "environment.log"  # which is made before
 
 
-def write(path: Path, offset: int, tail: int) -> int:
-    """Print from there on; where it ends."""
+def write(path: Path, offset: int, tail: int, form: Callable[[str], str] = str) -> int:
+    """Print from there on, each line in its form; return where it ends."""
     if not path.exists():
         return 0
     with path.open("rb") as file:
@@ -255,15 +241,16 @@ def write(path: Path, offset: int, tail: int) -> int:
         text = file.read()
     lines = text.decode(errors="replace").splitlines(keepends=True)
     for line in lines[-tail:] if tail else lines:
-        print(render.clean(line.rstrip("\n")), flush=True)
+        print(render.clean(form(line.rstrip("\n"))), flush=True)
     return offset + len(text)
 
 
-def ssh(name, replica_id):
+def ssh(spec: SshFlags) -> None:
+    name = spec.name
     settings = context.settings()
     with open_journal(settings) as journal:
         name = controller_client.find(name, journal)
-        op = live_replica(name, replica_id, journal)
+        op = live_replica(name, spec.replica_id, journal)
         code = way(settings, op).shell(line_after_dashes() or None, cwd=pods.folder_of(op).root)
     if code:
         raise Exit(code=code)
@@ -276,14 +263,15 @@ def live_replica(name: str, number: int | None, journal: Journal) -> Op:
     there = [one for one in service_state.seen_of(row.seen).members if one.state in LIVE]
     listed = ", ".join(str(one.number) for one in there) or "none"
     if number is None and len(there) != 1:
-        raise UsageError(f"which replica of {name}? --replica-id: {listed}")
+        raise UsageError(f"{name} has several replicas; choose one with --replica-id: {listed}")
     run = there[0].run if number is None else f"{name}-{number}"
     if run not in [one.run for one in there]:
-        raise UsageError(f"{name} has no replica {number}; there is: {listed}")
+        raise UsageError(f"{name} has no replica {number}; available: {listed}")
     return journal.ops(run=run)[-1]
 
 
-def doctor(name, json):
+def doctor(spec: DoctorFlags) -> None:
+    name = spec.name
     settings = context.settings()
     with open_journal(settings) as journal:
         name = controller_client.find(name, journal)
@@ -293,11 +281,11 @@ def doctor(name, json):
         assert row is not None
         wanted, seen = service_state.wanted_of(row.wanted), service_state.seen_of(row.seen)
     findings = advice(name, wanted, seen, figures(name, settings), was_kept)
-    if json:
+    if spec.json:
         print_json({"service": name, "findings": [{"seen": what, "do": do} for what, do in findings]})
     elif not findings:
         print(f"{name}: nothing is wrong that can be seen: {len(seen.serving)} replicas serve at {seen.endpoint}")
-    for what, do in [] if json else findings:
+    for what, do in [] if spec.json else findings:
         print(render.clean(f"{what}\n    {do}"))
 
 
@@ -331,7 +319,7 @@ def advice(name: str, wanted: Wanted, seen: Seen, metrics: dict[str, Any], was_k
             ))  # fmt: skip
     late = any(one.state.value == "FAILED_INITIAL_DELAY" for one in seen.members)
     if late:
-        found.append((f"replicas were not ready within {probe.initial_delay_seconds:g} s",
+        found.append((f"replicas were not ready within {render.duration(probe.initial_delay_seconds)}",
                       "raise initial_delay_seconds in the service file, or see the log of one"))  # fmt: skip
     waits = metrics["queue_s"]["p95"]
     if waits is not None and waits > 1.0:
@@ -343,16 +331,18 @@ def advice(name: str, wanted: Wanted, seen: Seen, metrics: dict[str, Any], was_k
     return found
 
 
-def bench(name, rate, duration, max_tokens, prompt, target_ttft, json):
+def bench(spec: BenchFlags) -> None:
+    name = spec.name
     settings = context.settings()
-    duration_s = context.seconds(duration)
-    if not 0 < rate < math.inf or duration_s is None or max_tokens < 1:
+    duration_s = context.seconds(spec.duration)
+    if not 0 < spec.rate < math.inf or duration_s is None or spec.max_tokens < 1:
         raise UsageError("--rate, --duration and --max-tokens must be more than 0")
-    if target_ttft is not None and not 0 < target_ttft < math.inf:
-        raise UsageError(f"--target-ttft is {target_ttft:g}; wanted are seconds, more than 0")
-    if rate * duration_s > MOST_REQUESTS:
-        raise UsageError(f"--rate {rate:g} for --duration {duration} is {rate * duration_s:.0f} requests; "
-                         f"{MOST_REQUESTS} are the most that are kept count of")  # fmt: skip
+    if spec.target_ttft is not None and not 0 < spec.target_ttft < math.inf:
+        raise UsageError(f"--target-ttft is {spec.target_ttft:g}; it must be seconds, more than 0")
+    if spec.rate * duration_s > MOST_REQUESTS:
+        number = f"{spec.rate * duration_s:.0f} requests"
+        raise UsageError(f"--rate {spec.rate:g} for --duration {spec.duration} is {number}; "
+                         f"{MOST_REQUESTS} are the most that can be counted")  # fmt: skip
     with open_journal(settings) as journal:
         name = controller_client.find(name, journal)
         seen = controller_client.ensure(name, settings, journal, render.tell)
@@ -362,17 +352,17 @@ def bench(name, rate, duration, max_tokens, prompt, target_ttft, json):
         ready = len(service_state.seen_of(row.seen).serving)
     if not ready:
         raise UsageError(f"{name} has no replica that is ready; see: inv serve.doctor {name}")
-    config = {"url": seen.endpoint, "model": service_state.served_name(name, newest.service), "rate": rate,
-              "duration_s": duration_s, "max_tokens": max_tokens, "prompt": prompt, "replicas": ready,
-              "target_ttft_s": target_ttft or 0.0}  # fmt: skip
+    config = {"url": seen.endpoint, "model": service_state.served_name(name, newest.service), "rate": spec.rate,
+              "duration_s": duration_s, "max_tokens": spec.max_tokens, "prompt": spec.prompt, "replicas": ready,
+              "target_ttft_s": spec.target_ttft or 0.0}  # fmt: skip
     result: dict[str, Any] = {}
     for record in train_env.run(
         ("-m", "serve.load"), config, root=ROOT, python=controller_client.python(settings, render.say)
     ):
-        if record["kind"] == "round" and not json:
+        if record["kind"] == "round" and not spec.json:
             print(round_words(record), flush=True)
         result = record if record["kind"] == "result" else result
-    if json:
+    if spec.json:
         print_json({key: value for key, value in result.items() if key not in ("kind", "at")})
     first = result["rounds"][0]
     if not first["answered_per_s"]:
@@ -380,7 +370,7 @@ def bench(name, rate, duration, max_tokens, prompt, target_ttft, json):
         why = ", ".join(first["failures"])
         raise SlipwayError(f"{name} answered nothing: {why}{hint if 'status 401' in first['failures'] else ''}; "
                            f"see: inv serve.logs {name} --tail 5")  # fmt: skip
-    if result.get("advice") and not json:
+    if result.get("advice") and not spec.json:
         print(result["advice"])
 
 

@@ -15,20 +15,21 @@ from scripts.cli import context, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
 from scripts.cli.session import open_journal
+from scripts.store.flags import GcFlags
 from store import Artifact, Store, StoreError
 from store.artifacts import references
 from store.artifacts.references import What
 
 
-def gc(*, store, older, dry_run, json):
-    settings = context.settings(store=store)
-    older_s = context.seconds(older) if older else references.KEPT_S
+def gc(spec: GcFlags) -> None:
+    settings = context.settings(store=spec.store)
+    older_s = context.seconds(spec.older) if spec.older else references.KEPT_S
     assert older_s is not None
     with open_journal(settings) as journal:
         work = at_work(journal)
     due, space = unread(settings.store, work, time.time() - older_s), Store(settings.store)
     removed, failed = [], []
-    for one in due if not dry_run else ():
+    for one in due if not spec.dry_run else ():
         # A launch writes its lease before it looks whether its inputs are there: what it wants is seen here, or it
         # sees that this is gone.
         if still_unread(settings.store, work, one):
@@ -37,12 +38,12 @@ def gc(*, store, older, dry_run, json):
                 removed.append(one)
             except StoreError as error:
                 failed.append(str(error))
-    shown = due if dry_run else removed
-    if json:
+    shown = due if spec.dry_run else removed
+    if spec.json:
         rows = [{"artifact": one.name, "bytes": one.num_bytes, "published_at": one.published_at} for one in shown]
-        print_json({"store": settings.store, "dry_run": dry_run, "removed": rows, "failed": failed})
+        print_json({"store": settings.store, "dry_run": spec.dry_run, "removed": rows, "failed": failed})
     else:
-        tell(shown, settings.store, dry_run, older_s)
+        tell(shown, settings.store, spec.dry_run, older_s)
     if failed:
         raise Exit(f"inv store.gc: {'; '.join(failed)}", code=1)
 

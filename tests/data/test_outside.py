@@ -121,7 +121,7 @@ def test_places_of_documents_that_lie_outside_of_the_file_are_refused(made, tmp_
     header, raw = read_header(path), bytearray(path.read_bytes())
     struct.pack_into("<Q", raw, header.index + 16, (1 << 63) + 5)
     (tmp_path / "x.bin").write_bytes(raw)
-    with pytest.raises(DataError, match="places of documents"):
+    with pytest.raises(DataError, match="document offsets"):
         Stream([tmp_path / "x.bin"]).places(np.array([1, 2]))
 
 

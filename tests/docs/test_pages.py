@@ -3,8 +3,6 @@
 import re
 
 import pytest
-from invoke import Collection
-from invoke.parser import Parser
 
 import tasks
 from infra.providers.lium import Lium
@@ -54,10 +52,9 @@ def test_a_page_of_reference_is_what_the_generator_writes(page):
 
 
 def test_a_flag_that_is_added_shows_on_the_page_of_commands(monkeypatch):
-    found = Collection.from_module(tasks)
-    context = next(one for one in found.to_contexts() if one.name == "logs")
-    rows = dict((flag, text) for flag, _, text in reference.flag_rows(context))
-    assert rows["`--since TEXT`"] == "only what was written in the last 90s, 10m, 2h"
+    (rows,) = reference.flag_rows(tasks.namespace["logs"]).values()
+    rows = {flag: text for flag, _, text in rows}
+    assert rows["`--since DURATION`"] == "only what was written in the last 90s, 10m, 2h"
     assert rows["`--follow`"] and rows["`--tail N`"]
     assert "`--json`" not in rows
 
@@ -79,9 +76,6 @@ def test_commands_in_the_text_exist_and_are_spelled_to_be_copied(page):
     assert not re.findall(r"`inv [a-z-].*", text), "write ./inv"
 
 
-CONTEXTS = Parser(contexts=Collection.from_module(tasks).to_contexts()).contexts
-
-
 @pytest.mark.parametrize("page", BY_HAND, ids=name)
 def test_every_command_that_is_shown_can_be_parsed(page, monkeypatch):
     monkeypatch.chdir(ROOT)
@@ -91,7 +85,7 @@ def test_every_command_that_is_shown_can_be_parsed(page, monkeypatch):
             program, *rest = words(line)
             rest = rest[: rest.index("--")] if "--" in rest else rest
             if program == "./inv" and rest and not rest[0].startswith("-"):
-                read = Words(rest, CONTEXTS, tasks.namespace).read()
+                read = Words(rest, tasks.namespace).read()
                 assert [one.name for one in read], line
 
 

@@ -320,7 +320,7 @@ def test_a_dry_run_creates_nothing_and_nobody_is_asked_where_nobody_is(user):
     assert short.returncode == 2 and "before its work could begin" in said and "0.17 USD" in said, said
     refused = user.begin("launch", "--rehearse")
     _, said = refused.communicate(timeout=60)
-    assert refused.returncode == 2 and "add --yes, or name --cloud, --region and --instance-type" in said
+    assert refused.returncode == 2 and "pass --yes, or name --cloud, --region and --instance-type" in said
     assert "hyperstack" in said and said.index("33.60") < said.index("35.84") < said.index("38.40")
     assert user.calls("create") == before
 

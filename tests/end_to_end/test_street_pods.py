@@ -103,6 +103,7 @@ def test_a_pod_whose_work_failed_takes_other_work(world):
 def test_work_is_not_given_twice_at_once_and_ctrl_c_leaves_it_at_work(world):
     world.inv("pod.create", "--run-name", "box")
     follower = world.begin("pod.run", "--phase", "base")
+    until(world.steps_at_work, "it is at work")
     until(lambda: world.json("status")[0]["state"] == "running", "work")
     code, err = failed(world, "pod.run", "--phase", "mid")
     assert code == 2 and "box is at work" in err
@@ -116,7 +117,8 @@ def test_a_pod_without_work_ends_at_its_time_limit(world):
     assert world.json("pod.create", "--ttl", "2s", "--dry-run")["state"] == "planned"
     assert rows(world) == []
     world.inv("pod.create", "--run-name", "box", "--ttl", "2s")
-    until(lambda: world.json("status")[0]["state"] == "limit", "its end")
+    until(world.verdicts, "its end")
+    assert world.json("status")[0]["state"] == "limit"
     assert pods(world) == {}
     (op,) = rows(world)
     assert op.state == "TERMINATED" and "limit" in op.reason
@@ -128,7 +130,7 @@ def test_the_pods_of_a_file_are_made_kept_replaced_and_ended(world):
     planned = world.json("apply", path, "--dry-run")
     assert [(one["action"], one["name"]) for one in planned["steps"]] == [("create", "a"), ("create", "b")]
     code, err = failed(world, "apply", path)
-    assert code == 2 and "nobody can be asked here" in err and pods(world).keys() == {"mine"}
+    assert code == 2 and "stdin is not a terminal" in err and pods(world).keys() == {"mine"}
     assert world.inv("apply", path, "--yes").splitlines()[1].startswith("+  a    local     0.00")
     first = pods(world)
     assert first.keys() == {"mine", "a", "b"} and [op.pod_set for op in rows(world)] == ["", "trial", "trial"]
@@ -140,7 +142,7 @@ def test_the_pods_of_a_file_are_made_kept_replaced_and_ended(world):
     assert process.returncode == 0, err
     assert [line.split()[:2] for line in out.splitlines()[1:4]] == [["-", "a"], ["-", "b"], ["+", "a"]]
     code, err = failed(world, "pod.down")
-    assert code == 2 and "which pod? there is: mine, a" in err
+    assert code == 2 and "several pods are there; name one of: mine, a" in err
     then = pods(world)
     assert then.keys() == {"mine", "a"} and then["mine"] == first["mine"] and then["a"] != first["a"]
     code, err = failed(world, "apply", write(world, {"name": "a"}, set="other"), "--yes")

@@ -69,12 +69,14 @@ def test_three_pods_here_run_four_and_a_second_sweep_has_nothing_to_do(world):
     assert [one["loss"] for one in again["runs"]] == [one["loss"] for one in done]
 
 
-def test_a_run_that_fails_stops_no_other_and_an_interrupted_sweep_goes_on(world):
+def test_a_run_that_fails_stops_no_other_and_an_interrupted_sweep_goes_on(world, stock):
+    world.take(stock)
     runs = [{"name": "short", "ttl": "1s", "steps": 999}, {"name": "long", "steps": 60}, {"name": "after", "seed": 3}]
     path = world.folder / "runs.yaml"
     path.write_text(json.dumps({"pods": 1, "each": {"profile": "tiny", "phase": "base"}, "runs": runs}))
     sweep = world.begin("sweep", str(path))
-    until(lambda: [one for one in world.json("status") if one["run"] == "long" and one["train_step"]], "the second one")
+    steps = world.folder / "pods" / "long" / "work" / "runs" / "base" / "metrics.jsonl"
+    until(lambda: steps.exists() and steps.stat().st_size, "the second one")
     sweep.send_signal(signal.SIGINT)
     _, err = sweep.communicate(timeout=60)
     assert sweep.returncode == 130 and "go on with the rest" in err.lower(), err
@@ -109,10 +111,10 @@ def test_two_machines_run_two_each(world, tmp_path):
     ("text", "told"),
     [
         ("runs: []", "with one run at least"),
-        ("runs: [{name: a}]\nruns: [{name: b}]", "stands there twice"),
+        ("runs: [{name: a}]\nruns: [{name: b}]", "is given twice"),
         ("runs: [{name: a, sed: 1}]", "unknown key 'sed'"),
         ("runs: [{name: a, seed: one}]", "seed is 'one'"),
-        ("runs: [{name: a}, {name: a}]", "another run is called a"),
+        ("runs: [{name: a}, {name: a}]", "two runs have this name: a"),
         ("runs: [{seed: 1}]", "needs a name"),
         ("pods: 0\nruns: [{name: a}]", "pods is 0"),
         ("runs: [{name: a, tag: t, phase: base}, {name: b, tag: t, seed: 5, phase: base}]", "give them different tags"),
@@ -144,7 +146,7 @@ def test_with_a_vendors_key_a_sweep_says_what_it_may_cost_and_asks_before_it_ren
     assert "run a: artifacts would go to" in out_of_reach and "nothing was rented" in out_of_reach
     refused = user.begin("sweep", path, "--rehearse")
     _, err = refused.communicate(timeout=60)
-    assert refused.returncode == 2 and "15.00 USD together at most" in err and "add --yes" in err, err
+    assert refused.returncode == 2 and "15.00 USD together at most" in err and "pass --yes" in err, err
     planned = user.json("sweep", path, "--rehearse", "--dry-run")
     assert [one["most_usd"] for one in planned["runs"]] == ["7.50", "7.50"]
     assert user.truth()["pods"] == []

@@ -21,6 +21,7 @@ from infra.errors import SlipwayError
 from infra.ledger.journal import Taken
 from infra.providers import Market
 from infra.records import Offer
+from infra.runs import pods
 from tests import seeds
 from tests.faults.crash import Renting
 from tests.faults.lives import Child, Tell, fork
@@ -93,9 +94,8 @@ class Office:
                 # One name for all, or one target under several.
                 request, job = order(self.vendor_name, f"run-{one}" if one % 2 else f"run-{one}-{number}")
                 try:
-                    op = self.renting.rent(
-                        vendor, request, chance.choice(self.offers), job, journal, target=f"target-{one}", store="s"
-                    )
+                    row = pods.Row(target=f"target-{one}", store="s")
+                    op = self.renting.rent(vendor, request, chance.choice(self.offers), job, journal, row)
                     tell("won", f"{one} {op.token}")
                 except Taken as taken:
                     tell("taken", f"{one} {taken.op.token}")

@@ -202,7 +202,9 @@ class Trial:
         """A run at work whose pod its vendor has taken away."""
         vendor = self.vendor()
         request, job = order(self.vendor_name, RUN)
-        op = pods.rent(vendor, request, vendor.offers(request)[0], job, journal, store=str(self.folder / "store"))
+        op = pods.rent(
+            vendor, request, vendor.offers(request)[0], job, journal, pods.Row(store=str(self.folder / "store"))
+        )
         op = journal.note(journal.advance(op, "armed"), address="ssh://root@127.0.0.1:1/nowhere", last_seen_at=1)
         vendor.delete(op.remote_id or "")
         self.here.move(200)

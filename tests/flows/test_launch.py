@@ -4,13 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from flows import launch, same_request
-from flows.launch import LaunchSpec
-from flows.planning import Work
-from infra.agent.job import Limits
+from flows import launch
+from flows.specs.launch import LaunchSpec
 from infra.errors import NoOffer
 from infra.ledger.journal import Journal
-from infra.records import Request
 from infra.settings import Settings
 from store import Store
 from tests.world import ROOT
@@ -33,34 +30,32 @@ def journal(settings):
         yield opened
 
 
-def spec(request=Request(run="new", provider="local"), **work):  # noqa: B008 it is frozen
-    typed = dict.fromkeys((*same_request.OF_REQUEST, *same_request.OF_LIMITS, *same_request.AS_TYPED, "gpu"), "")
-    asked = same_request.asking({**typed, "all_configs": False}, request, Limits(), name="", vendors=())
-    return LaunchSpec(work=Work(phase="base", **work), request=request, limits=Limits(), asked=asked)
+def meant(settings, made="", **flags):
+    found = launch.understand(LaunchSpec(phase="base", **flags), settings, print)
+    return replace(found, work=replace(found.work, made=made or found.work.made))
 
 
 def test_what_other_code_made_is_left_open_until_somebody_has_decided(settings, journal, tmp_path):
     told = []
-    first = launch.prepare(spec(), journal, settings, told.append)
+    first = launch.prepare(meant(settings), journal, settings, told.append)
     assert not first.is_open and [one.name for one in first.plan.job.steps][-1] == "base"
     made = tmp_path / "made"
     made.mkdir()
     (made / "weights").write_text("w")
     (fingerprint,) = [one.fingerprint for one in first.plan.artifacts if one.name == BASE]
     Store(settings.store).publish(made, BASE, fingerprint, {"code": {"trainer/loop.py": "another one"}})
-    found = launch.prepare(spec(), journal, settings, told.append)
+    found = launch.prepare(meant(settings), journal, settings, told.append)
     assert found.is_open and [one.name for one in found.plan.doubtful] == [BASE]
-    assert not launch.prepare(replace(spec(), dry_run=True), journal, settings, told.append).is_open
-    kept = launch.prepare(spec(made="keep"), journal, settings, told.append)
+    assert not launch.prepare(meant(settings, dry_run=True), journal, settings, told.append).is_open
+    kept = launch.prepare(meant(settings, "keep"), journal, settings, told.append)
     assert not kept.is_open and kept.plan.job is None
-    anew = launch.prepare(spec(made="remake"), journal, settings, told.append)
+    anew = launch.prepare(meant(settings, remake=True), journal, settings, told.append)
     assert not anew.is_open and [one.name for one in anew.plan.job.steps][-1] == "base"
     assert told == [] and journal.ops() == []
 
 
 def test_a_dry_run_that_no_machine_could_carry_out_is_refused(settings, journal):
-    asked = replace(spec(Request(run="new", provider="local", gpu="B200", num_gpus=64)), dry_run=True)
-    found = launch.prepare(asked, journal, settings, print)
-    with pytest.raises(NoOffer, match="local has no machine with 64 B200 on 1 node"):
+    found = launch.prepare(meant(settings, gpu="B200", num_gpus=64, dry_run=True), journal, settings, print)
+    with pytest.raises(NoOffer, match=r"asked for \(64 B200\)"):
         launch.check(found, settings, "./inv launch --with-missing", print)
-    assert launch.check(replace(found, spec=spec()), settings, "", print).offers == ()
+    assert launch.check(replace(found, meant=meant(settings)), settings, "", print).offers == ()

@@ -13,7 +13,8 @@ from infra.errors import SlipwayError
 from infra.ledger.journal import Op
 from infra.records import PodView
 from infra.runs.observe import Reading, read_clocks, view
-from scripts.cli import render
+from scripts.cli import render, steps_text
+from scripts.runs import status_table
 from tests import hostile, seeds
 
 MANY = settings(
@@ -53,9 +54,9 @@ def shown(progress: dict, verdict: dict, guard: dict) -> PodView:
         {},
     )
     with render.console(stderr=False).capture():
-        render.console(stderr=False).print(render.watch_screen([row], 1.0))
-        render.console(stderr=False).print(render.steps_table(row.progress, 1e9))
-    json.dumps(render.view_json(row)).encode()
+        render.console(stderr=False).print(status_table.watch_screen([row], 1.0))
+        render.console(stderr=False).print(steps_text.steps_table(row.progress, 1e9))
+    json.dumps(status_table.view_json(row)).encode()
     return row
 
 

@@ -3,6 +3,7 @@
 import errno
 import signal
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from invoke import Collection
@@ -10,31 +11,33 @@ from invoke import Collection
 from data.config import ConfigError
 from infra import errors
 from scripts.cli import invoke_patch as program
+from scripts.cli.command import command
 from store import StoreError
 
 program.mend()
+FLAGS = "tests.programs.small_flags"
 
 
-@program.command(help={"num-gpus": "how many"}, iterable=["set_"])
-def launch(c, num_gpus=8, take: int | None = None, lr=0.1, phase="sft", yes=True, set_=None):
+@command("", f"{FLAGS}:Launch", example="inv launch --num-gpus 2")
+def launch(c, spec):
     """Launch."""
-    program.print_json({"num_gpus": num_gpus, "take": take, "lr": lr, "phase": phase, "yes": yes, "set": set_})
+    program.print_json({**asdict(replace(spec, options={})), "options": dict(spec.options)})
 
 
-@program.command(word="run", optional=["watch"])
-def status(c, run="", watch: float | None = None):
+@command("", f"{FLAGS}:Status")
+def status(c, spec):
     """Status."""
-    program.print_json([run, watch])
+    program.print_json([spec.run, spec.watch])
 
 
-@program.command(word="paths", iterable=["paths"])
-def test(c, paths=None):
+@command("", f"{FLAGS}:Test")
+def test(c, spec):
     """Test."""
-    program.print_json([paths, program.words_after_dashes()])
+    program.print_json([spec.paths, program.words_after_dashes()])
 
 
-@program.command()
-def fail(c, kind, json=False):
+@command("", f"{FLAGS}:Fail")
+def fail(c, spec):
     """Fail."""
     kinds: dict[str, Callable[[str], Exception]] = {
         "usage": errors.UsageError,
@@ -43,17 +46,17 @@ def fail(c, kind, json=False):
         "bug": KeyError,
     }
     kinds |= {"store": StoreError, "disk": lambda said: OSError(errno.ENOSPC, said)}
-    raise kinds[kind]("so it is")
+    raise kinds[spec.kind]("so it is")
 
 
-@program.command()
+@command()
 def wait(c):
     """Wait."""
     Path("ready").touch()
     signal.pause()
 
 
-@program.command()
+@command()
 def flood(c):
     """Flood."""
     for number in range(100_000):

@@ -71,7 +71,7 @@ class Pod:
 
     def begin(self, verb: str = "carry") -> subprocess.Popen[str]:
         words = [sys.executable, "-m", "store.courier", verb, "--config", str(self.root / "config.json")]
-        environ = {**os.environ, "SLIPWAY_WORK": str(self.root / "work"), "PYTHONDONTWRITEBYTECODE": "1"}
+        environ = {**os.environ, "SLIPWAY_WORK": str(self.root / "work")}
         environ |= {"SLIPWAY_RECORDS": str(self.root / "records.jsonl")}
         one = subprocess.Popen(
             words, cwd=ROOT, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -286,6 +286,7 @@ def test_a_store_that_fails_is_tried_again_and_nothing_is_acknowledged_before(po
     log = tmp_path / "one" / "state" / "waiting.json"
     until(log.exists, "it waits")
     assert json.loads(log.read_text())["names"] == [name]
+    until(lambda: "Error" in json.loads(log.read_text()).get("problem", ""), "it says why")
     assert one.poll() is None and pod.acknowledged() == {}
     said = pod.end(one, code=1)
     assert "not carried, trying again until it is: " in said and f"not in the store: {name}" in said
@@ -293,7 +294,7 @@ def test_a_store_that_fails_is_tried_again_and_nothing_is_acknowledged_before(po
     (tmp_path / "store").unlink()
     until(lambda: name in pod.acknowledged(), "it is acknowledged")
     pod.end(two)
-    assert pod.shown() == [name]
+    assert pod.shown() == [name] and json.loads(log.read_text()) == {"names": []}
 
 
 @pytest.mark.process

@@ -8,13 +8,13 @@ from types import MappingProxyType
 
 import pytest
 
-from data.config import ConfigError, Persona
+from data.config import ConfigError, Making, Persona
 from infra.agent.job import Limits
 from infra.errors import UsageError
 from infra.records import Artifact, Inventory, Plan, Request
 from store.manifest import kept_name
 from trainer import plan as planning
-from trainer.fingerprints import code_of, differing, short
+from trainer.fingerprints import code_of, differences, differing, short
 from trainer.plan import Wanted, recipe, resolve
 from trainer.reuse import choices
 
@@ -358,3 +358,25 @@ def test_what_is_given_is_never_planned_and_must_be_there():
     for another in ({}, {"tokenizer": Artifact("tokenizer", "ccc")}, {"tokenizer": replace(tokenizer, problem="cut")}):
         with pytest.raises(UsageError, match=r"tokenizer in somewhere was to be there, and is (missing|stale|damaged)"):
             planned(wanted, Inventory("somewhere", {text.name: text, **another}))
+
+
+def test_a_plan_names_the_setting_that_is_another_one():
+    other = replace(WANTED, persona=replace(WANTED.persona, name="Ursula K."))
+    (before,) = (step for step in planned(other, Inventory("somewhere")).job.steps if step.name == "identity")
+    made = Making(**{**before.config["making"], "inputs": {}})
+    there = everything_made()
+    there = replace(there, artifacts={name: one for name, one in there.artifacts.items() if "checkpoints" not in name})
+    old = there.artifacts["identity_conversations"]
+    for about, why in ((made.provenance, "persona name Ursula K. -> {}"), ({}, "settings changed")):
+        artifact = replace(old, fingerprint=made.fingerprint, about=about)
+        plan = planned(WANTED, replace(there, artifacts={**there.artifacts, artifact.name: artifact}, kept=()))
+        line = next(one for one in plan.artifacts if one.name == artifact.name)
+        assert line.reason == why.format(WANTED.persona.name)
+
+
+def test_settings_that_are_long_or_nested_are_named_briefly():
+    before = {"a": {"b": 1, "c": [1, 2]}, "gone": None, "text": "x" * 99}
+    assert differences(before, {"a": {"b": 2, "c": [1, 2]}, "new": True, "text": ""}) == [
+        "a b 1 -> 2", "new none -> true", f'text {"x" * 37}... -> ""',
+    ]  # fmt: skip
+    assert differences("hostile", {"a": 1}) == [] and differences({}, {"a": 1}) == []

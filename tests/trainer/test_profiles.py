@@ -16,7 +16,7 @@ from tests.programs import source
 from tests.trainer.conftest import BASE, WAIT_S
 from trainer import memory, recipes
 from trainer.config import ModelConfig, PhaseConfig
-from trainer.plan import profile_named
+from trainer.plan import load_persona, profile_named
 from trainer.recipes import PROFILES
 
 # Published sizes, and those of the arithmetic that the recipes follow; by how much they may differ; tokens a step.
@@ -145,12 +145,12 @@ keeping: {save_every: 3}
         ("profile: smoke\nphases: {base: {schedule: {warmup_steps: -5}}}", "warmup_steps is -5"),
         ("profile: smoke\nphases: {sft: {mixture: {identity: .inf}}}", "a weight must be above 0"),
         ("profile: smoke\nphases: {base: {mixture: {identity: 1}}}", "a mixture is for mid, sft"),
-        ("profile: smoke\nphases: {base: {phase: mid}}", "phase of base is not for a file to say"),
+        ("profile: smoke\nphases: {base: {phase: mid}}", "'phase' of phase base cannot be set in a profile file"),
         ("profile: smoke\nmodel: {num_key_value_heads: 0}", "num_key_value_heads is 0"),
         ("profile: smoke\nmodel: {num_hidden_layers: 0}", "num_hidden_layers is 0"),
         ("profile: smoke\nmodel: {rope_theta: 0}", "rope_theta is 0.0; it must be above 0"),
         ("profile: smoke\nkeeping: {reserve_bytes: -1}", "reserve_bytes is -1"),
-        ("profile: smoke\nphases: {base: {steps: 7, steps: 9}}", "'steps' stands there twice"),
+        ("profile: smoke\nphases: {base: {steps: 7, steps: 9}}", "'steps' is given twice"),
         ("profile: smoke\nname: a/b", "no name for artifacts"),
         ("profile: [smoke", "not YAML"),
     ],
@@ -264,3 +264,12 @@ def test_on_a_gpu_the_estimate_is_near_what_is_taken(change):
     config = replace(config, rows=16, micro_rows=4, compile="never")
     config = replace(config, **change)
     assert memory.estimate(config).total == pytest.approx(measured(config), rel=0.2)
+
+
+def test_a_mistake_in_a_profile_or_a_persona_names_its_file_and_line(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("profile: smoke\nname: [\n")
+    for read, error in ((recipes.from_file, ConfigError), (load_persona, UsageError)):
+        with pytest.raises(error, match=rf"{path}: not YAML: .*line 3, column 1") as raised:
+            read(path)
+        assert "<unicode string>" not in str(raised.value)

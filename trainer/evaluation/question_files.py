@@ -86,7 +86,7 @@ def _question(row: Any) -> Question:
         raise ValueError(f"expected an object, got {type(row).__name__}")
     keys = [next((key for key in known if key in row), "") for known in (QUESTION, ANSWER)]
     if not all(keys):
-        raise ValueError(f"no question or no answer; there is: {', '.join(map(str, row))}")
+        raise ValueError(f"no question or no answer; available: {', '.join(map(str, row))}")
     text, answer, choices = str(row[keys[0]]), row[keys[1]], row.get("choices")
     if choices is None:
         wanted = answer if isinstance(answer, list) else [answer]

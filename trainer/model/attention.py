@@ -65,8 +65,8 @@ class InParts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Scores have keys before queries here. A compiler would find them to be those of the way there, and keep them
-        for each layer; and so, the products that need them turned are quicker."""
+        """Scores are transposed on purpose: else a compiler takes them for those of the forward pass (common
+        subexpressions) and keeps them for each layer. The products that need them transposed are quicker, too."""
         q, k, v, mask, answer, norm = ctx.saved_tensors
         shape, (_, length, size) = answer.shape, q.shape
         shared = (grad.float() * answer.float()).sum(dim=-1).view(-1, 1, length)

@@ -4,6 +4,7 @@ In: a `Chart`. Out: an `svg` element, or the bytes of a PNG.
 """
 
 import io
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,8 @@ from typing import Any
 from data.report.html import Html, tag
 
 WIDTH, HEIGHT = 640, 240
-LEFT, RIGHT, TOP, BELOW = 58, 24, 12, 28
+RIGHT, TOP, BELOW = 24, 12, 36
+LEAST_LEFT, LETTER, GAP = 58, 7, 6  # room for the words of the upward axis: so much for each letter, and beside them
 MOST_POINTS = 400  # of a line: more do not show
 BANDS = 80  # stretches that say their figures when they are pointed at
 STYLE = """
@@ -46,6 +48,8 @@ class Layout:
     up: list[tuple[float, str]] = field(default_factory=list)
     bands: list[tuple[float, float, str]] = field(default_factory=list)
     """Left edge, width and words of the stretches."""
+    left: int = LEAST_LEFT
+    """Where the drawing begins, right of the words of the upward axis."""
 
 
 def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
@@ -94,9 +98,12 @@ def layout(chart: Chart) -> Layout:
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
     low, high = (low if chart.from_zero else low - margin), high + margin
     first, last = points[0][0], max(points[-1][0], points[0][0] + 1)
+    heights, steps = ticks(low, high, 4), [one for one in ticks(first, last) if one == int(one)]
+    up = labels(heights, chart.unit)
+    left = max(LEAST_LEFT, LETTER * max(map(len, up), default=0) + 2 * GAP)
 
     def x_of(step: float) -> float:
-        return LEFT + (step - first) / (last - first) * (WIDTH - LEFT - RIGHT)
+        return left + (step - first) / (last - first) * (WIDTH - left - RIGHT)
 
     def y_of(value: float) -> float:
         return TOP + (1 - (min(value, high) - low) / (high - low)) * (HEIGHT - TOP - BELOW)
@@ -109,10 +116,20 @@ def layout(chart: Chart) -> Layout:
     ]
     return Layout(
         [[(x_of(x), y_of(y)) for x, y in line] for line in lines],
-        [(x_of(step), number(step)) for step in ticks(first, last) if step == int(step)],
-        [(y_of(value), f"{number(value)}{chart.unit}") for value in ticks(low, high, 4)],
+        list(zip(map(x_of, steps), labels(steps), strict=True)),
+        list(zip(map(y_of, heights), up, strict=True)),
         bands,
+        left,
     )
+
+
+def labels(values: Sequence[float], unit: str = "") -> list[str]:
+    """The words of the marks of one axis, with as many digits as it takes to tell them apart."""
+    words = [number(one) for one in values]
+    if len(set(words)) < len(words):
+        digits = max(0, -math.floor(math.log10(min(b - a for a, b in itertools.pairwise(values))) + 1e-9))
+        words = [f"{one:,.{digits}f}" for one in values]
+    return [f"{one}{unit}" for one in words]
 
 
 def number(value: float) -> str:
@@ -129,8 +146,8 @@ def number(value: float) -> str:
 def svg(chart: Chart) -> Html:
     drawn, found = [], layout(chart)
     for y, words in found.up:
-        drawn.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=f"{y:.1f}", y2=f"{y:.1f}"))
-        drawn.append(tag("text", words, x=LEFT - 6, y=f"{y + 4:.1f}", text_anchor="end"))
+        drawn.append(tag("line", x1=found.left, x2=WIDTH - RIGHT, y1=f"{y:.1f}", y2=f"{y:.1f}"))
+        drawn.append(tag("text", words, x=found.left - GAP, y=f"{y + 4:.1f}", text_anchor="end"))
     for x, words in found.across:
         drawn.append(tag("text", words, x=f"{x:.1f}", y=HEIGHT - 8, text_anchor="middle"))
     for line in found.lines:
@@ -161,10 +178,10 @@ def png(chart: Chart) -> bytes:
     def place(x: float, y: float) -> Point:
         return x * SCALE, (y + HEAD) * SCALE
 
-    draw.text((LEFT * SCALE, 6 * SCALE), chart.title, fill=INK, font=large)
+    draw.text((found.left * SCALE, 6 * SCALE), chart.title, fill=INK, font=large)
     for y, words in found.up:
-        draw.line([place(LEFT, y), place(WIDTH - RIGHT, y)], fill=RULE, width=SCALE)
-        draw.text(place(LEFT - 6, y), words, fill=SOFT, font=small, anchor="rm")
+        draw.line([place(found.left, y), place(WIDTH - RIGHT, y)], fill=RULE, width=SCALE)
+        draw.text(place(found.left - GAP, y), words, fill=SOFT, font=small, anchor="rm")
     for x, words in found.across:
         draw.text(place(x, HEIGHT - 14), words, fill=SOFT, font=small, anchor="mm")
     for line in found.lines:

@@ -4,6 +4,7 @@ In: a `Story`: what was read of a run, wherever it was. Out: the page's text, an
 work has not told yet is left out.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,7 +63,7 @@ def charts(phase: PhaseStory) -> Iterator[tuple[str, Chart]]:
     lines = [{**one, "data_share": waiting_share(one)} for one in phase.lines]
     for key, title, unit, smooth, from_zero, factor in (*CURVES, *_of_objective(phase)):
         points = tuple((float(one["step"]), one[key] * factor) for one in lines if one.get(key) is not None)
-        if points:
+        if any(math.isfinite(value) for _, value in points):
             yield key.replace("_", "-"), Chart(f"{phase.name}: {title}", points, smooth, from_zero, unit)
 
 
@@ -89,7 +90,7 @@ def page(story: Story) -> str:
         tag("h1", f"Run {story.run}"),
         tag("p", f"{done or 'no phase has begun'} · written {story.written}", class_="soft"),
         *note,
-        _tiles(story),
+        *([_tiles(story)] if story.facts else []),
         *(part for phase in story.phases for part in _phase(phase)),
     )
 
@@ -113,8 +114,6 @@ def _tiles(story: Story) -> Html:
 def _phase(phase: PhaseStory) -> Iterator[Html]:
     shown = [_card(chart.title.partition(": ")[2], svg(chart)) for _, chart in charts(phase)]
     peaks = list(dict.fromkeys(one["mfu_of"] for one in phase.lines if one.get("mfu_of")))
-    if peaks:
-        shown.append(_card("What MFU is", tag("p", MFU + "; then ".join(peaks), class_="soft")))
     facts = [*_numbers(phase), *((name, f"{value} {interval}".strip()) for name, value, interval in phase.measured)]
     if facts:
         shown.insert(1 if phase.lines else 0, _card("Figures", _table(facts)))
@@ -122,7 +121,11 @@ def _phase(phase: PhaseStory) -> Iterator[Html]:
     yield tag("h2", title, style="margin:36px 0 0;font-size:20px")
     if not shown and not phase.samples:
         yield tag("p", "It has told nothing yet.", class_="soft")
-    yield tag("div", *shown, *_said(phase), *_config(phase), class_="cards")
+    mfu = tag("p", MFU + "; then ".join(peaks), class_="soft")
+    explained = [tag("div", tag("h2", "What MFU is"), mfu, class_="card wide")] if peaks else []
+    cards = [*shown, *explained, *_said(phase), *_config(phase)]
+    if cards:
+        yield tag("div", *cards, class_="cards")
 
 
 def _numbers(phase: PhaseStory) -> Iterator[tuple[str, str]]:
@@ -132,7 +135,7 @@ def _numbers(phase: PhaseStory) -> Iterator[tuple[str, str]]:
         yield "tokens", f"{last['tokens']:,}, padding included"
         spent = sum(one.get("step_s", 0.0) for one in phase.lines)
         if spent:
-            yield "time in steps", f"{spent:,.0f} s"
+            yield "time in steps", took(spent)
             waited = sum(one.get("data_wait_s", 0.0) for one in phase.lines)
             yield "waited for data", f"{100 * waited / spent:.2f} % of it"
     found = phase.result
@@ -141,6 +144,14 @@ def _numbers(phase: PhaseStory) -> Iterator[tuple[str, str]]:
         yield "held-out text", f"{found['bits_per_byte']:.4f} bits per byte{f' ({beside})' if beside else ''}"
     if found.get("params"):
         yield "parameters", f"{found['params']:,}"
+
+
+def took(seconds: float) -> str:
+    """`48 s`, `3 min 05 s` or `2 h 10 min`."""
+    minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{rest} s"
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def _said(phase: PhaseStory) -> list[Html]:

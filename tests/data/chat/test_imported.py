@@ -78,7 +78,7 @@ def test_a_file_gives_its_conversations_in_order_and_leaves_out_the_rest(tmp_pat
     ("content", "said"),
     [
         ('{"messages": [}\n', "a.jsonl:1: not JSON"),
-        ('{"prompt": "p", "completion": "c"}\n', "there is: prompt, completion"),
+        ('{"prompt": "p", "completion": "c"}\n', "available: prompt, completion"),
         (lines(*BAD), "none of its 6 rows is a conversation"),
     ],
 )

@@ -156,7 +156,7 @@ def test_a_folder_with_shards_of_another_work_is_refused(corpus, tmp_path):
     with pytest.raises(InputError, match="jobs 7 in .* with other options"):
         begin(text(corpus, seed=8), [], tmp_path / "out", 2, how, at_work="jobs 7")
     (tmp_path / "out" / "train" / "rank-00001-of-00003").mkdir(parents=True)
-    with pytest.raises(InputError, match="rank-00001-of-00003: not of a world of 2"):
+    with pytest.raises(InputError, match="rank-00001-of-00003: it does not belong to a world of 2"):
         begin(text(corpus), [], tmp_path / "out", 2, how)
 
 
@@ -208,7 +208,7 @@ def test_a_task_of_ray_tells_what_its_process_left_with(tmp_path):
     assert [run_task(str(tmp_path), [*words, code], {}, 5) for code in "012"] == [0, 1, 2]
     with pytest.raises(RuntimeError, match="left with 75"):
         run_task(str(tmp_path), [*words, "75"], {}, 5)
-    with pytest.raises(FileNotFoundError, match="does not see /nowhere, which all machines have to share"):
+    with pytest.raises(FileNotFoundError, match="cannot read /nowhere, which all machines must share"):
         run_task("/nowhere", [*words, "0"], {}, 5)
 
 

@@ -127,5 +127,5 @@ def test_what_ranks_cannot_do_alone_is_refused(corpus, tmp_path, share, spec, se
 
 @pytest.mark.parametrize(("rank", "world"), [(2, 2), (-1, 2), (0, 0)])
 def test_a_rank_lies_in_its_world(rank, world):
-    with pytest.raises(ValueError, match="a rank is at least 0"):
+    with pytest.raises(ValueError, match="a rank must be at least 0"):
         Share(rank=rank, world=world)

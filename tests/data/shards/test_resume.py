@@ -180,7 +180,7 @@ def test_a_signal_leaves_whole_shards_and_the_same_command_goes_on(corpus, expec
     assert (process.returncode, said.count("\n")) == (code, 1)
     assert "whole shards; the same command goes on" in said
     other = begin(tmp_path, **{**spec, "seed": 8})
-    assert "type its command again to go on" in other.communicate()[1] and other.returncode == 2
+    assert "run its command again to continue" in other.communicate()[1] and other.returncode == 2
     problems = verify(tmp_path / "out" / "train")
     assert problems == [f"{MANIFEST}: not finished; the command that began it goes on; {PARTIAL}"]
     process = begin(tmp_path, **spec)

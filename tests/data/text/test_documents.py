@@ -62,7 +62,7 @@ def test_a_folder_and_a_glob_are_read_in_the_order_of_names(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "seen"),
     [
-        ("a.jsonl", b'{"text": "one"}\n{"body": 1}\n', "a.jsonl:2: no string under 'text'; there is: body"),
+        ("a.jsonl", b'{"text": "one"}\n{"body": 1}\n', "a.jsonl:2: no string under 'text'; available: body"),
         ("a.jsonl", b"{oops\n", "a.jsonl:1: not JSON"),
         ("a.parquet", b"PAR1 but not really", "not a whole parquet file"),
         ("a.csv", b"text\n", "cannot read .csv"),
@@ -76,7 +76,7 @@ def test_a_file_that_cannot_be_read_is_named_with_what_was_seen(tmp_path, name, 
 
 def test_a_parquet_file_without_text_lists_its_columns(tmp_path):
     parquet(tmp_path / "a.parquet", url=["u"], text=[1])
-    with pytest.raises(InputError, match="there is: url, text"):
+    with pytest.raises(InputError, match="available: url, text"):
         texts(tmp_path / "a.parquet")
 
 
@@ -90,7 +90,7 @@ def test_a_parquet_file_without_text_lists_its_columns(tmp_path):
         ({"source": "fineweb", "packages": ["json"]}, "packages are read with the source pydocs"),
         ({"val_ratio": 1.5}, "val_ratio is 1.5"),
         ({"lines_per_shards": 5}, "did you mean 'lines_per_shard'?"),
-        ({"take": "ten"}, "spec: "),
+        ({"take": "ten"}, "spec.take: Expected"),
     ],
 )
 def test_wrong_input_gives_one_line_and_exit_2(tmp_path, capsys, spec, seen):

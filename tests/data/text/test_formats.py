@@ -201,7 +201,7 @@ def test_a_column_of_a_dictionary_is_text_and_one_of_numbers_is_not(shard, tmp_p
     assert list(read(shard_paths(tmp_path / "out"))) == ["one", "two", "one"]
     pyarrow.parquet.write_table(pyarrow.table({"text": [1], "id": ["a"]}), tmp_path / "b.parquet")
     code, said = shard(tmp_path / "b.parquet")
-    assert code == 2 and "column 'text' is int64, no text; there is: text, id" in said
+    assert code == 2 and "column 'text' is int64, no text; available: text, id" in said
     pyarrow.parquet.write_table(pyarrow.table([words, words], names=["text", "text"]), tmp_path / "c.parquet")
     code, said = shard(tmp_path / "c.parquet")
     assert code == 2 and "2 columns are named 'text'" in said

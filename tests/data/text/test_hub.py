@@ -122,7 +122,7 @@ def test_a_body_that_is_cut_goes_on_at_the_byte_that_it_reached(hub, shard, tmp_
         ({"config": "sample-10TB"}, "did you mean 'sample-10BT'?"),
         ({"split": "test"}, "has no split 'test'; known: train"),
         ({"revision": "v9"}, "has no revision 'v9'"),
-        ({"language": "en"}, "no column language; there is: ballast, text, id, language_score"),
+        ({"language": "en"}, "no column language; available: ballast, text, id, language_score"),
     ],
 )
 def test_what_is_not_there_gives_one_line_and_exit_2(shard, spec, seen):

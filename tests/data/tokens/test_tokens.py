@@ -208,7 +208,7 @@ def test_a_process_that_is_killed_is_told_and_the_others_end():
             killed.append(pid)
             os.kill(pid, signal.SIGKILL)
 
-    with pytest.raises(DataError, match="a process left with -9.*goes on from here"):
+    with pytest.raises(DataError, match="a process left with -9.*run the same command again to continue"):
         process_pool.share_out(["a", "b"], Endless(), 2, hear)
 
 
@@ -270,9 +270,10 @@ def test_another_tokenizer_is_refused(numbers, tokenizer):
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        ("cut", "torn: "), ("longer", "torn: "), ("magic", "no token shard"), ("short", "no token shard"),
+        ("cut", "wrong size: "), ("longer", "wrong size: "),
+        ("magic", "not a token shard"), ("short", "not a token shard"),
         ("missing", "no such token shard"), ("version", "version 1, this reads 2; make it again"),
-        ("index", "places of documents are damaged"),
+        ("index", "document offsets are damaged"),
     ],
 )  # fmt: skip
 def test_a_damaged_token_shard_is_refused_in_one_line(numbers, damage, told):

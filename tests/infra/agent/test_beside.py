@@ -128,6 +128,7 @@ def test_what_it_leaves_undone_is_said(world: World) -> None:
     assert verdict["state"] == "succeeded"
     assert verdict["reason"] == "not in the store yet: work/checkpoints/base/step-000000010, logs/base.log"
     assert world.progress()["in_store"] == {"base/step-000000005": 7.0}
+    assert world.progress()["uploads"]["pending"] == ["work/checkpoints/base/step-000000010", "logs/base.log"]
 
 
 def test_one_that_does_not_finish_is_ended_when_its_time_is_over(world: World) -> None:
@@ -159,7 +160,7 @@ def test_before_the_limit_there_is_time_for_the_step_and_for_the_one_beside(worl
     until(lambda: world.lines("ran.txt"))
     send(time_passes(world, 3160.0), signal.SIGCONT)  # it brings the guard back
     verdict = world.verdict()
-    assert (verdict["state"], verdict["reason"]) == ("limit", "the limit of 3600 s is near")
+    assert (verdict["state"], verdict["reason"]) == ("limit", "the limit of 1 h 00 min is near")
     assert (world.lines("left.txt"), world.lines("asked.txt")) == (["left"], ["limit"])
 
 
@@ -172,7 +173,7 @@ def test_at_the_limit_the_guard_ends_it_with_everything_else(world: World) -> No
     time_passes(world, 3590.0)
     world.start()  # of a guard; the agent stays as it is
     verdict = world.verdict()
-    assert (verdict["state"], verdict["reason"]) == ("limit", "the limit of 3600 s is reached")
+    assert (verdict["state"], verdict["reason"]) == ("limit", "the limit of 1 h 00 min is reached")
     assert not world.members()
 
 

@@ -13,7 +13,7 @@ import pytest
 from infra.agent import limits as ends
 from infra.agent.job import Limits
 from infra.agent.process import find, send
-from infra.agent.state import write_json
+from infra.agent.state import read_json, report, write_json
 from tests.infra.agent.test_steps import WAIT
 from tests.infra.agent.world import World, module, until
 from tests.programs import source
@@ -187,7 +187,7 @@ def test_before_the_time_limit_the_step_is_asked_to_save(world: World) -> None:
     has_lived(world, 740.0)
     world.start()
     verdict = world.verdict()
-    assert (verdict["state"], verdict["reason"]) == ("limit", "the limit of 900 s is near")
+    assert (verdict["state"], verdict["reason"]) == ("limit", "the limit of 15 min 00 s is near")
     assert world.lines("left.txt") == ["left"]
     assert 900 * 0.88 <= guard_json(world)["elapsed_s"] < 900
 
@@ -202,7 +202,7 @@ def test_at_the_spend_limit_everything_is_killed_even_when_the_agent_hangs(world
     until(lambda: world.lines("ran.txt"))
     send(world.living("agent"), signal.SIGSTOP)
     verdict = world.verdict()
-    assert (verdict["state"], verdict["reason"]) == ("limit", "the limit of 7200 s is reached")
+    assert (verdict["state"], verdict["reason"]) == ("limit", "the limit of 2 h 00 min is reached")
     assert world.progress()["state"] == "limit" and world.lines("left.txt") == []
     assert 7200 <= guard_json(world)["elapsed_s"] < 7200 + 1000 * 3
     world.start()  # the money is spent, so a new start ends at once
@@ -226,7 +226,8 @@ def test_a_gpu_that_idles_ends_the_run(world: World) -> None:
     world.job(module("wait"), limits=Limits(idle_gpu_s=100.0), clock_scale=100.0)
     world.start(PATH=f"{smi.parent}{os.pathsep}{os.environ['PATH']}")
     verdict = world.verdict()
-    assert verdict["state"] == "limit" and verdict["reason"].startswith("2 GPUs idle for")
+    assert verdict["state"] == "limit" and verdict["reason"].startswith("2 GPUs idle for 1 min ")
+    assert read_json(report(world.pod, "guard"))["idle_s"] >= 100.0
 
 
 def test_a_guard_that_is_told_to_end_stops_the_run_in_good_order(world: World) -> None:

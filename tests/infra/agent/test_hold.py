@@ -82,7 +82,7 @@ def test_a_limit_ends_a_held_pod(world: World, after_work: bool) -> None:
     if after_work:
         work(world, "pass", limits=limits, clock_scale=3600.0)
     ending = world.verdict()  # on a slow machine the limit may come before the end of the work
-    assert ending["state"] == "limit" and ending["reason"].startswith("the limit of 3600 s is ")
+    assert ending["state"] == "limit" and ending["reason"].startswith("the limit of 1 h 00 min is ")
 
 
 def test_a_limit_ends_work_and_pod(world: World) -> None:

@@ -85,7 +85,7 @@ def test_runs_are_listed_with_the_last_rented_at_the_end(journal):
     journal.advance(first, "unsent")
     plan(journal, "a-1")
     assert journal.runs() == ["b-2", "a-1"]
-    with pytest.raises(JournalError, match="nothing has the token sw1-x"):
+    with pytest.raises(JournalError, match="no row has the token sw1-x"):
         journal.op("sw1-x")
 
 
@@ -106,7 +106,7 @@ def test_files_are_for_their_owner_only(journal, environ):
 def test_what_is_live_cannot_be_planned_again_until_it_has_ended(journal):
     op = plan(journal, "a-1", target="t", store="s")
     for again in ({"run": "a-1"}, {"run": "b-2", "target": "t", "store": "s"}):
-        with pytest.raises(Taken, match="a-1 is at it already") as taken:
+        with pytest.raises(Taken, match="a-1 is already running it") as taken:
             plan(journal, **again)
         assert taken.value.op == op and taken.value.exit_code == 2
     others = [plan(journal, "a-1", slot=1), plan(journal, "c-3", target="t", store="s2"), plan(journal, "d-4")]
@@ -346,7 +346,7 @@ def test_what_is_no_file_is_refused_and_left_as_it_is(environ, tmp_path, make):
     place = tmp_path / "place"
     make(place)
     place.chmod(0o755)
-    with pytest.raises(JournalError, match="no regular file"):
+    with pytest.raises(JournalError, match="not a regular file"):
         Journal.open(place, environ)
     assert stat.S_IMODE(place.stat().st_mode) == 0o755
     assert not (tmp_path / "place.lock").exists()

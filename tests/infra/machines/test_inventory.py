@@ -116,7 +116,7 @@ lab:
         ("p: {identity_file: /no/such, hosts: [1.1.1.1]}", "host 1.1.1.1: there is no key /no/such"),
         ("p: {user: 'a b', hosts: [1.1.1.1]}", "'a b' at '1.1.1.1' is no user"),
         pytest.param("p: {hosts: [far]}", "far is reached through proxyjump box", marks=pytest.mark.needs("ssh")),
-        ("p: {hosts: [1.1.1.1, 1.1.1.1]}", "pool p: host 1.1.1.1 stands there twice"),
+        ("p: {hosts: [1.1.1.1, 1.1.1.1]}", "pool p: host 1.1.1.1 is given twice"),
         ("p: {hosts: [{ip: 1.1.1.1, port: 70000}]}", "port is 70000; it must be a whole number from 1 to 65535"),
         ("p: {hosts: [{ip: 1.1.1.1, num_gpus: true}]}", "num_gpus is True"),
         ("p: {hosts: [{ip: 1.1.1.1, usd_per_hour: .inf}]}", "usd_per_hour is inf"),
@@ -124,8 +124,8 @@ lab:
         ("p: {hosts: [{ip: 1.1.1.1, memory: lots}]}", "memory is 'lots'; write it in GB"),
         ("p: {hosts: [{ip: 1.1.1.1, labels: [a]}]}", "labels must be lines"),
         ("../p: {hosts: [1.1.1.1]}", "'../p' is no name"),
-        ("p: {hosts: [1.1.1.1]}\np: {hosts: [1.1.1.2]}", "'p' stands there twice"),
-        ("p: {hosts: [{ip: 1.1.1.1, ip: 1.1.1.2}]}", "'ip' stands there twice"),
+        ("p: {hosts: [1.1.1.1]}\np: {hosts: [1.1.1.2]}", "'p' is given twice"),
+        ("p: {hosts: [{ip: 1.1.1.1, ip: 1.1.1.2}]}", "'ip' is given twice"),
         ("p: !!python/object/apply:os.system [id]", "could not determine a constructor"),
         ("p: " + "[" * 40, "more than 16 levels"),
         ("a: &a [x]\np: [" + "*a, " * 70 + "]", "more than 64 aliases"),
@@ -157,7 +157,7 @@ def test_a_machine_is_found_by_its_place_or_its_name_and_a_pool_by_its_own(home)
     assert inventory.select(hosts, "b/1.1.1.1") == hosts[2:]
     with pytest.raises(UsageError, match="several machines: a/1.1.1.1, b/1.1.1.1"):
         inventory.find(hosts, "1.1.1.1")
-    with pytest.raises(UsageError, match="no machine is called '1.1.1.3'; there is: .*pools: a, b"):
+    with pytest.raises(UsageError, match="no machine is called '1.1.1.3'; available: .*pools: a, b"):
         inventory.select(hosts, "1.1.1.3")
 
 
@@ -221,7 +221,7 @@ def test_addresses_come_out_of_every_form_of_terraforms_json(terraform, wrap):
         ("{", "", "make it with: terraform output -json"),
         ("[]", "", "no output is an address"),
         ('{"image": {"value": "debian"}}', "", "no output is an address, a list or a map of addresses (image)"),
-        (json.dumps(OUTPUTS), "node", "there is no output 'node'; there is: server_ip"),
+        (json.dumps(OUTPUTS), "node", "there is no output 'node'; available: server_ip"),
     ],
 )  # fmt: skip
 def test_a_file_without_addresses_is_refused(terraform, text, only, said):

@@ -124,7 +124,7 @@ def test_every_rented_pod_has_a_finite_limit(desk, journal, price, forged, time_
 def test_what_would_not_end_is_not_rented_and_is_in_no_journal(desk, journal):
     desk.prices(57)
     (offer, *_), job = desk.client.catalog(desk.request), Job(run="", token="", steps=(), limits=DAY)
-    with pytest.raises(NoOffer, match="its price is not told"):
+    with pytest.raises(NoOffer, match="its vendor gives no price"):
         pods.rent(desk.client, desk.request, replace(offer, micro_usd_per_hour=0), job, journal)
     for limits in (
         Limits(),
@@ -134,7 +134,7 @@ def test_what_would_not_end_is_not_rented_and_is_in_no_journal(desk, journal):
         Limits(time_s=0),
         Limits(time_s=2.5e11, spend_micro_usd=2),  # a date that no calendar has
     ):
-        with pytest.raises(UsageError, match="nothing would end this pod"):
+        with pytest.raises(UsageError, match="no limit would end this pod"):
             pods.rent(desk.client, desk.request, offer, replace(job, limits=limits), journal)
     assert desk.created == 0 and journal.ops() == []
 

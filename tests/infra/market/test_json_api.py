@@ -107,7 +107,7 @@ def test_an_answer_that_is_too_long_is_not_read_to_its_end(stand):
 def test_a_key_follows_no_redirect_to_another_host(stand):
     with Stand(KEY, paths=["/thing"]) as other:
         stand.on("GET /thing", Answer(302, headers={"Location": f"{other.url}/thing"}))
-        with pytest.raises(SlipwayError, match="must not see the key"):
+        with pytest.raises(SlipwayError, match="must not receive the key"):
             api(stand).read("/thing", Thing)
         assert other.asked == []
     stand.on("GET /thing", Answer(307, headers={"Location": "/other"}))

@@ -14,6 +14,7 @@ from infra.providers.offers import Source, open_market, require, sources, survey
 from infra.providers.pod_keys import PodKeys
 from infra.providers.shadeform import Shadeform
 from infra.records import Offer, Request
+from infra.selection.machine_spec import MachineSpec
 from infra.selection.request import at_least, request_for
 from infra.settings import Settings
 from scripts.cli.offers_table import per_gpu
@@ -151,23 +152,9 @@ def test_without_a_key_or_a_machine_it_says_what_to_set(world, tmp_path):
     ids=str,
 )
 def test_flags_that_mean_nothing_are_refused(flags):
-    words = (
-        "cpus",
-        "memory",
-        "disk_size",
-        "country",
-        "city",
-        "cloud",
-        "region",
-        "instance_type",
-        "max_price",
-        "network",
-        "volume",
-    )
-    others = {"num_gpus": 0, "min_upload_mbps": 0, "min_download_mbps": 0, "all_configs": False, "use_spot": False}
     (flag,) = flags
     with pytest.raises(UsageError, match=f"--{flag.replace('_', '-')}"):
-        request_for(**{"gpu": "", **dict.fromkeys(words, ""), **others, **flags})
+        request_for(MachineSpec(**flags))
 
 
 def test_floors_are_read_with_and_without_a_plus():

@@ -100,5 +100,5 @@ def test_a_pod_s_key_is_one_that_openssh_reads_and_goes_with_its_pod(tmp_path):
     keys.forget(token)
     keys.forget(token)
     assert list(keys.folder.iterdir()) == []
-    with pytest.raises(SlipwayError, match="no pod of ours"):
+    with pytest.raises(SlipwayError, match="not the token of one of our pods"):
         keys.private("../../etc/passwd")

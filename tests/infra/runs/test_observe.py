@@ -39,7 +39,7 @@ def local(tmp_path):
 def rent(local, journal, run="a-1", **more):
     job = Job("", "", (Step(name="work", words=("step.py",)),), Limits(time_s=7200))
     request = Request(run=run)
-    return pods.rent(local, request, local.offers(request)[0], job, journal, **more)
+    return pods.rent(local, request, local.offers(request)[0], job, journal, pods.Row(**more))
 
 
 def start(op, journal, script):
@@ -107,7 +107,7 @@ def test_a_pod_whose_guard_and_agent_were_killed_is_lost(journal, local):
         for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: each would bring the other back
             assert all([send(one, number) for one in both])
         lost = await_view(journal, local, lambda view: view.state != "running")
-        assert (lost.state, lost.note) == ("lost", "neither its guard nor its agent lives")
+        assert (lost.state, lost.note) == ("lost", "neither its guard nor its agent is running")
         assert lost.ends[0].startswith("guard dead, last seen ")
     finally:
         pods.end(local, op, journal)
@@ -142,7 +142,7 @@ def test_replicas_of_a_service_are_nobodys_last_run(journal, local):
     assert listed() == ["mine-1", "mine-2"] and listed(ended=1) == ["mine-2"]
     assert listed(named="demo-0") == ["mine-1", "mine-2", "demo-0"]
     assert [lookup.find_run(journal, word).run for word in ("", "mine-1", "demo-0")] == ["mine-2", "mine-1", "demo-0"]
-    with pytest.raises(UsageError, match="several: mine-1, mine-2$"):
+    with pytest.raises(UsageError, match="matches several names: mine-1, mine-2$"):
         lookup.find_run(journal, "mine")
 
 
@@ -281,3 +281,41 @@ def test_a_rented_pod_that_was_gone_when_its_limit_was_due_has_reached_it(change
     seen = observe.view(Op(**{**row, **changes}), observe.Reading(), Clocks("", 0.0, 200_000.0), (), {})
     assert seen.state == state
     assert ("left no word" in seen.note) == (state == "limit")
+
+
+def test_the_time_of_a_run_is_that_of_all_its_pods_by_the_clock_that_counts_its_cost():
+    common = {"run": "a-1", "vendor": "runpod", "rate": 3_600_000_000, "intent_at": 1_000}
+    first = Op(**common, token="one", state="TERMINATED", sent_at=1_000, ended_at=1_060, del_requested_at=1_050)
+    aside = Op(**common, token="two", state="LOST", slot=-1, sent_at=1_060, del_requested_at=1_070)
+    last = Op(**common, token="new", state="READY", sent_at=1_100)
+    rows, now = [first, aside, last], Clocks("", 0.0, 1_200.0)
+    work = {"name": "base", "state": "done", "elapsed_s": 10.0}
+    verdict = {"state": "succeeded", "at": 1_140.0}
+    ended = observe.view(
+        last, observe.Reading(clock_scale=60.0, verdict=verdict, progress={"steps": [work]}), now, rows, {}
+    )
+    assert (ended.elapsed_s, ended.ended_at, ended.clock_scale) == (60 * (60 + 10 + 40), 1_140.0, 60.0)
+    at_work = observe.view(last, observe.Reading(clock_scale=60.0, is_alive=True), now, rows, {})
+    assert (at_work.elapsed_s, at_work.ended_at) == (60 * (60 + 10 + 100), None)
+    over = observe.view(first, observe.Reading(), now, [first], {})
+    assert (over.elapsed_s, over.ended_at) == (60.0, 1_060.0)
+
+
+def test_what_was_wrong_with_a_pod_is_no_news_of_one_that_is_at_work_again():
+    op = Op(token="t", run="a-1", vendor="runpod", state="READY", sent_at=1, reason="its vendor did not show it")
+    now = Clocks("", 0.0, 9.0)
+    assert observe.view(op, observe.Reading(True, is_alive=True), now, [op], {}).note == ""
+    assert observe.view(op, observe.Reading(), now, [op], {}).note == "its vendor did not show it"
+
+
+def test_an_idle_gpu_is_shown_with_its_limit_and_the_uploads_that_wait():
+    op = Op(token="t", run="a-1", vendor="runpod", state="READY", sent_at=1)
+    guard = {"alive": True, "limit_s": 19_650.0, "elapsed_s": 30.0, "idle_s": 185.0, "limits": {"idle_gpu_s": 1800.0}}
+    uploads = {"pending": ["work/checkpoints/base-f00d/step-000000500"], "problem": "ConnectionError: reset"}
+    reading = observe.Reading(True, is_alive=True, guard=guard, progress={"uploads": uploads})
+    seen = observe.view(op, reading, Clocks("", 0.0, 9.0), [op], {})
+    assert seen.ends == ("guard alive, ends it in 5 h 27 min; GPUs idle for 3 min 05 s of 30 min 00 s",)
+    assert (seen.pending, seen.upload_problem) == (
+        ("work/checkpoints/base-f00d/step-000000500",),
+        "ConnectionError: reset",
+    )

@@ -8,10 +8,9 @@ from scripts.cli import command_hints
 @pytest.fixture
 def line(monkeypatch):
     monkeypatch.setattr(command_hints, "_carried", {})
-    monkeypatch.setattr(command_hints, "_known", {})
-    command_hints.teach(
-        {"down": ["--rehearse", "--state-file"], "pod.run": ["--rehearse"], "rehearse": [], "config": []}
-    )
+    monkeypatch.setattr(command_hints, "_taken", [])
+    taken = {"down": ["--rehearse", "--state-file"], "pod.run": ["--rehearse"], "rehearse": [], "config": []}
+    command_hints.teach(lambda name: taken.get(name, ()))
 
 
 def test_without_such_flags_nothing_is_added(line):

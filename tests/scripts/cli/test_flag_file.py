@@ -21,10 +21,11 @@ def planned(world, *words):
 def test_the_flags_of_a_file_are_those_of_the_line_unless_it_says_otherwise(world):
     path = world.folder / "run.yaml"
     path.write_text("phase: base\nseed: 5\nsteps: 3\nrun_name: from-file\nno-accept: true\nuse-spot: false\n")
-    by_hand = planned(world, "--phase", "base", "--seed", "5", "--steps", "3", "--run-name", "from-file")
+    rest = ("--seed", "5", "--run-name", "from-file", "--no-accept")
+    by_hand = planned(world, "--phase", "base", "--steps", "3", *rest)
     assert planned(world, str(path)) == planned(world, "--file", str(path)) == by_hand
     outweighed = planned(world, "--steps", "4", str(path), "--phase", "mid")
-    assert outweighed == planned(world, "--phase", "mid", "--seed", "5", "--steps", "4")
+    assert outweighed == planned(world, "--phase", "mid", "--steps", "4", *rest)
     told = json.loads(world.inv("rehearse", "--provider", "local", str(path), "--dry-run", "--json"))
     assert told["launch"]["state"] == "planned"
     world.inv("rehearse", "--stop")
@@ -41,11 +42,14 @@ def test_the_flags_of_a_file_are_those_of_the_line_unless_it_says_otherwise(worl
         ("country: NO", "country: expected one word or number (quote yes, no, on, off)"),
         ("phase: {base: 1}", "phase: expected one word or number"),
         ("command: [bash, -c, x]", "a launch runs the phases of a training"),
-        ("gpu: A100\ngpuType: A100", "--gpu stands there twice"),
+        ("gpu: A100\ngpuType: A100", "--gpu is given twice"),
         ("volumeMounts: []", "expected one entry with volumeName"),
         ("file: again.yaml", "no such flag"),
-        ("phase: base\nphase: mid", "stands there twice"),
-        ("gpuType: A100\nvolumeMounts: [{volumeName: vol-1}]", "--volume is of a vendor's"),  # here nothing is rented
+        ("phase: base\nphase: mid", "is given twice"),
+        (
+            "gpuType: A100\nvolumeMounts: [{volumeName: vol-1}]",
+            "--volume is for rented machines",
+        ),  # here nothing is rented
     ],
 )
 def test_a_file_that_makes_no_sense_is_refused_with_the_place(world, text, said):

@@ -71,9 +71,10 @@ def test_wrong_words_get_one_line_and_exit_code_2(checkout, words, said):
 
 
 def test_flags_have_the_types_that_the_task_names(checkout):
-    words = ["launch", "--num-gpus=2", "--take", "10", "--lr", "-1", "--no-yes", "--set", "a=1", "--set=b=2"]
-    code, out, err = inv(checkout, *words)
-    given = {"num_gpus": 2, "take": 10, "lr": -1.0, "phase": "sft", "yes": False, "set": ["a=1", "b=2"]}
+    words = ["launch", "--num-gpus=2", "--take", "10", "--lr", "-1", "--no-yes", "--set", "a=1", "--set=b=2", "-n", "x"]
+    code, out, err = inv(checkout, *words, "--option", "sft.lr=1", "--option", "sft.lr=2")
+    given = {"num_gpus": 2, "take": 10, "lr": -1.0, "phase": "sft", "yes": False, "run_name": "x",
+             "set_": ["a=1", "b=2"], "options": {"sft.lr": "2"}}  # fmt: skip
     assert (code, json.loads(out), err) == (0, given, "")
 
 
@@ -165,9 +166,13 @@ def test_a_closed_pipe_is_met_in_silence(checkout, words):
     assert (process.returncode, err) == (141, "")
 
 
-def test_help_tells_which_flag_may_be_a_bare_word(checkout):
+def test_help_has_groups_an_example_and_the_flag_that_may_be_a_bare_word(checkout):
     code, out, _ = inv(checkout, "status", "--help")
-    assert code == 0 and "--run=STRING" in out and "(also as a bare word)" in out
+    assert code == 0 and "status [RUN] [FLAGS]" in out and "--watch [X]" in out and "; also as a bare word" in out
+    code, out, _ = inv(checkout, "launch", "--help")
+    assert code == 0 and "\nExample: ./inv launch --num-gpus 2\n" in out
+    assert "\nMachine\n  --num-gpus GPUS             how many (default: 8)\n" in out
+    assert "  -n, --run-name TEXT " in out and "  --no-yes " in out
 
 
 def test_a_line_for_another_machine_goes_to_its_shell_as_ssh_sends_it(monkeypatch):
@@ -176,3 +181,13 @@ def test_a_line_for_another_machine_goes_to_its_shell_as_ssh_sends_it(monkeypatc
     assert done.stdout == "/\na b\n"
     monkeypatch.setattr(sys, "argv", ["inv", "ssh", "run"])
     assert line_after_dashes() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(["nosuch"], "no task 'nosuch'"), (["launch", "--phaes"], "no flag --phaes")]
+)
+def test_a_line_that_cannot_be_read_is_a_json_document_too(checkout, words, said):
+    code, out, err = inv(checkout, *words, "--json")
+    found = json.loads(out)
+    assert (code, found["exit_code"]) == (2, 2) and found["error"].startswith(said) and said in err
+    assert inv(checkout, *words, "--", "--json")[1] == ""

@@ -5,7 +5,8 @@ from dataclasses import replace
 from rich.console import Console
 
 from infra.records import Plan, PlannedArtifact, PodView, Request
-from scripts.cli import render
+from scripts.cli import plan_text, steps_text
+from scripts.runs import status_table
 
 HOSTILE = "[/red] \x1b[31m\u202eevil [bold]"
 STEP = {"name": "base", "state": "running", "started_at": 1.0, "record": {"kind": "note", "text": HOSTILE}}
@@ -21,30 +22,33 @@ def shown(what, width: int = 80) -> str:
 
 def test_what_a_pod_says_neither_steers_the_terminal_nor_is_taken_for_markup():
     running = replace(VIEW, state="running")
-    for text in (shown(render.watch_screen([running, VIEW], 2.0)), shown(render.steps_table({"steps": [STEP]}, 2.0))):
+    for text in (
+        shown(status_table.watch_screen([running, VIEW], 2.0)),
+        shown(steps_text.steps_table({"steps": [STEP]}, 2.0)),
+    ):
         assert "[/red] [31mevil [bold]" in text and "\x1b" not in text and "\u202e" not in text
 
 
 def test_a_reused_step_took_no_time_of_this_run():
     reused = {**STEP, "state": "reused", "started_at": None, "ended_at": 9.0, "record": None, "result": None}
-    assert render.step_line(reused, 9.0).endswith("= base 0.0 s")
+    assert steps_text.step_line(reused, 9.0).endswith("= base 0.0 s")
 
 
 def test_a_reason_in_a_plan_is_no_markup(capsys):
     artifact = PlannedArtifact("tokenizer", "damaged", "tokenizer", HOSTILE)
-    render.show_plan(Plan("t", "store", (artifact,), None, Request(run="r")), stderr=False)
+    plan_text.show_plan(Plan("t", "store", (artifact,), None, Request(run="r")), stderr=False)
     assert "[/red] [31mevil" in capsys.readouterr().out
 
 
 def test_why_a_run_ended_has_a_line_of_its_own():
     view = replace(VIEW, note="step tokenizer failed with exit code 2")
-    assert "brave-otter-3: step tokenizer failed with exit code 2\n" in shown(render.status_table([view]))
+    assert "brave-otter-3: step tokenizer failed with exit code 2\n" in shown(status_table.status_table([view]))
 
 
 def test_the_step_of_training_is_a_number_or_unknown():
     said = {"kind": "result", "step": "text"}, {"kind": "progress", "step": 7}
     views = [replace(VIEW, progress={"steps": [{**STEP, "record": one}]}) for one in said]
-    assert [render.view_json(view)["train_step"] for view in views] == [None, 7]
+    assert [status_table.view_json(view)["train_step"] for view in views] == [None, 7]
 
 
 def test_figures_stand_in_columns_and_each_group_says_how_old_it_is():
@@ -56,13 +60,15 @@ def test_figures_stand_in_columns_and_each_group_says_how_old_it_is():
     step = {"name": "base", "state": "running", "record": record, "started_at": 900.0, "ended_at": None}
     progress = {"steps": [step], "machine": machine}
     view = PodView(run="a-1", provider="ssh", state="running", step="base", progress=progress, age_s=1.0)
-    seen = render.figures(view, 1000.0)
+    seen = status_table.figures(view, 1000.0)
     assert (seen["train_step"], seen["train_age_s"], seen["gpus_age_s"], seen["disk_age_s"]) == (1200, 30, 10, 20)
-    words = " ".join(shown(render.status_table([view], 1000.0), 120).split())
+    words = " ".join(shown(status_table.status_table([view], 1000.0), 120).split())
     assert "at work at loss tok/s left age a-1" in words and "machine GPU memory age disk free age a-1" in words
     assert "a-1 1,200 4.956 4,496 1 min 15 s 30 s" in words and "a-1 93 % 31.2 GB of ? 10 s 512.0 GB 20 s" in words
-    assert "GPU" not in shown(render.figures_tables([replace(view, progress={**progress, "machine": {}})], 1000.0))
-    assert {"gpus", "gpus_age_s", "disk_free_bytes", "disk_age_s", "train_age_s"} <= render.view_json(view).keys()
+    assert "GPU" not in shown(
+        status_table.figures_tables([replace(view, progress={**progress, "machine": {}})], 1000.0)
+    )
+    assert {"gpus", "gpus_age_s", "disk_free_bytes", "disk_age_s", "train_age_s"} <= status_table.view_json(view).keys()
 
 
 def test_a_step_that_makes_shards_says_how_fast_it_is_and_what_it_left_out():
@@ -70,20 +76,25 @@ def test_a_step_that_makes_shards_says_how_fast_it_is_and_what_it_left_out():
               "mb_per_s": 67.89, "eta_s": 75}  # fmt: skip
     step = {"name": "shard", "state": "running", "record": record, "started_at": 1.0, "ended_at": None}
     words = "about 26 %, 1 document, 1 whole shard, 12,345 documents/s, 67.9 MB/s, 1 min 15 s left"
-    assert render.record_words(step) == words and render.record_words(step, brief=True) == "about 26 %, 1 min 15 s left"
+    assert (
+        steps_text.record_words(step) == words
+        and steps_text.record_words(step, brief=True) == "about 26 %, 1 min 15 s left"
+    )
     some = {**record, "done": 500, "total": 2000, "unit": "documents"}
-    assert render.record_words({**step, "record": some}).startswith("25 % of 2,000 documents, 1 whole shard, 12,345")
+    assert steps_text.record_words({**step, "record": some}).startswith(
+        "25 % of 2,000 documents, 1 whole shard, 12,345"
+    )
     counts = {"read": 9, "empty": 0, "invalid_utf8": 3, "duplicate": 2}
     result = {"documents": 7, "shards": 2, "held_out": 1, "counts": counts}
-    assert render.record_words({**step, "record": {"kind": "result", **result}}) == ""  # before it has left
-    assert render.record_words({**step, "state": "done", "result": result}) == (
+    assert steps_text.record_words({**step, "record": {"kind": "result", **result}}) == ""  # before it has left
+    assert steps_text.record_words({**step, "state": "done", "result": result}) == (
         "7 documents in 2 shards, 1 held out, 2 duplicates left out, 3 with bytes that are not UTF-8, replaced"
     )
 
 
 def test_a_loss_is_drawn_from_where_it_began_to_where_it_is():
-    assert render.sparkline([8.0, 4.0, float("nan"), 1.0]) == "█▄ ▁"
-    assert render.sparkline([3.0, 3.0]) == "▁▁" and render.sparkline([]) == ""
+    assert status_table.sparkline([8.0, 4.0, float("nan"), 1.0]) == "█▄ ▁"
+    assert status_table.sparkline([3.0, 3.0]) == "▁▁" and status_table.sparkline([]) == ""
     record = {
         "kind": "progress",
         "step": 9,
@@ -94,24 +105,66 @@ def test_a_loss_is_drawn_from_where_it_began_to_where_it_is():
     }
     step = {"name": "base", "state": "running", "record": record, "started_at": 900.0, "ended_at": None}
     view = replace(VIEW, state="running", step="base", note="", progress={"steps": [step]})
-    words = " ".join(shown(render.status_table([view], 1000.0), 120).split())
+    words = " ".join(shown(status_table.status_table([view], 1000.0), 120).split())
     assert "brave-otter-3: loss of base 8.00 █▃▁ 2.00 brave-otter-3: W&B: offline" in words
     assert "tok/s MFU left" in words and "43.2 %" in words
-    assert render.view_json(view)["curve"] == [8.0, 4.0, 2.0]
-    assert "loss of" not in shown(render.status_table([replace(view, state="succeeded")], 1000.0), 120)
+    assert status_table.view_json(view)["curve"] == [8.0, 4.0, 2.0]
+    assert "loss of" not in shown(status_table.status_table([replace(view, state="succeeded")], 1000.0), 120)
 
 
 def test_a_checkpoint_that_is_safe_is_named_with_its_age():
     view = replace(VIEW, state="running", in_store={"base-f00d/step-000000500": 940.0})
-    words = " ".join(shown(render.status_table([view], 1000.0), 120).split())
+    words = " ".join(shown(status_table.status_table([view], 1000.0), 120).split())
     assert "brave-otter-3: checkpoint base-f00d/step-000000500 is in the store, 1 min 00 s ago" in words
-    ended = " ".join(shown(render.status_table([replace(view, state="failed")], 1000.0), 120).split())
+    ended = " ".join(shown(status_table.status_table([replace(view, state="failed")], 1000.0), 120).split())
     assert "step-000000500 or a newer one is in the store" in ended
-    assert render.view_json(view)["in_store"] == {"base-f00d/step-000000500": "1970-01-01T00:15:40Z"}
-    assert "in the store" not in shown(render.status_table([VIEW], 1000.0))
+    assert status_table.view_json(view)["in_store"] == {"base-f00d/step-000000500": "1970-01-01T00:15:40Z"}
+    assert "in the store" not in shown(status_table.status_table([VIEW], 1000.0))
 
 
 def test_a_run_whose_money_was_not_enough_is_told_how_it_goes_on():
     limit = replace(VIEW, state="limit", note="", limit_micro_usd=100_000_000)
-    assert "inv resume brave-otter-3 --spend-limit 200.00" in shown(render.status_table([limit], 2.0), 120)
-    assert "inv resume" not in shown(render.status_table([replace(limit, state="stopped")], 2.0), 120)
+    assert "inv resume brave-otter-3 --spend-limit 200.00" in shown(status_table.status_table([limit], 2.0), 120)
+    assert "inv resume" not in shown(status_table.status_table([replace(limit, state="stopped")], 2.0), 120)
+
+
+def flat(view: PodView, now: float = 1000.0) -> str:
+    return " ".join(shown(status_table.status_table([view], now), 160).split())
+
+
+def test_time_and_money_of_a_run_are_by_one_clock_and_in_one_form():
+    step = {"name": "base", "state": "running", "started_at": 900.0, "ended_at": None,
+            "record": {"kind": "progress", "loss": 2.0, "eta_s": 10.0, "at": 999.0}}  # fmt: skip
+    view = PodView(run="a-1", provider="runpod", state="running", step="base", progress={"steps": [step]}, age_s=1.0,
+                   micro_usd_per_hour=19_120_000, spent_micro_usd=34_201_000, limit_micro_usd=150_000_000,
+                   limit_in_s=19_650.0, elapsed_s=6_440.0, clock_scale=60.0, started_at=892.0)  # fmt: skip
+    words = flat(view)
+    assert "running base 34.21 USD 1 h 47 min 1 min 00 s" in words
+    assert "34.21 of 150.00 USD spent at 19.12 USD/h; the limit is 5 h 27 min away" in words
+    assert "2.000 10 min 00 s 1 min 00 s" in words  # what is left, and how old that is
+    assert "1 h 40 min" in shown(steps_text.steps_table({"steps": [step]}, 1000.0, 60.0))
+    assert "base 1 h 40 min: loss 2.000, 10 min 00 s left" in steps_text.step_line(step, 1000.0, 60.0)
+
+
+def test_a_run_that_has_ended_says_when_and_what_each_phase_took():
+    steps = [{"name": "text", "state": "reused", "elapsed_s": 0.0}, {"name": "base", "state": "done",
+              "elapsed_s": 255.0}, {"name": "sft", "state": "failed", "elapsed_s": 61.0}]  # fmt: skip
+    view = PodView(
+        "a-1", "local", "failed", progress={"steps": steps}, elapsed_s=641.0, ended_at=940.0, started_at=300.0
+    )
+    words = flat(view)
+    assert "a-1 local failed 0.00 USD 10 min 41 s" in words
+    assert (
+        "a-1: ended 1970-01-01 00:15 UTC (1 min 00 s ago) after 10 min 41 s: base 4 min 15 s, sft 1 min 01 s" in words
+    )
+    assert status_table.view_json(view)["ended_at"] == "1970-01-01T00:15:40Z"
+
+
+def test_uploads_that_wait_or_fail_are_told():
+    pending = ("work/checkpoints/base-f00d/step-000000500", "logs/base.log")
+    view = replace(VIEW, state="running", note="", pending=pending,
+                   upload_problem="ConnectionError: \x1b[31mreset")  # fmt: skip
+    words = flat(view)
+    assert "2 uploads are pending: base-f00d/step-000000500, logs/base.log" in words
+    assert "the store cannot be written just now, and is tried again: ConnectionError: [31mreset" in words
+    assert "upload" not in flat(VIEW)

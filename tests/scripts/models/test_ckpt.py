@@ -10,7 +10,7 @@ import pytest
 from invoke import Exit
 
 from infra.errors import UsageError
-from scripts.models import ckpt
+from scripts.models import ckpt, flags
 from store import Store
 from store.backends.by_uri import open_place
 from store.run_sync.run_folder import RunFolder
@@ -55,12 +55,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
 
 
-def told(capsys: pytest.CaptureFixture[str], name: str, **flags: Any) -> Any:
-    usual = {"ckpt_list": {"from_": "", "job": ""}, "ckpt_show": {"from_": ""}, "ckpt_init": {"dry_run": False},
-             "ckpt_pull": {"model": "", "from_": "", "latest": False}, "ckpt_push": {"models": [], "from_": ""},
-             "ckpt_verify": {"model": "", "from_": ""}}[name]  # fmt: skip
+def told(capsys: pytest.CaptureFixture[str], name: str, **given: Any) -> Any:
+    record = getattr(flags, f"Ckpt{name.removeprefix('ckpt_').capitalize()}Flags")
     capsys.readouterr()
-    getattr(ckpt, name)(**{**usual, "json": True, **flags})
+    getattr(ckpt, name)(record(**{"json": True, **given}))
     return json.loads(capsys.readouterr().out)
 
 
@@ -74,7 +72,7 @@ def test_what_there_is_is_listed_with_its_kind_step_size_and_time(home, capsys):
     ]
     assert all(row["bytes"] > 600 and row["saved_at"].startswith("2026-11-21T10:00") for row in rows)
     assert len(told(capsys, "ckpt_list", job="otter")) == 2
-    ckpt.ckpt_list(from_="", job="", json=False)
+    ckpt.ckpt_list(flags.CkptListFlags(from_="", job="", json=False))
     out = capsys.readouterr().out
     assert "base_checkpoints/smoke" in out and "2.5000" in out and "2026-11-21T10:00:40" in out
 
@@ -86,30 +84,29 @@ def test_a_checkpoint_is_shown_by_the_beginning_or_the_end_of_its_name(home, cap
         "Decoder",
         {"loss": 2.5},
     )
-    ckpt.ckpt_show(model="base_ch", from_="", json=False)
+    ckpt.ckpt_show(flags.CkptShowFlags(model="base_ch", from_="", json=False))
     out = capsys.readouterr().out
     assert "tokenizer_sha256" in out and "steps 40" in out and "file model.safetensors" in out
 
 
 @pytest.mark.parametrize(
-    ("name", "flags", "words"),
+    ("name", "given", "words"),
     [
-        ("ckpt_show", {"model": ""}, "which checkpoint.*inv ckpt.list"),
+        ("ckpt_show", {"model": ""}, "name of a checkpoint is missing; inv ckpt.list"),
         ("ckpt_show", {"model": "base_checkpoints/smok3"}, "did you mean base_checkpoints/smoke"),
         ("ckpt_show", {"model": RUN}, "could be any of: .*step-000000010, .*step-000000020"),
         ("ckpt_verify", {"model": "zzz"}, "no checkpoint 'zzz'"),
-        ("ckpt_pull", {"model": "base_checkpoints/smoke"}, "where to. --to DIR"),
-        ("ckpt_pull", {"to": "x"}, "which one.*--latest"),
-        ("ckpt_pull", {"to": "x", "model": "a", "latest": True}, "which one"),
-        ("ckpt_push", {}, "where to"),
+        ("ckpt_pull", {"model": "base_checkpoints/smoke"}, "--to DIR is missing"),
+        ("ckpt_pull", {"to": "x"}, "name of one checkpoint.*--latest"),
+        ("ckpt_pull", {"to": "x", "model": "a", "latest": True}, "name of one checkpoint"),
+        ("ckpt_push", {}, "--to is missing"),
         ("ckpt_push", {"to": "elsewhere", "models": ["tokeniser"]}, "no artifact 'tokeniser'"),
-        ("ckpt_init", {"to": ""}, "what is to be made"),
+        ("ckpt_init", {"to": ""}, "--to is missing"),
     ],
 )
-def test_wrong_words_are_answered_in_one_line_that_says_what_to_type(home, capsys, name, flags, words):
-    usual = {"to": ""} if name in ("ckpt_pull", "ckpt_push") else {}
+def test_wrong_words_are_answered_in_one_line_that_says_what_to_type(home, capsys, name, given, words):
     with pytest.raises(UsageError, match=words) as seen:
-        told(capsys, name, **{**usual, **flags})
+        told(capsys, name, **given)
     assert "\n" not in str(seen.value)
 
 
@@ -121,7 +118,7 @@ def test_damage_is_found_wherever_it_lies_and_leaves_with_5(home, capsys):
     for number, path in enumerate((there, here, final), 1):
         path.write_bytes(b"x" + path.read_bytes()[1:])
         with pytest.raises(Exit, match="damaged: .*a run passes over them") as seen:
-            ckpt.ckpt_verify(model="", from_="", json=True)
+            ckpt.ckpt_verify(flags.CkptVerifyFlags(model="", from_="", json=True))
         rows = json.loads(capsys.readouterr().out)
         assert seen.value.code == 5 and len(rows) == 4
         assert sum(bool(row["problem"]) for row in rows) == number
@@ -154,7 +151,7 @@ def test_artifacts_go_to_another_store_and_come_back_from_it(home, capsys, kind,
     made = home / "made" / "step-000000040" / "model.safetensors"
     assert (folder / "step-000000040" / "model.safetensors").read_bytes() == made.read_bytes()
     with pytest.raises(UsageError, match="is there already"):
-        ckpt.ckpt_pull(model="", from_=uri, latest=True, to=str(home / "here"), json=True)
+        ckpt.ckpt_pull(flags.CkptPullFlags(model="", from_=uri, latest=True, to=str(home / "here"), json=True))
 
 
 def test_what_a_run_has_left_is_pulled_as_its_folder(home, capsys):

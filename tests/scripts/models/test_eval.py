@@ -6,8 +6,7 @@ import os
 import pytest
 
 from infra.errors import SlipwayError, UsageError
-from scripts.cli import render
-from scripts.models import eval, lm_eval
+from scripts.models import eval, lm_eval, scores_text
 from trainer.evaluation import intervals
 
 
@@ -55,7 +54,7 @@ def test_a_comparison_says_what_may_be_chance(capsys):
         "text": text([cost * 1.5 for cost in COSTS], SIZES),
         "leaks": share([1], "n"),
     }
-    render.show_comparison(["x/a", "x/b"], eval.compare(found, others))
+    scores_text.show_comparison(["x/a", "x/b"], eval.compare(found, others))
     out, err = capsys.readouterr()
     lines = {line.split()[0]: " ".join(line.split()) for line in out.splitlines()}
     assert "50.0 % 75.0 % +25.0 %" in " ".join(out.split()) and "may be chance; p 1.000" in " ".join(out.split())
@@ -67,7 +66,7 @@ def test_a_comparison_says_what_may_be_chance(capsys):
 def test_leaks_and_right_answers_are_shown_turn_by_turn(capsys):
     turns = {f"{what} turn {turn}": share([turn > 2, 1, 1, 1]) | {"of": 4}
              for turn in (1, 2, 3) for what in ("right", "leaks")}  # fmt: skip
-    render.show_scores("x/a", {"measures": {"leaks": share([0, 1]) | {"of": 2}, **turns}})
+    scores_text.show_scores("x/a", {"measures": {"leaks": share([0, 1]) | {"of": 2}, **turns}})
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert [line.split()[:2] for line in lines if line[:1].isdigit()] == [["1", "75.0"], ["2", "75.0"], ["3", "100.0"]]
     (third,) = (line for line in lines if line.startswith("3 "))

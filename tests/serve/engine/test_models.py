@@ -143,7 +143,7 @@ def test_bytes_that_are_not_those_of_the_manifest_are_refused(tmp_path, s3, call
     caller.store = bucket
     with pytest.raises(StoreError, match="is not what was published"):
         caller.ask(NAME)
-    with pytest.raises(StoreError, match="model.safetensors: what was brought is not what is listed"):
+    with pytest.raises(StoreError, match="model.safetensors: the download does not match its listing"):
         caller.ask(f"{bucket}/{NAME}")  # its store is not asked, its manifest is
     assert not [path for path in caller.cache.iterdir() if not path.name.startswith(".")]
 
@@ -185,7 +185,7 @@ def test_a_folder_that_is_no_model_is_refused_before_an_engine_starts(tmp_path, 
 
 @pytest.mark.process
 def test_an_address_where_nothing_is_costs_one_line(away_uri, caller):
-    with pytest.raises(UsageError, match="there is nothing, or not for us"):
+    with pytest.raises(UsageError, match="not found, or access denied"):
         caller.ask(f"{away_uri}/nowhere")
     open_place(f"{away_uri}/Old").put({"config.json": b"{}", "tokenizer.json": b"{}", "pytorch_model.bin": b"pickled"})
     with pytest.raises(UsageError, match="it has no .safetensors file"):

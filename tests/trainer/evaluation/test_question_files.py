@@ -55,7 +55,7 @@ def test_an_answer_counts_but_for_case_spaces_and_a_full_stop(tmp_path):
     ("rows", "said"),
     [
         (["{"], "x.jsonl:1: "),
-        ([{"question": "q", "answer": "a"}, {"question": "q"}], "x.jsonl:2: no question or no answer; there is"),
+        ([{"question": "q", "answer": "a"}, {"question": "q"}], "x.jsonl:2: no question or no answer; available"),
         ([{"question": "q", "choices": ["a"], "answer": 0}], "fewer than two choices"),
         ([{"question": "q", "choices": ["a", " "], "answer": 0}], "an empty one"),
         ([{"question": "q", "choices": ["a", "b"], "answer": 2}], "choice 2 of 2, counted from 0"),

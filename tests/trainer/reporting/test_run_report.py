@@ -8,7 +8,21 @@ import re
 from PIL import Image
 
 from trainer.reporting import chart
-from trainer.reporting.chart import HEIGHT, LEFT, TOP, WIDTH, Chart, layout, number, png, running_mean, svg, thin, ticks
+from trainer.reporting.chart import (
+    HEIGHT,
+    LEAST_LEFT,
+    LETTER,
+    TOP,
+    WIDTH,
+    Chart,
+    layout,
+    number,
+    png,
+    running_mean,
+    svg,
+    thin,
+    ticks,
+)
 from trainer.reporting.run_report import PhaseStory, Story, charts, page
 
 LINES = [
@@ -42,7 +56,7 @@ def test_a_chart_lies_within_its_frame_and_its_line_goes_as_the_figures_do():
     (line,) = found.lines
     assert [y for _, y in line] == sorted(y for _, y in line)  # the loss falls, and down is more
     assert [x for x, _ in line] == sorted(x for x, _ in line)
-    assert all(LEFT <= x <= WIDTH and TOP <= y <= HEIGHT for x, y in line)
+    assert all(LEAST_LEFT <= x <= WIDTH and TOP <= y <= HEIGHT for x, y in line)
     assert [words for _, words in found.across] == ["20", "40", "60", "80", "100"]
     assert [words for _, words in found.up] == ["2", "4", "6", "8"]
     assert found.bands[-1][2] == "to step 100: 1.07"
@@ -103,3 +117,26 @@ def test_a_page_is_whole_at_any_moment_of_a_run():
     assert "1.5000 bits per byte (gzip 2.500)" in said
     steps = [int(one) for one in re.findall(r'<td class="number">(\d+)</td>', said)]
     assert steps[-1] == 100 and 8 <= len(steps) <= 12  # of 25 moments
+
+
+def test_the_words_of_an_axis_are_all_different_and_have_room():
+    for low, high, unit in ((4.95612, 4.95614, ""), (0.0101, 0.0502, " GB"), (1e6, 1e6 + 9, ""), (2e-5, 2.1e-5, "")):
+        found = layout(Chart("c", ((1e6, low), (1e6 + 8, high)), unit=unit))
+        for marks in (found.up, found.across):
+            words = [word for _, word in marks]
+            assert len(words) >= 2 and len(set(words)) == len(words)
+        assert found.left - LETTER * max(len(word) for _, word in found.up) >= 6
+        ends = [(x - LETTER * len(word) / 2, x + LETTER * len(word) / 2) for x, word in found.across]
+        assert all(end < begin for (_, end), (begin, _) in zip(ends, ends[1:], strict=False))
+        assert all(found.left <= x <= WIDTH for x, _ in found.lines[-1])
+        assert max(y for y, _ in found.up) + 4 <= HEIGHT - 8 - 18  # a line of words lies between the two axes' words
+
+
+def test_a_page_has_no_card_without_something_in_it():
+    lost = PhaseStory("base", "running", lines=[{"step": 1, "tokens": 9, "loss": math.nan, "grad_norm": None}])
+    text = page(Story("brave-otter-3", [], [lost, PhaseStory("mid", "waiting")], "now"))
+    assert list(charts(lost)) == [] and "tiles" not in text.partition("<main>")[2]
+    assert not re.search(r'<div class="(card|cards|card wide|tiles)">(<h2>[^<]*</h2>)?</div>', text)
+    assert "<svg" not in text and "1 min 03 s" not in text
+    spent = PhaseStory("sft", lines=[{"step": 1, "tokens": 9, "loss": 1.0, "step_s": 63.0}])
+    assert "1 min 03 s" in page(Story("r", [], [spent], "now"))

@@ -1,0 +1,73 @@
+"""Flags that stand in a file as the fields of a record: names, types and defaults are those of the record."""
+
+import difflib
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from flows.specs import phase_words
+from infra.errors import UsageError
+from infra.flags import Flag, flags_of
+
+WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+PHASES = "phases"  # in a file the options of phases stand nested below this
+
+
+def known(record: type, but: Collection[str] = ()) -> dict[str, Flag]:
+    """Return the flags of a record that may stand in a file, by their spelling."""
+    return {one.spelled: one for one in flags_of(record) if one.name not in but}
+
+
+def check_keys(where: str, body: Any, keys: Collection[str]) -> None:
+    """Raise UsageError for what is no mapping, and for a key that is none of `keys`, with the nearest one."""
+    if not isinstance(body, Mapping):
+        raise UsageError(f"{where}: expected lines of the form `key: value`")
+    for key in body:
+        if str(key) not in keys:
+            near = difflib.get_close_matches(str(key), keys, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(keys)}"
+            raise UsageError(f"{where}: unknown key {key!r}; {hint}")
+
+
+def read(where: str, body: Any, record: type, but: Collection[str] = ()) -> dict[str, Any]:
+    """Return the values of the fields that a file gives, the options of phases as words. Raises UsageError.
+
+    `spend_limit` and `spend-limit` are the same. An option of a phase may also stand by its path: `sft.optimizer.lr`.
+    """
+    flags = known(record, but)
+    if not isinstance(body, Mapping):
+        raise UsageError(f"{where}: expected lines of the form `key: value`")
+    found: dict[str, Any] = {}
+    words: list[str] = []
+    for key, value in body.items():
+        if "set" in flags and key == PHASES:
+            words += phase_words.flatten(f"{where}: {key}", value)
+        elif "set" in flags and "." in str(key):
+            words += phase_words.flatten(f"{where}: {key}", _nested(str(key), value))
+        else:
+            name = str(key).replace("_", "-")
+            check_keys(where, {name if name in flags else key: None}, [*flags, PHASES])
+            found[flags[name].name] = _value(f"{where}: {key}", flags[name], value)
+    if words:
+        found[flags["set"].name] = (*found.get(flags["set"].name, ()), *words)
+    return found
+
+
+def _nested(path: str, value: Any) -> dict[str, Any]:
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    return dict(value)
+
+
+def _value(where: str, one: Flag, value: Any) -> Any:
+    """As the flag has it; a number where text is wanted is taken for its text: `spend_limit: 12.50`."""
+    if one.is_many:
+        many = value if isinstance(value, list) else [value]
+        return tuple(str(word) for word in many)
+    if one.kind is float and type(value) in (int, float) and math.isfinite(value):
+        return float(value)
+    if type(value) is one.kind and one.kind is not float:
+        return value
+    if one.kind is str and type(value) in (int, float):
+        return str(value)
+    raise UsageError(f"{where} is {value!r}; it must be {WANTED[one.kind]}")

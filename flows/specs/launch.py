@@ -1,0 +1,31 @@
+"""The flags of a launch and of whatever begins or goes on with a run."""
+
+from dataclasses import dataclass
+
+from flows.specs.work import WorkSpec
+from infra.flags import flag
+from infra.selection.machine_spec import LIMITS, MACHINE, LimitSpec, MachineSpec, PlaceSpec
+
+RUN = "Run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSpec(LimitSpec, MachineSpec, PlaceSpec, WorkSpec):
+    """A launch as somebody asks for it."""
+
+    nodes: int | None = flag(None, "machines that train as one (1)", group=MACHINE)
+    wait: bool = flag(False, "rented: look again every minute until something fits", group=MACHINE)
+    no_accept: bool = flag(False, "take a machine as it is, without looking whether it works", group=MACHINE)
+    on_failure: str = flag("", "rented: end the pod when the work fails, or keep it (end)", group=LIMITS)
+    run_name: str = flag("", "name of the run instead of a generated one", group=RUN, also=("n",))
+    dry_run: bool = flag(False, "show the plan and stop", group=RUN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodSpec(LimitSpec, MachineSpec, PlaceSpec):
+    """A pod without work, as somebody asks for it."""
+
+    wait: bool = flag(False, "rented: look again every minute until something fits", group=MACHINE)
+    no_accept: bool = flag(False, "take a machine as it is, without looking whether it works", group=MACHINE)
+    run_name: str = flag("", "name of the pod instead of a generated one", group=RUN, also=("n",))
+    dry_run: bool = flag(False, "show offers, prices and what would end the pod, and stop", group=RUN)

@@ -1,0 +1,55 @@
+"""The flags of a service: what is wanted of it, beside its file."""
+
+from dataclasses import dataclass
+
+from infra.errors import UsageError
+from infra.flags import flag
+from serve.policy.update import MODES
+from trainer.records.phase_registry import phase_names
+
+ADDRESS = "Address"
+REPLICAS = "Replicas"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSpec:
+    """A service as somebody asks for it; "" and None leave it as it is, or to its file."""
+
+    name: str = flag("", "of the service; one that is there already is updated", word=True, also=("n",))
+    model: str = flag(
+        "",
+        f"{phase_names()}, an artifact or run of ours, a folder, hf://user/repo, s3://bucket/folder "
+        "(default: what --config says, else the last phase there is)",
+    )
+    tag: str = flag("", "name of the checkpoints in the store")
+    config: str = flag(
+        "", "a service file (SkyServe's words and ours; default serve/service.yaml); inv config --schema service "
+        "names all keys",
+        unit="FILE",
+    )  # fmt: skip
+    engine: str = flag("", "vllm, vllm-cpu, torch (our own), fake (default: what model and machine take)")
+    replicas: int | None = flag(
+        None,
+        "fixed number of replicas (for autoscaling set min, max and target QPS in --config)",
+        group=REPLICAS,
+    )
+    provider: str = flag(
+        "",
+        "where: local, ssh, runpod, lium, shadeform, market; any: own machines, then spot, then on-demand",
+        group=REPLICAS,
+    )
+    mode: str = flag(
+        "",
+        "rolling: old and new ones answer while they are replaced; blue_green: all change at once",
+        group=REPLICAS,
+    )
+    host: str = flag(
+        "", "address to listen on; one that others can reach needs a key first: inv serve.key", group=ADDRESS
+    )
+    port: int | None = flag(None, "to listen on (default: any that is free, and that one from then on)", group=ADDRESS)
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("", *MODES):
+            raise UsageError(f"--mode {self.mode}: known: {', '.join(MODES)}")
+        if self.port is not None and not 0 <= self.port < 65536:
+            raise UsageError(f"--port {self.port}: it must be 1 to 65535, or 0 for any free port")

@@ -1,0 +1,50 @@
+"""The flags of a training: what is to be made, of what, and how."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flows.specs import phase_words
+from infra.flags import flag
+from trainer.records.phase_registry import phase_names
+
+WORK = "What is made"
+TRAINING = "Training"
+SAVING = "Checkpoints and artifacts"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkSpec:
+    """What is to be made, as somebody asks for it; "" and None leave it to the profile and to the settings."""
+
+    phase: str = flag("sft", f"{phase_names()}, a sum such as mid+sft, or all", group=WORK)
+    profile: str = flag("", "recipe of model and training: a name that inv config --profile takes, or a .yaml file",
+                        group=WORK)  # fmt: skip
+    tag: str = flag("", "name of the checkpoints in the store (default: the profile)", group=WORK)
+    init: str = flag("", "go on from somebody else's model: a Hugging Face folder, or hf://user/repo[@revision]",
+                     group=WORK)  # fmt: skip
+    source: str = flag("", "pydocs, fineweb, or a path of .txt, .jsonl, .parquet", group=WORK)
+    packages: str = flag("", "pydocs: installed packages to read too, comma-separated", group=WORK)
+    mixture: str = flag(
+        "", "conversations of mid and sft and their weights, instead of the profile's: "
+        "identity=0.3,talk.jsonl=0.5,hf://user/name/config:train[:1000]=0.2",
+        group=WORK,
+    )  # fmt: skip
+    persona: str = flag("", "YAML file with name, maker, purpose", group=WORK, unit="FILE")
+    seed: int | None = flag(None, "of the training", group=TRAINING)
+    steps: int | None = flag(
+        None, "optimizer steps per phase instead of the profile's; the schedule is rescaled to them", group=TRAINING
+    )
+    options: Mapping[str, str] = flag(
+        {}, "an option of one phase instead of the profile's: sft.optimizer.lr=1e-3, mid.rows=32; in a file "
+        "`phases: {sft: {optimizer: {lr: 1e-3}}}`; repeatable",
+        group=TRAINING, unit="PHASE.FIELD=VALUE", spelled="set", read=phase_words.read,
+    )  # fmt: skip
+    save_every: int | None = flag(
+        None, "optimizer steps between checkpoints instead of the profile's", group=SAVING, unit="STEPS"
+    )
+    keep: int | None = flag(None, "newest checkpoints kept while training (5)", group=SAVING)
+    ckpt_prefix: str = flag("", "in front of the name of the folder that holds the run's checkpoints", group=SAVING)
+    store: str = flag("", "where artifacts go (default var/artifacts)", group=SAVING, unit="URI")
+    with_missing: bool = flag(False, "rented: make text, tokenizer and questions there, while it bills", group=SAVING)
+    remake: bool = flag(False, "make the named phases again where other code than today's made them", group=SAVING)
+    keep_made: bool = flag(False, "keep what other code than today's made, as it is", group=SAVING)

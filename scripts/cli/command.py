@@ -1,0 +1,114 @@
+"""A command: a task of invoke whose flags are the fields of a record.
+
+    @command("scripts.runs.launch", "scripts.runs.flags:LaunchFlags", example="inv launch --gpu H100")
+    def launch(c, spec):
+        '''Train one or more phases ...'''
+
+The function is the declaration: its name, and what it says of itself. Its namesake in the module of the first word gets
+the record, made of what was typed. Both modules are loaded when the command is named on a line, so that a listing of
+all commands loads none of them.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from invoke import Task
+from invoke.parser import Argument
+
+FIND, BEGIN, APART = "find", "begin", "apart"  # what a command does about the rehearsal: see `command`
+
+
+class Command(Task):
+    """A task that knows its record, its bare word, and an example of its use."""
+
+    def __init__(
+        self, body: Callable[..., Any], *, does: str = "", record: str = "", world: str = "", env: bool = False,
+        example: str = "", flag_file: str = "", **options: Any,
+    ) -> None:  # fmt: skip
+        self.does = does
+        self.record_name = record
+        self.world = world
+        self.takes_env = env
+        self.example = example
+        self.flag_file = flag_file
+        super().__init__(body, auto_shortflags=False, positional=[], **options)
+
+    @functools.cached_property
+    def record(self) -> Any:
+        """The record of its own flags, or None where it has none."""
+        module, _, name = self.record_name.partition(":")
+        return getattr(importlib.import_module(module), name) if module else None
+
+    @functools.cached_property
+    def flags(self) -> tuple[Any, ...]:
+        """Its flags (`infra.flags.Flag`): those of its record, then those that choose its world and environment."""
+        from infra.flags import flags_of
+        from scripts.cli import flags
+
+        more: list[type] = [flags.Environment] if self.takes_env else []
+        more += [flags.Rehearse] if self.world in (FIND, BEGIN) else []
+        more += [flags.Apart] if self.world else []
+        own = flags_of(self.record) if self.record else ()
+        return (*own, *(one for record in more for one in flags_of(record)))
+
+    @property
+    def word(self) -> str:
+        """How the flag is spelled that may be given as a bare word, "" where there is none."""
+        return next((one.spelled.replace("-", "_") for one in self.flags if one.is_word), "")
+
+    def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
+        """Return the flags as invoke's parser takes them."""
+        found = []
+        for one in self.flags:
+            name = one.spelled.replace("-", "_")
+            about = f"{one.about} (also as a bare word)" if one.is_word else one.about
+            found.append(
+                Argument(names=(name, *one.also), kind=list if one.is_many else one.kind,
+                         default=None if one.is_many else one.default, help=about, optional=one.is_bare,
+                         attr_name=None if one.name == name else one.name)
+            )  # fmt: skip
+        return found
+
+    def values(self, typed: dict[str, Any]) -> dict[str, Any]:
+        """Return the values of its flags by field, of what invoke has parsed. Raises UsageError."""
+        return {one.name: one.value(typed[one.name]) for one in self.flags if one.name in typed}
+
+
+def command(
+    does: str = "", record: str = "", *, world: str = FIND, env: bool = False, example: str = "", **options: Any
+) -> Callable[[Callable[..., Any]], Command]:  # fmt: skip
+    """Return a decorator that makes a command of a function `(c, spec)`, or of `(c)` where it has no flags.
+
+    `does`: the module whose namesake of the function does the work; "" for the function itself. `record`: where the
+    record of its flags is, as `module:Name`. `world`: whether it deals with pods, and so has `--rehearse` and
+    `--state-file`: then a rehearsal must run ("find") or is begun ("begin"); "apart" has `--state-file` alone; "" is
+    for what has nothing to do with pods. `env`: it runs something, and has `--env`. `flag_file`: the flag that names a
+    file with more flags. Other options are invoke's.
+    """
+
+    def make(declared: Callable[..., Any]) -> Command:
+        @functools.wraps(declared)
+        def body(c: Any, **typed: Any) -> Any:
+            values = made.values(typed)
+            _choose_world(made, values)
+            spec = [made.record(**values)] if made.record else []
+            if does:
+                return getattr(importlib.import_module(does), declared.__name__)(*spec)
+            return declared(c, *spec)
+
+        made = Command(body, does=does, record=record, world=world if does else "", env=env, example=example, **options)
+        return made
+
+    return make
+
+
+def _choose_world(made: Command, values: dict[str, Any]) -> None:
+    """Step into what the flags of the world say, and take them away. Raises UsageError."""
+    if env := values.pop("env", ()):
+        importlib.import_module("scripts.cli.context").give(env)
+    if state_file := values.pop("state_file", ""):
+        importlib.import_module("scripts.cli.rehearsal_world").keep_apart(state_file)
+    if values.pop("rehearse", False):
+        importlib.import_module("scripts.cli.rehearsal_world").enter(begin=made.world == BEGIN)

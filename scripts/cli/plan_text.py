@@ -1,0 +1,49 @@
+"""A plan as text for people, and as a JSON document."""
+
+from dataclasses import asdict
+from typing import Any
+
+from infra.money import dollars as usd
+from infra.records import Plan
+from infra.settings import MARKET, VENDORS
+from infra.units import count, duration
+from scripts.cli.render import clean, console, new_table
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    estimate = sum(one.estimate_s or 0 for one in plan.artifacts)
+    return {
+        "target": plan.target,
+        "provider": plan.request.provider,
+        "artifacts": [asdict(one) for one in plan.artifacts],
+        "steps": [step.name for step in plan.job.steps] if plan.job else [],
+        "estimate_s": round(estimate, 1),
+        "estimate_usd": usd(0) if plan.request.provider == "local" else None,
+        "notes": list(plan.notes),
+        "doubtful": [one.name for one in plan.doubtful],
+    }
+
+
+def show_plan(plan: Plan, stderr: bool = True) -> None:
+    """Every artifact with its state, every step that is due with an estimate, and the sum."""
+    from rich.text import Text
+
+    styles = {"here": "green", "missing": "yellow", "stale": "yellow", "damaged": "red"}
+    table = new_table("artifact", "state", "step", "about", "why")
+    is_rented = plan.request.provider in (*VENDORS, MARKET)
+    scale = plan.job.clock_scale if plan.job and is_rented else 1.0  # of the clock that counts the cost
+    for one in plan.artifacts:
+        about = "" if not one.step else "?" if one.estimate_s is None else duration(one.estimate_s * scale)
+        table.add_row(one.name, f"[{styles[one.state]}]{one.state}[/]", one.step, about, Text(clean(one.reason)))
+    out = console(stderr)
+    out.print(table)
+    total = sum(one.estimate_s or 0 for one in plan.artifacts)
+    steps = sum(1 for one in plan.artifacts if one.step)
+    for note in plan.notes:
+        out.print(clean(note), markup=False)
+    for one in plan.doubtful:
+        said = f"{one.name} was made by other code than today's: {', '.join(one.differs)} (--keep-made or --remake)"
+        out.print(said, markup=False)
+    if steps:
+        where = "on this machine, 0.00 USD (estimates)" if plan.request.provider == "local" else "of work (an estimate)"
+        out.print(f"{count(steps, 'step')}, about {duration(total * scale)} {where}")

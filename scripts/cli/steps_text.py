@@ -1,0 +1,126 @@
+"""The steps of a job as a table that is redrawn, as plain timed lines, and as JSON."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from infra.units import count, duration
+from scripts.cli.render import clean, iso
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+MARKS = {"waiting": "·", "running": "▸", "done": "✓", "reused": "=", "failed": "✗"}
+
+
+def steps_table(progress: Mapping[str, Any], now: float, scale: float = 1.0) -> "RenderableType":
+    """One line per step: a mark, a name, its time, and what it last said.
+
+    `scale`: how many times faster than ours the clock runs that counts the run's cost: 1 but in a rehearsal.
+    """
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("mark")
+    table.add_column("step", no_wrap=True)
+    table.add_column("time", justify="right", no_wrap=True)
+    table.add_column("bar", no_wrap=True)
+    table.add_column("words")
+    styles = {"running": "bold", "done": "green", "reused": "green", "failed": "red"}
+    for step in progress.get("steps", ()):
+        style = styles.get(step["state"], "dim")
+        record = step.get("record") or {}
+        running = step["state"] == "running"
+        bar: Any = ""
+        share = record["done"] / record["total"] if record.get("total") and "done" in record else record.get("share")
+        if running and share:
+            bar = ProgressBar(total=1.0, completed=share, width=24)
+        table.add_row(
+            f"[{style}]{MARKS.get(step['state'], '?')}[/]",
+            f"[{style}]{step['name']}[/]",
+            duration(elapsed(step, now) * scale) if step.get("started_at") else "",
+            bar,
+            Text(record_words(step, scale=scale)),
+        )
+    return table
+
+
+def elapsed(step: Mapping[str, Any], now: float) -> float:
+    if not step.get("started_at"):  # reused: an earlier agent's work
+        return 0.0
+    if step.get("ended_at"):
+        return step["ended_at"] - step["started_at"]
+    return max(0.0, now - step["started_at"])
+
+
+def record_words(step: Mapping[str, Any], brief: bool = False, scale: float = 1.0) -> str:
+    """What a step says of itself: its result when it has ended, its last record while it runs."""
+    ended = step["state"] in ("done", "reused", "failed")
+    record = (step.get("result") if ended else None) or step.get("record") or {}
+    if record.get("text"):
+        return clean(str(record["text"]))
+    words = []
+    if record.get("total") and not ended:
+        total = "" if brief else f" of {record['total']:,} {record.get('unit', '')}"
+        words.append(f"{100 * record.get('done', 0) / record['total']:.0f} %{total}")
+    elif record.get("share") and not ended:  # of an input whose end is known, but not what will come of it
+        words.append(f"about {100 * record['share']:.0f} %")
+    if record.get("shards") is not None and not brief and (ended or "done" in record):
+        words.extend(_shard_words(record, ended))
+    if record.get("loss") is not None:
+        words.append(f"loss {record['loss']:.3f}")
+    if record.get("bits_per_byte") is not None:
+        words.append(f"{record['bits_per_byte']:.2f} bits per byte")
+        words.extend(f"{name} {record[name]:.2f}" for name in ("gzip", "xz") if record.get(name))
+    if record.get("tokens_per_s"):
+        words.append(f"{record['tokens_per_s']:,.0f} tok/s")
+    if record.get("eta_s") is not None and not ended:
+        words.append(f"{duration(record['eta_s'] * scale)} left")
+    if ended:
+        counts = ("documents", "conversations", "tokens") if record.get("shards") is None else ("tokens",)
+        words.extend(count(record[name], name[:-1]) for name in counts if record.get(name))
+    return ", ".join(words)
+
+
+LEFT_OUT = {
+    "empty": "empty ones left out",
+    "filtered": "filtered out",
+    "duplicate": "duplicates left out",
+    "invalid_utf8": "with bytes that are not UTF-8, replaced",
+}
+
+
+def _shard_words(record: Mapping[str, Any], ended: bool) -> list[str]:
+    """Of a step that makes text shards."""
+    shards = count(record["shards"], "shard" if ended else "whole shard")
+    if ended:
+        words = [f"{count(record.get('documents', 0), 'document')} in {shards}"]
+        words += [f"{record['held_out']:,} held out"] if record.get("held_out") else []
+        counts = record.get("counts") or {}
+        return words + [f"{counts[name]:,} {told}" for name, told in LEFT_OUT.items() if counts.get(name)]
+    words = [shards] if record.get("total") else [count(record.get("done", 0), "document"), shards]
+    if record.get("documents_per_s"):
+        words += [f"{record['documents_per_s']:,} documents/s, {record.get('mb_per_s', 0):,.1f} MB/s"]
+    return words
+
+
+def step_line(step: Mapping[str, Any], now: float, scale: float = 1.0) -> str:
+    """The plain form of one line of `steps_table`."""
+    clock = datetime.fromtimestamp(now).strftime("%H:%M:%S")
+    line = f"{clock} {MARKS.get(step['state'], '?')} {step['name']} {duration(elapsed(step, now) * scale)}"
+    words = record_words(step, scale=scale)
+    return f"{line}: {words}" if words else line
+
+
+def steps_json(progress: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The steps of a progress, their times in ISO form."""
+
+    def step_json(step: Mapping[str, Any]) -> dict[str, Any]:
+        times = {key: iso(step.get(key)) for key in ("started_at", "ended_at")}
+        said = {key: {**one, "at": iso(one.get("at"))} for key in ("record", "result") if (one := step.get(key))}
+        return {**step, **times, **said}
+
+    return [step_json(step) for step in progress.get("steps", ())]

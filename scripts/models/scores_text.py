@@ -1,0 +1,108 @@
+"""Scores of models and figures of tokenizers as tables."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from infra.units import size
+from scripts.cli.render import console, new_table, say
+
+MEASURES = {  # what each measures, in words, and what it should be
+    "text": ("held-out text", ""),
+    "identity": ("says its name when asked who it is", "wanted: at least 80 %"),
+    "leaks": ("says its name when asked anything else", "wanted: at most 5 %"),
+    "pydocs": ("right about a function, or says it does not know", "wanted: at least 50 %"),
+}
+
+
+def show_scores(name: str, found: Mapping[str, Any]) -> None:
+    """The numbers of `inv eval`, each with its interval and what it is held against, and some answers that missed."""
+    table = new_table("measure", "value", "95 %", "beside")
+    by_turn = {key: one for key, one in found["measures"].items() if " turn " in key}
+    for key, one in found["measures"].items():
+        if key in by_turn:
+            continue
+        what, beside = MEASURES.get(key, (key, ""))
+        if key == "text":
+            beside = ", ".join(f"{word} {found[kind]:.2f}" for kind, word in (("gzip", "gzip -9"), ("xz", "xz -9"))
+                               if kind in found)  # fmt: skip
+        elif "chance" in one:
+            beside = f"by chance: {100 * one['chance']:.1f} %"
+        of = f" of {one['of']:,}" if one.get("of") else ""
+        unit = "" if one["unit"] == "share" else f" {one['unit']}"
+        table.add_row(what, f"{of_unit(one, one['value'])}{of}{unit}", between(one, one), beside)
+    out = console(stderr=False)
+    out.print(f"{name}", markup=False)
+    out.print(table)
+    if by_turn:
+        out.print(turns_table(by_turn))
+    methods = dict.fromkeys(one["method"] for one in found["measures"].values())
+    say(f"95 % intervals by: {'; '.join(methods)}")
+    for key in MEASURES:
+        for odd in found.get(f"{key}_odd", ()):
+            out.print(f"{key}: {odd['question']!r} -> {odd['answer']!r}", markup=False)
+
+
+def turns_table(measures: Mapping[str, Mapping[str, Any]]) -> Any:
+    """How a conversation goes: a row for each turn, the same questions at each."""
+    right, leaks = (
+        {int(key.rsplit(" ", 1)[1]): one for key, one in measures.items() if key.startswith(f"{what} turn ")}
+        for what in ("right", "leaks")
+    )
+    table = new_table("turn", "right", "95 %", "leaks", "95 %")
+    for turn, one in right.items():
+        cells = [cell for each in (one, leaks[turn]) for cell in (of_unit(each, each["value"]), between(each, each))]
+        table.add_row(str(turn), *cells)
+    table.caption = f"the same {one['of']} questions at every turn; wanted: at most 5 % leaks"
+    return table
+
+
+def of_unit(measure: Mapping[str, Any], value: float) -> str:
+    return f"{100 * value:.1f} %" if measure["unit"] == "share" else f"{value:.4f}"
+
+
+def between(measure: Mapping[str, Any], interval: Mapping[str, Any]) -> str:
+    """`[71.2 %, 80.1 %]`, `?` where there is no interval."""
+    if interval["low"] is None:
+        return "?"
+    return f"[{of_unit(measure, interval['low'])}, {of_unit(measure, interval['high'])}]"
+
+
+def show_comparison(names: Sequence[str], rows: Mapping[str, Mapping[str, Any]]) -> None:
+    """Two models side by side: B less A, and whether that may be chance."""
+    out = console(stderr=False)
+    for letter, name in zip("AB", names, strict=True):
+        out.print(f"{letter}: {name}", markup=False)
+    table = new_table("measure", "A", "B", "B - A", "95 %", "beside")
+    for key, row in rows.items():
+        first, second = (of_unit(row, one["value"]) for one in row["values"])
+        found = row["difference"]
+        is_sure = found["low"] is not None and (found["low"] > 0 or found["high"] < 0)
+        said = [] if is_sure else ["may be chance"]
+        said += [f"p {row['p']:.3f}"] if "p" in row else []
+        said += [] if row["is_same_material"] else ["not the same questions"]
+        sign = "+" if found["value"] > 0 else ""
+        what = key if row["unit"] == "share" else f"{key}, {row['unit']}"
+        table.add_row(
+            what, first, second, f"{sign}{of_unit(row, found['value'])}", between(row, found), "; ".join(said)
+        )
+    out.print(table)
+    for method in dict.fromkeys(row["method"] for row in rows.values()):
+        say(f"95 % by {method}: {', '.join(key for key, row in rows.items() if row['method'] == method)}")
+
+
+def show_compression(found: Mapping[str, Any]) -> None:
+    """The figures of `inv tokenizer.eval`: a row for each kind of text, ours first, then the others."""
+    names = {"ours": "ours", "gpt-2": "GPT-2", "gpt-4": "GPT-4", "bytes": "bytes"}
+    there = list(found["vocabularies"])
+    table = new_table("text", "size", "words", "tokens/word", "ids used", *(names[name] for name in there))
+    for kind, row in found["kinds"].items():
+        ours, rates = row["by"]["ours"], [row["by"][name]["bytes_per_token"] for name in there]
+        beside = [f"{rate:.2f} ({rates[0] / rate:.2f} x)" if rate else "?" for rate in rates[1:]]
+        used = f"{100 * ours['vocabulary_used']:.1f} %"
+        table.add_row(kind, size(row["bytes"]), f"{row['words']:,}", f"{ours['tokens_per_word']:.2f}", used,
+                      f"{rates[0]:.2f}", *beside)  # fmt: skip
+    console(stderr=False).print(table)
+    sizes = ", ".join(f"{names[name]} {number:,}" for name, number in found["vocabularies"].items())
+    say(f"the last columns: bytes per token, and how many times as many ours packs; ids: {sizes}")
+    for name, why in found["absent"].items():
+        say(f"{names[name]}: {why}; --peers DIR names another folder, --download fetches the file")

@@ -1,0 +1,51 @@
+"""The flags of the commands about pods and the machines of runs, each declared once."""
+
+from dataclasses import dataclass
+
+from flows.specs.launch import RUN, LaunchSpec, PodSpec
+from flows.specs.work import WorkSpec
+from infra.flags import again, flag
+from scripts.cli.flags import Output, Questions
+
+WHICH = "the pod (default: that of this line, or the only one)"
+LAST = "its name, or the beginning of it (default: the last run)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreateFlags(Output, Questions, PodSpec):
+    """Of `pod.create`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPodFlags(Output):
+    run: str = flag("", WHICH, word=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFlags(Output, WorkSpec):
+    run: str = flag("", WHICH, word=True)
+    detach: bool = flag(False, "hand over and return", group=RUN)
+    dry_run: bool = again(LaunchSpec, "dry_run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SshFlags:
+    run: str = flag("", LAST, word=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardFlags:
+    what: tuple[str, ...] = flag(
+        (), "RUN, and LOCAL:REMOTE ports, such as 8000:8000, or tensorboard, or LOCAL:tensorboard", word=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncFlags(Output):
+    run: str = flag("", LAST, word=True)
+    plan: bool = flag(False, "show what would be sent, and send nothing")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PullFlags(Output):
+    run: str = flag("", LAST, word=True)

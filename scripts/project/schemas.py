@@ -1,0 +1,191 @@
+"""JSON Schemas of the files that people write, made of the records that read them: for editors, and for `--schema`.
+
+In: records whose fields are flags, or have their meaning in quotes below them. Out: documents of JSON Schema 2020-12.
+"""
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from flows.specs import files
+from flows.specs.launch import LaunchSpec
+from flows.sweep import NOT_OF_A_RUN
+from infra.errors import UsageError
+from infra.flags import Flag
+from infra.runs import pod_set
+from scripts.cli.flags import Environment
+from scripts.runs.flags import LaunchFlags
+from serve.service import ServiceFile
+from trainer.config import PhaseConfig
+from trainer.recipes import PROFILES
+from trainer.records.phase_options import NOT_FOR_A_PHASE
+from trainer.records.phase_registry import PHASES
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+TEXT = {"type": ["string", "number"]}  # a number is taken for its text: `spend_limit: 12.50`
+Schema = dict[str, Any]
+
+
+def meanings(record: type) -> dict[str, str]:
+    """Return what stands under each field of a record, in quotes; of those that it inherits too."""
+    found: dict[str, str] = {}
+    for one in reversed(record.__mro__):
+        if dataclasses.is_dataclass(one):
+            (body,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
+            for field, below in itertools.pairwise(getattr(body, "body", ())):
+                is_said = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+                if isinstance(field, ast.AnnAssign) and is_said:
+                    found[ast.unparse(field.target)] = " ".join(str(below.value.value).split())  # type: ignore[attr-defined]
+    return found
+
+
+def of_type(hint: Any) -> Schema:
+    """Return what values of a type are: plain types, lists, tables, unions and records inside them."""
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if hint in PLAIN:
+        return {"type": PLAIN[hint]}
+    if dataclasses.is_dataclass(hint):
+        return of_record(typing.cast(type, hint))
+    if origin in (types.UnionType, typing.Union):
+        each = [of_type(one) for one in inside]
+        if all(set(one) == {"type"} and isinstance(one["type"], str) for one in each):
+            return {"type": [one["type"] for one in each]}
+        return {"anyOf": each}
+    if origin in (list, tuple):
+        return {"type": "array", "items": of_type(inside[0])}
+    if origin in (dict, Mapping):
+        return {"type": "object", "additionalProperties": of_type(inside[1])}
+    if isinstance(hint, typing.ForwardRef):  # a record within itself
+        return {"type": "object"}
+    return {}
+
+
+def of_record(record: type, but: Collection[str] = (), is_partial: bool = False) -> Schema:
+    """Return what a record is in a file. `is_partial`: none of its fields must be given, also of records inside it."""
+    hints, about = typing.get_type_hints(record), meanings(record)
+    properties: dict[str, Schema] = {}
+    required = []
+    for one in dataclasses.fields(record):
+        if one.name in but:
+            continue
+        inner = next((kind for kind in _kinds(hints[one.name]) if dataclasses.is_dataclass(kind)), None)
+        is_same = inner is record  # such as a list of the same
+        found = (
+            of_record(typing.cast(type, inner), is_partial=True)
+            if inner and is_partial and not is_same
+            else _once(hints[one.name], record)
+        )
+        said = one.metadata.get("about") or about.get(one.name)
+        default = {} if not isinstance(one.default, (str, int, float)) else {"default": one.default}
+        properties[one.name] = {**found, **({"description": said} if said else {}), **default}
+        if one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING:
+            required.append(one.name)
+    must = {"required": required} if required and not is_partial else {}
+    return {"type": "object", "properties": properties, **must, "additionalProperties": False}
+
+
+def _once(hint: Any, record: type) -> Schema:
+    """Return `of_type`, but an object where a record holds others of its own kind."""
+    holds = any(record in _kinds(one) for one in (hint, *(typing.get_args(kind) for kind in _kinds(hint))) if one)
+    return {"type": ["array", "null"], "items": {"type": "object"}} if holds else of_type(hint)
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    if isinstance(hint, tuple):
+        return hint
+    return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+
+
+def of_flag(one: Flag) -> Schema:
+    """Return what a flag is in a file."""
+    found: Schema = {"type": PLAIN[one.kind]} if one.kind is not str else dict(TEXT)
+    if one.is_many:
+        found = {"anyOf": [{"type": "array", "items": found}, found]}
+    if one.default not in (None, "", ()):
+        found["default"] = one.default
+    unit = f" ({one.unit})" if one.unit else ""
+    return {**found, "description": f"{one.about}{unit}"}
+
+
+def phases() -> dict[str, Schema]:
+    """Return what the options of each phase are in a file of flags: the fields of its record in the profiles."""
+    found: dict[str, type] = {}
+    for make in PROFILES.values():
+        for name, phase in make().phases.items():
+            found.setdefault(name, type(phase))
+    return {name: of_record(found.get(name, PhaseConfig), tuple(NOT_FOR_A_PHASE), is_partial=True) for name in PHASES}
+
+
+def of_flags(record: type, but: Collection[str] = ()) -> Schema:
+    """Return what a file of flags holds; each flag may be written with `-` or with `_`."""
+    properties: dict[str, Schema] = {}
+    for spelled, one in files.known(record, but).items():
+        properties[spelled] = of_flag(one)
+        if "-" in spelled:
+            properties[spelled.replace("-", "_")] = {"$ref": f"#/$defs/flags/properties/{spelled}"}
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _with_phases(flags: Schema) -> Schema:
+    nested = {"type": "object", "description": "options of single phases instead of the profile's",
+              "properties": {name: {"$ref": f"#/$defs/phases/{name}"} for name in PHASES},
+              "additionalProperties": False}  # fmt: skip
+    return {**flags, "properties": {**flags["properties"], files.PHASES: nested}}
+
+
+def launch() -> Schema:
+    flags = _with_phases(of_flags(LaunchFlags, ("file",)))
+    flags["properties"] |= of_flags(Environment)["properties"]
+    return {"title": "Flags of a launch: ./inv launch FILE", **{"$ref": "#/$defs/flags"},
+            "$defs": {"flags": flags, "phases": phases()}}  # fmt: skip
+
+
+def sweep() -> Schema:
+    flags = _with_phases(of_flags(LaunchSpec, NOT_OF_A_RUN))
+    named = {**flags, "properties": {"name": {"type": "string"}, **flags["properties"]}, "required": ["name"]}
+    named["patternProperties"] = flags["patternProperties"] = {r"^[a-z0-9]+\..+": {}}
+    values = {"type": "array", "minItems": 1}
+    axes = {"type": "object", "additionalProperties": values,
+            "description": "lists of values by flag or by PHASE.FIELD; each combination is a run"}  # fmt: skip
+    properties = {
+        "runs": {"type": "array", "items": {"$ref": "#/$defs/run"}, "description": "runs, each with a name and flags"},
+        "axes": axes,
+        "each": {"$ref": "#/$defs/flags", "description": "flags of all runs"},
+        "pods": {"type": "integer", "minimum": 1, "description": "on so many pods at once"},
+    }
+    return {"title": "Runs of a sweep: ./inv sweep FILE", "type": "object", "properties": properties,
+            "additionalProperties": False,
+            "$defs": {"flags": flags, "run": named, "phases": phases()}}  # fmt: skip
+
+
+def pod() -> Schema:
+    one = of_record(pod_set.PodSpec)
+    for name, known in one["properties"].items():
+        if "string" in known.get("type", ()) and name != "name":  # a number is taken for its text
+            known["type"] = [*([known["type"]] if isinstance(known["type"], str) else known["type"]), "number"]
+    one["properties"] |= {theirs: dict(one["properties"][ours]) for theirs, ours in pod_set.ALIASES.items()}
+    properties = {"set": {"type": "string", "description": "name of the set (default: the file's)"},
+                  "pods": {"type": "array", "items": one, "description": "the pods; [] ends all of them"}}  # fmt: skip
+    return {"title": "A set of pods: ./inv apply FILE", "type": "object", "properties": properties,
+            "required": ["pods"], "additionalProperties": False}  # fmt: skip
+
+
+def service() -> Schema:
+    return {"title": "A service: ./inv serve.up --config FILE", **of_record(ServiceFile)}
+
+
+SCHEMAS: dict[str, Callable[[], Schema]] = {"launch": launch, "sweep": sweep, "pod": pod, "service": service}
+
+
+def schema(name: str) -> Schema:
+    """Return the JSON Schema of that name. Raises UsageError that lists those there are."""
+    if name not in SCHEMAS:
+        raise UsageError(f"--schema {name}: known: {', '.join(SCHEMAS)}")
+    return {"$schema": DRAFT, **SCHEMAS[name]()}

@@ -1,0 +1,98 @@
+"""The flags of the commands about runs, each declared once; those of the use cases stand in `flows.specs`."""
+
+from dataclasses import dataclass
+
+from flows.specs.launch import RUN, LaunchSpec
+from infra.flags import flag
+from infra.selection.machine_spec import LIMITS, MACHINE
+from scripts.cli.flags import Output, Questions
+
+MARKET = "The market that is simulated"
+NOT_OF_THE_PLAN = ("json", "dry_run", "yes", "detach", "file", "run")  # flags that say how a plan is shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchFlags(Output, Questions, LaunchSpec):
+    file: str = flag("", "YAML of these flags, `gpu: H100`; command-line flags override it", word=True)
+    detach: bool = flag(False, "hand over and return", group=RUN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RehearseFlags(LaunchFlags):
+    preempt: int = flag(
+        0, "the market takes the run's pod away so many times, each time once it has made a checkpoint", group=MARKET
+    )
+    bad_host: int = flag(0, "the first N machines have an old driver or a slow disk", group=MARKET)
+    faults: str = flag("", "YAML: what else goes wrong (infra/rehearsal/faults.py)", group=MARKET, unit="FILE")
+    offers: str = flag("", "JSON: what can be rented, instead of what Slipway brings along", group=MARKET, unit="FILE")
+    speed: float | None = flag(
+        None, "simulated seconds per second (60, or fewer where a limit would be reached before work begins)",
+        group=MARKET,
+    )  # fmt: skip
+    stop: bool = flag(False, "end the rehearsal and all that runs in it", group=MARKET)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepFlags(Output, Questions):
+    file: str = flag(
+        "", "YAML: `runs`, a list with a name and flags of launch each; `axes`, values of flags that are combined; "
+        "`each`, flags for all; `pods`",
+        word=True,
+    )  # fmt: skip
+    pods: int | None = flag(None, "on so many pods at once (ssh: all that are free; local: 1)")
+    provider: str = flag("", "where: local, ssh, or what .env says", group=MACHINE)
+    dry_run: bool = flag(False, "show who runs where and stop", group=RUN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFlags(Output):
+    """A command about one run that has nothing else to say."""
+
+    run: str = flag("", "its name, or the beginning of it (default: the last run)", word=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopFlags:
+    run: str = flag("", "its name", word=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusFlags(RunFlags):
+    watch: str | bool | None = flag(None, "redraw every N seconds (60)", bare=True, unit="SECONDS")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogsFlags:
+    run: str = flag("", "its name, or the beginning of it (default: the last run)", word=True)
+    follow: bool = flag(False, "go on until the run ends, and exit with its code")
+    tail: int = flag(0, "only the last N lines of each log")
+    since: str = flag("", "only what was written in the last 90s, 10m, 2h", unit="DURATION")
+    file: str = flag("", "log of one step, or guard, agent, environment")
+    errors: bool = flag(False, "only the error logs; with --file, of that step")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFlags(Output):
+    run: str = flag(
+        "", "a run, an artifact such as base_checkpoints/smoke, a folder, or foreground for inv train", word=True
+    )
+    out: str = flag("", "folder for the page and its pictures (default: var/reports/RUN)", unit="FOLDER")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepFlags(RunFlags):
+    detach: bool = flag(False, "in the background; it writes to keep.log beside the run's logs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownFlags(RunFlags):
+    all: bool = flag(False, "every live run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeFlags(RunFlags):
+    spend_limit: str = flag(
+        "", "rented: another limit, in US dollars, for the run from its beginning", group=LIMITS, unit="USD"
+    )
+    ttl: str = flag("", "rented: so much time from now on", group=LIMITS, unit="DURATION")
+    detach: bool = flag(False, "hand over and return")

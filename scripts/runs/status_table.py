@@ -1,0 +1,244 @@
+"""The state of runs as tables for people, and as JSON."""
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from infra.money import cents, in_usd, per_hour
+from infra.money import dollars as usd
+from infra.records import PodView
+from infra.units import count, duration, moment, size
+from scripts.cli import command_hints
+from scripts.cli.render import clean, iso, new_table
+from scripts.cli.steps_text import record_words, steps_json, steps_table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+SHOWN = 4  # of the names of uploads
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def view_json(view: PodView) -> dict[str, Any]:
+    seen = figures(view, time.time())
+    return {
+        "run": view.run,
+        "provider": view.provider,
+        "state": view.state,
+        "step": view.step or None,
+        "steps": steps_json(view.progress),
+        **{
+            key: round(value, 1) if key.endswith("_age_s") and value is not None else value
+            for key, value in seen.items()
+        },
+        "age_s": None if view.age_s is None else round(view.age_s, 1),
+        "usd_per_hour": usd(view.micro_usd_per_hour),
+        "spent_usd": usd(view.spent_micro_usd),
+        "limit_usd": None if view.limit_micro_usd is None else usd(view.limit_micro_usd),
+        "limit_in_s": None if view.limit_in_s is None else round(view.limit_in_s, 1),
+        "ssh": view.ssh or None,
+        "ends": list(view.ends),
+        "started_at": iso(view.started_at),
+        "note": view.note or None,
+        "tracking": seen["tracking"] or "offline",
+        "in_store": {name: iso(at) for name, at in view.in_store.items()},
+        "recoveries": view.recoveries,
+        "elapsed_s": None if view.elapsed_s is None else round(view.elapsed_s, 1),
+        "ended_at": iso(view.ended_at),
+        "clock_scale": view.clock_scale,
+        "uploads_pending": list(view.pending),
+        "upload_problem": view.upload_problem or None,
+    }
+
+
+def figures(view: PodView, now: float) -> dict[str, Any]:
+    """What a run and its machine are doing, each group with the age of its figures; None = not known."""
+    record, machine = current_record(view.progress), view.progress.get("machine") or {}
+    is_training = record.get("kind") == "progress"
+
+    def age_s(at: float | None) -> float | None:
+        return None if at is None else max(0.0, now - at)
+
+    return {
+        "train_step": record.get("step") if is_training else None,
+        "loss": record.get("loss"),
+        "tokens_per_s": record.get("tokens_per_s"),
+        "mfu": record.get("mfu"),
+        "curve": record.get("curve") or [],
+        "tracking": record.get("tracking"),
+        "eta_s": record.get("eta_s") if is_training else None,
+        "train_age_s": age_s(record.get("at")),
+        "gpus": machine.get("gpus") or [],
+        "gpus_age_s": age_s(machine.get("gpus_at")),
+        "disk_free_bytes": machine.get("disk_free_bytes"),
+        "disk_age_s": age_s(machine.get("disk_at")),
+    }
+
+
+def current_record(progress: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The last record of the step that runs, or of the last one that did."""
+    for step in reversed(progress.get("steps", ())):
+        if step.get("record") and step["state"] != "waiting":
+            return step["record"]
+    return {}
+
+
+def status_table(views: Iterable[PodView], now: float | None = None) -> "RenderableType":
+    """One row per run, newest first; the figures of those at work; what each says, and which ends are armed."""
+    from rich.console import Group
+    from rich.text import Text
+
+    now = time.time() if now is None else now
+    views = list(views)
+    styles = {"running": "bold green", "succeeded": "green", "failed": "red", "lost": "red", "limit": "yellow"}
+    table = new_table("run", "provider", "state", "step", "cost", "time", "age")
+    lines: list[Text] = []  # what is said: a column would be too narrow for it
+    for view in views:
+        step = next((one for one in view.progress.get("steps", ()) if one["name"] == view.step), None)
+        is_running = view.state == "running"
+        style = styles.get(view.state, "")
+        table.add_row(
+            view.run,
+            view.provider,
+            f"[{style}]{view.state}[/]" if style else view.state,
+            view.step,
+            in_usd(view.spent_micro_usd),
+            "" if view.elapsed_s is None else duration(view.elapsed_s),
+            aged(view.age_s, view.clock_scale) if is_running else "",
+        )
+        said = (
+            record_words(step, brief=True, scale=view.clock_scale)
+            if step and is_running and figures(view, now)["loss"] is None
+            else ""
+        )
+        if said:
+            lines.append(Text(f"{view.run}: {said}"))
+        back = f"recovered {count(view.recoveries, 'time')}" if view.recoveries else ""
+        more_recent = "" if is_running else " or a newer one"  # what is known here may be older than what is there
+        safe = (
+            f"checkpoint {clean(one)}{more_recent} is in the store, {aged(now - at, view.clock_scale)} ago"
+            for one, at in sorted(view.in_store.items(), key=lambda item: item[1])[-1:]
+            if view.state != "succeeded"
+        )
+        tracked = figures(view, now)["tracking"] if is_running else None
+        linked = f"W&B: {clean(str(tracked))}" if tracked else ""
+        words = (curve(view), clean(view.note), ended(view, now), *safe, *uploads(view), back, money(view), more(view),
+                 linked, *map(clean, view.ends), view.ssh)  # fmt: skip
+        lines.extend(Text(command_hints.as_typed(f"{view.run}: {one}"), style="dim") for one in words if one)
+    at_work = [view for view in views if view.state in ("running", "lost") and view.progress]
+    return Group(table, *([figures_tables(at_work, now)] if at_work else []), *lines)
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """One block for each value, from the lowest to the highest; what is no number leaves a gap."""
+    numbers = [one for one in values if math.isfinite(one)]
+    if not numbers:
+        return ""
+    low, high = min(numbers), max(numbers)
+    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BLOCKS[round((one - low) * scale)] if math.isfinite(one) else " " for one in values)
+
+
+def curve(view: PodView) -> str:
+    """The loss of the phase that runs: where it began, how it went, where it is."""
+    seen = figures(view, 0.0)
+    points = [float(one) for one in seen["curve"]]
+    if view.state not in ("running", "lost") or len(points) < 2:
+        return ""
+    return f"loss of {view.step} {points[0]:.2f} {sparkline(points)} {points[-1]:.2f}"
+
+
+def aged(seconds: float | None, scale: float) -> str:
+    """Return seconds of this machine as a duration by the clock that counts the run's cost."""
+    return duration(None if seconds is None else seconds * scale)
+
+
+def ended(view: PodView, now: float) -> str:
+    """Return when a run ended and how long it took, phase by phase; "" while it has not."""
+    if view.ended_at is None:
+        return ""
+    ago = aged(max(0.0, now - view.ended_at), view.clock_scale)
+    took = "" if view.elapsed_s is None else f" after {duration(view.elapsed_s)}"
+    steps = [one for one in view.progress.get("steps", ()) if one.get("elapsed_s") and one["state"] != "reused"]
+    each = ", ".join(f"{clean(one['name'])} {aged(one['elapsed_s'], view.clock_scale)}" for one in steps)
+    return f"ended {moment(view.ended_at)} ({ago} ago){took}{': ' if each else ''}{each}"
+
+
+def uploads(view: PodView) -> Iterator[str]:
+    """Yield what the store does not have yet of a run, and why it could not be written when it was tried last."""
+    if view.pending:
+        names = [clean(one).removeprefix("work/checkpoints/") for one in view.pending[:SHOWN]]
+        more = f" and {len(view.pending) - SHOWN} more" if len(view.pending) > SHOWN else ""
+        are = "upload is" if len(view.pending) == 1 else "uploads are"
+        yield f"{len(view.pending)} {are} pending: {', '.join(names)}{more}"
+    if view.upload_problem and view.pending:
+        yield f"the store cannot be written just now, and is tried again: {clean(view.upload_problem)}"
+
+
+def money(view: PodView) -> str:
+    """What is spent of what may be; "" where nothing is paid."""
+    if not view.micro_usd_per_hour or view.limit_in_s is None:
+        return ""
+    limit = "" if view.limit_micro_usd is None else f" of {cents(view.limit_micro_usd)}"
+    rate = per_hour(view.micro_usd_per_hour)
+    return f"{cents(view.spent_micro_usd)}{limit} USD spent at {rate}; the limit is {duration(view.limit_in_s)} away"
+
+
+def more(view: PodView) -> str:
+    """What to type when the money was not enough: twice as much, from the beginning of the run; else ""."""
+    if view.state != "limit" or not view.limit_micro_usd:
+        return ""
+    return f"to go on from its newest checkpoint: inv resume {view.run} --spend-limit {usd(2 * view.limit_micro_usd)}"
+
+
+def figures_tables(views: Sequence[PodView], now: float) -> "RenderableType":
+    """Training, then GPUs and disk of the runs at work, each followed by how old it is: two tables, for 80 columns."""
+    from rich.console import Group
+
+    seen = {view.run: figures(view, now) for view in views}
+    has_gpus = any(one["gpus"] for one in seen.values())
+    has_mfu = any(one["mfu"] is not None for one in seen.values())
+    training = new_table("at work", "at", "loss", "tok/s", *(("MFU",) if has_mfu else ()), "left", "age")
+    machines = new_table("machine", *(("GPU", "memory", "age") if has_gpus else ()), "disk free", "age")
+    scales = {view.run: view.clock_scale for view in views}
+    for run, one in seen.items():
+        scale = scales[run]
+        training.add_row(
+            run,
+            "" if one["train_step"] is None else f"{one['train_step']:,}",
+            "" if one["loss"] is None else f"{one['loss']:.3f}",
+            "" if one["tokens_per_s"] is None else f"{one['tokens_per_s']:,.0f}",
+            *(("" if one["mfu"] is None else f"{100 * one['mfu']:.1f} %",) if has_mfu else ()),
+            "" if one["eta_s"] is None else duration(one["eta_s"] * scale),
+            "" if one["train_age_s"] is None else duration(one["train_age_s"] * scale),
+        )
+        gpus = (*gpu_words(one["gpus"]), aged(one["gpus_age_s"], scale) if one["gpus"] else "") if has_gpus else ()
+        free = one["disk_free_bytes"]
+        machines.add_row(run, *gpus, *(("", "") if free is None else (size(free), aged(one["disk_age_s"], scale))))
+    return Group(training, machines)
+
+
+def gpu_words(gpus: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """`8 x 93 %` (their mean), and the memory of the fullest: `31.2 GB of 80.0 GB`; ? = it does not say."""
+    if not gpus:
+        return "", ""
+    percents = [gpu["percent"] for gpu in gpus if gpu["percent"] is not None]
+    many = f"{len(gpus)} x " if len(gpus) > 1 else ""
+    full = max(gpus, key=lambda gpu: gpu["used_bytes"] or 0)
+    used, whole = (size(full[key]) if full[key] is not None else "?" for key in ("used_bytes", "memory_bytes"))
+    return f"{many}{sum(percents) / len(percents):.0f} %" if percents else f"{many}?", f"{used} of {whole}"
+
+
+def watch_screen(views: list[PodView], every_s: float) -> "RenderableType":
+    """The steps of the newest run that is at work, and under them the table, which a small screen may cut."""
+    from rich.console import Group
+
+    clock = datetime.now().strftime("%H:%M:%S")
+    parts: list[Any] = [f"{clock}, every {duration(every_s)}; Ctrl-C ends the watching, not the runs", ""]
+    running = next((view for view in views if view.state == "running"), None)
+    if running:
+        parts.extend([running.run, steps_table(running.progress, time.time(), running.clock_scale), ""])
+    return Group(*parts, status_table(views))

@@ -1,0 +1,75 @@
+"""Services, their replicas and the requests that they have answered, as text for people."""
+
+import json
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from scripts.cli import render
+from scripts.cli.render import columns
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+NONE = "no service is running; begin with: inv serve.up"
+
+
+def lines_about(one: dict[str, Any], with_replicas: bool) -> list[str]:
+    """Return a service, as `about` tells of it, in lines for people."""
+    versions = ", ".join(map(str, one["versions"])) or "-"
+    lines = [f"Service: {one['service']}  {one['state']}  version {versions}"]
+    lines += [f"Endpoint: {one['endpoint'] or 'none yet'}", f"Replicas: {one['ready']}/{one['target']} ready"]
+    if one["held"]:
+        lines.append(f"Held: {one['held']}")
+    if with_replicas and one["replicas"]:
+        lines.append(table(one["replicas"]))
+    for starting in one["replicas"] if not with_replicas else ():
+        if starting["at"]:
+            lines.append(f"Starting: {starting['run']}, {starting['at']}")
+    if "metrics" in one:
+        lines.append(columns([(key, str(value)) for key, value in flat(one["metrics"])]))
+    return [render.clean(line) for line in lines]
+
+
+def table(replicas: Sequence[dict[str, Any]]) -> str:
+    rows = [("id", "version", "state", "where", "kind", "USD/h", "age", "")]
+    for one in replicas:
+        rows.append((str(one["id"]), str(one["version"]), one["state"], one["where"] or "-", one["kind"],
+                     one["usd_per_hour"], render.duration(one["age_s"]), one["why"] or one["at"] or ""))  # fmt: skip
+    return columns(rows)
+
+
+def flat(found: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in found.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{before}{key}.")
+        elif isinstance(value, list):
+            yield from ((f"{before}{key}", f"{one['at']}  {one['ready']}") for one in value)
+        else:
+            yield f"{before}{key}", "-" if value is None else value
+
+
+def watch_screen(found: Sequence[dict[str, Any]], every_s: float) -> "Text":
+    """Return what `serve.status --watch` shows at one look."""
+    from rich.text import Text
+
+    clock = datetime.now().strftime("%H:%M:%S")
+    head = f"{clock}, every {render.duration(every_s)}; Ctrl-C ends the watching, not the services"
+    each = ["\n".join(lines_about(one, with_replicas=True)) for one in found] or [NONE]
+    return Text("\n\n".join([head, *each]), no_wrap=True)
+
+
+def request_line(text: str) -> str:
+    """Return a line of the gateway's log for people; as it is where it is none."""
+    try:
+        one = json.loads(text)
+        at = datetime.fromtimestamp(one["at"]).strftime("%H:%M:%S")
+        parts = [at, str(one["status"]), f"{one['route']:<20}", f"{one['total_s']:.3f} s"]
+        parts += [f"first byte {one['first_byte_s']:.3f} s"] if one["first_byte_s"] is not None else []
+        parts += [f"queued {one['queue_s']:.3f} s"] if one["queue_s"] else []
+        parts += [f"by {one['replica']}"] if one["replica"] else []
+        parts += [f"key {one['key']}"] if one["key"] else []
+        parts += [render.count(one["tries"], "attempt")] if one["tries"] > 1 else []
+        return "  ".join([*parts, *([one["note"]] if one["note"] else [])])
+    except (ValueError, KeyError, TypeError):
+        return text

@@ -1,0 +1,41 @@
+"""What a launch asks for, and what is said where that cannot be had."""
+
+import pytest
+
+from infra.errors import AuthError, NoOffer, UsageError
+from infra.providers import registry
+from infra.providers.local import Local
+from infra.providers.offers import sources
+from infra.records import Request
+from infra.selection.choose import of_machines
+from infra.selection.machine_spec import MachineSpec
+from infra.selection.request import request_on
+from infra.settings import Settings
+from tests.world import ROOT
+
+
+@pytest.mark.parametrize("flags", [{"use_spot": True}, {"max_price": "3"}])
+def test_what_is_said_about_prices_is_refused_where_nothing_is_paid(tmp_path, flags):
+    flag = "--" + next(iter(flags)).replace("_", "-")
+    with pytest.raises(UsageError, match=f"{flag} is for rented machines; nothing is paid here"):
+        request_on([Local(tmp_path)], MachineSpec(**flags), "a-1")
+
+
+@pytest.mark.process
+def test_a_gpu_that_is_not_here_is_refused_with_the_keys_and_the_rehearsal(tmp_path):
+    with pytest.raises(NoOffer) as refused:
+        of_machines(Local(tmp_path), Request(run="a-1", gpu="H100", num_gpus=8))
+    said = str(refused.value)
+    assert "RUNPOD_API_KEY" in said and "inv rehearse --gpu H100 --num-gpus 8" in said and "node(s)" not in said
+
+
+def test_a_missing_key_is_an_error_of_authentication_that_names_it(tmp_path):
+    settings = Settings.load(ROOT, {"pools": str(tmp_path / "none.yaml")}, environ={})
+    for ask, key in (
+        (lambda: registry.provider(settings, "runpod"), "RUNPOD_API_KEY"),
+        (lambda: registry.candidates(settings, "market"), "LIUM_API_KEY"),
+        (lambda: sources(settings), "SHADEFORM_API_KEY"),
+    ):
+        with pytest.raises(AuthError, match=key) as refused:
+            ask()
+        assert refused.value.exit_code == 4 and "ehearse" in str(refused.value)

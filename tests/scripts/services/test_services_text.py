@@ -1,0 +1,54 @@
+"""Services, their requests and their keys, as people read them."""
+
+import json
+
+import pytest
+
+from infra.ledger.journal import Journal
+from scripts.services import change, inspect, services_text
+from scripts.services.flags import KeyFlags
+from serve import controller_client
+from serve.gateway import keys
+from serve.gateway.access import AccessLog
+from serve.gateway.request_log import Visit
+from serve.policy.replica_states import Facts, Step
+from serve.policy.service_state import Member, Seen
+
+
+def test_a_request_is_one_line_for_people_and_json_where_it_is_asked_for(tmp_path, capsys):
+    visit = Visit(0.0, b"id-1")
+    visit.route, visit.status, visit.replica, visit.tries, visit.key = "/v1/completions", 200, "demo-1", 2, "ann"
+    visit.first_byte_s, visit.queue_s, visit.total_s = 0.03125, 1.5, 0.5
+    log = AccessLog(tmp_path / "access.jsonl")
+    log.write([visit])
+    log.close()
+    inspect.write(tmp_path / "access.jsonl", 0, 0, services_text.request_line)
+    line = capsys.readouterr().out.strip()
+    assert line.split()[1:] == ("200 /v1/completions 0.500 s first byte 0.031 s queued 1.500 s by demo-1 key ann "
+                                "2 attempts").split()  # fmt: skip
+    inspect.write(tmp_path / "access.jsonl", 0, 0)
+    assert json.loads(capsys.readouterr().out)["replica"] == "demo-1"
+    assert services_text.request_line("{half") == "{half"
+
+
+def test_the_end_of_a_service_says_what_it_waits_for():
+    ready = Member(number=0, version=1, run="demo-0", facts=Facts(launch=Step.SUCCEEDED, first_ready_at=1.0))
+    assert controller_client.waiting_for(Seen(members=(ready,))).startswith(
+        "replicas to end, requests under way first: demo-0 ("
+    )
+    assert controller_client.waiting_for(Seen()) == "its controller to leave"
+
+
+@pytest.mark.parametrize(("runs", "said"), [(True, "until then clients need no key"), (False, "once it does")])
+def test_the_first_key_says_from_when_it_locks_others_out(tmp_path, monkeypatch, capsys, runs, said):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("SLIPWAY_STATE_FILE", str(tmp_path / "journal.sqlite"))
+    monkeypatch.setattr(Journal, "services", lambda self: [type("Row", (), {"name": "demo"})] if runs else [])
+    monkeypatch.setattr(
+        change.controller_process.Places, "of", lambda settings, name: type("P", (), {"keys": tmp_path / "keys"})
+    )
+    change.key(KeyFlags(name="demo", for_="ann"))
+    assert said in capsys.readouterr().err
+    change.key(KeyFlags(name="demo", for_="bob"))
+    assert "locked" not in (err := capsys.readouterr().err) and "401" not in err
+    assert keys.load(tmp_path / "keys")

@@ -1,0 +1,152 @@
+"""Options of a phase in words -> its record, changed. Light to import.
+
+In: a `PhaseConfig` and the text of each option by its path in it: `optimizer.lr`, `schedule.kind`, `mixture.identity`.
+Out: the same record with those fields. Their names and types are those of the record and of the records inside it.
+"""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+from data.config import ConfigError, load
+
+NOT_FOR_A_PHASE = {
+    "phase": "it is what the phase is called",
+    "adopted": "it is told by --init",
+    "model": "the shape is that of all phases: put it under `model` into a profile's file, and give that by --profile",
+}
+P = TypeVar("P")  # a `PhaseConfig`, or what a phase has instead
+
+
+def with_options(phase: P, options: Mapping[str, str]) -> P:
+    """Return the phase with the options of its name; `options`: the text of each by PHASE.FIELD, of other phases too.
+
+    Raises ConfigError for a field that no such record has, with the nearest one, and for a value that it cannot have.
+    """
+    record: Any = phase
+    own = dict(of_phase(record.phase, options))
+    if not own:
+        return phase
+    by: dict[str, Any] = {}
+    for path, text in own.items():
+        where = f"--set {record.phase}.{path}={text}"
+        names, value = _typed(type(phase), path, text, where)
+        inner = by
+        for name in names[:-1]:
+            inner = inner.setdefault(name, {})
+        inner[names[-1]] = value
+    values = dataclasses.asdict(record)
+    if isinstance(by.get("mixture"), dict):
+        by["mixture"] = {**(record.mixture or {}), **by["mixture"]}
+    said = ", ".join(f"{record.phase}.{path}={text}" for path, text in own.items())
+    return load(type(phase), changed(values, by), f"--set {said}")
+
+
+def of_phase(phase: str, options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the options of one phase, by their paths inside of it."""
+    for path, text in options.items():
+        name, _, rest = path.partition(".")
+        if name == phase:
+            yield rest, text
+
+
+def refuse_unknown(options: Mapping[str, str], phases: Mapping[str, Any]) -> None:
+    """Raise ConfigError for options of a phase that a profile has not, with the nearest one."""
+    for path in options:
+        name = path.partition(".")[0]
+        if name not in phases:
+            near = difflib.get_close_matches(name, phases, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(phases)}"
+            raise ConfigError(f"--set {path}: the profile has no phase {name!r}; {hint}")
+
+
+def differences(options: Mapping[str, str], phases: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what the options change about a profile's phases, in words: `sft.optimizer.lr 0.0005 (profile: 0.001)`."""
+    said = []
+    for name, phase in phases.items():
+        after = with_options(phase, options)
+        for path, _ in of_phase(name, options):
+            said.append(f"{name}.{path} {_at(after, path)} (profile: {_at(phase, path)})")
+    return tuple(said)
+
+
+def _at(record: Any, path: str) -> Any:
+    """Return what a record has there; of a dictionary, by the rest of the path."""
+    while path and dataclasses.is_dataclass(record):
+        name, _, path = path.partition(".")
+        record = getattr(record, name)
+    return record.get(path) if path and isinstance(record, Mapping) else record
+
+
+def _typed(record: type, path: str, text: str, where: str) -> tuple[list[str], Any]:
+    """Return the names that lead to a field, and the value that its text means there. Raises ConfigError."""
+    names: list[str] = []
+    while True:
+        name, _, rest = path.partition(".")
+        hints = typing.get_type_hints(record)
+        if not names and name in NOT_FOR_A_PHASE:
+            raise ConfigError(f"{where}: {name} cannot be set for a phase; {NOT_FOR_A_PHASE[name]}")
+        if name not in hints:
+            near = difflib.get_close_matches(name, hints, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(hints)}"
+            raise ConfigError(f"{where}: {'.'.join([*names, name])} is no option; {hint}")
+        names.append(name)
+        kinds = _kinds(hints[name])
+        inner = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
+        table = next((kind for kind in kinds if typing.get_origin(kind) is dict), None)
+        if table is not None and rest:
+            return [*names, rest], _value(_kinds(typing.get_args(table)[1]), text, where)
+        if inner is None or not rest:
+            if rest:
+                raise ConfigError(f"{where}: {'.'.join(names)} has no options of its own")
+            if inner is not None and text != "null":
+                fields = ", ".join(typing.get_type_hints(inner))
+                raise ConfigError(f"{where}: {'.'.join(names)} has options of its own; name one: {fields}")
+            return names, _value(kinds, text, where)
+        record, path = inner, rest
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    return (
+        typing.get_args(hint)
+        if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+        else (hint,)
+    )
+
+
+def _value(kinds: tuple[Any, ...], text: str, where: str) -> Any:
+    """Return a text as the first of the kinds that it can be. Raises ConfigError."""
+    plain = text.strip()
+    if type(None) in kinds and plain.lower() in ("null", "none", ""):
+        return None
+    for kind in kinds:
+        origin = typing.get_origin(kind)
+        if kind is bool and plain.lower() in ("true", "false"):
+            return plain.lower() == "true"
+        if origin in (tuple, list):
+            inner = tuple(one for one in typing.get_args(kind) if one is not Ellipsis)
+            return [_value(inner[:1], one, where) for one in plain.split(",")]
+        if kind in (int, float):
+            try:
+                return kind(plain)
+            except ValueError:
+                continue
+        if kind is str:
+            return text
+    words = {bool: "true or false", int: "a whole number", float: "a number"}
+    wanted = " or ".join(words[kind] for kind in kinds if kind in words) or "a value"
+    raise ConfigError(f"{where}: expected {wanted}")
+
+
+def changed(values: Mapping[str, Any], by: Any) -> dict[str, Any]:
+    """Mappings are changed key by key, anything else is replaced; a mixture too, whose keys are no fields."""
+    if not isinstance(by, Mapping):
+        raise ConfigError(f"expected a mapping, got {by!r}")
+    result = dict(values)
+    for key, value in by.items():
+        inner = result.get(key)
+        result[key] = changed(inner, value) if isinstance(inner, dict) and key != "mixture" else value
+    return result
