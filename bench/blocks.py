@@ -84,7 +84,7 @@ def folder_of(store: Store, name: str) -> Path:
 
 
 def questions_of(store: Store) -> tuple[list[Question], str]:
-    """The held-out questions, and the persona's name."""
+    """Return the held-out questions, and the persona's name."""
     folder = folder_of(store, "identity_conversations")
     some = many_turns.read("identity", folder / "identity_conversations.heldout.jsonl")
     about = next(

@@ -1,5 +1,7 @@
-"""Engines behind one command builder: `vllm` (GPUs), `vllm-cpu` (this machine, CI), `torch` (our decoder: for models
-that decode in blocks), `fake` (tests, rehearsals).
+"""Engines behind one command builder: vLLM, our own decoder, a scripted one.
+
+`vllm` is for GPUs, `vllm-cpu` for this machine and CI, `torch` our own decoder, for models that decode in blocks, `fake`
+for tests and rehearsals.
 
 In: a Model and its options. Out: a Command: words after the interpreter, variables, the environment (a group of
 pyproject.toml) that has the engine. All listen on loopback only, under the service's name for the model, take a bounded
@@ -133,7 +135,7 @@ def _vllm(model: Model, engine: str, port: int, tuning: Tuning, bounds: Bounds) 
 
 
 def _torch(model: Model, port: int, tuning: Tuning, bounds: Bounds) -> tuple[str, ...]:
-    """The trainer's own decoder, for models that no other engine decodes."""
+    """Run the trainer's own decoder, for models that no other engine decodes."""
     options: dict[str, Any] = {
         "--model": model.folder,
         "--name": model.name,

@@ -53,9 +53,9 @@ def render(
     """Return (ids, mask) of a conversation, cut to `max_len`; mask is 1 where the assistant's own words stand.
 
     A leading system message goes in front of the first user message. An assistant's content may be a list of parts of
-    type text, python (learnt) or python_output (not learnt). Each question but the first begins at a multiple of `align`
-    ids: what is missing is filled up with <|assistant_end|>, which is learnt. Raises InputError unless user and
-    assistant alternate.
+    type text, python (learnt) or python_output (not learnt). Each question but the first begins at a multiple of
+    `align` ids: what is missing is filled up with <|assistant_end|>, which is learnt. Raises InputError unless user
+    and assistant alternate.
     """
     special = tokenizer.special
     ids, mask = [special(BOS)], [0]
@@ -155,8 +155,8 @@ class Conversations:
     ):
         """Read and render all conversations.
 
-        With `align` above 1, each conversation of a row and each of its turns begins at a multiple of it, and rows are as
-        long as their ids. Raises InputError for a kind without files or conversations, and for files without a weight
+        With `align` above 1, each conversation of a row and each of its turns begins at a multiple of it, and rows are
+        as long as their ids. Raises InputError for a kind without files or conversations, and for files without a weight
         above 0.
         """
         if set(files) != set(mixture) or not mixture or min(mixture.values()) <= 0:
