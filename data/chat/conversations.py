@@ -155,7 +155,7 @@ class Conversations:
     ):
         """Read and render all conversations.
 
-        With `align` above 1, each conversation of a row and each of its turns begins at a multiple of it, and rows are
+        With `align` above 1, conversations of a row and their turns begin at multiples of it, and rows are
         as long as their ids. Raises InputError for a kind without files or conversations, and for files without a weight
         above 0.
         """
