@@ -155,9 +155,8 @@ class Conversations:
     ):
         """Read and render all conversations.
 
-        With `align` above 1, conversations of a row and their turns begin at multiples of it, and rows are
-        as long as their ids. Raises InputError for a kind without files or conversations, and for files without a weight
-        above 0.
+        With `align` above 1, conversations of a row and their turns begin at multiples of it, and rows are as long as
+        their ids. Raises InputError for a kind without files or conversations, and for files without a weight above 0.
         """
         if set(files) != set(mixture) or not mixture or min(mixture.values()) <= 0:
             raise InputError(
