@@ -1,7 +1,7 @@
 """Block decoding beside our own from left to right: right answers, tokens for each forward pass and each CPU second.
 
-Run: python -m bench.blocks [--store DIR] [--tag NAME] [--thresholds 1,0.9] [--alone N] [--steps N]. It needs a model
-of sft and the one of dlm that came out of it: ./inv launch --phase sft+dlm --profile smoke. Both answer the same
+Run: python -m bench.blocks [--store DIR] [--tag NAME] [--thresholds 1,0.9] [--questions N] [--alone N] [--steps N]. It
+needs a model of sft and the one of dlm that came out of it: ./inv launch --phase sft+dlm --profile smoke. Both answer the same
 held-out questions, many side by side, which tells how many are right (paired) and how many forward passes it takes;
 then some of them one by one, as somebody asks who chats, which tells the time: CPU seconds of this process, arms taking
 turns, so that other programs on the machine do not count. Both have a cache of keys and values. Last, what a row of
@@ -176,6 +176,7 @@ def main() -> None:
     flags.add_argument("--store", default="var/artifacts")
     flags.add_argument("--tag", default="smoke")
     flags.add_argument("--thresholds", default="1,0.95,0.9,0.8,0.7,0.5")
+    flags.add_argument("--questions", type=int, default=0, help="so many of the held-out ones; 0 = all")
     flags.add_argument("--alone", type=int, default=24, help="questions that are asked one by one, for the time")
     flags.add_argument("--steps", type=int, default=5, help="of training that are timed; 0 = none")
     given = flags.parse_args()
@@ -185,6 +186,7 @@ def main() -> None:
     assert blocks.config.blocks is not None
     words = tokenizers.load(folders[0])
     asked, name = questions_of(store)
+    asked = asked[:: max(1, len(asked) // given.questions)] if given.questions else asked
     prompts = [prompt(talk(one.text), words) for one in asked]
     arms = [Arm("left to right", plain)]
     arms += [Arm(f"blocks, {one}", blocks, float(one)) for one in given.thresholds.split(",")]
