@@ -1,11 +1,12 @@
 """Block decoding beside our own from left to right: right answers, tokens for each forward pass and each CPU second.
 
-Run: python -m bench.blocks [--store DIR] [--tag NAME] [--thresholds 1,0.9] [--questions N] [--alone N] [--steps N]. It
-needs a model of sft and the one of dlm that came out of it: ./inv launch --phase sft+dlm --profile smoke. Both answer the same
-held-out questions, many side by side, which tells how many are right (paired) and how many forward passes it takes;
-then some of them one by one, as somebody asks who chats, which tells the time: CPU seconds of this process, arms taking
-turns, so that other programs on the machine do not count. Both have a cache of keys and values. Last, what a row of
-training costs beside one of sft: the same conversations, a few steps.
+Run: python -m bench.blocks [--store DIR] [--tag NAME] [--thresholds 1,0.9] [--questions N] [--alone N] [--steps N].
+It needs a model of sft and the one of dlm that came out of it: ./inv launch --phase sft+dlm --profile smoke.
+
+Both answer the same held-out questions, many side by side, which tells how many are right (paired) and how many forward
+passes it takes; then some of them one by one, as somebody asks who chats, which tells the time: CPU seconds of this
+process, arms taking turns, so that other programs on the machine do not count. Both have a cache of keys and values.
+Last, what a row of training costs beside one of sft: the same conversations, a few steps.
 """
 
 import argparse
