@@ -39,7 +39,7 @@ class Cache:
         return Cache(zeros, torch.zeros_like(zeros), starts)
 
     def put(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write k and v (B, KV, T, D) behind what is there; all of that layer with them."""
+        """Add k and v (B, KV, T, D) of new tokens; return those of all tokens, (B, KV, S, D)."""
         end = self.length + k.shape[2]
         self.keys[layer, :, :, self.length : end] = k
         self.values[layer, :, :, self.length : end] = v
