@@ -63,6 +63,7 @@ class Work:
             persona=planning.load_persona(Path(spec.persona) if spec.persona else ROOT / "data" / "persona.yaml"),
             seed=spec.seed,
             steps=spec.steps,
+            block_size=settings.block_size,
             options=spec.options,
             init=self.init,
             mixture=planning.parse_mixture(spec.mixture),

@@ -73,6 +73,7 @@ class Settings:
     run_shard: int = row("RUN_SHARD", "inv pipeline: 1 makes text shards, 0 takes those that are there", "1")
     workspace: Path = row("SLIPWAY_WORKSPACE", "where the folders of inv pipeline are", "var/workspace")
     shard_lines: int = row("SHARD_LINES", "documents per text shard", "250000")
+    block_size: int = row("BLOCK_SIZE", "phase dlm: tokens that are decoded together; 0: as the profile says", "0")
     store: str = row("SLIPWAY_STORE", "where artifacts are kept: a folder, hf:// or s3://", "var/artifacts")
     pods: Path = row("SLIPWAY_PODS", "where the pods of this machine are kept", "var/pods")
     pools: Path = row("SLIPWAY_POOLS", "own machines; without this file: ~/.sky/ssh_node_pools.yaml", POOLS)
