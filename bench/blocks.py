@@ -77,7 +77,7 @@ class Arm:
 
 
 def folder_of(store: Store, name: str) -> Path:
-    """Where the artifact of that name lies. Leaves when there is none."""
+    """Return the folder of the artifact of that name; leave when there is none."""
     found = store.check(name)
     if found.problem:
         sys.exit(f"{name}: {found.problem}; make it with ./inv launch --phase sft+dlm")
@@ -101,7 +101,7 @@ def questions_of(store: Store) -> tuple[list[Question], str]:
 def quality(
     arms: Sequence[Arm], asked: Sequence[Question], prompts: Sequence[list[int]], words: Tokenizer, name: str
 ) -> dict[str, list[int]]:
-    """By arm, which questions are answered right."""
+    """Return, by arm, which questions are answered right."""
     stop = {words.special(END), words.special(BOS)}
     order = sorted(range(len(prompts)), key=lambda one: len(prompts[one]))
     right: dict[str, list[int]] = {}
@@ -116,7 +116,7 @@ def quality(
 
 
 def speed(arms: Sequence[Arm], prompts: Sequence[list[int]], stop: set[int], rounds: int = 3) -> dict[str, list[float]]:
-    """By arm, tokens for each CPU second of every round, one prompt after the other."""
+    """Return, by arm, tokens for each CPU second of every round, one prompt after the other."""
     found: dict[str, list[float]] = {arm.name: [] for arm in arms}
     for _ in range(rounds):
         for arm in arms:

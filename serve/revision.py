@@ -132,7 +132,7 @@ def is_scripted(source: str) -> bool:
 
 
 def is_in_blocks(source: str) -> bool:
-    """Whether the model decodes in blocks, as its config says; False where that lies elsewhere."""
+    """Tell whether the model decodes in blocks, as its config says; False where that lies elsewhere."""
     path = Path(source) / models.CONFIG
     try:
         return "://" not in source and model_files.load(path.parent).get("model_type") == "block_diffusion"
