@@ -87,7 +87,7 @@ class Bench:
     spent_s: float = 0.0
 
     def train(self, config: PhaseConfig, model: Decoder, objective: Objective, first: int = 0) -> None:
-        """All steps of a phase, its batches beginning with number `first`."""
+        """Take all steps of a phase, its batches beginning with number `first`."""
         files = sorted(self.given.tokens.glob("train-*.bin"))
         loader: Any = LOADERS[config.packing](
             files, config.sequence_len, config.rows, self.seed, self.given.tokenizer.sha256
@@ -113,7 +113,7 @@ class Bench:
         return model
 
     def run(self, arm: Arm, base: Decoder) -> Result:
-        """One arm, from the base model, which stays as it is."""
+        """Return what one arm made of the base model, which stays as it is."""
         layerwise, second, first = self.phases["bits1.9"], self.phases["bits2"], self.phases["base"].steps
         steps = layerwise.steps + second.steps
         shape: ModelConfig = replace(base.config, ternary=arm.ternary, sub_norm=arm.sub_norm)
