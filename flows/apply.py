@@ -14,7 +14,7 @@ from infra.agent.limits import read_clocks
 from infra.errors import SlipwayError, UsageError
 from infra.ledger import spend
 from infra.ledger.journal import Held, Journal, Op
-from infra.money import dollars
+from infra.money import in_usd
 from infra.providers import Provider, registry
 from infra.records import Offer, Request
 from infra.runs import pod_set
@@ -118,7 +118,7 @@ def _change(step: Step, specs: Mapping[str, PodSpec], journal: Journal, settings
         gpus = f"{offer.num_gpus} x {offer.gpu}" if offer.num_gpus else "no GPU"
         place = " ".join(filter(None, (gpus, offer.region)))
         ends = [] if limits.time_s is None else [f"after {duration(limits.time_s)}"]
-        ends += [] if limits.spend_micro_usd is None else [f"at {dollars(limits.spend_micro_usd)} USD"]
+        ends += [] if limits.spend_micro_usd is None else [f"at {in_usd(limits.spend_micro_usd)}"]
         said = f"{place}, ends {' or '.join(ends)}" if ends else place
         return Change(step, offer.provider, offer.micro_usd_per_hour, said)
     op = journal.op(step.token)

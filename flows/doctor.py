@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from infra.agent import environment, packages
 from infra.errors import SlipwayError
-from infra.money import dollars
+from infra.money import dollars, in_usd
 from infra.settings import VENDORS, Settings
 from store import Store, StoreError, credentials
 
@@ -217,7 +217,7 @@ def account(name: str, settings: Settings) -> list[Finding]:
         mine = market.account()
         left = "a balance that it does not tell"
         if mine.balance_micro_usd is not None:
-            left = f"a balance of {dollars(mine.balance_micro_usd)} USD"
+            left = f"a balance of {in_usd(mine.balance_micro_usd)}"
         found.append(Finding("account", "ok", f"{mine.owner}, with {left}"))
         pods = market.list()
         rate = sum(pod.micro_usd_per_hour for pod in pods)

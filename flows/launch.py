@@ -91,7 +91,7 @@ def understand(spec: LaunchSpec, settings: Settings, tell: Say) -> Meant:
     limits = limits_for(settings, candidates[0].is_rented, spec, tell)
     request = request_on(candidates, spec, name or "new", nodes, spec.pool, spec.host)
     chosen = () if settings.sources["provider"].startswith("default") else tuple(one.name for one in candidates)
-    asked = same_request.asking(spec, request, limits, vendors=chosen)
+    asked = same_request.asking(spec, request, limits, vendors=chosen, env=job_environment.of_job(settings))
     limits = replace(limits, spend_micro_usd=limits.spend_micro_usd and limits.spend_micro_usd // nodes)
     return Meant(spec=spec, work=work, request=request, limits=limits, asked=asked)
 
@@ -166,7 +166,7 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
     taken = [op.run for op in journal.ops()]
     if before and not name and last_verdict(before, settings).get("state") != "succeeded":
         name = before.run
-        tell(f"going on with {name}")
+        tell(f"resuming {name}")
     name = name or run_name(taken)
     plan = replace(found.plan, request=replace(found.plan.request, run=name))
     run_leases.refuse_beside_older(plan, journal.ops(live=True))

@@ -17,7 +17,7 @@ from infra.runs import launch as street
 from infra.runs import snapshot
 from infra.runs.acceptance_policy import terms_for
 from infra.runs.timing import Say
-from infra.settings import VENDORS, Settings
+from infra.settings import VENDORS, Settings, is_secret
 
 
 def make(
@@ -37,8 +37,10 @@ def set_up(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
     """Give a pod the code, and have it make the environment. Raises UsageError when it is at work."""
     vendor, request = registry.provider(settings, op.vendor), request_of(op)
     torch, environments = environments_of(settings, request, vendor)
+    hidden = tuple(name for name in job_environment.of_job(settings) if is_secret(name))
     job = Job(run=op.run, token=op.token, steps=(), setup=("train",), torch=torch, environments=environments,
-              clock_scale=settings.clock_scale if settings.rehearsal else 1.0)  # fmt: skip
+              clock_scale=settings.clock_scale if settings.rehearsal else 1.0, secrets=hidden,
+              environ=job_environment.plain(settings))  # fmt: skip
     plan = Plan(target="", store=op.store or settings.store, artifacts=(), job=job, request=request)
     return street.give(op, plan, vendor, journal, ROOT, job_environment.secrets(settings), tell)
 

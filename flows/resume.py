@@ -10,7 +10,7 @@ from infra.agent.limits import read_clocks
 from infra.errors import UsageError
 from infra.ledger import spend
 from infra.ledger.journal import Journal, Op, Taken
-from infra.money import cents
+from infra.money import in_usd
 from infra.providers import registry
 from infra.runs import launch as street
 from infra.runs import observe, pods
@@ -79,7 +79,7 @@ def attach(op: Op, journal: Journal, settings: Settings, tell: Say) -> Op:
         time.sleep(0.1)
         op = journal.op(op.token)
     if observe.is_alive(op, way(settings, op)):
-        tell(f"{op.run} is at it already; following it")
+        tell(f"{op.run} is already running; following it")
         return op
     return again(op, journal, settings, tell)
 
@@ -91,7 +91,7 @@ def again(
 
     `limits`: of a rented run, as `Keeper.elsewhere` takes them; `asked`: what is on record of it then.
     """
-    tell(f"going on with {op.run}")
+    tell(f"resuming {op.run}")
     vendor = registry.provider(settings, op.vendor)
     if vendor.is_rented and not op.is_live:
         keeper = Keeper.of(op, journal, settings, tell)
@@ -118,5 +118,5 @@ def more_for(op: Op, journal: Journal, settings: Settings, spend_limit: str, ttl
         rows = pods.rows_of(op.run, pods.size_of(op), journal)
         spent = sum(spend.spent(row, read_clocks(), settings.clock_scale) for row in rows)
         if spent >= limits.spend_micro_usd:
-            raise UsageError(f"{op.run} has cost {cents(spent)} USD already; give a --spend-limit above that")
+            raise UsageError(f"{op.run} has cost {in_usd(spent)} already; give a --spend-limit above that")
     return limits

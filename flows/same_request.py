@@ -16,6 +16,7 @@ from infra.errors import UsageError
 from infra.ledger.journal import Op
 from infra.market import gpus
 from infra.records import Request
+from infra.settings import is_secret
 
 OF_REQUEST = {
     "nodes": "nodes", "pool": "pool", "host": "host", "num_gpus": "num_gpus", "use_spot": "spot", "cpus": "cpus",
@@ -58,8 +59,10 @@ class Asking:
             )
 
 
-def asking(spec: LaunchSpec, request: Request, limits: Limits, *, vendors: tuple[str, ...]) -> Asking:
-    """Return the words of a launch, and what they mean. `limits`: of the whole run."""
+def asking(
+    spec: LaunchSpec, request: Request, limits: Limits, *, vendors: tuple[str, ...], env: Mapping[str, str]
+) -> Asking:  # fmt: skip
+    """Return the words of a launch, and what they mean. `limits`: of the whole run; `env`: of its job, by `--env`."""
     meant = {flag: getattr(request, name) for flag, name in OF_REQUEST.items()}
     meant |= {flag: getattr(limits, name) for flag, name in OF_LIMITS.items()}
     meant |= {flag: getattr(spec, flag) or default for flag, default in AS_TYPED.items()}
@@ -67,6 +70,9 @@ def asking(spec: LaunchSpec, request: Request, limits: Limits, *, vendors: tuple
     meant["all_configs"] = spec.all_configs
     said = {flag: getattr(spec, flag) for flag in meant}
     typed = {flag: "" if value is True else str(value) for flag, value in said.items() if value}
+    if env:  # of a secret only its name is written down
+        shown = sorted(name if is_secret(name) else f"{name}={value}" for name, value in env.items())
+        meant["env"], typed["env"] = shown, " ".join(shown)
     return Asking(typed, json.loads(json.dumps(meant)), spec.run_name, vendors)
 
 

@@ -11,6 +11,7 @@ from infra.runs import keeper, pods
 from infra.runs import upgrade as handing_over
 from infra.runs.timing import Say
 from infra.settings import Settings
+from infra.units import duration
 from serve import controller_client
 
 TAKE_OVER_S = 60.0
@@ -41,8 +42,8 @@ def take_over(
     while missing := set(due) - journal.held():
         if time.monotonic() > deadline:
             raise SlipwayError(
-                f"no process has taken over {', '.join(sorted(missing))} after {TAKE_OVER_S:g} s; see keep.log and "
-                "controller.log beside their logs, and run: ./inv status"
+                f"no process has taken over {', '.join(sorted(missing))} after {duration(TAKE_OVER_S)}; see "
+                "keep.log and controller.log beside their logs, and run: ./inv status"
             )
         time.sleep(POLL_S)
     return {one.lease: one.process.pid for one in journal.holders() if one.lease in due}

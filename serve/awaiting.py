@@ -44,7 +44,7 @@ def await_ready(name: str, wanted: Wanted, settings: Settings, journal: Journal,
             why = f"{name}: version {newest} does not come up: {seen.held}"
             break
         if time.monotonic() > deadline:
-            why = f"{name}: not ready after {patience_s:.0f} s"
+            why = f"{name}: not ready after {duration(patience_s)}"
             break
         time.sleep(controller_client.POLL_S)
     if is_new:

@@ -15,6 +15,7 @@ from pathlib import Path
 from infra.errors import SlipwayError, UsageError
 from infra.ledger.journal import Journal, service_lease
 from infra.settings import Settings
+from infra.units import duration
 from serve.policy.service_state import Seen, seen_of
 
 START_S = 120.0  # a machine that is busy imports slowly; a controller that fails says so at once
@@ -94,7 +95,7 @@ def ensure(name: str, settings: Settings, journal: Journal, python: Callable[[],
         elif has_ended and process is not None:
             raise SlipwayError(f"the controller of {name} ended with code {process.returncode}: {tail(places.log)}")
         time.sleep(POLL_S)
-    raise SlipwayError(f"the controller of {name} does not answer after {START_S:g} s; its log: {places.log}")
+    raise SlipwayError(f"the controller of {name} does not answer after {duration(START_S)}; its log: {places.log}")
 
 
 def _start(line: Sequence[str], places: Places, root: Path) -> "subprocess.Popen[bytes]":

@@ -35,9 +35,10 @@ from infra.agent.job import Job, Limits, Step
 from infra.errors import UsageError
 from infra.records import Artifact, Inventory, Plan, PlannedArtifact, Pointer, Request
 from store.manifest import kind_of
-from trainer import memory, phase_options, recipes
+from trainer import memory, recipes
 from trainer.config import ImportSpec, Keeping, PhaseConfig, Profile
 from trainer.fingerprints import FIRST_CODE, differences, digest
+from trainer.records import phase_options
 from trainer.records.fields import what_counts
 from trainer.records.phase_registry import (
     INIT,

@@ -13,6 +13,7 @@ from typing import Any
 
 from data.config import ConfigError, load
 from trainer.config import Keeping, ModelConfig, OptimizerConfig, PhaseConfig, Profile, ScheduleConfig
+from trainer.records.phase_options import changed
 
 TALK = {"identity": 0.25, "pydocs": 0.4, "other": 0.35}
 
@@ -379,14 +380,3 @@ def _read_yaml(text: str) -> Any:
     number = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
     return yaml.load(text, Loader=Loader)
-
-
-def changed(values: Mapping[str, Any], by: Any) -> dict[str, Any]:
-    """Mappings are changed key by key, anything else is replaced; a mixture too, whose keys are no fields."""
-    if not isinstance(by, Mapping):
-        raise ConfigError(f"expected a mapping, got {by!r}")
-    result = dict(values)
-    for key, value in by.items():
-        inner = result.get(key)
-        result[key] = changed(inner, value) if isinstance(inner, dict) and key != "mixture" else value
-    return result

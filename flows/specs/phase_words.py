@@ -1,7 +1,7 @@
 """Options of phases in words: `sft.optimizer.lr=1e-3` as it is typed, or nested as a file has them.
 
 Both become the same: the text of each option by its path. What the texts mean is told by the phase's record, which
-`trainer.phase_options` reads.
+`trainer.records.phase_options` reads.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

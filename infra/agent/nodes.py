@@ -27,6 +27,7 @@ from functools import partial
 from typing import Any, Callable, Dict, Optional, Union
 
 from infra.agent import outside
+from infra.agent.amounts import duration
 from infra.agent.job import Group, Step
 from infra.agent.shortage import patient
 from infra.agent.state import NODE_LOST, AgentError, say
@@ -371,7 +372,7 @@ def name_of(group: Group, rank: int) -> str:
 def silence(name: str, heard_at: float, limit_s: float) -> str:
     """Why a node counts as gone; "" while it does not."""
     passed_s = time.monotonic() - heard_at
-    return f"{name} has not answered for {passed_s:.0f} s" if passed_s > limit_s else ""
+    return f"{name} has not answered for {duration(passed_s)}" if passed_s > limit_s else ""
 
 
 def _listen(group: Group, hear: Callable[[bytes], Optional[bytes]]) -> socketserver.ThreadingTCPServer:

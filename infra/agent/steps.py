@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional
 
+from infra.agent.amounts import duration
 from infra.agent.job import PodFolder, Step
 from infra.agent.process import reap
 from infra.agent.shortage import offered_first, outlasting, patient
@@ -107,7 +108,7 @@ def _watch(process: "subprocess.Popen[bytes]", step: Step, watch: Watch) -> str:
                 process.send_signal(signal.SIGTERM)
             elif step.silent_s is not None and now - spoke >= step.silent_s:
                 cut, kill_at = "silent", now + DUMP_S
-                say(f"{step.name}: no record for {step.silent_s:g} s; dumping its stacks")
+                say(f"{step.name}: no record for {duration(step.silent_s)}; dumping its stacks")
                 watch.signal_all(signal.SIGUSR1)
             elif watch.why_over():
                 cut, kill_at = "nodes", now + LEAVE_S
@@ -147,7 +148,7 @@ def tail(pod: PodFolder, step: str) -> str:
 def in_words(ending: Ending, step: Step) -> str:
     """Why a step failed, for people."""
     if ending.cut == "timeout":
-        return f"step {step.name} ran into its limit of {step.timeout_s:g} s"
+        return f"step {step.name} ran into its limit of {duration(step.timeout_s)}"
     if ending.exit_code < 0:
         name = signal.Signals(-ending.exit_code).name
         why = ", as happens when the machine runs out of memory" if name == "SIGKILL" else ""

@@ -148,7 +148,7 @@ class Taken(UsageError):
     def __init__(self, op: Op) -> None:
         self.op = op
         super().__init__(
-            f"{op.run} is at it already ({op.state} on {op.vendor}); run: inv status, or inv down {op.run}"
+            f"{op.run} is already running it ({op.state} on {op.vendor}); run: inv status, or inv down {op.run}"
         )
 
 

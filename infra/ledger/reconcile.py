@@ -17,6 +17,7 @@ from infra.errors import in_words
 from infra.ledger import spend
 from infra.ledger.journal import Fenced, Journal, Op
 from infra.ledger.life_cycle import BOOTING, CREATING, ENDED, LOST, PLANNED, READY, TERMINATING, UNKNOWN
+from infra.money import per_hour
 from infra.providers import LAG_S, Provider, clock_scale, market
 from infra.records import Pod
 
@@ -285,6 +286,6 @@ def _carry_out(
         if not isinstance(action, Delete):  # what is not on record is not done
             lost.add(token)
         rate = rows[token].rate if token in rows else action.pod.micro_usd_per_hour if isinstance(action, Claim) else 0
-        cost = f"; it may still cost {rate / 1_000_000:.2f} USD/h" if rate else ""
+        cost = f"; it may still cost {per_hour(rate)}" if rate else ""
         problems.append(f"{rows[token].run if token in rows else token}: {in_words(error)}{cost}")
     return False

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from infra.agent.job import Limits
 from infra.agent.limits import hard_limit_s
-from infra.money import dollars
+from infra.money import in_usd
 from infra.providers import Market
 
 
@@ -26,14 +26,14 @@ def ends_of(market: Market, limits: Limits, on_failure: str, stays: bool = False
     if limit_s is not None and can.time_limit:
         timer = f"{name}'s own timer after {_hours(math.ceil(limit_s / can.time_grain_s) * can.time_grain_s)}"
     if limits.time_s is None and limits.spend_micro_usd is not None and can.spend_limit:
-        timer = f"{name}'s own limit of {dollars(limits.spend_micro_usd)} USD"
+        timer = f"{name}'s own limit of {in_usd(limits.spend_micro_usd)}"
     is_gone = can.self_terminate == "pod_credential"
     at_limit = (
         "the pod's guard saves, stops work and deletes the pod" if is_gone else "the pod's guard saves and stops work"
     )
     found = []
     if limits.spend_micro_usd is not None:
-        amount = f"{dollars(limits.spend_micro_usd)} USD"
+        amount = f"{in_usd(limits.spend_micro_usd)}"
         own = f"{name}'s own limit of {amount}" if can.spend_limit else timer
         found.append(End(f"{amount} are spent", at_limit, own))
     if limits.time_s is not None:

@@ -14,11 +14,13 @@ from infra.agent.limits import read_clocks
 from infra.errors import NoOffer, SlipwayError
 from infra.ledger import spend
 from infra.ledger.journal import Journal, Op
+from infra.money import in_usd, per_hour
 from infra.names import check_name
 from infra.providers import Market
 from infra.records import Address, Pod
 from infra.runs import pods
 from infra.transport.protocol import Lost, TimedOut, Unreachable
+from infra.units import duration
 
 POLL_S, LEAST_POLL_S = 5.0, 0.2
 COMMAND_S = 30.0
@@ -127,7 +129,7 @@ def _broken_promise(op: Op, pod: Pod, provider: Market) -> str:
     if pod.micro_usd_per_hour <= 0:
         return f"{provider.name} does not tell its price{f': {pod.odd}' if pod.odd else ''}"
     if pod.micro_usd_per_hour > op.rate * OVERPRICED:
-        return f"it costs {pod.micro_usd_per_hour / 1e6:.2f} USD/h, {op.rate / 1e6:.2f} were agreed to"
+        return f"it costs {per_hour(pod.micro_usd_per_hour)}, {per_hour(op.rate)} were agreed to"
     return _unkept(op, pod, provider) if provider.can.tells_limits else ""
 
 
@@ -143,11 +145,11 @@ def _unkept(op: Op, pod: Pod, provider: Market) -> str:
         least_s = limit_s - spend.since_request_s(op, read_clocks(), scale)
         most_s = math.ceil(limit_s / can.time_grain_s) * can.time_grain_s  # counted from its start, perhaps
         if not least_s - slack_s <= left_s <= most_s + slack_s:
-            return f"{provider.name} would end it in {left_s / 3600:.1f} h, asked for were {limit_s / 3600:.1f} h"
+            return f"{provider.name} would end it in {duration(left_s)}, asked for were {duration(limit_s)}"
     if can.spend_limit and op.cap is not None:
         if not pod.spend_limit_micro_usd:
             return f"{provider.name} did not arm its spend limit"
         if pod.spend_limit_micro_usd > op.cap + ROUNDED:
-            armed, cap = (f"{amount / 1e6:.2f} USD" for amount in (pod.spend_limit_micro_usd, op.cap))
+            armed, cap = (in_usd(amount) for amount in (pod.spend_limit_micro_usd, op.cap))
             return f"{provider.name} has armed a spend limit of {armed}, asked for were {cap}"
     return ""

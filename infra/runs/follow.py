@@ -15,6 +15,7 @@ from infra.ledger.journal import Journal, Op
 from infra.runs.observe import is_alive
 from infra.runs.pods import folder_of
 from infra.transport.protocol import Lost, TimedOut, Transport, Unreachable
+from infra.units import duration
 
 POLL_S = 0.25
 RETRY_S = 2.0
@@ -41,7 +42,7 @@ def follow(
         except (Lost, TimedOut, Unreachable) as error:
             silent_s = time.monotonic() - heard_at
             verdict = elsewhere()
-            yield {**progress, "unreachable": f"no answer for {silent_s:.0f} s: {error}"}, verdict
+            yield {**progress, "unreachable": f"no answer for {duration(silent_s)}: {error}"}, verdict
             if verdict:
                 return
             row = journal.op(op.token)

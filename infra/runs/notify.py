@@ -14,6 +14,7 @@ from infra.ledger.journal import Journal, Op
 from infra.money import dollars
 from infra.runs.timing import Say
 from infra.settings import VENDORS, Settings
+from infra.units import duration
 
 PATIENCE_S = 30.0
 
@@ -36,7 +37,7 @@ def notify(target: str, *, run: str, state: str, cost_micro_usd: int, note: str 
         done = subprocess.run(["sh", "-c", target], env=environ, input=json.dumps(said), text=True, timeout=PATIENCE_S,
                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)  # fmt: skip
     except subprocess.TimeoutExpired:
-        return f"notice of {run}: its command has not ended after {PATIENCE_S:.0f} s"
+        return f"notice of {run}: its command has not ended after {duration(PATIENCE_S)}"
     return f"notice of {run}: exit code {done.returncode}: {done.stderr.strip()[-200:]}" if done.returncode else ""
 
 

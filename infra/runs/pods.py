@@ -25,10 +25,12 @@ from infra.journal_file import JournalError
 from infra.ledger import spend
 from infra.ledger.journal import Admit, Fenced, Held, Journal, Op
 from infra.ledger.life_cycle import ASKED, BOOTING, CREATING, LOST, PLANNED, READY, TERMINATING, UNKNOWN
+from infra.money import per_hour
 from infra.names import new_token
 from infra.providers import LAG_S, Market, Provider, clock_scale, market
 from infra.records import Address, Offer, Pod, Request
 from infra.transport.protocol import Transport
+from infra.units import duration
 from store.backoff import Backoff
 
 ASKED_FOR = {"reason": "asked for", "outcome": ASKED}  # what a row says that somebody wanted to end
@@ -232,7 +234,7 @@ def end(
         except SlipwayError as error:
             left_s = deadline - time.monotonic() if provider.is_rented and (op.remote_id or not op.sent_at) else 0.0
             if left_s <= 0:
-                cost = f", and cost {op.rate / 1_000_000:.2f} USD/h" if op.rate else ""
+                cost = f", and cost {per_hour(op.rate)}" if op.rate else ""
                 kind = StillBills if op.rate else SlipwayError
                 raise kind(f"ending {op.run}: {error}; it may run on{cost}; run again: inv down {op.run}") from error
             failures += 1
@@ -363,7 +365,7 @@ def _prove_absence(provider: Provider, op: Op) -> None:
     wait_s = _unproven_s(provider, op)
     if wait_s > 0:
         what = "it was rented just now" if op.remote_id else "its id is not known"
-        raise SlipwayError(f"{what}, and it may still turn up for {wait_s:.0f} s")
+        raise SlipwayError(f"{what}, and it may still turn up for {duration(wait_s)}")
     if not is_absent(provider, op):
         raise SlipwayError(f"{provider.name} still has it")
 

@@ -13,6 +13,7 @@ from infra import journal_file, own_code
 from infra.agent.process import is_alive, myself, send
 from infra.errors import SlipwayError
 from infra.journal_file import Holder
+from infra.units import duration
 
 LEAVE_S = 60.0  # a controller lets requests under way end first
 POLL_S = 0.1
@@ -39,7 +40,7 @@ def hand_over(state_file: Path, tell: Callable[[str], None], patience_s: float =
         if time.monotonic() > deadline:
             who = ", ".join(f"{one.process.pid} ({one.lease})" for one in staying)
             raise SlipwayError(
-                f"still at work after {patience_s:g} s: process {who}; what they look after goes on; end them "
+                f"still at work after {duration(patience_s)}: process {who}; what they look after goes on; end them "
                 f"(kill {' '.join(str(one.process.pid) for one in staying)}), then run again: ./inv upgrade"
             )
         time.sleep(POLL_S)

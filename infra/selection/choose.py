@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from infra.errors import AuthError, NoOffer, OutOfMoney, SlipwayError
 from infra.machines.host_memory import HostMemory, known_as
 from infra.market.filters import in_words
-from infra.money import dollars
+from infra.money import in_usd
 from infra.providers import Provider, clock_scale, market, offers, registry
 from infra.providers.offers import Source
 from infra.records import Offer, Request
@@ -31,7 +31,8 @@ def of_machines(provider: Provider, request: Request) -> list[Offer]:
         if provider.is_here:
             keys = ", ".join(key.upper() for key in VENDORS.values())
             raise NoOffer(
-                f"this machine does not have {wanted}. To rent one, put a key ({keys}) into the shell or .env and add "
+                f"this machine does not have the GPUs that are asked for ({wanted}). To rent them, put a key ({keys}) "
+                "into the shell or .env and add "
                 f"--provider {MARKET}; to practise without a key: inv rehearse {_asked(request)}; "
                 "what this machine has: inv doctor"
             )
@@ -138,7 +139,7 @@ def payable(found: Sequence[Offer], nodes: int, settings: Settings, tell: Tell) 
         # An hour, which vendors want to see.
         need = nodes * min(one.micro_usd_per_hour for one in found if one.provider == name)
         if balance is not None and balance < need:
-            unable[name] = f"{name}: the balance is {dollars(balance)} USD; an hour costs {dollars(need)} USD"
+            unable[name] = f"{name}: the balance is {in_usd(balance)}; an hour costs {in_usd(need)}"
             is_silent = False
     for said in unable.values():
         tell(said)

@@ -16,7 +16,7 @@ OF_SETTINGS = ("provider", "profile", "source", "store")  # flags that are setti
 _given: list[str] = []  # the words of --env on this line
 
 
-def settings(**flags: str) -> Settings:
+def settings(**flags: Any) -> Settings:
     """From flags (those that were given), environment, .env and slipway.yaml; stores are asked in their name."""
     found = Settings.load(ROOT, flags, tuple(_given))
     credentials.lend(job_environment.secrets(found))

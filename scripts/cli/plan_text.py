@@ -5,6 +5,7 @@ from typing import Any
 
 from infra.money import dollars as usd
 from infra.records import Plan
+from infra.settings import MARKET, VENDORS
 from infra.units import count, duration
 from scripts.cli.render import clean, console, new_table
 
@@ -29,7 +30,8 @@ def show_plan(plan: Plan, stderr: bool = True) -> None:
 
     styles = {"here": "green", "missing": "yellow", "stale": "yellow", "damaged": "red"}
     table = new_table("artifact", "state", "step", "about", "why")
-    scale = plan.job.clock_scale if plan.job else 1.0  # of the clock that counts the cost
+    is_rented = plan.request.provider in (*VENDORS, MARKET)
+    scale = plan.job.clock_scale if plan.job and is_rented else 1.0  # of the clock that counts the cost
     for one in plan.artifacts:
         about = "" if not one.step else "?" if one.estimate_s is None else duration(one.estimate_s * scale)
         table.add_row(one.name, f"[{styles[one.state]}]{one.state}[/]", one.step, about, Text(clean(one.reason)))

@@ -14,7 +14,7 @@ from infra.ledger.journal import Journal, Op
 from infra.machines.host_memory import at_once
 from infra.market import gpus
 from infra.market.filters import satisfying
-from infra.money import BadAmount, micro_usd
+from infra.money import BadAmount, in_usd, micro_usd
 from infra.providers import Market, offers
 from infra.records import Request
 from infra.runs.lookup import find_run
@@ -115,10 +115,10 @@ def show_ledger(lines: Sequence[PodCost], in_months: dict[str, int], month: str)
         )
     print(render.clean(columns(rows)))
     for name, amount in by_run(lines).items():
-        print(f"{name}: {render.usd(amount)} USD")
+        print(f"{name}: {in_usd(amount)}")
     for name, amount in in_months.items():
-        print(f"{name}: {render.usd(amount)} USD")
-    print(f"total{f' in {month}' if month else ''}: {render.usd(sum(one.micro_usd for one in lines))} USD")
+        print(f"{name}: {in_usd(amount)}")
+    print(f"total{f' in {month}' if month else ''}: {in_usd(sum(one.micro_usd for one in lines))}")
 
 
 def by_run(lines: Sequence[PodCost]) -> dict[str, int]:

@@ -49,6 +49,7 @@ def cost(c, spec):
     "scripts.pods.apply",
     "scripts.market.flags:ApplyFlags",
     world=BEGIN,
+    env=True,
     example="inv apply examples/fleet.yaml --dry-run",
 )
 def apply(c, spec):

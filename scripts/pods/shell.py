@@ -80,7 +80,7 @@ def board(op: Op, transport: Transport, local: int) -> None:
         while not answers(port):
             ending = look()
             if ending or time.monotonic() > deadline:
-                why = f"no answer after {BOARD_S:g} s"
+                why = f"no answer after {render.duration(BOARD_S)}"
                 if ending:
                     why = f"exit code {ending.exited}: {' / '.join(ending.stderr.splitlines()[-2:])}"
                 raise SlipwayError(render.clean(f"{op.run}: TensorBoard does not run: {why}"))

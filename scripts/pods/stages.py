@@ -60,7 +60,7 @@ def create(spec: CreateFlags) -> None:
         session.use(op)
     if spec.json:
         print_json(about(op, settings))
-    render.say(f"{op.run} is there: {session.cost_of(op, pods.scale_of(op, settings))}. "
+    render.say(f"{op.run} is ready: {session.cost_of(op, pods.scale_of(op, settings))}. "
                f"Next: inv pod.run {op.run} --phase sft; end it: inv pod.down {op.run}")  # fmt: skip
 
 

@@ -22,8 +22,8 @@ from infra.runs import pod_set
 from scripts.runs.flags import LaunchFlags
 from serve.service import ServiceFile
 from trainer.config import PhaseConfig
-from trainer.phase_options import NOT_FOR_A_PHASE
 from trainer.recipes import PROFILES
+from trainer.records.phase_options import NOT_FOR_A_PHASE
 from trainer.records.phase_registry import PHASES
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -77,7 +77,7 @@ def of_record(record: type, but: Collection[str] = (), is_partial: bool = False)
         inner = next((kind for kind in _kinds(hints[one.name]) if dataclasses.is_dataclass(kind)), None)
         is_same = inner is record  # such as a list of the same
         found = (
-            of_record(inner, is_partial=True)
+            of_record(typing.cast(type, inner), is_partial=True)
             if inner and is_partial and not is_same
             else _once(hints[one.name], record)
         )

@@ -21,6 +21,7 @@ from flows import launch as use_case
 from flows import resume as resuming
 from flows import stop as ending
 from flows.planning import Work, node_commands
+from flows.pods import scale_of
 from infra.agent.job import Job
 from infra.agent.limits import read_clocks
 from infra.agent.state import NODE_LOST
@@ -71,7 +72,7 @@ def launch(spec: LaunchFlags) -> None:
                 offers_table.show(plan, found.offers, settings, spec.on_failure or "end")
         found = use_case.check(found, settings, context.again("--with-missing"), render.tell)
         if spec.dry_run and at_work and not spec.json:
-            render.say(f"{at_work.run} is at it already; a launch follows it")
+            render.say(f"{at_work.run} is already running it; a launch would follow it")
         if spec.dry_run or plan.job is None:
             if not spec.dry_run:
                 run_leases.move_names(plan)
@@ -119,7 +120,7 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
     with hang_up() as hung_up:
         try:
             with follow.keeping(op, journal, settings, render.tell) as seen:
-                progress, verdict = show_progress(op, seen, as_json, Job.from_json(op.job).clock_scale)
+                progress, verdict = show_progress(op, seen, as_json, scale_of(op, settings))
         except (KeyboardInterrupt, OSError) as error:
             if isinstance(error, OSError) and not hung_up:  # else it is the terminal that is gone
                 raise
@@ -141,9 +142,9 @@ def conclude(op: Op, journal: Journal, settings: Settings, as_json: bool) -> Non
             }
         )
     elif succeeded:
-        job, rows = Job.from_json(op.job), journal.ops(run=op.run)
-        total = spend.run_s(rows, read_clocks(), job.clock_scale, verdict.get("at"))
-        steps = job.steps
+        scale, rows = scale_of(op, settings), journal.ops(run=op.run)
+        total = spend.run_s(rows, read_clocks(), scale, verdict.get("at"))
+        steps = Job.from_json(op.job).steps
         making = steps[-1].config.get("making") if steps else None
         then = talk_to(making["name"], op.store) if making else f"Next: ./inv {'logs' if steps else 'pod.run'} {op.run}"
         render.say(f"{op.run} succeeded in {render.duration(total)}. {then}")
@@ -285,7 +286,7 @@ def keep_(spec: KeepFlags) -> None:
         if holder:
             state, said = "kept", f"{op.run} is kept by process {holder.pid}"
         elif resuming.is_idle(op, settings):
-            state, said = "idle", f"{op.run} is at no work; its guard holds it"
+            state, said = "idle", f"{op.run} is idle; its guard holds it"
         elif pods.is_over(op):
             state, said = "over", f"{op.run} is over; run: inv status {op.run}"
         elif spec.detach:

@@ -11,6 +11,7 @@ from typing import Any
 
 from invoke import Exit
 
+from flows.pods import scale_of
 from infra.agent.job import Job
 from infra.agent.state import NODE_LOST
 from infra.errors import SlipwayError, UsageError
@@ -24,8 +25,9 @@ from infra.runs.settle import keep_last_words
 from infra.settings import Settings
 from infra.transport.protocol import Lost, TimedOut, Unreachable
 from scripts.cli import context, render
-from scripts.cli.render import clean, say, step_line
+from scripts.cli.render import clean, say
 from scripts.cli.session import open_journal
+from scripts.cli.steps_text import step_line
 from scripts.runs.flags import LogsFlags
 from store import StoreError
 
@@ -73,7 +75,7 @@ def show(op: Op, journal: Journal, settings: Settings, spec: LogsFlags) -> None:
             offsets[path] = write(path, offsets.get(path, 0), is_last=bool(verdict))
         if told is None:  # what has ended before is in the logs
             told = {one["name"]: (one["state"], 0.0) for one in progress.get("steps", ())}
-        tell_steps(progress, told, Job.from_json(op.job).clock_scale)
+        tell_steps(progress, told, scale_of(op, settings))
     state = verdict.get("state", "stopped")
     print(f"{op.run} {state} {verdict.get('reason', '')}".rstrip(), file=sys.stderr)
     raise Exit(code={"succeeded": 0, "limit": 5}.get(state, 1))

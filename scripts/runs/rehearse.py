@@ -19,7 +19,7 @@ from infra.errors import SlipwayError, UsageError
 from infra.ledger import cost as costs
 from infra.ledger.journal import Journal
 from infra.market import gpus
-from infra.money import micro_usd
+from infra.money import in_usd, micro_usd
 from infra.rehearsal import attach
 from infra.rehearsal.attach import Running
 from infra.selection import request
@@ -202,7 +202,7 @@ def report(world: Running, before: dict[str, Any], began_at: int, outcome: Any, 
         print(render.clean(f"+{clock(one.at - start)}  {one.vendor}  {one.machine or '-'}  {one.what}"))
     if not timeline:
         print("nothing: it was not asked to rent anything")
-    print(f"the market billed {render.usd(billed)} USD; our ledger, which counts more: {render.usd(ours)} USD")
+    print(f"the market billed {in_usd(billed)}; our ledger, which counts more: {in_usd(ours)}")
     for pod in running:
         rate = render.usd(pod["micro_usd_per_hour"])
         render.say(f"{pod['vendor']} {pod['id']} still runs, at {rate} USD/h; to end it: inv down --rehearse")

@@ -46,7 +46,7 @@ def report(spec: ReportFlags) -> None:
     settings = context.settings()
     story = tell(spec.run, settings)
     if not any(phase.lines for phase in story.phases):
-        render.say(f"{story.run} has told no figures yet")
+        render.say(f"{story.run} has written no metrics yet")
     folder = Path(spec.out or ROOT / "var" / "reports" / story.run.replace("/", "-")).absolute()
     pictures = write(story, folder)
     target = folder / "report.html"
@@ -165,7 +165,7 @@ def facts(view: PodView) -> Iterator[tuple[str, str]]:
     if view.ended_at:
         yield "ended", moment(view.ended_at)
     if view.recoveries:
-        yield "brought back", render.count(view.recoveries, "time")
+        yield "recovered", render.count(view.recoveries, "time")
 
 
 def places(op: Op, journal: Journal, settings: Settings) -> Iterator[Place]:

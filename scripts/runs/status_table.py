@@ -116,7 +116,7 @@ def status_table(views: Iterable[PodView], now: float | None = None) -> "Rendera
         )
         if said:
             lines.append(Text(f"{view.run}: {said}"))
-        back = f"brought back {count(view.recoveries, 'time')}" if view.recoveries else ""
+        back = f"recovered {count(view.recoveries, 'time')}" if view.recoveries else ""
         more_recent = "" if is_running else " or a newer one"  # what is known here may be older than what is there
         safe = (
             f"checkpoint {clean(one)}{more_recent} is in the store, {aged(now - at, view.clock_scale)} ago"

@@ -11,6 +11,7 @@ from flows.follow import DETACHED
 from flows.sweep import Run, Sweep
 from infra import strict_yaml
 from infra.errors import UsageError
+from infra.money import in_usd
 from scripts.cli import context, prompts, render
 from scripts.cli.invoke_patch import print_json
 from scripts.cli.render import columns
@@ -59,7 +60,7 @@ def show_plan(planned: Sweep) -> None:
     what = f"{render.count(len(planned.runs), 'run')} on {render.count(len(planned.lanes), 'pod')}"
     render.say(f"{what}, about {render.duration(longest_s)} (estimates, one by one)")
     if planned.micro_usd:
-        render.say(f"each on a machine that is rented for it: {render.cents(planned.micro_usd)} USD together at most")
+        render.say(f"each on a machine that is rented for it: {in_usd(planned.micro_usd)} together at most")
 
 
 def report(runs: Mapping[str, Run], idle: int, as_json: bool) -> None:

@@ -319,7 +319,7 @@ def advice(name: str, wanted: Wanted, seen: Seen, metrics: dict[str, Any], was_k
             ))  # fmt: skip
     late = any(one.state.value == "FAILED_INITIAL_DELAY" for one in seen.members)
     if late:
-        found.append((f"replicas were not ready within {probe.initial_delay_seconds:g} s",
+        found.append((f"replicas were not ready within {render.duration(probe.initial_delay_seconds)}",
                       "raise initial_delay_seconds in the service file, or see the log of one"))  # fmt: skip
     waits = metrics["queue_s"]["p95"]
     if waits is not None and waits > 1.0:

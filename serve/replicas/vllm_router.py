@@ -23,6 +23,7 @@ import msgspec
 
 from infra.agent.shortage import is_shortage
 from infra.errors import SlipwayError
+from infra.units import duration
 from serve.gateway.access import AccessLog
 from serve.gateway.http.limits import Limits
 from serve.gateway.keys import Keys
@@ -73,7 +74,7 @@ class Routed(Gateway):
             await asyncio.wait_for(self._told.wait(), START_S)
         except asyncio.TimeoutError:
             await self.stop(0)
-            raise SlipwayError(f"{NAME} did not come up in {START_S:.0f} s; its log: {self._log}") from None
+            raise SlipwayError(f"{NAME} did not come up in {duration(START_S)}; its log: {self._log}") from None
         return await super().start(host, port)
 
     def replace(self, replicas: Iterable[Replica]) -> None:

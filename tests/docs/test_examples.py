@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from data.chat import imported
 from infra import strict_yaml
 from infra.runs import pod_set
 from scripts.cli import flag_file
+from scripts.project import schemas
 from scripts.project.reference import namespace
 from serve import service
 from tests.docs.pages import PAGES, ROOT
@@ -45,6 +47,22 @@ def test_the_service_is_one_and_skypilot_can_have_it():
 def test_the_flags_of_the_launch_are_flags_of_launch():
     flags = [one.spelled for one in namespace()["launch"].flags]
     assert flag_file.read(EXAMPLES / "launch.yaml", flags)["seed"] == ["7"]
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "wrong"),
+    [
+        ("launch", "launch.yaml", {"phases": {"sft": {"optimzer": {"lr": 1}}}}),
+        ("sweep", "sweep.yaml", {"runs": [{"seed": 1}]}),
+        ("pod", "fleet.yaml", {"pods": [{"name": "a", "gpus": 8}]}),
+        ("service", "service.yaml", {"name": "a"}),
+    ],
+)
+def test_a_schema_takes_the_example_and_refuses_what_its_reader_refuses(name, file, wrong):
+    validator = jsonschema.Draft202012Validator(schemas.schema(name))
+    validator.check_schema(validator.schema)
+    assert not list(validator.iter_errors(strict_yaml.read(EXAMPLES / file)))
+    assert list(validator.iter_errors(wrong))
 
 
 def test_the_conversations_can_be_learnt_from():

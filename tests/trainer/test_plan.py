@@ -365,6 +365,7 @@ def test_a_plan_names_the_setting_that_is_another_one():
     (before,) = (step for step in planned(other, Inventory("somewhere")).job.steps if step.name == "identity")
     made = Making(**{**before.config["making"], "inputs": {}})
     there = everything_made()
+    there = replace(there, artifacts={name: one for name, one in there.artifacts.items() if "checkpoints" not in name})
     old = there.artifacts["identity_conversations"]
     for about, why in ((made.provenance, "persona name Ursula K. -> {}"), ({}, "settings changed")):
         artifact = replace(old, fingerprint=made.fingerprint, about=about)

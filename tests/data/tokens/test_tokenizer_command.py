@@ -11,6 +11,7 @@ import pytest
 from data.tokens.tokenizer import load
 from infra.errors import UsageError
 from scripts.data import tokenizer
+from scripts.data.flags import TokenizerFlags
 from store import Store
 from tests.world import ROOT, World
 
@@ -55,10 +56,6 @@ def test_the_store_is_looked_at_for_the_same_tokenizer(tmp_path):
     assert tokenizer.of_the_store(SimpleNamespace(store="s3://nobody/asked")) == []
 
 
-ASKED = {"source": "", "text": "", "vocab_size": 300, "tokenizer_json": "", "out": ""}
-ASKED |= dict.fromkeys(("partial", "retrain", "json"), False)
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -71,4 +68,4 @@ ASKED |= dict.fromkeys(("partial", "retrain", "json"), False)
 )
 def test_words_that_do_not_fit_are_refused(words, told):
     with pytest.raises(UsageError, match=told):
-        tokenizer.tokenizer(**{**ASKED, **words})
+        tokenizer.tokenizer(TokenizerFlags(**{"vocab_size": 300, **words}))

@@ -106,7 +106,7 @@ def test_files_are_for_their_owner_only(journal, environ):
 def test_what_is_live_cannot_be_planned_again_until_it_has_ended(journal):
     op = plan(journal, "a-1", target="t", store="s")
     for again in ({"run": "a-1"}, {"run": "b-2", "target": "t", "store": "s"}):
-        with pytest.raises(Taken, match="a-1 is at it already") as taken:
+        with pytest.raises(Taken, match="a-1 is already running it") as taken:
             plan(journal, **again)
         assert taken.value.op == op and taken.value.exit_code == 2
     others = [plan(journal, "a-1", slot=1), plan(journal, "c-3", target="t", store="s2"), plan(journal, "d-4")]

@@ -20,6 +20,7 @@ def test_what_is_said_about_prices_is_refused_where_nothing_is_paid(tmp_path, fl
         request_on([Local(tmp_path)], flags, "a-1")
 
 
+@pytest.mark.process
 def test_a_gpu_that_is_not_here_is_refused_with_the_keys_and_the_rehearsal(tmp_path):
     with pytest.raises(NoOffer) as refused:
         of_machines(Local(tmp_path), Request(run="a-1", gpu="H100", num_gpus=8))

@@ -10,7 +10,7 @@ import pytest
 from invoke import Exit
 
 from infra.errors import UsageError
-from scripts.models import ckpt
+from scripts.models import ckpt, flags
 from store import Store
 from store.backends.by_uri import open_place
 from store.run_sync.run_folder import RunFolder
@@ -74,7 +74,7 @@ def test_what_there_is_is_listed_with_its_kind_step_size_and_time(home, capsys):
     ]
     assert all(row["bytes"] > 600 and row["saved_at"].startswith("2026-11-21T10:00") for row in rows)
     assert len(told(capsys, "ckpt_list", job="otter")) == 2
-    ckpt.ckpt_list(from_="", job="", json=False)
+    ckpt.ckpt_list(flags.CkptListFlags(from_="", job="", json=False))
     out = capsys.readouterr().out
     assert "base_checkpoints/smoke" in out and "2.5000" in out and "2026-11-21T10:00:40" in out
 
@@ -86,7 +86,7 @@ def test_a_checkpoint_is_shown_by_the_beginning_or_the_end_of_its_name(home, cap
         "Decoder",
         {"loss": 2.5},
     )
-    ckpt.ckpt_show(model="base_ch", from_="", json=False)
+    ckpt.ckpt_show(flags.CkptShowFlags(model="base_ch", from_="", json=False))
     out = capsys.readouterr().out
     assert "tokenizer_sha256" in out and "steps 40" in out and "file model.safetensors" in out
 
@@ -121,7 +121,7 @@ def test_damage_is_found_wherever_it_lies_and_leaves_with_5(home, capsys):
     for number, path in enumerate((there, here, final), 1):
         path.write_bytes(b"x" + path.read_bytes()[1:])
         with pytest.raises(Exit, match="damaged: .*a run passes over them") as seen:
-            ckpt.ckpt_verify(model="", from_="", json=True)
+            ckpt.ckpt_verify(flags.CkptVerifyFlags(model="", from_="", json=True))
         rows = json.loads(capsys.readouterr().out)
         assert seen.value.code == 5 and len(rows) == 4
         assert sum(bool(row["problem"]) for row in rows) == number
@@ -154,7 +154,7 @@ def test_artifacts_go_to_another_store_and_come_back_from_it(home, capsys, kind,
     made = home / "made" / "step-000000040" / "model.safetensors"
     assert (folder / "step-000000040" / "model.safetensors").read_bytes() == made.read_bytes()
     with pytest.raises(UsageError, match="is there already"):
-        ckpt.ckpt_pull(model="", from_=uri, latest=True, to=str(home / "here"), json=True)
+        ckpt.ckpt_pull(flags.CkptPullFlags(model="", from_=uri, latest=True, to=str(home / "here"), json=True))
 
 
 def test_what_a_run_has_left_is_pulled_as_its_folder(home, capsys):

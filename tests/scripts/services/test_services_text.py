@@ -6,6 +6,7 @@ import pytest
 
 from infra.ledger.journal import Journal
 from scripts.services import change, inspect, services_text
+from scripts.services.flags import KeyFlags
 from serve import controller_client
 from serve.gateway import keys
 from serve.gateway.access import AccessLog
@@ -46,8 +47,8 @@ def test_the_first_key_says_from_when_it_locks_others_out(tmp_path, monkeypatch,
     monkeypatch.setattr(
         change.controller_process.Places, "of", lambda settings, name: type("P", (), {"keys": tmp_path / "keys"})
     )
-    change.key("demo", "ann", False, False)
+    change.key(KeyFlags(name="demo", for_="ann"))
     assert said in capsys.readouterr().err
-    change.key("demo", "bob", False, False)
+    change.key(KeyFlags(name="demo", for_="bob"))
     assert "locked" not in (err := capsys.readouterr().err) and "401" not in err
     assert keys.load(tmp_path / "keys")

@@ -12,15 +12,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from data.config import ConfigError, load
-from trainer.config import PhaseConfig
-from trainer.recipes import changed
 
 NOT_FOR_A_PHASE = {
     "phase": "it is what the phase is called",
     "adopted": "it is told by --init",
     "model": "the shape is that of all phases: put it under `model` into a profile's file, and give that by --profile",
 }
-P = TypeVar("P", bound=PhaseConfig)
+P = TypeVar("P")  # a `PhaseConfig`, or what a phase has instead
 
 
 def with_options(phase: P, options: Mapping[str, str]) -> P:
@@ -28,21 +26,22 @@ def with_options(phase: P, options: Mapping[str, str]) -> P:
 
     Raises ConfigError for a field that no such record has, with the nearest one, and for a value that it cannot have.
     """
-    own = dict(of_phase(phase.phase, options))
+    record: Any = phase
+    own = dict(of_phase(record.phase, options))
     if not own:
         return phase
     by: dict[str, Any] = {}
     for path, text in own.items():
-        where = f"--set {phase.phase}.{path}={text}"
+        where = f"--set {record.phase}.{path}={text}"
         names, value = _typed(type(phase), path, text, where)
         inner = by
         for name in names[:-1]:
             inner = inner.setdefault(name, {})
         inner[names[-1]] = value
-    values = dataclasses.asdict(phase)
+    values = dataclasses.asdict(record)
     if isinstance(by.get("mixture"), dict):
-        by["mixture"] = {**(phase.mixture or {}), **by["mixture"]}
-    said = ", ".join(f"{phase.phase}.{path}={text}" for path, text in own.items())
+        by["mixture"] = {**(record.mixture or {}), **by["mixture"]}
+    said = ", ".join(f"{record.phase}.{path}={text}" for path, text in own.items())
     return load(type(phase), changed(values, by), f"--set {said}")
 
 
@@ -54,7 +53,7 @@ def of_phase(phase: str, options: Mapping[str, str]) -> Iterator[tuple[str, str]
             yield rest, text
 
 
-def refuse_unknown(options: Mapping[str, str], phases: Mapping[str, PhaseConfig]) -> None:
+def refuse_unknown(options: Mapping[str, str], phases: Mapping[str, Any]) -> None:
     """Raise ConfigError for options of a phase that a profile has not, with the nearest one."""
     for path in options:
         name = path.partition(".")[0]
@@ -64,7 +63,7 @@ def refuse_unknown(options: Mapping[str, str], phases: Mapping[str, PhaseConfig]
             raise ConfigError(f"--set {path}: the profile has no phase {name!r}; {hint}")
 
 
-def differences(options: Mapping[str, str], phases: Mapping[str, PhaseConfig]) -> tuple[str, ...]:
+def differences(options: Mapping[str, str], phases: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what the options change about a profile's phases, in words: `sft.optimizer.lr 0.0005 (profile: 0.001)`."""
     said = []
     for name, phase in phases.items():
@@ -140,3 +139,14 @@ def _value(kinds: tuple[Any, ...], text: str, where: str) -> Any:
     words = {bool: "true or false", int: "a whole number", float: "a number"}
     wanted = " or ".join(words[kind] for kind in kinds if kind in words) or "a value"
     raise ConfigError(f"{where}: expected {wanted}")
+
+
+def changed(values: Mapping[str, Any], by: Any) -> dict[str, Any]:
+    """Mappings are changed key by key, anything else is replaced; a mixture too, whose keys are no fields."""
+    if not isinstance(by, Mapping):
+        raise ConfigError(f"expected a mapping, got {by!r}")
+    result = dict(values)
+    for key, value in by.items():
+        inner = result.get(key)
+        result[key] = changed(inner, value) if isinstance(inner, dict) and key != "mixture" else value
+    return result

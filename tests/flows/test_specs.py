@@ -1,0 +1,100 @@
+"""What stands in files of flags: options of phases, axes of sweeps; and words that reach a job."""
+
+import pytest
+
+from data.config import ConfigError
+from flows import sweep
+from flows.specs import files, phase_words
+from flows.specs.launch import LaunchSpec
+from infra import job_environment
+from infra.errors import UsageError
+from infra.flags import as_typed, given
+from infra.settings import Settings
+from tests.world import ROOT
+from trainer.recipes import PROFILES
+from trainer.records import phase_options
+
+TINY = PROFILES["tiny"]()
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "value"),
+    [
+        ("sft.optimizer.lr", "1e-3", 0.001),
+        ("sft.optimizer.embed_lr", "null", None),
+        ("sft.optimizer.betas", "0.8,0.95", (0.8, 0.95)),
+        ("sft.schedule.kind", "cosine", "cosine"),
+        ("sft.rows", "16", 16),
+        ("sft.recompute", "true", True),
+        ("sft.mixture.identity", "0.5", 0.5),
+        ("sft.mixture.talk.jsonl", "0.5", 0.5),  # a dot belongs to the name of what is drawn
+    ],
+)
+def test_an_option_has_the_type_of_its_field(path, text, value):
+    changed = phase_options.with_options(TINY.phases["sft"], {path: text, "mid.rows": "many"})
+    found = changed
+    for name in path.split(".")[1:]:
+        if isinstance(found, dict):
+            found = found.get(path.partition("mixture.")[2])
+            break
+        found = getattr(found, name)
+    assert found == value
+    assert changed.steps == TINY.phases["sft"].steps and changed.mixture.keys() >= TINY.phases["sft"].mixture.keys()
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "said"),
+    [
+        ("sft.optimzer.lr", "1", "optimzer is no option; did you mean optimizer?"),
+        ("sft.optimizer.lrr", "1", "optimizer.lrr is no option; did you mean lr?"),
+        ("sft.optimizer", "1", "has options of its own; name one: lr, embed_lr"),
+        ("sft.steps.more", "1", "steps has no options of its own"),
+        ("sft.rows", "1.5", "expected a whole number"),
+        ("sft.rows", "3", "micro_rows 8 does not divide rows 3"),
+        ("sft.recompute", "maybe", "expected true or false"),
+        ("sft.model.hidden_size", "64", "the shape is that of all phases"),
+        ("sft.schedule.kind", "square", "schedule kind is 'square'"),
+    ],
+)
+def test_an_option_that_cannot_be_meant_is_refused_with_the_nearest_one(path, text, said):
+    with pytest.raises(ConfigError, match=r"^--set sft\.") as refused:
+        phase_options.with_options(TINY.phases["sft"], {path: text})
+    assert said in str(refused.value)
+
+
+def test_a_file_says_options_nested_or_by_their_path_and_the_line_gives_them_back():
+    nested = {"phases": {"sft": {"optimizer": {"lr": 1e-3}, "rows": 16}}, "sft.steps": 7, "spend_limit": 12.5}
+    read = files.read("f", nested, LaunchSpec)
+    spec = LaunchSpec(**{**read, "options": phase_words.read(read["options"])})
+    assert dict(spec.options) == {"sft.optimizer.lr": "0.001", "sft.rows": "16", "sft.steps": "7"}
+    words = ["--spend-limit=12.5", *(f"--set={path}={text}" for path, text in spec.options.items())]
+    assert sorted(as_typed(spec)) == sorted(words)
+    assert given(spec)["spend-limit"] == "12.5"
+    with pytest.raises(UsageError, match="unknown key 'sed'; did you mean seed"):
+        files.read("f", {"sed": 1}, LaunchSpec)
+
+
+def test_axes_of_a_sweep_are_combined_and_named_by_their_values():
+    document = {"each": {"phase": "sft", "phases": {"sft": {"rows": 16}}},
+                "axes": {"seed": [1, 2], "sft.optimizer.lr": [0.001, "3e-4"]}}  # fmt: skip
+    found = sweep.read("f", document, None)
+    assert list(found.runs) == ["seed-1-lr-0.001", "seed-1-lr-3e-4", "seed-2-lr-0.001", "seed-2-lr-3e-4"]
+    last = found.runs["seed-2-lr-3e-4"]
+    assert (last.seed, last.tag, last.phase) == (2, "seed-2-lr-3e-4", "sft")
+    assert dict(last.options) == {"sft.rows": "16", "sft.optimizer.lr": "3e-4"}
+    for wrong, said in (({"seed": 1}, "expected a list of values"), ({"sed": [1]}, "did you mean seed"),
+                        ({"seed": [1, 1]}, "two runs have this name")):  # fmt: skip
+        with pytest.raises(UsageError, match=said):
+            sweep.read("f", {"axes": wrong}, None)
+
+
+def test_what_env_gives_is_a_setting_or_the_jobs_own_and_a_secret_by_its_name(tmp_path):
+    environ = {"HOME": str(tmp_path), "MY_TOKEN": "hidden"}
+    words = ("STAGE=2", "MY_TOKEN", "WANDB_PROJECT=here")
+    found = Settings.load(ROOT, {}, words, environ)
+    assert (found.wandb_project, found.sources["wandb_project"]) == ("here", "-e")
+    assert job_environment.plain(found) == {"STAGE": "2"}
+    assert job_environment.secrets(found)["MY_TOKEN"] == "hidden"
+    assert job_environment.secrets_for(["MY_TOKEN", "GONE"], Settings.load(ROOT, {}, (), environ), environ) == {
+        "MY_TOKEN": "hidden"
+    }
