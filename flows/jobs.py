@@ -49,6 +49,11 @@ class JobWork:
     """Of the run, where one was typed."""
     made: str = ""
 
+    @property
+    def stem(self) -> str:
+        """What the run is called, in front of a number."""
+        return self.file.name.lower()
+
     def plan(
         self, settings: Settings, request: Request, vendor: Provider, limits: Limits, rate: float | None = None
     ) -> Plan:
@@ -169,7 +174,7 @@ def understand(
     limits = limits_for(settings, vendor.is_rented, spec, tell)
     asked_for = () if settings.sources["provider"].startswith("default") else tuple(one.name for one in candidates)
     spec = replace(spec, nodes=nodes)
-    asked = same_request.asking(spec, requests[0], limits, vendors=asked_for)
+    asked = same_request.asking(spec, requests[0], limits, vendors=asked_for, env={})
     limits = replace(limits, spend_micro_usd=limits.spend_micro_usd and limits.spend_micro_usd // nodes)
     tasks = tuple(replace(one, num_nodes=nodes) for one in file.tasks)
     work = JobWork(file=replace(file, tasks=tasks), envs=envs, secrets=secrets,

@@ -38,6 +38,10 @@ class AnyWork(Protocol):
     def made(self) -> str:
         """As `Work.made`."""
 
+    @property
+    def stem(self) -> str:
+        """What the run is called, in front of a number; "" = words by chance."""
+
     def plan(
         self, settings: Settings, request: Request, vendor: Provider, limits: Limits, rate: float | None = None
     ) -> Plan:
@@ -167,7 +171,7 @@ def _begin(found: Launch, journal: Journal, settings: Settings, tell: Say) -> Op
     if before and not name and last_verdict(before, settings).get("state") != "succeeded":
         name = before.run
         tell(f"resuming {name}")
-    name = name or run_name(taken)
+    name = name or run_name(taken, found.meant.work.stem)
     plan = replace(found.plan, request=replace(found.plan.request, run=name))
     run_leases.refuse_beside_older(plan, journal.ops(live=True))
     run_leases.hold_for(plan, name, journal.installation)

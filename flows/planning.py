@@ -42,6 +42,8 @@ class Work:
     """Artifacts that were made elsewhere, by the name of what needs them."""
     made: str = ""
     """"keep" or "remake" what other code made; "" = somebody is to be asked."""
+    stem: str = ""
+    """What the run is called, in front of a number; "" = words by chance."""
 
     @staticmethod
     def of(spec: WorkSpec, settings: Settings) -> "Work":

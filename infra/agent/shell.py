@@ -86,8 +86,11 @@ def prepare(root: Path, script: Script) -> Tuple[Dict[str, str], Path]:
     for sent, file, wanted in script.mounts:
         path = Path(home, wanted[2:]) if wanted.startswith("~/") else folder / wanted
         _link(path, root / sent / file if file else root / sent)
+    environ["PYTHONPATH"] = str(root / "code" / "sdk")
     environ.update(_of_task(script, environ))
     environ.update(script.envs)
+    if "PYTHONPATH" in script.envs:
+        environ["PYTHONPATH"] = os.pathsep.join([script.envs["PYTHONPATH"], str(root / "code" / "sdk")])
     return environ, folder
 
 
