@@ -1,10 +1,10 @@
 """A step that is somebody's own shell text: `setup` or `run` of a job file, or what `--cmd` says.
 
-In: `--config FILE` holding the fields of `Script`; the folders that were sent beside the code, and the environment that
-the agent gives to every step. Out: the exit code of bash: 75, by which a step asks to be begun again, where the job file
-says that its failure is worth another try. The text runs in the folder of the job's own files, in a process group of its
-own, which gets the SIGTERM that this process gets and is waited for as a whole: a program that saves its work when it is
-told to leave can do so, although bash itself leaves at once.
+In: `--config FILE` holding the fields of `Script`; the folders that were sent beside the code, and the environment
+that the agent gives to every step. Out: the exit code of bash; 75, by which a step asks to be begun again, where the
+job file says that its failure is worth another try. The text runs in the folder of the job's own files, in a process
+group of its own, which gets the SIGTERM that this process gets and is waited for as a whole: a program that saves its
+work when it is told to leave can do so, although bash itself leaves at once.
 
 Standard library only, and a grammar that Python 3.9 reads: this runs on any machine.
 """
@@ -113,7 +113,9 @@ def _python(folder: Path, environ: Dict[str, str]) -> Dict[str, str]:
     if not (folder / "whole").exists():
         shutil.rmtree(folder, ignore_errors=True)
         words = [sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", str(folder)]
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         if done.returncode:
             raise SystemExit(f"{sys.executable} cannot make a virtual environment: {done.stdout.strip()}")
         asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
@@ -180,7 +182,8 @@ def _verdict(code: int, script: Script, counted: Path) -> int:
         counted.write_text(str(tried + 1), encoding="utf-8")
         print(f"exit code {code}: restart {tried + 1} of {script.restarts} (max_restarts_on_errors)", flush=True)
         return RESUME_ME
-    counted.unlink() if counted.exists() else None
+    with contextlib.suppress(FileNotFoundError):  # whoever resumes it means it
+        counted.unlink()
     return code
 
 

@@ -138,7 +138,9 @@ def _task(path: Path, document: Document) -> Task:
             if not VARIABLE.fullmatch(one):
                 raise fail(f"{section}: {one!r} is no name of a variable", section, one)
             if one.startswith(RESERVED):
-                raise fail(f"{section}: {one}: Slipway sets the variables that begin with {one.split('_')[0]}_", section, one)
+                raise fail(
+                    f"{section}: {one}: Slipway sets the variables that begin with {one.split('_')[0]}_", section, one
+                )
             if "\0" in (names[one] or ""):
                 raise fail(f"{section}: {one} holds a NUL character", section, one)
     twice = sorted(set(envs) & set(secrets))
@@ -159,6 +161,11 @@ def _convert(path: Path, document: Document) -> TaskFile:
     if not isinstance(document.said, dict):
         raise UsageError(f"{path}: line {document.line()}: expected lines of the form `key: value`, such as `run: ...`")
     _check_keys(path, document, document.said, TaskFile, ())
+    for section in ("envs", "secrets"):
+        names = document.said.get(section)
+        if isinstance(names, dict) and any(isinstance(one, bool) for one in names):
+            where = f"{path}: line {document.line(section)}"
+            raise UsageError(f"{where}: {section}: yes, no, on and off are no names unless they are quoted")
     try:
         return msgspec.convert(document.said, TaskFile)
     except msgspec.ValidationError as error:
@@ -182,6 +189,7 @@ def _check_keys(path: Path, document: Document, body: Any, kind: type, at: stric
         record = schema.inner(hints[key])
         if record is None:
             continue
+        parts: list[tuple[str | int | None, Any]]
         if isinstance(value, list):
             parts = [(number, one) for number, one in enumerate(value)]
         elif isinstance(value, dict) and schema.is_mapping_of_records(hints[key]):
@@ -234,7 +242,9 @@ def _mounts(path: Path, said: TaskFile, fail: Any, document: Document) -> tuple[
         if isinstance(storage.source, list):
             raise fail("source: several folders cannot lie at one path; give each a path of its own", *at, "source")
         if storage.source is None and not storage.name:
-            empty = "name is empty: write the name of your bucket" if "name" in _said(document, at) else "it has neither"
+            empty = (
+                "name is empty: write the name of your bucket" if "name" in _said(document, at) else "it has neither"
+            )
             raise fail(f"{wanted}: {empty}{'' if 'name' in _said(document, at) else ' name nor source'}", *at, "name")
         source = storage.source or ""
         if source and "://" not in source:
@@ -259,7 +269,10 @@ def _said(document: Document, place: strict_yaml.Place) -> Mapping[str, Any]:
 def _values(document: Document, section: str) -> dict[str, str | None]:
     """The variables of a section, each as it was written."""
     said = document.said.get(section) or {}
-    return {str(name): None if value is None else document.texts.get((section, name), str(value)) for name, value in said.items()}
+    return {
+        str(name): None if value is None else document.texts.get((section, name), str(value))
+        for name, value in said.items()
+    }
 
 
 def _path(file: Path, text: str) -> Path:

@@ -7,6 +7,7 @@ satisfied, and in words what has no effect where it is to run: nothing is left o
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from infra.errors import UsageError
 from infra.jobs.job_file import Task, near
@@ -57,22 +58,17 @@ def wishes(task: Task, typed: MachineSpec, provider: str, is_rented: bool, where
     found: list[Wish] = []
     for one in _alternatives(task.resources):
         cloud, region, zone, pool = _place(one, where, task)
-        if cloud and cloud not in OURS:
-            if not provider:
-                notes.append(f"infra: {cloud} is a cloud of SkyPilot's, where Slipway rents nothing; it is left out")
-                continue
-            cloud = ""
+        if cloud and cloud not in OURS and not provider:
+            notes.append(f"infra: {cloud} is a cloud of SkyPilot's, where Slipway rents nothing; it is left out")
+            continue
         if cloud and provider and cloud != provider:
             notes.append(f"infra: {cloud} has no effect, since --provider {provider} was typed")
             cloud, region, zone, pool = "", "", "", ""
         if zone:
             notes.append(f"zone {zone} has no effect: no vendor here has zones")
         for gpu, num_gpus in _accelerators(one, where, task):
-            machine = replace(
-                typed,
-                **{name: value for name, value in _flags(one, gpu, num_gpus, region, where, task).items()
-                   if not getattr(typed, name)},
-            )  # fmt: skip
+            asked = _flags(one, gpu, num_gpus, region, where, task)
+            machine = replace(typed, **{name: value for name, value in asked.items() if not getattr(typed, name)})
             if typed.gpu:
                 machine = replace(machine, gpu=typed.gpu, num_gpus=typed.num_gpus)
             if machine.gpu.lower() == NO_GPU:
@@ -132,14 +128,14 @@ def _accelerators(said: Resources, where: str, task: Task) -> list[tuple[str, in
         return [("", 0)]
     line = f"{where}: line {task.document.line('resources', 'accelerators')}"
     if isinstance(asked, dict):
-        pairs = [(kind, 1.0 if number is None else number) for kind, number in asked.items()]
+        pairs = [(kind, 1.0 if amount is None else amount) for kind, amount in asked.items()]
     else:
         pairs = []
         for word in asked if isinstance(asked, list) else [asked]:
-            kind, colon, number = word.partition(":")
-            if colon and not re.fullmatch(r"-?[0-9]{1,9}(\.[0-9]{1,9})?", number.strip()):
+            kind, colon, text = word.partition(":")
+            if colon and not re.fullmatch(r"-?[0-9]{1,9}(\.[0-9]{1,9})?", text.strip()):
                 raise UsageError(f"{line}: accelerators: {word!r}; expected a kind and a number, such as H100:8")
-            pairs.append((kind, float(number) if colon else 1.0))
+            pairs.append((kind, float(text) if colon else 1.0))
     if not pairs:
         raise UsageError(f"{line}: accelerators: nothing is named; leave the line out for a machine without a GPU")
     for kind, number in pairs:
@@ -147,8 +143,9 @@ def _accelerators(said: Resources, where: str, task: Task) -> list[tuple[str, in
             raise UsageError(f"{line}: accelerators: {kind!r} is no kind of GPU")
         if kind.lower().startswith("tpu"):
             raise UsageError(f"{line}: accelerators: {kind}: no vendor of Slipway rents TPUs")
-        if number != int(number) or not 1 <= number <= MOST_GPUS:
-            why = "no vendor rents a part of a GPU" if 0 < number < 1 else f"it must be a whole number from 1 to {MOST_GPUS}"
+        if not 1 <= number <= MOST_GPUS or number != int(number):
+            why = f"it must be a whole number from 1 to {MOST_GPUS}"
+            why = "no vendor rents a part of a GPU" if 0 < number < 1 else why
             raise UsageError(f"{line}: accelerators: {kind}:{number:g}: {why}")
     if isinstance(asked, list):
         return [(kind.strip(), int(number)) for kind, number in pairs]
@@ -158,10 +155,10 @@ def _accelerators(said: Resources, where: str, task: Task) -> list[tuple[str, in
     return [(",".join(kinds), number) for number, kinds in by_number.items()]
 
 
-def _flags(said: Resources, gpu: str, num_gpus: int, region: str, where: str, task: Task) -> dict[str, str | int | bool]:
+def _flags(said: Resources, gpu: str, num_gpus: int, region: str, where: str, task: Task) -> dict[str, Any]:
     """By field of `MachineSpec`; what is not said is left out."""
     line = task.document.line
-    found: dict[str, str | int | bool] = {"gpu": gpu, "num_gpus": num_gpus, "region": region}
+    found: dict[str, Any] = {"gpu": gpu, "num_gpus": num_gpus, "region": region}
     cpus = 0
     if said.cpus is not None:
         cpus = _amount(said.cpus, f"{where}: line {line('resources', 'cpus')}: cpus")
@@ -210,7 +207,9 @@ def _without_effect(task: Task, is_rented: bool, provider: str) -> list[str]:
         own = [key for key in RENTED_ONLY if says(key)]
         if own:
             found.append(f"{', '.join(own)}: no effect on a machine of your own ({provider})")
-    elif any(re.fullmatch(r"[0-9.]+", str(getattr(one, key) or "")) for one in alternatives for key in ("cpus", "memory")):
+    elif any(
+        re.fullmatch(r"[0-9.]+", str(getattr(one, key) or "")) for one in alternatives for key in ("cpus", "memory")
+    ):
         found.append("cpus and memory are taken as `at least`, with and without a +")
     return found
 

@@ -15,7 +15,8 @@ NOT_OF_THE_PLAN = ("json", "dry_run", "yes", "detach", "file", "run")  # flags t
 @dataclass(frozen=True, kw_only=True)
 class LaunchFlags(Output, Questions, JobSpec, LaunchSpec):
     file: str = flag(
-        "", "YAML: a job of your own (`run: python my.py`), or these flags (`gpu: H100`); command-line flags override it",
+        "", "YAML: a job of your own (`run: python my.py`), or these flags (`gpu: H100`); command-line flags override "
+        "the file",
         word=True,
     )  # fmt: skip
     detach: bool = flag(False, "hand over and return", group=RUN)

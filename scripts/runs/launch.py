@@ -16,10 +16,12 @@ from typing import Any
 
 from invoke import Exit
 
-from flows import follow, jobs, run_leases
+from flows import follow, run_leases
 from flows import launch as use_case
 from flows import resume as resuming
 from flows import stop as ending
+from flows.jobs import request as jobs
+from flows.jobs.work import JobWork
 from flows.planning import Work, node_commands
 from flows.pods import scale_of
 from infra.agent.job import Job
@@ -27,8 +29,8 @@ from infra.agent.limits import read_clocks
 from infra.agent.state import NODE_LOST
 from infra.errors import UsageError
 from infra.flags import given
-from infra.ledger import spend
 from infra.jobs.job_file import JobFile
+from infra.ledger import spend
 from infra.ledger.journal import Journal, Op, service_lease
 from infra.records import Plan
 from infra.runs import pods
@@ -53,10 +55,7 @@ def launch(spec: LaunchFlags) -> None:
     if file:
         spec = replace(spec, provider=jobs.provider_of(file, spec))
     settings = context.settings_of(spec)
-    if file:
-        meant = own_job(file, spec, settings)
-    else:
-        meant = use_case.understand(spec, settings, render.tell)
+    meant = own_job(file, spec, settings) if file else use_case.understand(spec, settings, render.tell)
     with open_journal(settings) as journal:
         settle(journal, settings, render.tell)
         found = use_case.prepare(meant, journal, settings, render.tell)
@@ -94,7 +93,7 @@ def launch(spec: LaunchFlags) -> None:
 def own_job(file: JobFile, spec: LaunchFlags, settings: Settings) -> use_case.Meant:
     """What a job of one's own means; its secrets are in the environment of this process then, and of its keeper."""
     meant = jobs.understand(spec, file, jobs.secrets_of(spec.secret, os.environ), settings, render.tell)
-    assert isinstance(meant.work, jobs.JobWork)
+    assert isinstance(meant.work, JobWork)
     os.environ.update(meant.work.secrets)
     return meant
 

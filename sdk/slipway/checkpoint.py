@@ -9,9 +9,10 @@
     saver.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, step)
 
 A checkpoint is a folder `step-000000500/` with `MANIFEST.json`, the size and sha256 of each file, written last: it is
-whole or it is not seen. A damaged one is passed over for the one before. On a pod they lie in `$SLIPWAY_WORK/checkpoints`,
-from where Slipway carries them to the store, and brings them back on another machine; elsewhere in `checkpoints/`.
-Only rank 0 of several processes saves; all of them load. Nothing but Python is needed; PyTorch, where it is imported.
+whole or it is not seen. A damaged one is passed over for the one before. On a pod they lie in
+`$SLIPWAY_WORK/checkpoints`, from where Slipway carries them to the store and brings them back on another machine;
+elsewhere in `checkpoints/`.
+Of several processes rank 0 saves; all of them load. Nothing but Python is needed; PyTorch, where it is imported.
 """
 
 import contextlib
@@ -56,7 +57,11 @@ class Saver:
 
     def steps(self) -> List[int]:
         """Return the steps of which there is a checkpoint with a manifest, oldest first; not verified."""
-        return sorted(int(path.parent.name[5:]) for path in self.folder.glob(f"step-*/{MANIFEST}") if STEP.fullmatch(path.parent.name))
+        return sorted(
+            int(path.parent.name[5:])
+            for path in self.folder.glob(f"step-*/{MANIFEST}")
+            if STEP.fullmatch(path.parent.name)
+        )
 
     def save(self, state: Any, step: int, metrics: Optional[Mapping[str, float]] = None, model_type: str = "") -> bool:
         """Save `state` as the checkpoint of `step`: tensors and plain values with PyTorch, else what JSON can hold.
@@ -71,7 +76,9 @@ class Saver:
                         _write(folder, state)
                 return True
             except OSError as error:
-                log.error("checkpoint of step %d was not saved (%s)%s", step, error, "; once more" if tries < TRIES else "")
+                log.error(
+                    "checkpoint of step %d was not saved (%s)%s", step, error, "; once more" if tries < TRIES else ""
+                )
         return False
 
     @contextlib.contextmanager
@@ -102,7 +109,7 @@ class Saver:
         return self.load(lambda folder, step: (_read(folder), step))
 
     def load(self, read: Callable[[Path, int], T]) -> Optional[T]:
-        """Return what `read` makes of the newest checkpoint that is whole and that it can read: of its folder and step."""
+        """Return what `read` makes of the folder and the step of the newest checkpoint that is whole."""
         steps = self.steps()
         for step in reversed(steps):
             folder = self.folder / f"step-{step:09d}"
@@ -116,7 +123,9 @@ class Saver:
             return found
         if steps:
             log.error("Failed to load any checkpoint")
-            raise CheckpointError(f"none of the checkpoints in {self.folder} can be loaded: steps {steps}; remove the folder to begin again")
+            raise CheckpointError(
+                f"none of the checkpoints in {self.folder} can be loaded (steps {steps}); remove it to begin again"
+            )
         log.warning("No checkpoints found in %s", self.folder)
         return None
 
@@ -124,7 +133,10 @@ class Saver:
         paths = sorted(path for path in draft.rglob("*") if path.is_file())
         if not paths:
             raise ValueError(f"nothing was written into the checkpoint of step {step}")
-        files = [{"path": path.relative_to(draft).as_posix(), "size": path.stat().st_size, "sha256": _sha256(path)} for path in paths]
+        files = [
+            {"path": path.relative_to(draft).as_posix(), "size": path.stat().st_size, "sha256": _sha256(path)}
+            for path in paths
+        ]
         about: Dict[str, Any] = {"phase": self.prefix, "step": step, "files": files,
                                  "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                                  "metrics": {name: float(value) for name, value in metrics.items()}}  # fmt: skip
@@ -216,7 +228,9 @@ def _write(folder: Path, state: Any) -> None:
     try:
         (folder / "state.json").write_text(json.dumps(state), encoding="utf-8")
     except (TypeError, ValueError) as error:
-        raise ValueError(f"the state cannot be saved as JSON ({error}); import torch, or write files with draft()") from None
+        raise ValueError(
+            f"the state cannot be saved as JSON ({error}); import torch, or write files with draft()"
+        ) from None
 
 
 def _read(folder: Path) -> Any:

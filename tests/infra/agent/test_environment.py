@@ -270,7 +270,7 @@ def test_the_cache_lies_where_it_is_told_to():
 
 def test_every_requirement_is_pinned_by_name_and_version_only():
     pyproject = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
-    for name in ("control", "train", "serve", "serve-cpu", "serve-cuda", "serve-router", "skypilot", "dev"):
+    for name in ("control", "train", "store", "serve", "serve-cpu", "serve-cuda", "serve-router", "skypilot", "dev"):
         pins = (REPOSITORY / "constraints" / f"{name}.txt").read_text(encoding="utf-8")
         lines = [line for line in pins.splitlines() if not line.startswith("#")]
         assert all(re.fullmatch(r"[a-z0-9.-]+==[0-9][0-9a-z.]*( ; .+)?", line) for line in lines)

@@ -6,97 +6,30 @@ In: the path of a job file, or `--cmd`. Out: requests, limits, and `JobWork`, wh
 """
 
 import os
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
-from flows import launch, planning, same_request
+from flows import launch, same_request
+from flows.jobs.work import JobWork
 from flows.specs.launch import LaunchSpec
 from flows.specs.work import WorkSpec
 from infra import job_environment
-from infra.agent.job import Job, Limits
 from infra.checkout import ROOT
 from infra.errors import UsageError
 from infra.flags import flags_of
-from infra.jobs import job_file, machines, steps
+from infra.jobs import job_file, machines
 from infra.jobs.job_file import JobFile
 from infra.market import gpus
 from infra.names import check_name
 from infra.providers import Provider, registry
-from infra.records import Plan, Request
 from infra.runs.timing import Say
 from infra.selection.machine_spec import MachineSpec
 from infra.selection.preflight import limits_for
 from infra.selection.request import request_for
 from infra.settings import MARKET, Settings, is_secret, read_dotenv
-from infra.units import count
 
 NOT_SECRETS = ("PATH", "HOME", "USER", "SHELL", "PWD", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobWork:
-    """What a job of one's own does, with all that it is given."""
-
-    file: JobFile
-    envs: tuple[Mapping[str, str], ...]
-    """Of each task: those that anybody may read."""
-    secrets: Mapping[str, str] = field(repr=False)
-    """The others, of all tasks."""
-    notes: tuple[str, ...] = ()
-    name: str = ""
-    """Of the run, where one was typed."""
-    made: str = ""
-
-    @property
-    def stem(self) -> str:
-        """What the run is called, in front of a number."""
-        return self.file.name.lower()
-
-    def plan(
-        self, settings: Settings, request: Request, vendor: Provider, limits: Limits, rate: float | None = None
-    ) -> Plan:
-        """Return the job and what goes along with it. Raises UsageError."""
-        is_own = not vendor.is_rented or bool(settings.rehearsal)
-        layout = steps.lay_out(self.file, is_own)
-        ours = job_environment.secrets(settings)
-        stores = planning.places(settings)
-        withheld = sorted({*ours, *stores} - {*self.secrets, *(name for envs in self.envs for name in envs)})
-        own = steps.steps_of(self.file, layout, self.envs, withheld, is_own, f"{time.time_ns():x}")
-        torch, environments = planning.environments_of(settings, request, vendor)
-        job = Job(
-            run=request.run, token="", steps=own, limits=limits, torch=torch, environments=environments, environ=stores,
-            secrets=tuple(sorted({*ours, *self.secrets})), num_gpus=0 if settings.rehearsal else request.num_gpus,
-            clock_scale=settings.clock_scale if settings.rehearsal else 1.0,
-        )  # fmt: skip
-        about = [[one.setup, one.run, str(one.workdir), one.num_nodes, [str(each) for each in one.mounts]]
-                 for one in self.file.tasks]  # fmt: skip
-        target = steps.digest([self.name, self.file.name, about, self.envs, sorted(self.secrets)])
-        return Plan(
-            target=target, store=settings.store, artifacts=(), job=job, request=request, carried=layout.carried,
-            notes=(*self._shown(is_own, vendor), *self.notes),
-        )  # fmt: skip
-
-    def _shown(self, is_own: bool, vendor: Provider) -> list[str]:
-        """What will be done, in words."""
-        found = []
-        for task, envs in zip(self.file.tasks, self.envs, strict=True):
-            parts = [f"{name}, {count(len(text.strip().splitlines()), 'line')}"
-                     for name, text in (("setup once per pod", task.setup), ("run", task.run)) if text.strip()]  # fmt: skip
-            nodes = f" on {count(task.num_nodes, 'node')}" if task.num_nodes > 1 else ""
-            found.append(f"{task.name or self.file.name or self.file.where}{nodes}: {'; '.join(parts)}")
-            if task.workdir:
-                found.append(f"workdir {task.workdir} is sent along: what git keeps of it, without secrets")
-            if envs:
-                found.append(f"envs: {', '.join(f'{name}={value}' for name, value in envs.items())}")
-        if self.secrets:
-            found.append(f"secrets: {', '.join(sorted(self.secrets))} (their values go to the pod by a private file)")
-        if is_own:
-            found.append("its home, and what pip installs, are in the pod's folder")
-        else:
-            found.append("files that it leaves on the pod are lost with it, but for checkpoints of slipway.checkpoint")
-        return found
 
 
 def load(spec: LaunchSpec, path: str, cmd: str, workdir: str) -> JobFile | None:
@@ -193,7 +126,8 @@ def values_of(
     """
     ours = job_environment.secrets(settings)
     written = read_dotenv(ROOT / ".env")
-    envs, secrets = [], {}
+    envs: list[Mapping[str, str]] = []
+    secrets: dict[str, str] = {}
     for task in file.tasks:
         plain: dict[str, str] = {}
         for section, names in (("envs", task.envs), ("secrets", task.secrets)):
@@ -282,4 +216,3 @@ def secrets_of(words: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, 
             raise UsageError(f"--secret {name}: it is not set in the shell; write --secret {name}=VALUE")
         found[name] = value if equals else environ[name]
     return found
-
