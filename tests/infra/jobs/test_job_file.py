@@ -59,7 +59,7 @@ BAD = {
     "runn: x\nrun: y": "line 1: unknown key 'runn'; did you mean run?",
     "run: x\ngpu: H100": "line 2: unknown key 'gpu'; a job file says it as resources.accelerators",
     "run: x\nresources:\n  acelerators: H100": "line 3: unknown key 'resources.acelerators'; did you mean acc",
-    "run: x\nresources:\n  any_of:\n    - {cpu: 1}": "line 4: unknown key 'resources.any_of.0.cpu'; did you mean cpus?",
+    "run: x\nresources:\n  any_of:\n    - {cpu: 1}": "unknown key 'resources.any_of.0.cpu'; did you mean cpus?",
     "run: x\nnum_nodes: two": "line 2: num_nodes: Expected `int`, got `str`",
     "run: x\nnum_nodes: -2": "line 2: num_nodes is -2",
     "run: x\nenvs:\n  A=B: 1": "line 3: envs: 'A=B' is no name of a variable",
@@ -116,7 +116,8 @@ def test_accelerators_are_a_kind_a_set_or_an_order(tmp_path):
 
 def test_resources_become_the_flags_that_ask_for_the_same(tmp_path):
     text = ("{infra: runpod/US-KS-2, cpus: 4+, memory: 4x, disk_size: 1TB, use_spot: true, max_hourly_cost: 2.5, "
-            "network_tier: best, any_of: [{accelerators: A100:1}, {accelerators: H100:1, use_spot: false}]}")  # fmt: skip
+            "network_tier: best, any_of: [{accelerators: A100:1}, "
+        "{accelerators: H100:1, use_spot: false}]}")  # fmt: skip
     first, second = wanted(tmp_path, text).wishes
     assert first == machines.Wish(
         provider="runpod",
